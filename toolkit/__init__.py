@@ -1,0 +1,32 @@
+"""Read, run, measure and move with a slider the ideas that make large models fast.
+
+Rooms, each imported on first use so that `import toolkit` costs `import jax` and nothing more:
+
+* `toolkit.attention`: token mixers as pure functions of arrays
+* `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
+* `toolkit.parallel`: meshes and layouts
+* `toolkit.looped`: looped language models (flax nnx)
+* `toolkit.training`: text data, train step, loop, checkpoints, metrics
+* `toolkit.lab`: figures, panels, reports
+* `toolkit.bench`: contenders side by side
+"""
+
+import importlib
+from typing import Any
+
+import jax as _jax  # noqa: F401  (the one cost of `import toolkit`, paid openly)
+
+__version__ = "0.1.0"
+
+_ROOMS = ("attention", "bench", "lab", "looped", "measure", "parallel", "training")
+__all__ = ["__version__", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"toolkit.{name}")
+    raise AttributeError(f"module 'toolkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
