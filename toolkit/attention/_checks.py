@@ -1,0 +1,104 @@
+"""Argument checks shared by the token mixers: small functions that compose, each with a readable error.
+
+Shapes and dtypes are known while JAX traces, so those checks always run, before compilation. Values are
+known only for concrete arrays, so checks of values are skipped under `jax.jit`, `jax.grad` and `jax.vmap`.
+"""
+
+from collections.abc import Collection, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def check_rank(name: str, array: Array, axis_names: str) -> None:
+    """Refuse an `array` whose rank differs from the number of names in `axis_names` ("batch time")."""
+    wanted = axis_names.split()
+    if array.ndim != len(wanted):
+        raise ValueError(
+            f"{name} must have {len(wanted)} axes [{', '.join(wanted)}]; "
+            f"got shape {tuple(array.shape)}."
+        )
+
+
+def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:
+    """Refuse an `array` whose shape is not exactly `wanted`; `axis_names` names the axes."""
+    check_rank(name, array, axis_names)
+    if tuple(array.shape) != tuple(wanted):
+        raise ValueError(
+            f"{name} [{', '.join(axis_names.split())}] must have shape {tuple(wanted)}; "
+            f"got {tuple(array.shape)}."
+        )
+
+
+def check_floating(name: str, array: Array) -> None:
+    """Refuse an `array` that is not real floating point."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating point; got {array.dtype}.")
+
+
+def check_same_dtype(**arrays: Array) -> None:
+    """Refuse floating-point arrays of different dtypes: promotion is the caller's decision."""
+    for name, array in arrays.items():
+        check_floating(name, array)
+    if len({array.dtype for array in arrays.values()}) > 1:
+        found = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
+        raise TypeError(f"{', '.join(arrays)} must share one dtype; got {found}.")
+
+
+def check_multiple(name: str, size: int, base_name: str, base: int) -> None:
+    """Refuse a `size` that is not a whole multiple of `base` (grouped heads)."""
+    if base < 1 or size % base:
+        raise ValueError(f"{name} must be a multiple of {base_name}; got {size} and {base}.")
+
+
+def check_heads(q: Array, k: Array, v: Array) -> None:
+    """Check `q, k, v` [batch, time, heads, size] of grouped-query attention against each other.
+
+    Args:
+        q: [batch, time, heads, key].
+        k: [batch, time, key_value_heads, key].
+        v: [batch, time, key_value_heads, value].
+
+    Raises:
+        ValueError: a wrong rank or sizes that do not fit together.
+        TypeError: not floating point, or different dtypes.
+    """
+    check_rank("q", q, "batch time heads key")
+    check_rank("k", k, "batch time key_value_heads key")
+    check_rank("v", v, "batch time key_value_heads value")
+    batch, time, heads, key_size = q.shape
+    key_value_heads = k.shape[2]
+    check_shape("k", k, (batch, time, key_value_heads, key_size), "batch time key_value_heads key")
+    check_shape(
+        "v", v, (batch, time, key_value_heads, v.shape[3]), "batch time key_value_heads value"
+    )
+    check_multiple("the heads of q", heads, "the heads of k and v", key_value_heads)
+    check_same_dtype(q=q, k=k, v=v)
+
+
+def check_segment_ids(segment_ids: Array | None, batch: int, time: int) -> None:
+    """Refuse document numbers that are not integers of shape [batch, time]; None passes."""
+    if segment_ids is None:
+        return
+    check_shape("segment_ids", segment_ids, (batch, time), "batch time")
+    if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        raise TypeError(f"segment_ids must be integers; got {segment_ids.dtype}.")
+
+
+def check_log_decay(g: Array) -> None:
+    """Refuse a positive log-decay, which would make the state grow; skipped while tracing."""
+    if isinstance(g, jax.core.Tracer) or g.size == 0:
+        return
+    largest = float(jnp.max(g))
+    if largest > 0:
+        raise ValueError(
+            f"g is a natural-log decay and must be <= 0 everywhere; its largest entry is {largest:g}."
+        )
+
+
+def check_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """Refuse a `value` that is not among `choices`."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}; got {value!r}.")
