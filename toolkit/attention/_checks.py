@@ -1,7 +1,8 @@
-"""Argument checks shared by the token mixers: small functions that compose, each with a readable error.
+"""Argument checks shared by the token mixers: small functions that compose, readable errors.
 
-Shapes and dtypes are known while JAX traces, so those checks always run, before compilation. Values are
-known only for concrete arrays, so checks of values are skipped under `jax.jit`, `jax.grad` and `jax.vmap`.
+Shapes and dtypes are known while JAX traces, so those checks always run, before compilation.
+Values are known only for concrete arrays, so checks of values are skipped under `jax.jit`,
+`jax.grad` and `jax.vmap`.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +13,7 @@ from jax import Array
 
 
 def check_rank(name: str, array: Array, axis_names: str) -> None:
-    """Refuse an `array` whose rank differs from the number of names in `axis_names` ("batch time")."""
+    """Refuse an `array` without exactly the axes in `axis_names`, such as "batch time"."""
     wanted = axis_names.split()
     if array.ndim != len(wanted):
         raise ValueError(
@@ -93,7 +94,7 @@ def check_log_decay(g: Array) -> None:
     largest = float(jnp.max(g))
     if largest > 0:
         raise ValueError(
-            f"g is a natural-log decay and must be <= 0 everywhere; its largest entry is {largest:g}."
+            f"g is a natural-log decay and must be <= 0 everywhere; its largest is {largest:g}."
         )
 
 
