@@ -1,0 +1,89 @@
+r"""Inverse of a unit lower triangular matrix, accurate for the keys that break the usual shortcuts.
+
+A delta rule on a chunk of C tokens needs T = (I + A)^-1 with A strictly lower triangular. Three
+ways are in use:
+
+* `solve_triangular`: accurate, but sequential, slow in batches, and a batch of them can hang the
+  CPU backend of jaxlib 0.10;
+* the product (I - A)(I + A^2)(I + A^4)...: fast, but it forms powers of A. For repeated keys A
+  is all ones below the diagonal, the powers reach 2^C and cancel to nothing: NaN in float32;
+* forward substitution in blocks, as here: rows one after another inside 16 x 16 blocks, then
+  blocks merged by matrix products. No powers appear, so it is as accurate as a solve.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+# Substitution is sequential in its rows; 16 keeps that short and leaves the rest to matmuls.
+BLOCK = 16
+
+
+def _substitute_rows(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """Forward substitution, x_i = e_i - sum_{j<i} a_ij x_j, for all matrices of the batch."""
+    size = a.shape[-1]
+    # The batch goes last, so every row step is one long vectorised multiply and add.
+    by_row = jnp.moveaxis(a, (-2, -1), (0, 1))
+    identity = jnp.eye(size, dtype=a.dtype).reshape((size, size) + (1,) * (a.ndim - 2))
+    rows: list[Array] = []
+    for i in range(size):
+        row = jnp.broadcast_to(identity[i], by_row.shape[1:])
+        for j, earlier in enumerate(rows):
+            row = row - by_row[i, j] * earlier
+        rows.append(row)
+    return jnp.moveaxis(jnp.stack(rows), (0, 1), (-2, -1))
+
+
+def _inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    size = a.shape[-1]
+    if size <= BLOCK or size % 2:
+        return _substitute_rows(a)
+    half = size // 2
+    matmul = lambda x, y: jnp.matmul(x, y, precision=lax.Precision.HIGHEST)  # noqa: E731
+    both = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
+    top, bottom = both[0], both[1]
+    corner = -matmul(matmul(bottom, a[..., half:, :half]), top)
+    upper = jnp.concatenate([top, jnp.zeros_like(top)], axis=-1)
+    lower = jnp.concatenate([corner, bottom], axis=-1)
+    return jnp.concatenate([upper, lower], axis=-2)
+
+
+@jax.custom_vjp
+def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    r"""Inverse of I + A for strictly lower triangular A.
+
+        T = (I + A)^-1,        dA = -strict_tril(T^T dT T^T)
+
+    The hand-written gradient costs two products and never differentiates the substitution.
+
+    Args:
+        a: [..., n, n]; only the entries below the diagonal are read.
+
+    Returns:
+        [..., n, n], unit lower triangular.
+
+    Cost:
+        About n^3 / 3 multiply-adds a matrix, 16 sequential row steps and log2(n / 16) merges.
+
+    Source:
+        Forward substitution is classical; blocks of 16 for delta rules follow Yang et al.,
+        "Parallelizing Linear Transformers with the Delta Rule over Sequence Length"
+        (arXiv:2406.06484), section 3.2.
+    """
+    return _inverse(a)
+
+
+def _forward(a):
+    inverse = _inverse(a)
+    return inverse, inverse
+
+
+def _backward(inverse, cotangent):
+    transposed = jnp.swapaxes(inverse, -1, -2)
+    product = jnp.matmul(transposed, cotangent, precision=lax.Precision.HIGHEST)
+    product = jnp.matmul(product, transposed, precision=lax.Precision.HIGHEST)
+    return (-jnp.tril(product, -1),)
+
+
+unit_lower_inverse.defvjp(_forward, _backward)
