@@ -1,0 +1,72 @@
+"""Numbers one can trust: timers, hardware, compiled programs, provenance.
+
+Timing (`timing.py`):
+
+* `time_contenders`: times callables in turns, checked first
+* `speedup`: ratio of two medians, refused without a passed check
+* `Timing`: median, spread and samples of one contender
+* `UncheckedRatioError`: what `speedup` raises when it refuses
+* `interquartile_range`: the spread that is reported
+* `format_seconds`: a duration with a fitting unit
+
+Provenance (`provenance.py`):
+
+* `Record`: one number with kind, device, versions, commit, date and command
+* `record`: makes one here and now
+* `write_records`, `read_records`: JSON, there and back unchanged
+* `environment`: what a bug report needs, and nothing private
+
+Hardware (`hardware.py`):
+
+* `hardware`: the machine under this process, as a `Hardware`
+* `Hardware`: name, cores, memory and, on request, measured rates
+* `published_peak`: a maker's figures for an accelerator, as a `Peak` (recorded)
+* `Peak`: one row of that table
+* `matmul_rate`: FLOP/s measured here
+* `memory_bandwidth`: bytes/s measured here
+* `cpu_name`, `available_cores`, `available_memory`: what this process may use
+"""
+
+from toolkit.measure.hardware import (
+    Hardware,
+    Peak,
+    available_cores,
+    available_memory,
+    cpu_name,
+    hardware,
+    matmul_rate,
+    memory_bandwidth,
+    published_peak,
+)
+from toolkit.measure.provenance import Record, environment, read_records, record, write_records
+from toolkit.measure.timing import (
+    Timing,
+    UncheckedRatioError,
+    format_seconds,
+    interquartile_range,
+    speedup,
+    time_contenders,
+)
+
+__all__ = [
+    "Hardware",
+    "Peak",
+    "Record",
+    "Timing",
+    "UncheckedRatioError",
+    "available_cores",
+    "available_memory",
+    "cpu_name",
+    "environment",
+    "format_seconds",
+    "hardware",
+    "interquartile_range",
+    "matmul_rate",
+    "memory_bandwidth",
+    "published_peak",
+    "read_records",
+    "record",
+    "speedup",
+    "time_contenders",
+    "write_records",
+]

@@ -1,0 +1,281 @@
+"""What this machine is, what its maker claims for it, and what it does when measured.
+
+Published peaks are labelled *recorded* and carry their source. `matmul_rate` and
+`memory_bandwidth` are *measured here*; their quotient is where this machine's roofline bends.
+"""
+
+import functools
+import math
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import psutil
+
+from toolkit.measure.timing import time_contenders
+
+_CGROUP = Path("/sys/fs/cgroup")
+# Larger than any last-level cache in use, small enough for a laptop.
+_CPU_BANDWIDTH_BYTES = 1 << 27
+_ACCELERATOR_BANDWIDTH_BYTES = 1 << 31
+_BANDWIDTH_PASSES = 8
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Published peak of an accelerator (kind: recorded).
+
+    Attributes:
+        name: the product.
+        flops_per_second: dense bfloat16 matrix products.
+        bytes_per_second: of the device's main memory.
+        memory_bytes: its size.
+        source: where the figures are published.
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    memory_bytes: float
+    source: str
+
+
+_BOOK = "Austin et al., How to Scale Your Model, 2025, table of TPU specs"
+# Keys are what jax calls the device (`device_kind`), in lower case; the longest match wins.
+PEAKS: dict[str, Peak] = {
+    "a100": Peak("A100 80GB SXM", 3.12e14, 2.039e12, 80e9, "NVIDIA A100 datasheet, 2021"),
+    "h100": Peak("H100 SXM", 9.89e14, 3.35e12, 80e9, "NVIDIA H100 datasheet, 2023, dense"),
+    "h200": Peak("H200 SXM", 9.89e14, 4.8e12, 141e9, "NVIDIA H200 datasheet, 2024, dense"),
+    "tpu v5 lite": Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK),
+    "tpu v5e": Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK),
+    "tpu v5": Peak("TPU v5p", 4.59e14, 2.8e12, 96e9, _BOOK),
+    "tpu v6 lite": Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK),
+    "tpu v6e": Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK),
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine under this process.
+
+    Attributes:
+        name: the accelerator's name, or the processor's where there is none.
+        platform: "cpu", "gpu" or "tpu".
+        device_count: jax devices (simulated ones counted).
+        cores: physical cores this process may use.
+        memory_bytes: main memory this process may use.
+        peak: published peak (recorded), or None.
+        matmul_flops_per_second: measured here, or None when not asked for.
+        memory_bytes_per_second: measured here, or None when not asked for.
+    """
+
+    name: str
+    platform: str
+    device_count: int
+    cores: int
+    memory_bytes: int
+    peak: Peak | None
+    matmul_flops_per_second: float | None = None
+    memory_bytes_per_second: float | None = None
+
+
+def hardware(*, measure: bool = False) -> Hardware:
+    """Describes the machine; on request also measures it.
+
+    Args:
+        measure: whether to measure the matmul rate and the memory bandwidth (a second or two).
+
+    Returns:
+        A `Hardware`.
+
+    Cost:
+        A few small files; with `measure`, the cost of `matmul_rate` and `memory_bandwidth`.
+    """
+    device = jax.devices()[0]
+    found = Hardware(
+        name=cpu_name() if device.platform == "cpu" else device.device_kind,
+        platform=device.platform,
+        device_count=len(jax.devices()),
+        cores=available_cores(),
+        memory_bytes=available_memory(),
+        peak=published_peak(device.device_kind),
+    )
+    if not measure:
+        return found
+    return replace(
+        found,
+        matmul_flops_per_second=matmul_rate(),
+        memory_bytes_per_second=memory_bandwidth(),
+    )
+
+
+def published_peak(device_kind: str) -> Peak | None:
+    """Looks a device up in the table of published peaks (kind: recorded).
+
+    Args:
+        device_kind: what jax calls it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
+
+    Returns:
+        The `Peak`, or None for a device that is not in the table.
+
+    Source:
+        The `source` field of each row.
+    """
+    matches = [key for key in PEAKS if key in device_kind.lower()]
+    return PEAKS[max(matches, key=len)] if matches else None
+
+
+def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> float:
+    """FLOP/s of a square matrix product on the default device, measured here: 2 n^3 / seconds.
+
+    Args:
+        size: n; None takes 1024 on a CPU and 8192 elsewhere.
+        dtype: None takes float32 on a CPU and bfloat16 elsewhere.
+
+    Returns:
+        Floating point operations per second, from the median of seven samples.
+
+    Raises:
+        ValueError: size < 1.
+
+    Cost:
+        2 n^3 FLOPs a call; about half a second.
+    """
+    on_cpu = jax.devices()[0].platform == "cpu"
+    size = (1024 if on_cpu else 8192) if size is None else size
+    if size < 1:
+        raise ValueError(f"size={size}: want at least 1")
+    dtype = (jnp.float32 if on_cpu else jnp.bfloat16) if dtype is None else dtype
+    left = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul)
+    timing = time_contenders({"matmul": lambda: product(left, left)})["matmul"]
+    return 2.0 * size**3 / timing.median
+
+
+def memory_bandwidth(array_bytes: int | None = None) -> float:
+    """Bytes/s between the default device and its memory, measured here.
+
+    Eight passes of x <- a x + b over one array inside one program: every pass reads and writes
+    each byte once, in place, so no page is touched for the first time while the clock runs.
+
+    Args:
+        array_bytes: size of the array; it must exceed the last-level cache. None takes 128 MiB on
+            a CPU and 2 GiB elsewhere.
+
+    Returns:
+        Bytes read plus bytes written per second, from the median of seven samples.
+
+    Raises:
+        ValueError: array_bytes below 4.
+
+    Cost:
+        16 times array_bytes of memory traffic a call; twice array_bytes of memory.
+
+    Source:
+        McCalpin, "Memory bandwidth and machine balance", 1995 (STREAM, the scale kernel).
+    """
+    on_cpu = jax.devices()[0].platform == "cpu"
+    if array_bytes is None:
+        array_bytes = _CPU_BANDWIDTH_BYTES if on_cpu else _ACCELERATOR_BANDWIDTH_BYTES
+    if array_bytes < 4:
+        raise ValueError(f"array_bytes={array_bytes}: want at least 4")
+    count = array_bytes // 4
+
+    def passes(values):
+        return jax.lax.fori_loop(0, _BANDWIDTH_PASSES, lambda _, x: 0.5 * x + 1.0, values)
+
+    program = jax.jit(passes, donate_argnums=0)
+    held = [jnp.zeros(count, jnp.float32)]
+
+    def call():
+        held[0] = program(held[0])
+        return held[0]
+
+    timing = time_contenders({"passes": call})["passes"]
+    return 2.0 * 4.0 * count * _BANDWIDTH_PASSES / timing.median
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's model name.
+
+    Returns:
+        Such as "AMD EPYC 9654"; the architecture where the system does not tell more.
+
+    Cost:
+        One small file, once.
+    """
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    if platform.system() == "Darwin":
+        words = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        answer = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        if answer:
+            return answer
+    return platform.machine()
+
+
+def available_cores() -> int:
+    """Physical cores this process may use: affinity and container quota respected.
+
+    Returns:
+        At least 1. Two hyper-threads of one core count once.
+
+    Cost:
+        A few small files.
+    """
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        physical = min(physical, len({_core_of(cpu) for cpu in os.sched_getaffinity(0)}))
+    quota, _, period = _cgroup_value("cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        physical = min(physical, math.ceil(int(quota) / int(period)))
+    return max(1, physical)
+
+
+def available_memory() -> int:
+    """Main memory this process may use, in bytes: the container's limit respected.
+
+    Returns:
+        The smaller of the machine's memory and the limit of the control group (v2 or v1).
+
+    Cost:
+        A few small files.
+    """
+    total = psutil.virtual_memory().total
+    limits = [_cgroup_value("memory.max"), _cgroup_value("memory/memory.limit_in_bytes")]
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _core_of(cpu: int) -> tuple[str, str]:
+    """Names the physical core behind a logical one (itself where the system does not tell)."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        package = (topology / "physical_package_id").read_text().strip()
+        return package, (topology / "core_id").read_text().strip()
+    except OSError:
+        return "logical", str(cpu)
+
+
+def _cgroup_value(name: str) -> str:
+    """First line of a control-group file: this process's own group first, then the root."""
+    own = Path("/proc/self/cgroup")
+    groups = [_CGROUP]
+    if own.exists():
+        for line in own.read_text().splitlines():
+            if line.startswith("0::"):
+                groups.insert(0, _CGROUP / line[3:].lstrip("/"))
+    for group in groups:
+        try:
+            return (group / name).read_text().strip()
+        except OSError:
+            continue
+    return ""

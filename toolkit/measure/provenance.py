@@ -1,0 +1,245 @@
+"""Numbers that remember where they came from.
+
+A number shown to a reader is one of three kinds: *measured* (here, now), *recorded* (measured
+earlier, elsewhere, or published) or *modelled* (computed from a formula). A `Record` carries the
+kind with the device, versions, commit, date and command, and comes back from JSON unchanged.
+"""
+
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from toolkit.measure.hardware import available_cores, available_memory, cpu_name
+
+KINDS = ("measured", "recorded", "modelled")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+# An absolute path, or one below a home folder: everything up to the last name.
+_FOLDERS = re.compile(r"(?<![\w.])~?/(?:[\w.+@-]+/)*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One number and its provenance.
+
+    Attributes:
+        name: what was measured, such as "decode/gdn/seconds_per_token".
+        value: the number, finite.
+        unit: its unit, such as "s" or "byte".
+        kind: "measured", "recorded" or "modelled".
+        device: the hardware in words.
+        versions: package -> version.
+        commit: git commit of the toolkit, or "unknown".
+        date: UTC, ISO 8601.
+        command: the command line without folders of the machine.
+        samples: the numbers `value` summarises, may be empty.
+    """
+
+    name: str
+    value: float
+    unit: str
+    kind: str
+    device: str
+    versions: Mapping[str, str]
+    commit: str
+    date: str
+    command: str
+    samples: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}: want one of {', '.join(KINDS)}")
+        if not all(math.isfinite(number) for number in (self.value, *self.samples)):
+            raise ValueError(f"record {self.name!r} holds a number that is not finite")
+
+
+def record(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    kind: str = "measured",
+    samples: Iterable[float] = (),
+    device: str | None = None,
+) -> Record:
+    """Makes a record and fills in the provenance of this process.
+
+    Args:
+        name: what was measured.
+        value: the number (numpy and jax scalars are converted).
+        unit: its unit.
+        kind: "measured", "recorded" or "modelled".
+        samples: the numbers `value` summarises.
+        device: the hardware in words; None describes the default jax device.
+
+    Returns:
+        A `Record` of here and now.
+
+    Raises:
+        ValueError: unknown kind, or a number that is not finite.
+
+    Cost:
+        The first call asks git for the commit (milliseconds), the next ones do not.
+    """
+    facts = environment()
+    return Record(
+        name=name,
+        value=value if isinstance(value, int) else float(value),
+        unit=unit,
+        kind=kind,
+        device=facts["device"] if device is None else device,
+        versions=facts["versions"],
+        commit=facts["commit"],
+        date=facts["date"],
+        command=facts["command"],
+        samples=tuple(float(sample) for sample in samples),
+    )
+
+
+def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
+    """Writes records as JSON, all or nothing.
+
+    Args:
+        path: the file; it is replaced whole or left as it was.
+        records: the records, in order.
+
+    Returns:
+        None.
+
+    Raises:
+        TypeError: an element that is not a `Record`.
+
+    Cost:
+        One temporary file beside `path`, then a rename.
+    """
+    records = list(records)
+    for item in records:
+        if not isinstance(item, Record):
+            raise TypeError(f"records holds a {type(item).__name__}: want only Record")
+    text = json.dumps([dataclasses.asdict(item) for item in records], indent=1, allow_nan=False)
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only the owner reads
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_records(path: str | os.PathLike) -> list[Record]:
+    """Reads what `write_records` wrote.
+
+    Args:
+        path: a JSON file holding a list of records.
+
+    Returns:
+        The records, equal to those written.
+
+    Raises:
+        ValueError: the file is not a list of records; the message names the entry and its fields.
+
+    Cost:
+        One file read.
+    """
+    entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, list):
+        raise ValueError(f"{Path(path).name} holds a {type(entries).__name__}: want a list")
+    wanted = {field.name for field in dataclasses.fields(Record)}
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict) or set(entry) != wanted:
+            differing = wanted ^ set(entry) if isinstance(entry, dict) else wanted
+            raise ValueError(
+                f"{Path(path).name}, entry {index}: fields {', '.join(sorted(differing))} "
+                "missing or unknown"
+            )
+    return [Record(**{**entry, "samples": tuple(entry["samples"])}) for entry in entries]
+
+
+def environment() -> dict[str, Any]:
+    """What a bug report or a record needs to know about this process, and nothing private.
+
+    No host name, user name or folder is in it. Asking for the devices starts jax's backend, so
+    call `simulate_devices` first if you want several.
+
+    Returns:
+        A dict: device (in words), platform, device_kind, device_count, cpu, cores, memory_bytes,
+        system, python, versions (package -> version), commit, date, command.
+
+    Cost:
+        A few small files; once per process a call of git.
+    """
+    devices = jax.devices()
+    kind, count = devices[0].device_kind, len(devices)
+    cpu, cores = cpu_name(), available_cores()
+    simulated = f", {count} simulated devices" if count > 1 else ""
+    return {
+        "device": f"{cpu}, {cores} cores{simulated}"
+        if devices[0].platform == "cpu"
+        else f"{count} x {kind}",
+        "platform": devices[0].platform,
+        "device_kind": kind,
+        "device_count": count,
+        "cpu": cpu,
+        "cores": cores,
+        "memory_bytes": available_memory(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": _command(sys.argv),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def _commit() -> str:
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # An installed copy may lie inside somebody else's repository: ask whether it is tracked.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _command(arguments: list[str]) -> str:
+    program, *rest = arguments or ["python"]
+    if Path(program).name == "__main__.py":
+        program = f"python -m {Path(program).parent.name}"
+    line = _FOLDERS.sub("", " ".join([program, *rest]))
+    return line.replace(socket.gethostname(), "host")

@@ -1,0 +1,225 @@
+"""Fair timing: contenders take turns in one process, and no ratio is given without a check.
+
+Machines drift: clocks boost, neighbours wake up, caches fill. Timing one contender to the end and
+then the next charges the drift to whoever came last. Here every round calls each contender once,
+the order turns by one place each round, and the median over rounds is reported with its spread.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+PASSED = "passed"
+ABSENT = "absent"
+
+
+class UncheckedRatioError(RuntimeError):
+    """A speed ratio was asked for between results that were not shown to be equal."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call of one contender, measured here.
+
+    Attributes:
+        name: the contender.
+        median: median wall-clock seconds per call over the rounds.
+        spread: interquartile range of the samples, in seconds.
+        samples: wall-clock seconds per call, one a round.
+        cpu_samples: processor seconds per call, one a round: all threads of this process together,
+            so `cpu_median / median` is the number of cores kept busy.
+        repetitions: calls averaged inside one sample (more than one for very short calls).
+        check: "passed", "absent", or "failed: " and the reason.
+    """
+
+    name: str
+    median: float
+    spread: float
+    samples: tuple[float, ...]
+    cpu_samples: tuple[float, ...]
+    repetitions: int
+    check: str
+
+    @property
+    def cpu_median(self) -> float:
+        """Median processor seconds per call."""
+        return statistics.median(self.cpu_samples)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {format_seconds(self.median)} (median of {len(self.samples)}, "
+            f"spread {format_seconds(self.spread)}, check {self.check}, measured here)"
+        )
+
+
+def format_seconds(seconds: float) -> str:
+    """Writes a duration with the unit a person would choose.
+
+    Args:
+        seconds: duration in seconds, at least 0.
+
+    Returns:
+        Three significant digits and a unit, such as "1.25 ms".
+
+    Cost:
+        Nothing worth counting.
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def time_contenders(
+    contenders: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 7,
+    warmup: int = 1,
+    min_seconds: float = 0.02,
+    check: Callable[[dict[str, Any]], Any] | None = None,
+    progress: bool = False,
+) -> dict[str, Timing]:
+    """Times callables against each other: checked first, warmed up, interleaved, blocked on.
+
+    Sample r of a contender is (end - start) / repetitions, and the reported value is the median
+    over r. Each call is waited for before the next starts, so this is latency, not throughput.
+
+    Args:
+        contenders: name -> callable without arguments that returns its result. jax arrays in any
+            pytree are waited for; results of other libraries are taken as they come (a torch
+            callable on a GPU must synchronise by itself).
+        rounds: samples per contender.
+        warmup: untimed calls per contender, after the first call that the check looks at.
+        min_seconds: a sample lasts about this long at least; shorter calls are repeated inside it.
+        check: called once, before any timing, with name -> result; it raises if they are wrong.
+            A failure does not stop the timing, it makes `speedup` refuse.
+        progress: whether to show a tqdm bar over the rounds.
+
+    Returns:
+        name -> Timing, in the order given.
+
+    Raises:
+        ValueError: no contenders, rounds < 1, warmup < 0 or min_seconds < 0.
+
+    Cost:
+        1 + warmup + 1 + rounds * repetitions calls of each contender.
+    """
+    if not contenders:
+        raise ValueError("contenders is empty: want at least one name -> callable")
+    if rounds < 1 or warmup < 0 or not min_seconds >= 0:
+        raise ValueError(
+            f"rounds={rounds}, warmup={warmup}, min_seconds={min_seconds}: "
+            "want rounds >= 1, warmup >= 0, min_seconds >= 0"
+        )
+    verdict = _judge(check, {name: _finish(call()) for name, call in contenders.items()})
+    for call in contenders.values():
+        for _ in range(warmup):
+            _finish(call())
+    repetitions = {
+        name: max(1, math.ceil(min_seconds / max(_sample(call, 1)[0], 1e-9)))
+        for name, call in contenders.items()
+    }
+    wall: dict[str, list[float]] = {name: [] for name in contenders}
+    processor: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for round_index in _rounds(rounds, progress):
+        first = round_index % len(names)
+        for name in names[first:] + names[:first]:
+            seconds, cpu_seconds = _sample(contenders[name], repetitions[name])
+            wall[name].append(seconds)
+            processor[name].append(cpu_seconds)
+    return {
+        name: Timing(
+            name=name,
+            median=statistics.median(wall[name]),
+            spread=interquartile_range(wall[name]),
+            samples=tuple(wall[name]),
+            cpu_samples=tuple(processor[name]),
+            repetitions=repetitions[name],
+            check=verdict,
+        )
+        for name in names
+    }
+
+
+def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
+    """How many times faster `ours` is than `peer`: median(peer) / median(ours).
+
+    Args:
+        timings: what `time_contenders` returned.
+        ours: name of the contender in the denominator.
+        peer: name of the contender it is compared with.
+
+    Returns:
+        The ratio of medians; above 1 means `ours` is faster.
+
+    Raises:
+        ValueError: a name that was not timed.
+        UncheckedRatioError: the correctness check failed or there was none.
+
+    Cost:
+        Nothing worth counting.
+    """
+    for name in (ours, peer):
+        if name not in timings:
+            raise ValueError(f"{name!r} was not timed: want one of {', '.join(timings)}")
+        if timings[name].check != PASSED:
+            raise UncheckedRatioError(
+                f"no ratio of {ours!r} to {peer!r}: the correctness check is {timings[name].check}"
+            )
+    return timings[peer].median / timings[ours].median
+
+
+def interquartile_range(samples: Iterable[float]) -> float:
+    """Spread of samples that one slow outlier cannot move: Q3 - Q1.
+
+    Args:
+        samples: the numbers, at least one.
+
+    Returns:
+        Third minus first quartile (inclusive method), 0 for a single sample.
+
+    Source:
+        Tukey, "Exploratory Data Analysis", 1977, section 2 (the hinges).
+    """
+    values = list(samples)
+    if len(values) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return third - first
+
+
+def _finish(result: Any) -> Any:
+    return jax.block_until_ready(result)  # leaves that are not jax arrays pass through
+
+
+def _sample(call: Callable[[], Any], repetitions: int) -> tuple[float, float]:
+    """Wall-clock and processor seconds per call."""
+    cpu_start, start = time.process_time(), time.perf_counter()
+    for _ in range(repetitions):
+        _finish(call())
+    end, cpu_end = time.perf_counter(), time.process_time()
+    return (end - start) / repetitions, (cpu_end - cpu_start) / repetitions
+
+
+def _judge(check: Callable[[dict[str, Any]], Any] | None, results: dict[str, Any]) -> str:
+    if check is None:
+        return ABSENT
+    try:
+        check(results)
+    except Exception as error:  # whatever a check raises is a verdict, not a crash
+        return f"failed: {type(error).__name__}: {error}"
+    return PASSED
+
+
+def _rounds(rounds: int, progress: bool) -> Iterable[int]:
+    if not progress:
+        return range(rounds)
+    from tqdm import tqdm
+
+    return tqdm(range(rounds), desc="timing", unit="round")

@@ -1,0 +1,62 @@
+"""One helper that makes every mesh and says which kind of axes it has."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+_AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+
+
+def make_mesh(
+    axes: Mapping[str, int],
+    *,
+    axis_type: str = "auto",
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Arranges devices in a grid with named axes.
+
+    "auto" axes leave the placement of intermediate arrays to the compiler (what was called pjit;
+    pjit today is `jax.jit` with shardings). "explicit" axes put the placement in each array's type
+    and refuse ambiguous operations. `jax.make_mesh` alone means explicit; here it is said.
+
+    Args:
+        axes: name -> size, outermost first, such as {"data": 4, "model": 2}.
+        axis_type: "auto" or "explicit", for all axes.
+        devices: the devices to use; None takes all of `jax.devices()`.
+
+    Returns:
+        A `jax.sharding.Mesh` of shape `tuple(axes.values())`.
+
+    Raises:
+        ValueError: no axes, an unknown axis type, a size that is not a positive integer, or sizes
+            whose product is not the number of devices.
+
+    Cost:
+        Starts jax's backend; no array is made.
+
+    Source:
+        JAX documentation, "Explicit sharding" (axis types).
+    """
+    if axis_type not in _AXIS_TYPES:
+        raise ValueError(f"axis_type={axis_type!r}: want one of {', '.join(_AXIS_TYPES)}")
+    if not axes:
+        raise ValueError('axes is empty: want name -> size, such as {"data": 8}')
+    for name, size in axes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"axis {name!r} has size {size!r}: want a positive integer")
+    devices = list(jax.devices() if devices is None else devices)
+    if math.prod(axes.values()) != len(devices):
+        product = " x ".join(f"{name} {size}" for name, size in axes.items())
+        raise ValueError(
+            f"axes {product} = {math.prod(axes.values())} devices, but there are {len(devices)} "
+            f"({devices[0].platform if devices else 'none'}); on a CPU, "
+            f"simulate_devices({math.prod(axes.values())}) makes them"
+        )
+    return jax.make_mesh(
+        tuple(axes.values()),
+        tuple(axes),
+        axis_types=(_AXIS_TYPES[axis_type],) * len(axes),
+        devices=devices,
+    )
