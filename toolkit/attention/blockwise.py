@@ -1,0 +1,342 @@
+r"""Exact softmax attention in tiles: memory linear in time, forward and backward.
+
+Write a query tile's scores against key tile j as s_j (keys x queries). Softmax needs the largest
+score and the sum of exponentials over *all* keys, yet tiles arrive one at a time. The online softmax
+keeps three running quantities for every query: the largest score so far m, the sum of exponentials
+l, and the unnormalised output a. A new tile changes them by
+
+    m' = max(m, max_keys s_j)          c = exp(m - m')          p_j = exp(s_j - m')
+    l' = c l + sum_keys p_j            a' = c a + v_j p_j
+
+so what was summed under the old maximum is rescaled by c to the new one. After the last tile the
+output is a / l, and lse = m + log l is all that the backward pass needs from the softmax.
+
+Backward. With P = exp(S - lse) recomputed tile by tile, o = V P and the loss's gradient do,
+
+    dV = do P^T        dP = V^T do        dS = P * (dP - delta),  delta = sum_value(do * o)
+    dK = Q dS^T        dQ = K dS          (times the scale of the scores)
+
+delta is the softmax Jacobian's correction, summed over the values instead of over all the keys
+(the two are equal because o = V P), so no row of P is ever held whole.
+
+Everything is stored [size, time], time last: tiles are slices of columns, the maximum and the sum
+over keys run down columns, which a CPU does many queries at a time, and the cache of `KVCache` has
+the same order. Query heads that share a key head lie side by side in the columns (time, group).
+
+Non-finite numbers. A masked position must not show even when it holds NaN, but 0 * NaN is NaN in
+a matrix product. So a key or value with a non-finite entry is taken out of the products: its value
+becomes 0 and its key NaN, which makes its scores NaN, and the mask removes exactly the invisible
+ones. A query that sees the key returns NaN, the others do not change. The backward pass works on
+finite numbers only and carries NaN in lse, for rows that saw one and have a gradient to pass on.
+
+Source: Milakov and Gimelshein (2018), arXiv:1805.02867; Dao et al. (2022), arXiv:2205.14135,
+algorithms 1 and 4; Dao (2023), arXiv:2307.08691.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+TILE = 256  # columns of a tile; 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
+
+
+class Plan(NamedTuple):
+    """What is fixed at compile time.
+
+    Attributes:
+        query_tile: queries in a tile, counted in time steps.
+        key_tile: keys in a tile.
+        group: query heads that share one key head.
+        scale: factor of the scores.
+        is_causal: a query sees no key after itself.
+        sliding_window: keys a query sees, itself included; None for all.
+    """
+
+    query_tile: int
+    key_tile: int
+    group: int
+    scale: float
+    is_causal: bool
+    sliding_window: int | None
+
+
+class Extent(NamedTuple):
+    """Where queries and keys lie on the one time axis; traced, so a cache may grow without compiling.
+
+    Attributes:
+        query_start: index of the first query on the keys' axis.
+        key_start: first key that exists.
+        key_stop: one past the last key that exists.
+    """
+
+    query_start: Int[Array, ""] | int
+    key_start: Int[Array, ""] | int
+    key_stop: Int[Array, ""] | int
+
+
+class Segments(NamedTuple):
+    """Document numbers of queries and keys; a query sees the keys of its own document only."""
+
+    query: Int[Array, "batch query_time"]
+    key: Int[Array, "batch key_time"]
+
+
+def blockwise_attention(
+    q: Float[Array, "batch query_time heads key"],
+    k: Float[Array, "batch key_heads key key_time"],
+    v: Float[Array, "batch key_heads value key_time"],
+    extent: Extent,
+    segments: Segments | None,
+    *,
+    scale: float,
+    is_causal: bool,
+    sliding_window: int | None,
+) -> Float[Array, "batch query_time heads value"]:
+    """Softmax attention of `q` over `k, v` (time last), in tiles.
+
+    Args:
+        q: [batch, query_time, heads, key].
+        k: [batch, key_heads, key, key_time]; heads is a multiple of key_heads.
+        v: [batch, key_heads, value, key_time].
+        extent: where queries and keys lie in time.
+        segments: document numbers, or None for one document.
+        scale: factor of the scores.
+        is_causal: a query sees no key after itself.
+        sliding_window: keys a query sees, itself included; None for all.
+
+    Returns:
+        Output [batch, query_time, heads, value] in q's dtype; 0 for a query that sees no key.
+
+    Cost:
+        About 4 T^2 K FLOPs a head without a mask, half when causal, 4 T (w + tile) K in a window;
+        the backward pass 2.5 times that. Memory: inputs, output, and one tile of scores.
+    """
+    batch, time, heads, _ = q.shape
+    key_heads, key_time = k.shape[1], k.shape[3]
+    group = heads // key_heads
+    largest = TILE if sliding_window is None else min(TILE, max(64, sliding_window))
+    query_tile = _even_tile(time, max(largest // group, 16))
+    key_tile = _even_tile(key_time, largest)
+    plan = Plan(query_tile, key_tile, group, float(scale), is_causal, sliding_window)
+
+    q = _pad_time(q, query_tile, axis=1).reshape(batch, -1, key_heads, group, q.shape[3])
+    q = q.transpose(0, 2, 4, 1, 3).reshape(batch, key_heads, q.shape[4], -1)
+    k, v = _pad_time(k, key_tile, axis=3), _pad_time(v, key_tile, axis=3)
+    if segments is not None:
+        segments = Segments(
+            jnp.repeat(_pad_time(segments.query, query_tile, axis=1), group, axis=1),
+            _pad_time(segments.key, key_tile, axis=1),
+        )
+    out = _attend(plan, q, k, v, extent, segments)
+    out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
+    return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
+
+
+def _even_tile(time: int, largest: int) -> int:
+    """Split `time` in as few equal tiles as `largest` allows, a multiple of 16 wide."""
+    tiles = -(-time // largest)
+    return -(-time // (16 * tiles)) * 16
+
+
+def _pad_time(array: Array, tile: int, *, axis: int) -> Array:
+    """Lengthen `axis` with zeros to a whole number of tiles."""
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, -array.shape[axis] % tile)
+    return jnp.pad(array, widths)
+
+
+# ---------------------------------------------------------------- which keys a query sees
+
+
+def _key_zones(plan: Plan, extent: Extent, query_tile: Array, *, has_segments: bool):
+    """Key tiles that query tile number `query_tile` walks: (start, stop, needs a mask) three times.
+
+    Tiles outside see nothing and are skipped; tiles in the middle zone are seen whole.
+    """
+    first_query = extent.query_start + query_tile * plan.query_tile
+    last_query = first_query + plan.query_tile - 1
+    # Keys [seen, seen_stop) are seen by some query of the tile, [whole, whole_stop) by all of them.
+    seen = whole = extent.key_start
+    seen_stop = whole_stop = extent.key_stop
+    if plan.is_causal:
+        seen_stop = jnp.minimum(seen_stop, last_query + 1)
+        whole_stop = jnp.minimum(whole_stop, first_query + 1)
+    if plan.sliding_window is not None:
+        seen = jnp.maximum(seen, first_query - plan.sliding_window + 1)
+        whole = jnp.maximum(whole, last_query - plan.sliding_window + 1)
+        if not plan.is_causal:
+            seen_stop = jnp.minimum(seen_stop, last_query + plan.sliding_window)
+            whole_stop = jnp.minimum(whole_stop, first_query + plan.sliding_window)
+    start, stop = seen // plan.key_tile, -(-seen_stop // plan.key_tile)
+    if has_segments:
+        return [(start, stop, True)]
+    middle = jnp.clip(-(-whole // plan.key_tile), start, jnp.maximum(start, stop))
+    middle_stop = jnp.clip(whole_stop // plan.key_tile, middle, jnp.maximum(middle, stop))
+    return [(start, middle, True), (middle, middle_stop, False), (middle_stop, stop, True)]
+
+
+def _visible(plan: Plan, extent: Extent, segments: Segments | None, query_tile, key_tile) -> Array:
+    """Which keys (rows) of a tile each query column sees."""
+    column = jnp.arange(plan.query_tile * plan.group) // plan.group
+    query = (extent.query_start + query_tile * plan.query_tile + column)[None, :]
+    key = (key_tile * plan.key_tile + jnp.arange(plan.key_tile))[:, None]
+    visible = (key >= extent.key_start) & (key < extent.key_stop)
+    if plan.is_causal:
+        visible &= key <= query
+    if plan.sliding_window is not None:
+        visible &= query - key < plan.sliding_window
+        visible &= key - query < plan.sliding_window
+    if segments is not None:
+        query_segment = _columns(segments.query, query_tile, plan.query_tile * plan.group)
+        key_segment = _columns(segments.key, key_tile, plan.key_tile)
+        visible &= key_segment[:, None] == query_segment[None, :]
+    return visible
+
+
+def _walk(zones: list, step: Callable, carry: Any) -> Any:
+    """Fold `step(key_tile, carry, is_masked)` over the zones of `_key_zones`."""
+    for start, stop, is_masked in zones:
+        carry = lax.fori_loop(start, stop, partial(step, is_masked=is_masked), carry)
+    return carry
+
+
+# ---------------------------------------------------------------- one head
+
+
+def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v):
+    """Output [value, columns] and lse [columns] of one key head, in the accumulator's precision."""
+    columns = plan.query_tile * plan.group
+    precise = _accumulator(q.dtype)
+    lowest = jnp.finfo(precise).min
+
+    def query_tile(i):
+        q_i = _columns(q, i, columns)
+
+        def step(j, carry, is_masked):
+            largest, total, out = carry
+            k_j, v_j = _columns(k, j, plan.key_tile), _columns(v, j, plan.key_tile)
+            scores = _matmul("cs,ct->st", k_j, q_i) * plan.scale
+            if is_masked:
+                scores = jnp.where(_visible(plan, extent, segments, i, j), scores, -jnp.inf)
+            new_largest = jnp.maximum(largest, scores.max(axis=0))
+            p = jnp.exp(scores - new_largest)
+            rescale = jnp.exp(largest - new_largest)
+            total = rescale * total + p.sum(axis=0)
+            out = rescale * out + _matmul("vs,st->vt", v_j, p.astype(v.dtype))
+            return new_largest, total, out
+
+        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
+        # The maximum starts at the lowest *finite* number: -inf - (-inf) would be NaN.
+        start = (
+            jnp.full((columns,), lowest, precise),
+            jnp.zeros((columns,), precise),
+            jnp.zeros((v.shape[0], columns), precise),
+        )
+        largest, total, out = _walk(zones, step, start)
+        sees_nothing = total == 0
+        out = out / jnp.where(sees_nothing, 1, total)
+        # lse = +inf makes the backward pass recompute p = exp(s - lse) = 0.
+        return out, jnp.where(sees_nothing, jnp.inf, largest + jnp.log(total))
+
+    out, lse = lax.map(query_tile, jnp.arange(q.shape[1] // columns))
+    return out.transpose(1, 0, 2).reshape(v.shape[0], -1), lse.reshape(-1)
+
+
+def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v, lse, delta, d_out):
+    """Gradients of one key head: dq by query tile, dk and dv summed in place over query tiles."""
+    columns = plan.query_tile * plan.group
+    precise = _accumulator(q.dtype)
+
+    def query_tile(d_keys_values, i):
+        q_i, d_out_i = _columns(q, i, columns), _columns(d_out, i, columns)
+        lse_i, delta_i = _columns(lse, i, columns), _columns(delta, i, columns)
+
+        def step(j, carry, is_masked):
+            d_q, d_k, d_v = carry
+            k_j, v_j = _columns(k, j, plan.key_tile), _columns(v, j, plan.key_tile)
+            p = jnp.exp(_matmul("cs,ct->st", k_j, q_i) * plan.scale - lse_i)
+            if is_masked:
+                p = jnp.where(_visible(plan, extent, segments, i, j), p, 0)
+            d_p = _matmul("vs,vt->st", v_j, d_out_i)
+            d_scores = (p * (d_p - delta_i)).astype(q.dtype)
+            d_v = _add_columns(d_v, j, _matmul("vt,st->vs", d_out_i, p.astype(q.dtype)))
+            d_k = _add_columns(d_k, j, _matmul("ct,st->cs", q_i, d_scores))
+            return d_q + _matmul("cs,st->ct", k_j, d_scores), d_k, d_v
+
+        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
+        start = (jnp.zeros(q_i.shape, precise), *d_keys_values)
+        d_q, d_k, d_v = _walk(zones, step, start)
+        return (d_k, d_v), d_q
+
+    start = (jnp.zeros(k.shape, precise), jnp.zeros(v.shape, precise))
+    (d_k, d_v), d_q = lax.scan(query_tile, start, jnp.arange(q.shape[1] // columns))
+    d_q = d_q.transpose(1, 0, 2).reshape(q.shape)
+    return d_q * plan.scale, d_k * plan.scale, d_v
+
+
+def _columns(array: Array, tile, width: int) -> Array:
+    return lax.dynamic_slice_in_dim(array, tile * width, width, axis=-1)
+
+
+def _add_columns(array: Array, tile, addition: Array) -> Array:
+    width = addition.shape[-1]
+    total = _columns(array, tile, width) + addition
+    return lax.dynamic_update_slice_in_dim(array, total, tile * width, axis=-1)
+
+
+def _accumulator(dtype):
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _matmul(equation: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=_accumulator(a.dtype))
+
+
+# ---------------------------------------------------------------- all heads, and the gradient
+
+
+def _each_head(function: Callable, segments: Segments | None, *arrays: Array):
+    """Apply `function(segments, *arrays)` to every batch entry and head, one after another.
+
+    On CPU a product of two matrices is fast and a batch of such products is not.
+    """
+
+    def entry(entry_arrays):
+        entry_segments, *entry_heads = entry_arrays
+        return lax.map(lambda head: function(entry_segments, *head), tuple(entry_heads))
+
+    return lax.map(entry, (segments, *arrays))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, q, k, v, extent, segments):
+    return _attend_forward(plan, q, k, v, extent, segments)[0]
+
+
+def _attend_forward(plan: Plan, q, k, v, extent, segments):
+    finite = jnp.isfinite(k).all(2, keepdims=True) & jnp.isfinite(v).all(2, keepdims=True)
+    k, v = jnp.where(finite, k, jnp.nan), jnp.where(jnp.isfinite(v), v, 0)
+    forward = partial(_head_forward, plan, extent)
+    out, lse = _each_head(forward, segments, q, k, v)
+    out = out.astype(q.dtype)
+    return out, (q, k, v, out, lse, extent, segments)
+
+
+def _attend_backward(plan: Plan, residuals, d_out):
+    q, k, v, out, lse, extent, segments = residuals
+    # Rows without a gradient contribute 0 even if they saw NaN; rows with a NaN gradient pass it on.
+    has_gradient, is_finite = (d_out != 0).any(2), jnp.isfinite(d_out).all(2)
+    lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
+    q, k, out, d_out = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, out, d_out))
+    delta = (out.astype(lse.dtype) * d_out).sum(2)
+    backward = partial(_head_backward, plan, extent)
+    d_q, d_k, d_v = _each_head(backward, segments, q, k, v, lse, delta, d_out)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
