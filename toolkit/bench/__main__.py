@@ -1,0 +1,10 @@
+"""Worker of `toolkit bench`: python -m toolkit.bench SUITE CORES ROUNDS OUT."""
+
+import sys
+from pathlib import Path
+
+from toolkit.bench import run_suite_here
+
+if __name__ == "__main__":
+    suite, cores, rounds, out = sys.argv[1:]
+    run_suite_here(suite, int(cores), int(rounds), Path(out))

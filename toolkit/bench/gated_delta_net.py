@@ -1,0 +1,118 @@
+"""Gated DeltaNet against its own token scan and against Hugging Face's PyTorch form."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.attention import gated_delta_net, mixer
+from toolkit.bench.harness import Case, agree
+from toolkit.bench.peers import over_heads, transformers_gated_delta_rule
+
+FORWARD_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
+
+# (time, heads, head size) -> least ratios wanted of transformers' time over ours.
+SHAPES = {
+    (2048, 8, 64): {"forward": 4.0, "forward+backward": 4.0},
+    (2048, 4, 128): {"forward": 4.0, "forward+backward": 4.0},
+    (8192, 8, 64): {"forward+backward": 8.0},
+    (8192, 4, 128): {"forward+backward": 8.0},
+}
+
+
+def inputs(time: int, heads: int, size: int, seed: int = 0) -> tuple[jax.Array, ...]:
+    """Random inputs as a trained layer would make them: unit keys, mild decay, beta in (0, 1).
+
+    Args:
+        time: tokens.
+        heads: heads.
+        size: key and value size of a head.
+        seed: of the draw.
+
+    Returns:
+        q, k, v `[1, time, heads, size]`, g, beta `[1, time, heads]`, float32.
+
+    Cost:
+        Five random draws.
+    """
+    keys = jax.random.split(jax.random.key(seed), 5)
+    q, k, v = (jax.random.normal(key, (1, time, heads, size)) for key in keys[:3])
+    q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    g = -jnp.exp(jax.random.uniform(keys[3], (1, time, heads), minval=-6.0, maxval=0.0))
+    beta = jax.nn.sigmoid(jax.random.normal(keys[4], (1, time, heads)))
+    return q, k, v, g, beta
+
+
+def _both_directions(form: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """The loss `sum(form(...) * weight)` gives every output a different gradient."""
+
+    def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:
+        return jnp.sum(form(*args) * weight)
+
+    return jax.grad(loss, argnums=(1, 2, 3, 4, 5))
+
+
+def cases(cores: int) -> Iterator[Case]:
+    """Forward and forward+backward at each of `SHAPES`.
+
+    Args:
+        cores: cores this process may use; heads are spread over as many host devices.
+
+    Returns:
+        The comparisons.
+
+    Source:
+        Peer: `torch_chunk_gated_delta_rule`, transformers (Qwen3-Next).
+    """
+    for (time, heads, size), wanted in SHAPES.items():
+        arrays = inputs(time, heads, size)
+        weight = jax.random.normal(jax.random.key(1), arrays[2].shape)
+        flops = mixer("gdn").forward_flops(1, time, heads, size, size)
+
+        def form(implementation: str) -> Callable[..., jax.Array]:
+            return lambda *args: gated_delta_net(*args, implementation=implementation)[0]
+
+        chunked, scan = form("xla"), form("scan")
+        for direction in ("forward", "forward+backward"):
+            backward = direction == "forward+backward"
+
+            def ours(form: Callable[..., jax.Array], backward: bool = backward) -> Callable:
+                return _both_directions(form) if backward else form
+
+            args = (weight, *arrays) if backward else arrays
+            contenders: dict[str, Callable[[], Any]] = {}
+            contenders["toolkit, chunked"] = _call(jax.jit(ours(chunked)), args)
+            if cores > 1:
+                contenders["toolkit, chunked, heads on devices"] = over_heads(
+                    ours(chunked), args, cores
+                )
+            if not (backward and time > 2048):  # the scan would keep 3 GB of states
+                contenders["toolkit, token scan"] = _call(jax.jit(ours(scan)), args)
+            peer = transformers_gated_delta_rule(
+                [np.asarray(x) for x in arrays], np.asarray(weight) if backward else None, cores
+            )
+            if peer is not None:
+                contenders["transformers, torch chunk"] = peer
+            best = "toolkit, chunked, heads on devices" if cores > 1 else "toolkit, chunked"
+            yield Case(
+                name=f"gated_delta_net {direction} B=1 T={time} H={heads} D={size} float32",
+                contenders=contenders,
+                check=agree(GRADIENT_TOLERANCE if backward else FORWARD_TOLERANCE),
+                ours=best,
+                targets={
+                    "toolkit, token scan": 1.0,
+                    **(
+                        {"transformers, torch chunk": wanted[direction]}
+                        if direction in wanted
+                        else {}
+                    ),
+                },
+                note=f"modelled forward work: {flops / 1e9:.2f} GFLOP",
+            )
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: function(*args)

@@ -1,0 +1,131 @@
+"""One comparison, timed and judged: the form every suite has in common.
+
+A suite is a function that yields `Case`s; a case is a set of contenders that compute the same
+thing, with a check that they really do. Suites run in a process of their own because what they
+compare depends on settings that cannot change once jax has started: how many cores the process
+may use, and how many host devices jax makes of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from toolkit.measure import Record, record, speedup, time_contenders
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders that compute the same thing, and what we hope of the ratio.
+
+    Attributes:
+        name: what is compared, with its sizes.
+        contenders: name -> function of no arguments that does the work once.
+        check: raises when the contenders' results disagree; called before any timing.
+        ours: the contender that is ours.
+        targets: peer -> least wanted ratio (time of the peer over ours).
+        note: a fact to print beside the figures, such as counted FLOPs.
+    """
+
+    name: str
+    contenders: Mapping[str, Callable[[], Any]]
+    check: Callable[[Mapping[str, Any]], None]
+    ours: str
+    targets: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named list of cases and the numbers of cores it is run on.
+
+    Attributes:
+        cases: yields the cases, given the number of cores.
+        cores: the process is run once for each of these.
+        summary: one line for the user.
+    """
+
+    cases: Callable[[int], Iterator[Case]]
+    cores: tuple[int, ...]
+    summary: str
+
+
+def agree(tolerance: float) -> Callable[[Mapping[str, Any]], None]:
+    """A check that all contenders return the same arrays.
+
+        max |a - b| <= tolerance * max |b|   for every array of every result
+
+    Args:
+        tolerance: the relative error allowed.
+
+    Returns:
+        A function of the results by name; jax, NumPy and torch arrays are welcome.
+
+    Raises:
+        ValueError: (by the returned function) naming the two contenders and the error.
+
+    Cost:
+        One pass over the results on the host.
+    """
+
+    def check(results: Mapping[str, Any]) -> None:
+        names = list(results)
+        first = _arrays(results[names[0]])
+        for name in names[1:]:
+            for a, b in zip(_arrays(results[name]), first, strict=True):
+                error = float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30))
+                if not error <= tolerance:
+                    raise ValueError(
+                        f"{name!r} and {names[0]!r} disagree: relative error {error:.1e}, "
+                        f"wanted at most {tolerance:.0e}"
+                    )
+
+    return check
+
+
+def _arrays(result: Any) -> list[np.ndarray]:
+    leaves = result if isinstance(result, tuple | list) else [result]
+    return [np.asarray(getattr(leaf, "detach", lambda leaf=leaf: leaf)()) for leaf in leaves]
+
+
+def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
+    """Check, time, print and record one case.
+
+    Args:
+        case: the comparison.
+        rounds: interleaved rounds a contender is timed for.
+        cores: how many cores the process has, for the record.
+
+    Returns:
+        One record a contender: median seconds, with all samples.
+
+    Raises:
+        ValueError: when the contenders disagree; nothing is timed then.
+
+    Cost:
+        About `rounds + 2` times the work of all contenders.
+    """
+    timings = time_contenders(case.contenders, rounds=rounds, check=case.check)
+    print(f"\n{case.name}  ({cores} core{'s' * (cores > 1)}, measured here)")
+    if case.note:
+        print(f"  {case.note}")
+    records = []
+    for name, timing in timings.items():
+        line = f"  {name:<34}{1e3 * timing.median:>11.3f} ms  +- {1e3 * timing.spread:.3f}"
+        if name != case.ours:
+            ratio = speedup(timings, case.ours, name)
+            line += f"   {ratio:.2f}x the time of ours"
+            if (target := case.targets.get(name)) is not None:
+                line += f"   (wanted {target:g}: {'reached' if ratio >= target else 'NOT reached'})"
+        print(line, flush=True)
+        records.append(
+            record(
+                f"{case.name} | {cores} cores | {name}",
+                timing.median,
+                "s",
+                kind="measured",
+                samples=timing.samples,
+            )
+        )
+    return records

@@ -1,0 +1,88 @@
+"""Blockwise softmax attention against jax's own and PyTorch's fused form, with its memory."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.attention import mixer, softmax_attention
+from toolkit.bench.harness import Case, agree
+from toolkit.bench.peers import over_heads, torch_sdpa
+
+FORWARD_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
+HEADS, SIZE = 8, 64
+
+
+def cases(cores: int) -> Iterator[Case]:
+    """Causal attention forward and forward+backward at 2048 and 4096 tokens.
+
+    Args:
+        cores: cores this process may use; heads are spread over as many host devices.
+
+    Returns:
+        The comparisons.
+
+    Source:
+        Peers: `jax.nn.dot_product_attention`; torch `scaled_dot_product_attention`.
+    """
+    for time in (2048, 4096):
+        q, k, v, weight = (
+            jax.random.normal(key, (1, time, HEADS, SIZE))
+            for key in jax.random.split(jax.random.key(0), 4)
+        )
+
+        def blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return softmax_attention(q, k, v, implementation="blockwise")[0]
+
+        def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+        for direction in ("forward", "forward+backward"):
+            backward = direction == "forward+backward"
+            args = (weight, q, k, v) if backward else (q, k, v)
+            contenders: dict[str, Callable[[], Any]] = {}
+            memory = []
+            for name, form in {"toolkit, blockwise": blockwise, "jax.nn": dense}.items():
+                compiled = (
+                    jax.jit(_both_directions(form) if backward else form).lower(*args).compile()
+                )
+                contenders[name] = _call(compiled, args)
+                memory.append(
+                    f"{name} {compiled.memory_analysis().temp_size_in_bytes / 2**20:.0f} MiB"
+                )
+            ours = "toolkit, blockwise"
+            if cores > 1:
+                ours = "toolkit, blockwise, heads on devices"
+                form = _both_directions(blockwise) if backward else blockwise
+                contenders[ours] = over_heads(form, args, cores)
+            peer = torch_sdpa(
+                [np.asarray(x) for x in (q, k, v)], np.asarray(weight) if backward else None, cores
+            )
+            if peer is not None:
+                contenders["torch SDPA"] = peer
+            flops = mixer("full").forward_flops(1, time, HEADS, SIZE, SIZE)
+            yield Case(
+                name=f"softmax {direction} causal B=1 T={time} H={HEADS} D={SIZE} float32",
+                contenders=contenders,
+                check=agree(GRADIENT_TOLERANCE if backward else FORWARD_TOLERANCE),
+                ours=ours,
+                targets={"jax.nn": 5.0, "torch SDPA": 1 / 1.2 if cores == 1 else 1 / 1.3},
+                note=f"modelled forward work: {flops / 1e9:.2f} GFLOP; "
+                f"compiled temporary memory: {', '.join(memory)}",
+            )
+
+
+def _both_directions(form: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Gradient of a weighted sum of the outputs with respect to q, k and v."""
+
+    def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:
+        return jnp.sum(form(*args) * weight)
+
+    return jax.grad(loss, argnums=(1, 2, 3))
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: function(*args)

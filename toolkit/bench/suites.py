@@ -1,0 +1,93 @@
+"""The table of suites, and the processes they run in."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.bench.harness import Suite, run_case
+from toolkit.measure import read_records, write_records
+
+# name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only.
+_TABLE = {
+    "gdn": ("gated_delta_net", (2,), "Gated DeltaNet against its token scan and transformers"),
+    "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
+    "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
+    "startup": ("startup", (2,), "import toolkit against import jax"),
+}
+
+
+def _suite(module: str, cores: tuple[int, ...], summary: str) -> Suite:
+    def cases(count: int):
+        yield from importlib.import_module(f"toolkit.bench.{module}").cases(count)
+
+    return Suite(cases, cores, summary)
+
+
+SUITES: dict[str, Suite] = {name: _suite(*row) for name, row in _TABLE.items()}
+
+
+def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None = None) -> None:
+    """Run suites, print their tables and write their records.
+
+    Args:
+        names: which suites; none means all.
+        rounds: interleaved rounds a contender is timed for.
+        out: folder for `<suite>.json` files; none means `runs/bench`.
+
+    Raises:
+        ValueError: for an unknown suite or `rounds < 1`.
+        RuntimeError: when a suite fails, as when contenders disagree.
+
+    Cost:
+        Minutes; the names are printed as they start.
+    """
+    for name in names:
+        if name not in SUITES:
+            known = "\n".join(f"  {key:<10}{suite.summary}" for key, suite in SUITES.items())
+            raise ValueError(f"suites: got {name!r}, wanted some of\n{known}")
+    if rounds < 1:
+        raise ValueError(f"rounds: got {rounds}, wanted at least 1")
+    folder = out or Path("runs/bench")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or SUITES:
+        records = []
+        for cores in SUITES[name].cores:
+            with tempfile.TemporaryDirectory() as scratch:
+                part = Path(scratch) / "records.json"
+                command = [sys.executable, "-m", "toolkit.bench", name, str(cores), str(rounds)]
+                if subprocess.run([*command, str(part)], check=False).returncode:
+                    raise RuntimeError(f"suite {name!r} on {cores} cores failed; see above")
+                records += read_records(part)
+        write_records(folder / f"{name}.json", records)
+        print(f"\nrecorded: {folder / name}.json")
+
+
+def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
+    """Run one suite in this process, which jax must not have started in.
+
+    Args:
+        name: the suite.
+        cores: cores to keep to, and host devices to make.
+        rounds: interleaved rounds a contender is timed for.
+        out: the JSON file of records.
+
+    Raises:
+        ValueError: when contenders disagree.
+
+    Cost:
+        That of the suite.
+    """
+    import jax
+
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))[:cores]
+        os.sched_setaffinity(0, allowed)
+    jax.config.update("jax_num_cpu_devices", cores)
+    records = []
+    for case in SUITES[name].cases(cores):
+        records += run_case(case, rounds=rounds, cores=cores)
+    write_records(out, records)

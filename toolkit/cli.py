@@ -1,0 +1,192 @@
+"""The command `toolkit`: tour, lab, train, generate, bench, info.
+
+Every command is a function whose arguments are its flags (tyro reads them), and does no work of
+its own: it checks what the user asked for, calls the room that knows, and turns an expected error
+into one or two lines instead of a traceback (set TOOLKIT_TRACEBACK=1 to see the whole of it).
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+def tour(
+    directory: Path = Path("runs/tour"),
+    fresh: bool = False,
+    steps: int = 240,
+    text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+) -> None:
+    """Train, compare and report on this machine in about two minutes; writes one HTML page.
+
+    Args:
+        directory: where checkpoints, numbers and `index.html` go.
+        fresh: start over instead of resuming what an interrupted tour left.
+        steps: training steps of each of the three models.
+        text: a file or folder to train on instead of the language manual (repeatable).
+    """
+    from toolkit.lab.tour import run_tour
+
+    page = run_tour(directory, steps=steps, text=text, fresh=fresh)
+    print(f"\nThe tour is written: {page}")
+    print("Open it in a browser. Go on with:  toolkit lab")
+
+
+def lab(port: int = 8888, browser: bool = True) -> None:
+    """Open JupyterLab on the notebooks.
+
+    Args:
+        port: the port to listen on (localhost only).
+        browser: open a browser window.
+    """
+    from toolkit.lab.server import serve
+
+    sys.exit(serve(port=port, browser=browser))
+
+
+def train(
+    directory: Path,
+    pattern: str = "gdn gdn gdn full",
+    loops: int = 2,
+    width: int = 128,
+    heads: int = 4,
+    steps: int = 1000,
+    batch: int = 16,
+    window: int = 256,
+    learning_rate: float = 3e-3,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    corpus: Literal["prose", "code"] = "prose",
+    seed: int = 0,
+) -> None:
+    """Train a looped language model on text; run again to resume.
+
+    Args:
+        directory: the run's folder: checkpoints, metrics.jsonl and config.json.
+        pattern: the physical layers in order, e.g. "gdn gdn gdn full".
+        loops: how many times the stack of layers is applied.
+        width: the width of the residual stream.
+        heads: attention heads.
+        steps: total training steps.
+        batch: sequences a step.
+        window: bytes a sequence.
+        learning_rate: peak rate of the warm-up and cosine schedule.
+        dtype: the precision of activations; parameters stay float32.
+        text: a file or folder to train on (repeatable).
+        corpus: the text used when none is given: the language manual's prose or the
+            standard library's source.
+        seed: of initialisation and of the order of the data.
+    """
+    from toolkit.lab.language_model import TrainingRun, train_language_model
+    from toolkit.looped import LoopedConfig
+
+    config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads, dtype=dtype)
+    run = TrainingRun(
+        config=config,
+        text=tuple(str(path) for path in text) or corpus,
+        steps=steps,
+        batch=batch,
+        window=window,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    result = train_language_model(run, directory)
+    print(f"\nheld-out loss {result.evaluation_loss:.4f} nats a byte after {result.step} steps")
+    print(f'Go on with:  toolkit generate {directory} --prompt "The "')
+
+
+def generate(
+    directory: Path,
+    prompt: str = "The ",
+    length: int = 256,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Continue a prompt with a model trained by `toolkit train` or by the tour.
+
+    Args:
+        directory: the run's folder.
+        prompt: the text to continue.
+        length: bytes to write.
+        temperature: 0 for the likeliest byte every time.
+        top_k: sample among the k likeliest bytes only.
+        top_p: sample among the likeliest bytes that hold this share of the probability.
+        seed: of the sampling.
+    """
+    from toolkit.lab.language_model import load_language_model, stream_text
+
+    model = load_language_model(directory)
+    print(prompt, end="", flush=True)
+    for piece in stream_text(
+        model, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    ):
+        print(piece, end="", flush=True)
+    print()
+
+
+def bench(
+    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    rounds: int = 7,
+    out: Path | None = None,
+) -> None:
+    """Time ours and its peers side by side, correctness first; writes a record.
+
+    Args:
+        suites: which to run (none: all of them).
+        rounds: interleaved rounds a contender is timed for.
+        out: the JSON record (none: runs/bench/<suite>.json).
+    """
+    from toolkit.bench import run_suites
+
+    run_suites(suites, rounds=rounds, out=out)
+
+
+def info() -> None:
+    """Print versions, devices and memory: what to paste into a bug report."""
+    from toolkit.measure import environment
+
+    for name, value in environment().items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(f"{name:<12} {text}")
+
+
+def _enable_compilation_cache() -> None:
+    # A second run of the same command starts in a quarter of the time.
+    import jax
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mlsys-toolkit" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+
+
+def main() -> None:
+    """Entry point of the command `toolkit`; exit status 2 for an expected error.
+
+    Raises:
+        SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
+    """
+    commands = {
+        "tour": tour, "lab": lab, "train": train, "generate": generate, "bench": bench, "info": info,
+    }  # fmt: skip
+    _enable_compilation_cache()
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="toolkit",
+            description="The ideas that make large models fast: read, run, measure, move a slider.",
+        )
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        if os.environ.get("TOOLKIT_TRACEBACK"):
+            raise
+        print(f"toolkit: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
