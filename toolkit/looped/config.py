@@ -1,0 +1,295 @@
+"""The one dial board of a looped language model: sizes, pattern of layers, number of loops.
+
+Everything else in the room is derived from a `LoopedConfig`, so a configuration can be compared,
+costed and matched with another before a single parameter is allocated.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+LAYER_WORDS = ("full", "window", "gdn")
+"""Words a pattern may contain: causal attention, sliding-window attention, gated delta net."""
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+
+
+class AttentionSizes(NamedTuple):
+    """Head counts and head size of a softmax layer."""
+
+    heads: int
+    key_value_heads: int
+    head_size: int
+
+
+class GatedDeltaNetSizes(NamedTuple):
+    """Head counts and head sizes of a gated delta net layer."""
+
+    heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopedConfig:
+    """Sizes and switches of a looped language model; checked when made.
+
+    The physical layers are named by `pattern` and run `loops` times with the same parameters.
+    Sizes left at None follow the rules of LT2 and are read through `attention_sizes`,
+    `gated_delta_net_sizes` and `feed_forward_size`.
+
+    Attributes:
+        vocabulary: number of tokens; 256 means the model reads bytes.
+        width: size of the residual stream.
+        pattern: the physical layers in order, e.g. "gdn gdn gdn gdn full".
+        loops: how often the stack of physical layers runs.
+        heads: query heads of softmax layers, key heads of gated delta net layers.
+        key_value_heads: key/value heads of softmax layers (None: as many as `heads`).
+        head_size: size of a softmax head (None: width / heads).
+        gdn_value_heads: value heads of a gated delta net, a multiple of `heads` (None: `heads`).
+        gdn_key_size: key size of a delta-net head (None: 0.75 width / heads, to a multiple of 8).
+        gdn_value_size: value size of a delta-net head (None: twice the key size).
+        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect.
+        sliding_window: tokens a "window" layer sees, the current one included.
+        feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
+            `feed_forward_multiple_of`).
+        feed_forward_multiple_of: what the default hidden size is rounded up to.
+        rope_theta: base of the rotary wavelengths.
+        norm_epsilon: added to the mean square in every RMSNorm.
+        residual_gate: learn rho, the per-loop gate on the previous loop's hidden state.
+        attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
+        convolution_size: taps of the short causal convolution before a gated delta net.
+        dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
+        remat: recompute each loop in the backward pass, so memory does not grow with loops.
+
+    Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes.
+    """
+
+    vocabulary: int = 256
+    width: int = 256
+    pattern: str = "full full full full"
+    loops: int = 1
+    heads: int = 4
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    gdn_value_heads: int | None = None
+    gdn_key_size: int | None = None
+    gdn_value_size: int | None = None
+    negative_eigenvalues: bool = False
+    sliding_window: int = 64
+    feed_forward: int | None = None
+    feed_forward_multiple_of: int = 256
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+    residual_gate: bool = True
+    attention_output_gate: bool = False
+    convolution_size: int = 4
+    dtype: str = "float32"
+    remat: bool = False
+
+    @classmethod
+    def tiny(cls, pattern: str = "full", loops: int = 1, **overrides) -> "LoopedConfig":
+        """A byte model that learns something on two cores within a minute or so.
+
+        Args:
+            pattern: the physical layers, e.g. "gdn gdn gdn gdn full".
+            loops: how often they run.
+            **overrides: any other field of the configuration.
+
+        Returns:
+            A configuration of width 128 with 4 heads.
+
+        Raises:
+            ValueError: if a field is out of range.
+        """
+        sizes = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
+        return cls(pattern=pattern, loops=loops, **(sizes | overrides))
+
+    @classmethod
+    def lt2_1b(cls, pattern: str = "gdn gdn gdn gdn full", loops: int = 4) -> "LoopedConfig":
+        """LT2's 1B hybrid (20 layers of width 2048): for costing, not for a laptop.
+
+        Args:
+            pattern: five layers, repeated four times.
+            loops: how often the 20 layers run.
+
+        Returns:
+            The configuration; the number of heads is not published and taken as 16.
+
+        Source: LT2, 1B recipe.
+        """
+        return cls(
+            vocabulary=128_256,
+            width=2048,
+            pattern=" ".join([pattern] * 4),
+            loops=loops,
+            heads=16,
+            sliding_window=2048,
+            attention_output_gate=True,
+            dtype="bfloat16",
+        )
+
+    def __post_init__(self):
+        for name in (
+            "vocabulary",
+            "width",
+            "loops",
+            "heads",
+            "sliding_window",
+            "feed_forward_multiple_of",
+            "convolution_size",
+            "key_value_heads",
+            "head_size",
+            "gdn_value_heads",
+            "gdn_key_size",
+            "gdn_value_size",
+            "feed_forward",
+        ):
+            number = getattr(self, name)
+            optional = getattr(type(self), name) is None
+            if number is None and optional:
+                continue
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                wanted = "None or a whole number" if optional else "a whole number"
+                raise ValueError(f"{name} is {number!r}; it must be {wanted} of at least 1.")
+        unknown = [word for word in self.layers if word not in LAYER_WORDS]
+        if unknown or not self.layers:
+            what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
+            raise ValueError(
+                f"pattern {self.pattern!r} names {what}; write words out of "
+                f"{', '.join(LAYER_WORDS)} separated by spaces."
+            )
+        if self.head_size is None and self.width % self.heads:
+            raise ValueError(
+                f"width {self.width} is not divisible by heads {self.heads}; "
+                "change one of them or give head_size."
+            )
+        heads, key_value_heads, head_size = self.attention_sizes
+        if heads % key_value_heads:
+            raise ValueError(
+                f"heads {heads} is not a multiple of key_value_heads {key_value_heads}."
+            )
+        if head_size % 2:
+            raise ValueError(
+                f"the attention head size {head_size} is odd; rotary embeddings rotate pairs, "
+                "so it must be even."
+            )
+        if self.gated_delta_net_sizes.value_heads % heads:
+            raise ValueError(
+                f"gdn_value_heads {self.gdn_value_heads} is not a multiple of heads {heads}."
+            )
+        if self.dtype not in COMPUTE_DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}.")
+        for name in ("rope_theta", "norm_epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The words of the pattern, one a physical layer."""
+        return tuple(self.pattern.split())
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """`dtype` as a NumPy type."""
+        return jnp.dtype(self.dtype)
+
+    @property
+    def attention_sizes(self) -> AttentionSizes:
+        """Heads, key/value heads and head size of "full" and "window" layers."""
+        return AttentionSizes(
+            self.heads,
+            self.key_value_heads or self.heads,
+            self.head_size or self.width // self.heads,
+        )
+
+    @property
+    def gated_delta_net_sizes(self) -> GatedDeltaNetSizes:
+        """Heads, value heads, key and value sizes of "gdn" layers."""
+        key_size = self.gdn_key_size or max(8, 8 * round(0.75 * self.width / self.heads / 8))
+        return GatedDeltaNetSizes(
+            self.heads,
+            self.gdn_value_heads or self.heads,
+            key_size,
+            self.gdn_value_size or 2 * key_size,
+        )
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Hidden size of the SwiGLU: given, or 2/3 of 4 x width rounded up."""
+        if self.feed_forward is not None:
+            return self.feed_forward
+        multiple = self.feed_forward_multiple_of
+        return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
+
+
+def parameter_count(config: LoopedConfig) -> int:
+    """Number of trained parameters, from the sizes alone.
+
+    All layers are shared by the loops: only rho, `loops x width` numbers, grows with `loops`.
+
+    Args:
+        config: the model.
+
+    Returns:
+        The number of parameters, embedding (tied with the head) included.
+
+    Source: LT2, architecture section.
+    """
+    width = config.width
+    heads, key_value_heads, head_size = config.attention_sizes
+    attention = 2 * width * (heads + key_value_heads) * head_size
+    if config.attention_output_gate:
+        attention += width * heads * head_size
+
+    heads, value_heads, key_size, value_size = config.gated_delta_net_sizes
+    keys, values = heads * key_size, value_heads * value_size
+    gated_delta_net = (
+        width * (2 * keys + values)  # query, key, value
+        + config.convolution_size * (2 * keys + values)
+        + 2 * width * value_heads  # decay and write strength
+        + 2 * value_heads  # A_log and dt_bias
+        + value_size  # output norm
+        + 2 * width * values  # output gate and output projection
+    )
+    mixers = {"full": attention, "window": attention, "gdn": gated_delta_net}
+    rest_of_block = 3 * width * config.feed_forward_size + 2 * width
+    blocks = sum(mixers[word] + rest_of_block for word in config.layers)
+    rho = config.loops * width if config.residual_gate else 0
+    return config.vocabulary * width + blocks + width + rho
+
+
+def match_parameters(
+    config: LoopedConfig, target: LoopedConfig | int, *, tolerance: float = 0.01
+) -> LoopedConfig:
+    """Change the feed-forward size so that a model has as many parameters as another.
+
+    Comparing mixers is fair only at equal parameters, and a gated delta net layer has more than
+    a softmax layer; its SwiGLU gives them back.
+
+    Args:
+        config: the model to change.
+        target: a number of parameters, or the model that has it.
+        tolerance: largest accepted |parameters / target - 1|.
+
+    Returns:
+        `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
+
+    Raises:
+        ValueError: if no feed-forward size comes within the tolerance.
+    """
+    wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
+    per_unit = 3 * config.width * len(config.layers)
+    fixed = parameter_count(config) - per_unit * config.feed_forward_size
+    exact = (wanted - fixed) / per_unit
+    for multiple in (8, 1):
+        feed_forward = max(multiple, multiple * round(exact / multiple))
+        matched = dataclasses.replace(config, feed_forward=feed_forward)
+        if abs(parameter_count(matched) / wanted - 1) <= tolerance:
+            return matched
+    raise ValueError(
+        f"no feed_forward brings {parameter_count(config)} parameters within {tolerance:.1%} of "
+        f"{wanted}: the rest of the model has {fixed}; change width or pattern."
+    )

@@ -1,0 +1,81 @@
+"""From logits to a token: greedy, temperature, top-k and top-p, as pure functions."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def truncated_logits(
+    logits: Float[Array, "batch vocabulary"],
+    *,
+    temperature: float | Array = 1.0,
+    top_k: int | Array | None = None,
+    top_p: float | Array | None = None,
+) -> Float[Array, "batch vocabulary"]:
+    """Logits of the distribution that sampling draws from; excluded tokens get -inf.
+
+    First logits / temperature, then the k most likely tokens, then among those, renormalised,
+    the smallest set of most likely tokens whose mass reaches p. Equal logits rank in the order
+    of the vocabulary, so the set is the same on every run.
+
+    Args:
+        logits: scores of the next token.
+        temperature: above 0; below 1 sharpens, above 1 flattens.
+        top_k: how many tokens to keep, or None.
+        top_p: mass in (0, 1] to keep, or None.
+
+    Returns:
+        Logits of the same shape; their softmax is the distribution.
+
+    Cost: one sort of the vocabulary, only if top_k or top_p is given.
+
+    Source: Fan et al. 2018 (top-k); Holtzman et al., "The Curious Case of Neural Text
+        Degeneration", 2020 (top-p).
+    """
+    logits = logits / temperature
+    if top_k is None and top_p is None:
+        return logits
+    order = jnp.argsort(logits, axis=-1, stable=True, descending=True)
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    if top_k is not None:
+        ranked = jnp.where(jnp.arange(ranked.shape[-1]) < top_k, ranked, -jnp.inf)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(ranked)
+        mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        # The first token stays whatever p: the smallest set is never empty.
+        keep = (mass_before < top_p).at[..., 0].set(True)
+        ranked = jnp.where(keep, ranked, -jnp.inf)
+    return jnp.put_along_axis(jnp.empty_like(logits), order, ranked, axis=-1, inplace=False)
+
+
+def sample_token(
+    logits: Float[Array, "batch vocabulary"],
+    key: Array | None = None,
+    *,
+    temperature: float | Array | None = None,
+    top_k: int | Array | None = None,
+    top_p: float | Array | None = None,
+) -> Int[Array, "batch"]:
+    """Draw the next token, or take the most likely one if temperature is None.
+
+    Args:
+        logits: scores of the next token.
+        key: random key; not used when greedy.
+        temperature: above 0, or None for greedy.
+        top_k: see `truncated_logits`.
+        top_p: see `truncated_logits`.
+
+    Returns:
+        int32 tokens; of equal largest logits, greedy takes the first in the vocabulary.
+
+    Raises:
+        ValueError: if a temperature comes without a key.
+
+    Source: see `truncated_logits`.
+    """
+    if temperature is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if key is None:
+        raise ValueError("sampling at a temperature needs a key, e.g. jax.random.key(0).")
+    kept = truncated_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    return jax.random.categorical(key, kept).astype(jnp.int32)
