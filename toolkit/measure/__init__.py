@@ -9,6 +9,14 @@ Timing (`timing.py`):
 * `interquartile_range`: the spread that is reported
 * `format_seconds`: a duration with a fitting unit
 
+Compiled programs (`programs.py`):
+
+* `collectives`: every communication of a program, with bytes and runs
+* `Collective`: one of them, as one device sees it
+* `collective_table`: the same as text
+* `program_cost`: FLOPs, bytes and memory as the compiler counts them, as a `ProgramCost`
+* `ProgramCost`: those counts, per device
+
 Provenance (`provenance.py`):
 
 * `Record`: one number with kind, device, versions, commit, date and command
@@ -38,6 +46,13 @@ from toolkit.measure.hardware import (
     memory_bandwidth,
     published_peak,
 )
+from toolkit.measure.programs import (
+    Collective,
+    ProgramCost,
+    collective_table,
+    collectives,
+    program_cost,
+)
 from toolkit.measure.provenance import Record, environment, read_records, record, write_records
 from toolkit.measure.timing import (
     Timing,
@@ -49,13 +64,17 @@ from toolkit.measure.timing import (
 )
 
 __all__ = [
+    "Collective",
     "Hardware",
     "Peak",
+    "ProgramCost",
     "Record",
     "Timing",
     "UncheckedRatioError",
     "available_cores",
     "available_memory",
+    "collective_table",
+    "collectives",
     "cpu_name",
     "environment",
     "format_seconds",
@@ -63,6 +82,7 @@ __all__ = [
     "interquartile_range",
     "matmul_rate",
     "memory_bandwidth",
+    "program_cost",
     "published_peak",
     "read_records",
     "record",

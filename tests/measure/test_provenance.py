@@ -1,0 +1,119 @@
+"""Records: there and back unchanged, all or nothing, and nothing private in them."""
+
+import dataclasses
+import getpass
+import json
+import os
+import socket
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.measure import Record, environment, read_records, record, write_records
+
+
+def test_records_come_back_equal(tmp_path):
+    records = [
+        record("a", 0.1 + 0.2, "s", samples=[0.1, 1 / 3]),
+        record("b", 7, "byte", kind="modelled"),
+        record("c", np.float32(1.5), "FLOP/s", kind="recorded", device="TPU v5e"),
+        record("d", jnp.float32(2.5), "s"),
+    ]
+    path = tmp_path / "records.json"
+    write_records(path, records)
+    assert read_records(path) == records
+    assert isinstance(read_records(path)[1].value, int)
+    assert json.loads(path.read_text())[0]["kind"] == "measured"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "records.json"
+    write_records(path, [record("a", 1, "s")])
+    before = path.read_text()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_records(path, [record("b", 2, "s")])
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["records.json"]
+
+
+def test_a_record_knows_where_it_comes_from():
+    made = record("a", 1.0, "s")
+    assert made.versions["jax"]
+    assert made.versions["python"]
+    assert made.date.endswith("+00:00")
+    assert made.commit
+    assert made.device
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "guessed"}, "want one of measured, recorded, modelled"),
+        ({"value": float("nan")}, "not finite"),
+        ({"samples": [float("inf")]}, "not finite"),
+    ],
+)
+def test_wrong_records_are_refused(wrong, message):
+    settings = {"name": "a", "value": 1.0, "unit": "s", **wrong}
+    with pytest.raises(ValueError, match=message):
+        record(**settings)
+
+
+def test_wrong_files_are_refused(tmp_path):
+    path = tmp_path / "records.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"records\.json holds a dict: want a list"):
+        read_records(path)
+    entry = dataclasses.asdict(record("a", 1, "s"))
+    del entry["commit"]
+    path.write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match="entry 0: fields commit missing"):
+        read_records(path)
+    with pytest.raises(TypeError, match="want only Record"):
+        write_records(path, [{"name": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (
+            ["/home/someone/bin/toolkit", "bench", "--out=/tmp/x/r.json"],
+            "toolkit bench --out=r.json",
+        ),
+        (["/venv/lib/pytest/__main__.py", "-k", "x"], "python -m pytest -k x"),
+        (["run.py", "--data", "data/a.json", "~/private/b"], "run.py --data data/a.json b"),
+        (["run.py", "file:///tmp/x", "10/2"], "run.py file:x 10/2"),
+    ],
+)
+def test_commands_carry_no_folder_of_the_machine(monkeypatch, arguments, command):
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert environment()["command"] == command
+
+
+def test_environment_is_complete_and_not_private(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", f"--host={socket.gethostname()}"])
+    facts = environment()
+    assert {"python", "versions", "device_kind", "device_count", "cpu", "cores"} <= set(facts)
+    assert {"memory_bytes", "commit", "date", "command", "device"} <= set(facts)
+    assert facts["device_count"] == 8
+    assert "8 simulated devices" in facts["device"]
+    text = json.dumps(facts)
+    assert os.getcwd() not in text
+    assert os.path.expanduser("~") not in text
+    if len(socket.gethostname()) > 3:
+        assert socket.gethostname() not in text
+    assert getpass.getuser() not in text or getpass.getuser() == "root"
+
+
+def test_record_is_a_plain_frozen_value():
+    made = record("a", 1, "s")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.value = 2
+    assert made == Record(**dataclasses.asdict(made))
