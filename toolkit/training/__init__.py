@@ -1,0 +1,67 @@
+"""Training for any loss function over any pytree of parameters.
+
+Data (text as bytes; a batch is a function of seed and step)
+* `load_corpus`: "prose" and "code" that ship with Python, or one's own files
+* `Corpus`, `CorpusFile`: the bytes, their split, and the record of where they came from
+* `CorpusError`: why a text cannot be used
+* `sample_batch`: random windows for a step, drawn on the device
+* `evaluation_batches`: the same held-out windows every time
+* `BYTE_VOCABULARY`: 256
+
+Optimiser
+* `adamw`: clipping, AdamW, no decay on vectors
+* `warmup_cosine`, `warmup_stable_decay`: schedules of the learning rate
+
+Steps
+* `TrainState`: step, parameters, optimiser state
+* `make_train_step`: many updates in one compiled program; returns a `TrainStep`
+* `make_evaluation`: mean loss over fixed batches
+
+The loop
+* `fit`: train, log, evaluate, checkpoint, stop, resume; takes `FitOptions`, returns a `FitResult`
+* `DivergedError`: the loss or the gradient is not finite
+* `MetricsLog`, `read_metrics`: JSON lines that agree with the checkpoint
+* `Checkpoints`: the newest few, written in the background, restored onto any sharding
+* `CheckpointError`, `CheckpointWarning`: what was refused, and why
+"""
+
+from toolkit.training.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
+from toolkit.training.data import (
+    BYTE_VOCABULARY,
+    Corpus,
+    CorpusError,
+    CorpusFile,
+    evaluation_batches,
+    load_corpus,
+    sample_batch,
+)
+from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
+from toolkit.training.metrics import MetricsLog, read_metrics
+from toolkit.training.optimiser import adamw, warmup_cosine, warmup_stable_decay
+from toolkit.training.step import TrainState, TrainStep, make_evaluation, make_train_step
+
+__all__ = [
+    "BYTE_VOCABULARY",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "Corpus",
+    "CorpusError",
+    "CorpusFile",
+    "DivergedError",
+    "FitOptions",
+    "FitResult",
+    "MetricsLog",
+    "TrainState",
+    "TrainStep",
+    "adamw",
+    "evaluation_batches",
+    "fit",
+    "load_corpus",
+    "make_evaluation",
+    "make_train_step",
+    "read_metrics",
+    "sample_batch",
+    "warmup_cosine",
+    "warmup_stable_decay",
+]

@@ -1,0 +1,316 @@
+"""Checkpoints that survive a kill at any moment, and refuse what they cannot vouch for.
+
+orbax writes in the background and gives a checkpoint its integer name only when it is complete,
+so an interrupted save leaves the previous one in charge. This file adds what orbax leaves to its
+user: a record of the tree and of the run beside the arrays, a fallback past a damaged directory,
+and errors that say which path and why.
+"""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+State = TypeVar("State")
+
+# Room for the index files that orbax writes beside the arrays.
+_OVERHEAD_BYTES = 1 << 20
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, read or used for this run; says which path and why."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint was set aside and an older one takes its place."""
+
+
+class Checkpoints:
+    """The newest few checkpoints of one run, in one directory.
+
+    A checkpoint is a directory named by its step, written in the background and renamed into
+    place when complete. Arrays are stored whole whatever their sharding, and restored onto the
+    template's.
+
+    Attributes:
+        directory: where they are.
+        keep: how many are kept; older ones are deleted after a newer one is complete.
+    """
+
+    def __init__(self, directory: str | os.PathLike, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.directory = Path(directory).absolute()
+        self.keep = keep
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot use {str(self.directory)!r} for checkpoints: {error.strerror}"
+            ) from error
+        if jax.process_index() == 0:
+            for unfinished in self.directory.glob("*.orbax-checkpoint-tmp"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+        self._manager = self._open()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, metadata: dict[str, Any] | None = None) -> None:
+        """Starts writing a checkpoint; returns once the arrays are copied, before they are on disk.
+
+        The arrays may be donated as soon as this returns. A step that already has a checkpoint is
+        left alone: training is deterministic, so it holds the same numbers.
+
+        Args:
+            step: updates made so far; names the directory.
+            state: pytree of arrays, sharded or not.
+            metadata: JSON-able description of the run, compared by `restore_latest`.
+
+        Raises:
+            CheckpointError: the disk is too full for the state, this save or the one before failed.
+            TypeError: metadata is not JSON-able.
+
+        Cost:
+            One copy of the state to the host, then bytes(state) of writing in the background.
+        """
+        import orbax.checkpoint as ocp
+
+        record = {"run": _as_json(metadata or {}), "arrays": _describe(state)}
+        self._require_free_space(state)
+        if step in self._manager.all_steps():
+            return
+        try:
+            is_saved = self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_named_leaves(state)),
+                    record=ocp.args.JsonSave(record),
+                ),
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failure("write", error) from error
+        if not is_saved:
+            raise CheckpointError(
+                f"checkpoint {self._path(step)} was not written: its directory already holds step "
+                f"{self._manager.latest_step()}.\nGive this run a directory of its own."
+            )
+
+    def restore_latest(
+        self, template: State, expected: dict[str, Any] | None = None
+    ) -> tuple[State, dict[str, Any]] | None:
+        """Reads the newest usable checkpoint.
+
+        A damaged directory is renamed to `<step>.refused` with a `CheckpointWarning`, and the one
+        before it is tried. A checkpoint of another run is an error: going on would mix two runs.
+
+        Args:
+            template: a state of this run; the result has its structure, dtypes and shardings.
+            expected: metadata that must agree with the checkpoint's, key by key.
+
+        Returns:
+            (state, metadata), or None if there has never been a checkpoint here.
+
+        Raises:
+            CheckpointError: the checkpoint belongs to another run (says what differs), or all are
+                damaged.
+
+        Cost:
+            Reads bytes(state), each device its own part.
+        """
+        self.wait()
+        refused = []
+        for step in reversed(self.steps()):
+            try:
+                record = self._read_record(step)
+                self._require_same_run(step, record, template, expected)
+                state = self._read_state(step, template)
+            except _Damaged as damage:
+                refused.append(f"{self._path(step)}: {damage}")
+                continue
+            for reason in refused:
+                warnings.warn(
+                    f"refused checkpoint {reason}. Using step {step} instead.",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+            self._set_aside(newer_than=step)
+            return state, record["run"]
+        if refused:
+            raise CheckpointError("no usable checkpoint. Refused " + "; ".join(refused))
+        return None
+
+    def wait(self) -> None:
+        """Blocks until the last save is on disk.
+
+        Raises:
+            CheckpointError: that save failed; the one before is still good.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # orbax re-raises whatever its writer thread met
+            raise self._failure("write", error) from error
+
+    def close(self) -> None:
+        """Finishes the save under way and stops the background threads."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def _open(self) -> Any:
+        # orbax reports every phase of every save through absl; only its errors concern a reader.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        import orbax.checkpoint as ocp
+
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.keep, enable_async_checkpointing=True
+        )
+        return ocp.CheckpointManager(self.directory, options=options)
+
+    def _path(self, step: int) -> str:
+        return str(self.directory / str(step))
+
+    def _read_record(self, step: int) -> dict[str, Any]:
+        import orbax.checkpoint as ocp
+
+        if not (self.directory / str(step) / "record").is_dir():
+            raise _Damaged("it has no record (an empty or foreign directory)")
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
+            )
+            record = restored.record
+            if not {"run", "arrays"} <= record.keys():
+                raise _Damaged("its record was not written by this library")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _Damaged(f"its record is unreadable ({_first_line(error)})") from error
+        return record
+
+    def _require_same_run(
+        self, step: int, record: dict[str, Any], template: Any, expected: dict[str, Any] | None
+    ) -> None:
+        wanted = _as_json(expected or {})
+        found = {key: record["run"].get(key) for key in wanted}
+        differences = _differences(found, wanted) or _differences(
+            record["arrays"], _describe(template)
+        )
+        if differences:
+            shown = "; ".join(differences[:4])
+            more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+            raise CheckpointError(
+                f"checkpoint {self._path(step)} belongs to another run: {shown}{more}.\n"
+                "Use the settings it was made with, or another directory."
+            )
+
+    def _read_state(self, step: int, template: State) -> State:
+        import orbax.checkpoint as ocp
+
+        named = _named_leaves(template)
+        wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+            )
+        except Exception as error:  # tensorstore and orbax raise many types for damaged files
+            raise _Damaged(f"its arrays are unreadable ({_first_line(error)})") from error
+        leaves = [restored.state[name] for name in named]
+        return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+    def _set_aside(self, newer_than: int) -> None:
+        """Renames refused directories: an integer name would keep their step from being saved."""
+        damaged = [step for step in self.steps() if step > newer_than]
+        if not damaged:
+            return
+        self._manager.close()
+        if jax.process_index() == 0:
+            for step in damaged:
+                source = self.directory / str(step)
+                target = source.with_name(f"{step}.refused")
+                shutil.rmtree(target, ignore_errors=True)
+                source.rename(target)
+        self._manager = self._open()
+
+    def _require_free_space(self, state: Any) -> None:
+        needed = _state_bytes(state) + _OVERHEAD_BYTES
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise CheckpointError(
+                f"no space for a checkpoint in {self.directory}: it needs {needed:,} bytes, "
+                f"{free:,} are free.\nThe previous checkpoint is untouched; free some space and "
+                "start again."
+            )
+
+    def _failure(self, verb: str, error: BaseException) -> CheckpointError:
+        text = str(error)
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in text
+        free = shutil.disk_usage(self.directory).free
+        reason = f"the disk is full ({free:,} bytes free)" if is_full else _first_line(error)
+        return CheckpointError(
+            f"could not {verb} a checkpoint in {self.directory}: {reason}.\n"
+            "The previous checkpoint is untouched."
+        )
+
+
+class _Damaged(Exception):
+    """This checkpoint cannot be read; an older one may be."""
+
+
+def _named_leaves(tree: Any) -> dict[str, Any]:
+    """A flat dict keeps the file free of node types: any pytree with these paths can read it."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+
+
+def _describe(tree: Any) -> dict[str, str]:
+    return {
+        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for name, leaf in _named_leaves(tree).items()
+    }
+
+
+def _state_bytes(state: Any) -> int:
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def _as_json(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(metadata))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metadata must be JSON-able: {error}") from None
+
+
+def _differences(found: Any, wanted: Any, name: str = "") -> list[str]:
+    """Where two JSON values differ, as 'name: the checkpoint has x, this run y'."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        lines = []
+        for key in [*wanted, *(key for key in found if key not in wanted)]:
+            inner = f"{name}.{key}" if name else key
+            lines += _differences(found.get(key), wanted.get(key), inner)
+        return lines
+    if found == wanted:
+        return []
+    return [f"{name}: the checkpoint has {_shown(found)}, this run {_shown(wanted)}"]
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160] if text else 'no message'}"

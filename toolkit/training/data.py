@@ -1,0 +1,306 @@
+"""Text as bytes: corpora that come with Python itself, or files of one's own; batches of them.
+
+A token is a byte, so the vocabulary is 256 and there is no tokeniser to train, download or
+explain. A batch is a pure function of (seed, step): nothing about the data has to be saved for a
+run to resume.
+"""
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt8
+
+BYTE_VOCABULARY = 256
+_NOT_LIBRARY_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+_BINARY_PROBE_BYTES = 8192
+
+
+class CorpusError(ValueError):
+    """The text cannot be used: missing, unreadable, empty, not UTF-8 or too short."""
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """One source of a corpus.
+
+    Attributes:
+        name: where it came from, relative to the folder or library it was found in.
+        size: bytes.
+        sha256: digest of its bytes.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text as one array of bytes, with the record of where it came from.
+
+    Attributes:
+        name: "prose", "code" or the paths it was read from.
+        tokens: uint8 [size], the files' bytes one after the other.
+        files: the sources in the order of `tokens`.
+        size: number of tokens (bytes).
+        sha256: digest of `tokens`; two corpora with the same digest are the same data.
+        skipped: files of a folder left out because they are empty or binary.
+    """
+
+    name: str
+    tokens: np.ndarray = field(repr=False)
+    files: tuple[CorpusFile, ...] = field(repr=False)
+    size: int
+    sha256: str
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+
+    def split(self, evaluation_fraction: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+        """Cuts the corpus in two: what to train on, and a contiguous tail to evaluate on.
+
+        Windows are drawn inside one part, so no byte is ever seen from both sides.
+
+        Args:
+            evaluation_fraction: share of the bytes held out, strictly between 0 and 1.
+
+        Returns:
+            (train, evaluation), two uint8 views of `tokens`.
+
+        Raises:
+            ValueError: the fraction is not between 0 and 1.
+            CorpusError: one part would be empty.
+        """
+        if not 0.0 < evaluation_fraction < 1.0:
+            raise ValueError(
+                f"evaluation_fraction must lie strictly between 0 and 1, got {evaluation_fraction}"
+            )
+        cut = self.size - round(self.size * evaluation_fraction)
+        if not 0 < cut < self.size:
+            raise CorpusError(
+                f"corpus {self.name!r} has {self.size} bytes: too few to hold out "
+                f"{evaluation_fraction:.0%} of them"
+            )
+        return self.tokens[:cut], self.tokens[cut:]
+
+    def record(self) -> dict[str, Any]:
+        """What to write beside results: names, sizes and digests, without the text.
+
+        Returns:
+            A JSON-able dict with keys name, size, sha256, files, skipped.
+
+        Cost:
+            One small dict a file; no text is copied.
+        """
+        files = [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in self.files]
+        return {
+            "name": self.name,
+            "size": self.size,
+            "sha256": self.sha256,
+            "files": files,
+            "skipped": list(self.skipped),
+        }
+
+
+def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = None) -> Corpus:
+    """Reads text into one array of bytes.
+
+    "prose" (the default) is the language manual that ships with Python as `pydoc_data.topics`;
+    "code" is the source of the standard library. Neither needs a download; both depend only on
+    the Python version, which is why the digest belongs in every record. Anything else is a file
+    or a folder; a folder is read recursively in the order of its paths, leaving out hidden, empty
+    and binary files.
+
+    Args:
+        paths: None, "prose", "code", a path, or several paths. Write "./prose" for a file of that
+            name.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        CorpusError: a path is missing, unreadable, empty or not UTF-8 (names the file and the
+            offset).
+
+    Cost:
+        Reads every byte once and hashes it twice.
+    """
+    if paths is None or paths == "prose":
+        return _corpus("prose", [("pydoc_data/topics.py", _manual_prose())])
+    if paths == "code":
+        return _corpus("code", _library_source())
+    roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not roots:
+        raise CorpusError('no paths given: name at least one file or folder, or "prose" or "code"')
+    sources: list[tuple[str, bytes]] = []
+    skipped: list[str] = []
+    for root in map(Path, roots):
+        if root.is_dir():
+            found, left_out = _read_folder(root)
+            sources += found
+            skipped += left_out
+        else:
+            sources.append((str(root), _checked_text(root, _read_bytes(root))))
+    return _corpus(", ".join(str(root) for root in roots), sources, skipped)
+
+
+def sample_batch(
+    tokens: UInt8[Array, "size"],
+    step: Int[Array, ""] | int,
+    seed: int,
+    batch: int,
+    time: int,
+) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:
+    """Draws windows uniformly at random, with replacement, as a pure function of (seed, step).
+
+        start_b ~ Uniform{0, ..., size - time - 1},  inputs_b = tokens[start_b : start_b + time],
+        targets_b = tokens[start_b + 1 : start_b + time + 1]
+
+    Traceable, so a train step can draw its own batches on the device; with no iterator there is no
+    iterator state, and step 1000 of a resumed run sees what step 1000 of an unbroken run saw.
+
+    Args:
+        tokens: the training part of a corpus, on the device.
+        step: which batch; may be traced.
+        seed: which sequence of batches.
+        batch: windows a batch.
+        time: tokens a window.
+
+    Returns:
+        (inputs, targets), both int32 [batch, time]; targets are the next bytes.
+
+    Raises:
+        ValueError: batch or time is not positive.
+        CorpusError: the tokens are fewer than one window and its next byte.
+
+    Cost:
+        One gather of batch * (time + 1) bytes.
+    """
+    _require_window(tokens, batch, time)
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    starts = jax.random.randint(key, (batch, 1), 0, tokens.shape[0] - time)
+    windows = tokens[starts + jnp.arange(time + 1)].astype(jnp.int32)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def evaluation_batches(
+    tokens: np.ndarray, batch: int, time: int, count: int
+) -> tuple[Int[Array, "count batch time"], Int[Array, "count batch time"]]:
+    """Cuts the same `count` batches of windows every time, spread evenly over the tokens.
+
+    Windows do not overlap as long as count * batch windows fit; a smaller split is covered densely.
+
+    Args:
+        tokens: uint8 [size], the held-out part of a corpus.
+        batch: windows a batch.
+        time: tokens a window.
+        count: how many batches.
+
+    Returns:
+        (inputs, targets), both int32 [count, batch, time].
+
+    Raises:
+        ValueError: batch, time or count is not positive.
+        CorpusError: the tokens are fewer than one window and its next byte.
+
+    Cost:
+        8 * count * batch * time bytes of memory.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    _require_window(tokens, batch, time)
+    last_start = tokens.shape[0] - time - 1
+    starts = np.linspace(0, last_start, count * batch).astype(np.int64)
+    windows = np.asarray(tokens)[starts[:, None] + np.arange(time + 1)].astype(np.int32)
+    windows = windows.reshape(count, batch, time + 1)
+    return jnp.asarray(windows[..., :-1]), jnp.asarray(windows[..., 1:])
+
+
+def _require_window(tokens: Any, batch: int, time: int) -> None:
+    for name, number in (("batch", batch), ("time", time)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    if tokens.shape[0] < time + 1:
+        raise CorpusError(
+            f"a window of time={time} needs {time + 1} bytes (the last one is a target), "
+            f"the corpus part has {tokens.shape[0]}: use more text or a shorter window"
+        )
+
+
+def _manual_prose() -> bytes:
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def _library_source() -> list[tuple[str, bytes]]:
+    """The library's modules, without its tests, installed packages and build-machine constants."""
+    root = Path(sysconfig.get_path("stdlib"))
+    sources = []
+    for path in _files_below(root):
+        name = path.relative_to(root)
+        is_generated = name.parts[0] == "pydoc_data" or name.name.startswith("_sysconfig")
+        if name.suffix != ".py" or is_generated or _NOT_LIBRARY_SOURCE & set(name.parts):
+            continue
+        if text := _read_bytes(path):
+            sources.append((name.as_posix(), _checked_text(path, text)))
+    return sources
+
+
+def _read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
+    sources, skipped = [], []
+    for path in _files_below(root):
+        name = path.relative_to(root)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        text = _read_bytes(path)
+        if not text or b"\0" in text[:_BINARY_PROBE_BYTES]:
+            skipped.append(name.as_posix())
+        else:
+            sources.append((name.as_posix(), _checked_text(path, text)))
+    if not sources:
+        raise CorpusError(f"folder {str(root)!r} holds no text ({len(skipped)} files skipped)")
+    return sources, skipped
+
+
+def _files_below(root: Path) -> list[Path]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CorpusError(f"no such file or folder: {str(path)!r}") from None
+    except OSError as error:
+        raise CorpusError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def _checked_text(path: Path, text: bytes) -> bytes:
+    if not text:
+        raise CorpusError(f"file {str(path)!r} is empty")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"file {str(path)!r} is not UTF-8: byte 0x{text[error.start]:02x} at offset "
+            f"{error.start} ({error.reason})"
+        ) from None
+    return text
+
+
+def _corpus(name: str, sources: Sequence[tuple[str, bytes]], skipped: Sequence[str] = ()) -> Corpus:
+    files = tuple(
+        CorpusFile(source, len(text), hashlib.sha256(text).hexdigest()) for source, text in sources
+    )
+    whole = b"".join(text for _, text in sources)
+    tokens = np.frombuffer(whole, dtype=np.uint8)
+    digest = hashlib.sha256(whole).hexdigest()
+    return Corpus(name, tokens, files, len(whole), digest, tuple(skipped))

@@ -1,0 +1,238 @@
+"""The loop: call the train step, write down metrics, evaluate, checkpoint, stop and resume.
+
+A call of the train step ends where an evaluation, a checkpoint or the run ends; those boundaries
+are functions of the absolute step, so a resumed run logs the very rows an unbroken one would
+have.
+"""
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from toolkit.training.checkpoint import Checkpoints
+from toolkit.training.metrics import MetricsLog
+from toolkit.training.step import Params, TrainState, TrainStep
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the gradient stopped being a finite number."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How long to train and what to do on the way; all counts are in updates.
+
+    Attributes:
+        total_steps: updates after which the run is complete.
+        log_every: at least one metrics row every so many; at most the train step's `most_steps`.
+        eval_every: evaluate at multiples of this, and at the end.
+        checkpoint_every: save at multiples of this, and at the end.
+        keep: checkpoints kept.
+        tokens_per_step: batch * time, for the tokens per second of the progress bar.
+        is_progress_shown: whether to draw the progress bar.
+    """
+
+    total_steps: int
+    log_every: int = 10
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    keep: int = 3
+    tokens_per_step: int | None = None
+    is_progress_shown: bool = True
+
+    def __post_init__(self):
+        for name in ("total_steps", "log_every", "eval_every", "checkpoint_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run left behind.
+
+    Attributes:
+        state: the last train state.
+        history: metrics rows since step 0, those before a resume included.
+        stopped_by: None if the run is complete, otherwise what stopped it.
+    """
+
+    state: TrainState
+    history: list[dict[str, Any]]
+    stopped_by: str | None
+
+
+def fit(
+    state: TrainState,
+    train_step: TrainStep,
+    data: Any,
+    options: FitOptions,
+    *,
+    directory: str | os.PathLike | None = None,
+    configuration: dict[str, Any] | None = None,
+    evaluate: Callable[[Params], float] | None = None,
+    stop: Callable[[], bool] | None = None,
+    callback: Callable[[dict[str, Any]], None] | None = None,
+) -> FitResult:
+    """Trains until `total_steps`, from the newest checkpoint in `directory` if there is one.
+
+    Killed at any moment and called again with the same arguments, it ends with the same bits as
+    if it had never been interrupted. SIGTERM, Ctrl-C (or a notebook's stop button) finish the
+    current call, save and return; a second Ctrl-C interrupts at once.
+
+    Args:
+        state: the state to start from; consumed (its arrays are donated).
+        train_step: made by `make_train_step`.
+        data: passed to the train step, for instance the training tokens on the device.
+        options: how long, how often.
+        directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
+        configuration: JSON-able description of the run (model, corpus digest, optimiser,
+            seed...); a checkpoint made under another is refused.
+        evaluate: params -> held-out loss, for instance from `make_evaluation`.
+        stop: asked after every call; True saves and returns.
+        callback: given every metrics row, for live plots.
+
+    Returns:
+        A `FitResult`.
+
+    Raises:
+        ValueError: log_every exceeds what one call of the train step can do.
+        CheckpointError: the directory belongs to another run, or cannot be written.
+        DivergedError: the loss or the gradient norm is not finite; nothing is saved after that.
+
+    Cost:
+        One host synchronisation a call of the train step; saves overlap with training.
+    """
+    if options.log_every > train_step.most_steps:
+        raise ValueError(
+            f"log_every={options.log_every} exceeds the train step's most_steps="
+            f"{train_step.most_steps}: build it with most_steps={options.log_every}"
+        )
+    with ExitStack() as stack:
+        checkpoints = None
+        if directory is not None:
+            checkpoints = stack.enter_context(
+                Checkpoints(Path(directory) / "checkpoints", options.keep)
+            )
+            run = {"configuration": configuration or {}}
+            if (restored := checkpoints.restore_latest(state, run)) is not None:
+                state, _ = restored
+        step = int(state.step)
+        path = None if directory is None else Path(directory) / "metrics.jsonl"
+        log = stack.enter_context(closing(MetricsLog(path, step)))
+        bar = stack.enter_context(_progress_bar(options, step))
+        signals = stack.enter_context(_remembered_signals())
+        stopped_by = None
+        while step < options.total_steps and stopped_by is None:
+            started = time.perf_counter()
+            steps = _next_boundary(step, options) - step
+            state, metrics = train_step(state, data, steps)
+            step += steps
+            row = {"step": step, **_summary(metrics)}
+            _require_finite(row, checkpoints)
+            row["seconds"] = time.perf_counter() - started
+            is_last = step == options.total_steps
+            if evaluate is not None and (is_last or step % options.eval_every == 0):
+                row["evaluation_loss"] = evaluate(state.params)
+            log.append(row)
+            _advance(bar, row, steps, options)
+            if callback is not None:
+                callback(row)
+            if not is_last:
+                stopped_by = _reason_to_stop(signals, stop)
+            is_due = is_last or stopped_by is not None or step % options.checkpoint_every == 0
+            if checkpoints is not None and is_due:
+                checkpoints.save(step, state, run)
+    if stopped_by is not None:
+        where = (
+            "nothing was saved, for lack of a directory"
+            if directory is None
+            else f"saved in {directory}; to go on, run the same again"
+        )
+        print(
+            f"stopped by {stopped_by} at step {step} of {options.total_steps}: {where}",
+            file=sys.stderr,
+        )
+    return FitResult(state, log.rows, stopped_by)
+
+
+def _next_boundary(step: int, options: FitOptions) -> int:
+    intervals = (options.log_every, options.eval_every, options.checkpoint_every)
+    boundaries = [(step // interval + 1) * interval for interval in intervals]
+    return min(*boundaries, options.total_steps)
+
+
+def _summary(metrics: dict[str, Any]) -> dict[str, float]:
+    """One row for one call: the mean loss, and everything else as it was at the last update."""
+    rows = jax.device_get(metrics)
+    return {name: float(row.mean() if name == "loss" else row[-1]) for name, row in rows.items()}
+
+
+def _require_finite(row: dict[str, Any], checkpoints: Checkpoints | None) -> None:
+    if all(math.isfinite(value) for value in row.values()):
+        return
+    saved = checkpoints.steps() if checkpoints is not None else []
+    last = f"the newest checkpoint is step {saved[-1]}" if saved else "there is no checkpoint"
+    raise DivergedError(
+        f"training diverged by step {row['step']} (loss {row['loss']}, gradient norm "
+        f"{row['gradient_norm']}); {last}.\n"
+        "Lower the learning rate, lengthen the warm-up or clip the gradient."
+    )
+
+
+def _reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str | None:
+    if signals:
+        return signals[0]
+    return "request" if stop is not None and stop() else None
+
+
+@contextmanager
+def _remembered_signals() -> Iterator[list[str]]:
+    """Turns the first SIGINT or SIGTERM into an entry of a list; the second interrupts at once."""
+    received: list[str] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    # Python delivers signals to the main thread only, and lets only that one install handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, remember) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _progress_bar(options: FitOptions, step: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(
+        total=options.total_steps,
+        initial=step,
+        unit="step",
+        dynamic_ncols=True,
+        disable=not options.is_progress_shown,
+    )
+
+
+def _advance(bar: Any, row: dict[str, Any], steps: int, options: FitOptions) -> None:
+    text = f"loss {row['loss']:.4f}"
+    if options.tokens_per_step is not None:
+        text += f", {steps * options.tokens_per_step / row['seconds']:,.0f} tokens/s"
+    bar.set_postfix_str(text, refresh=False)
+    bar.update(steps)

@@ -1,0 +1,75 @@
+"""Metrics as JSON lines: one object a line, readable while the run goes on, exact after a kill."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Reads the rows of a metrics file, leaving out a last line that a kill cut short.
+
+    Args:
+        path: a file of JSON lines; one that does not exist has no rows.
+
+    Returns:
+        The rows, in order.
+
+    Raises:
+        ValueError: a line before the last is not JSON (names file and line).
+
+    Cost:
+        Reads the whole file.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    # What follows the last newline was being written when the process died.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+    return rows
+
+
+class MetricsLog:
+    """A file of metrics that agrees with the checkpoint a run resumes from.
+
+    Opening it at step `step` drops the rows beyond (the run will make them again), so no step
+    appears twice. Rows reach the operating system as they are appended and survive a kill of the
+    process.
+
+    Attributes:
+        path: the file.
+        rows: every row so far, those of earlier runs included.
+    """
+
+    def __init__(self, path: str | os.PathLike | None, step: int = 0):
+        self.path = None if path is None else Path(path)
+        self.rows = [] if path is None else [r for r in read_metrics(path) if r["step"] <= step]
+        self._file = None
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self.path.with_name(self.path.name + ".tmp")
+            unfinished.write_text("".join(map(_line, self.rows)), encoding="utf-8")
+            os.replace(unfinished, self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Adds one row, which must carry "step"; it is on its way to disk when this returns."""
+        self.rows.append(row)
+        if self._file is not None:
+            self._file.write(_line(row))
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; rows stay readable in `rows`."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"

@@ -1,0 +1,131 @@
+"""AdamW as language models are trained with it, and the two schedules of the learning rate."""
+
+from typing import Any
+
+import jax
+import optax
+
+
+def warmup_cosine(
+    peak: float, total_steps: int, warmup_steps: int, *, end: float = 0.0
+) -> optax.Schedule:
+    """Learning rate that rises linearly to `peak`, then falls to `end` along half a cosine.
+
+        rate(t) = peak * t / warmup                                            for t < warmup
+        rate(t) = end + (peak - end) * (1 + cos(pi * (t - warmup) / (total - warmup))) / 2   after
+
+    Args:
+        peak: highest learning rate.
+        total_steps: step at which `end` is reached; needed in advance.
+        warmup_steps: steps of the linear rise.
+        end: last learning rate.
+
+    Returns:
+        A schedule, step -> learning rate.
+
+    Raises:
+        ValueError: not 0 <= warmup_steps < total_steps.
+
+    Source: Loshchilov and Hutter, SGDR (arXiv:1608.03983); `optax.warmup_cosine_decay_schedule`.
+    """
+    if not 0 <= warmup_steps < total_steps:
+        raise ValueError(
+            f"need 0 <= warmup_steps < total_steps, got warmup_steps={warmup_steps}, "
+            f"total_steps={total_steps}"
+        )
+    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, total_steps, end)
+
+
+def warmup_stable_decay(
+    peak: float, total_steps: int, warmup_steps: int, decay_steps: int, *, end: float = 0.0
+) -> optax.Schedule:
+    """Learning rate that rises linearly, stays at `peak`, then falls linearly to `end`.
+
+    The stable part does not depend on `total_steps`, so a run can be prolonged, and the decay
+    branched off wherever a finished model is wanted.
+
+    Args:
+        peak: highest learning rate.
+        total_steps: step at which `end` is reached.
+        warmup_steps: steps of the linear rise.
+        decay_steps: steps of the linear fall, the last ones of the run.
+        end: last learning rate.
+
+    Returns:
+        A schedule, step -> learning rate.
+
+    Raises:
+        ValueError: a part is negative, there is no decay, or the parts are longer than the run.
+
+    Source: Hu et al., MiniCPM (arXiv:2404.06395), section 4.
+    """
+    if warmup_steps < 0 or decay_steps < 1 or warmup_steps + decay_steps > total_steps:
+        raise ValueError(
+            f"need warmup_steps >= 0, decay_steps >= 1 and their sum <= total_steps, got "
+            f"{warmup_steps}, {decay_steps} and total_steps={total_steps}"
+        )
+    decay_begins = total_steps - decay_steps
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, peak, warmup_steps),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, end, decay_steps),
+        ],
+        [warmup_steps, decay_begins],
+    )
+
+
+def adamw(
+    learning_rate: float | optax.Schedule,
+    *,
+    weight_decay: float = 0.1,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    clip_norm: float | None = 1.0,
+) -> optax.GradientTransformation:
+    """AdamW with clipping by the global norm and no weight decay on vectors.
+
+        g <- g * min(1, clip_norm / |g|);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
+        w <- w - rate * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)     (w decays if a matrix)
+
+    Norm scales, biases and per-head constants such as `A_log` or `dt_bias` are vectors: pulling
+    them towards zero is not regularisation but a change of the model. The learning rate lives in
+    the state, where the train step reads it for the metrics (and a notebook can change a constant
+    one).
+
+    Args:
+        learning_rate: a number or a schedule.
+        weight_decay: decoupled decay, scaled by the learning rate.
+        b1: memory of the first moment.
+        b2: memory of the second moment.
+        eps: added to the root of the second moment.
+        clip_norm: largest global gradient norm; None for no clipping.
+
+    Returns:
+        An optax gradient transformation.
+
+    Raises:
+        ValueError: clip_norm is not positive, or weight_decay is negative.
+
+    Cost:
+        Two copies of the parameters in memory.
+
+    Source: Loshchilov and Hutter, Decoupled weight decay regularization (arXiv:1711.05101).
+    """
+    if clip_norm is not None and clip_norm <= 0:
+        raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+    if weight_decay < 0:
+        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+    clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
+    scale = optax.inject_hyperparams(optax.scale_by_learning_rate)
+    return optax.chain(
+        clip,
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay, mask=_is_matrix),
+        scale(learning_rate=learning_rate),
+    )
+
+
+def _is_matrix(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
