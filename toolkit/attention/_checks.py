@@ -89,9 +89,10 @@ def check_segment_ids(segment_ids: Array | None, batch: int, time: int) -> None:
 
 def check_log_decay(g: Array) -> None:
     """Refuse a positive log-decay, which would make the state grow; skipped while tracing."""
-    if isinstance(g, jax.core.Tracer) or g.size == 0:
+    try:
+        largest = float(jnp.max(g, initial=-jnp.inf))
+    except jax.errors.ConcretizationTypeError:
         return
-    largest = float(jnp.max(g))
     if largest > 0:
         raise ValueError(
             f"g is a natural-log decay and must be <= 0 everywhere; its largest is {largest:g}."

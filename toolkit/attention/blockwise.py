@@ -1,9 +1,9 @@
 r"""Exact softmax attention in tiles: memory linear in time, forward and backward.
 
 Write a query tile's scores against key tile j as s_j (keys x queries). Softmax needs the largest
-score and the sum of exponentials over *all* keys, yet tiles arrive one at a time. The online softmax
-keeps three running quantities for every query: the largest score so far m, the sum of exponentials
-l, and the unnormalised output a. A new tile changes them by
+score and the sum of exponentials over *all* keys, yet tiles arrive one at a time. The online
+softmax keeps three running quantities for every query: the largest score so far m, the sum of
+exponentials l, and the unnormalised output a. A new tile changes them by
 
     m' = max(m, max_keys s_j)          c = exp(m - m')          p_j = exp(s_j - m')
     l' = c l + sum_keys p_j            a' = c a + v_j p_j
@@ -19,9 +19,10 @@ Backward. With P = exp(S - lse) recomputed tile by tile, o = V P and the loss's 
 delta is the softmax Jacobian's correction, summed over the values instead of over all the keys
 (the two are equal because o = V P), so no row of P is ever held whole.
 
-Everything is stored [size, time], time last: tiles are slices of columns, the maximum and the sum
-over keys run down columns, which a CPU does many queries at a time, and the cache of `KVCache` has
-the same order. Query heads that share a key head lie side by side in the columns (time, group).
+Scores are stored keys x queries, so the maximum and the sum over keys run down the rows, many
+queries at a time, and every product is rows x columns: S = K Q with K [time, key], Q [key, time],
+and O = V P with V [value, time]. This layout, not the tile size, is what makes it fast on a CPU.
+Query heads that share a key head lie side by side in the columns, in the order (time, group).
 
 Non-finite numbers. A masked position must not show even when it holds NaN, but 0 * NaN is NaN in
 a matrix product. So a key or value with a non-finite entry is taken out of the products: its value
@@ -42,7 +43,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-TILE = 256  # columns of a tile; 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
+LARGEST_TILE = 256  # 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
 
 
 class Plan(NamedTuple):
@@ -66,7 +67,7 @@ class Plan(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where queries and keys lie on the one time axis; traced, so a cache may grow without compiling.
+    """Where queries and keys lie on one time axis; traced, so a cache grows without compiling.
 
     Attributes:
         query_start: index of the first query on the keys' axis.
@@ -119,20 +120,25 @@ def blockwise_attention(
     batch, time, heads, _ = q.shape
     key_heads, key_time = k.shape[1], k.shape[3]
     group = heads // key_heads
-    largest = TILE if sliding_window is None else min(TILE, max(64, sliding_window))
+    # In a window, narrower tiles waste less work on keys outside it.
+    largest = LARGEST_TILE if sliding_window is None else min(LARGEST_TILE, max(64, sliding_window))
     query_tile = _even_tile(time, max(largest // group, 16))
     key_tile = _even_tile(key_time, largest)
     plan = Plan(query_tile, key_tile, group, float(scale), is_causal, sliding_window)
 
     q = _pad_time(q, query_tile, axis=1).reshape(batch, -1, key_heads, group, q.shape[3])
     q = q.transpose(0, 2, 4, 1, 3).reshape(batch, key_heads, q.shape[4], -1)
-    k, v = _pad_time(k, key_tile, axis=3), _pad_time(v, key_tile, axis=3)
+    k = _pad_time(k, key_tile, axis=3).swapaxes(2, 3)
+    v = _pad_time(v, key_tile, axis=3)
     if segments is not None:
         segments = Segments(
             jnp.repeat(_pad_time(segments.query, query_tile, axis=1), group, axis=1),
             _pad_time(segments.key, key_tile, axis=1),
         )
-    out = _attend(plan, q, k, v, extent, segments)
+    # Adding zeros that vary like q, k and v makes all three vary over the same axes of `shard_map`;
+    # differentiation then sums the gradient of a replicated one over the axes it is shared by.
+    zero = sum((jnp.zeros_like(array, shape=()) for array in (k, v)), jnp.zeros_like(q, shape=()))
+    out = _attend(plan, q + zero, k + zero, v + zero, extent, segments)
     out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
     return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
 
@@ -192,8 +198,8 @@ def _visible(plan: Plan, extent: Extent, segments: Segments | None, query_tile, 
         visible &= query - key < plan.sliding_window
         visible &= key - query < plan.sliding_window
     if segments is not None:
-        query_segment = _columns(segments.query, query_tile, plan.query_tile * plan.group)
-        key_segment = _columns(segments.key, key_tile, plan.key_tile)
+        query_segment = _tile(segments.query, query_tile, plan.query_tile * plan.group)
+        key_segment = _tile(segments.key, key_tile, plan.key_tile)
         visible &= key_segment[:, None] == query_segment[None, :]
     return visible
 
@@ -206,21 +212,24 @@ def _walk(zones: list, step: Callable, carry: Any) -> Any:
 
 
 # ---------------------------------------------------------------- one head
+# q [key, columns], k [key_time, key], v [value, key_time], out and d_out [value, columns].
 
 
 def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v):
-    """Output [value, columns] and lse [columns] of one key head, in the accumulator's precision."""
+    """Output [value, columns] and lse [columns] of one key head."""
     columns = plan.query_tile * plan.group
     precise = _accumulator(q.dtype)
-    lowest = jnp.finfo(precise).min
+    k_is_finite, v_is_finite = jnp.isfinite(k), jnp.isfinite(v)
+    both_are_finite = k_is_finite.all(axis=1) & v_is_finite.all(axis=0)
+    k, v = jnp.where(both_are_finite[:, None], k, jnp.nan), jnp.where(v_is_finite, v, 0)
 
     def query_tile(i):
-        q_i = _columns(q, i, columns)
+        q_i = _tile(q, i, columns)
 
         def step(j, carry, is_masked):
             largest, total, out = carry
-            k_j, v_j = _columns(k, j, plan.key_tile), _columns(v, j, plan.key_tile)
-            scores = _matmul("cs,ct->st", k_j, q_i) * plan.scale
+            k_j, v_j = _tile(k, j, plan.key_tile, axis=0), _tile(v, j, plan.key_tile)
+            scores = _matmul("sk,kt->st", k_j, q_i) * plan.scale
             if is_masked:
                 scores = jnp.where(_visible(plan, extent, segments, i, j), scores, -jnp.inf)
             new_largest = jnp.maximum(largest, scores.max(axis=0))
@@ -230,63 +239,71 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
             out = rescale * out + _matmul("vs,st->vt", v_j, p.astype(v.dtype))
             return new_largest, total, out
 
-        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
         # The maximum starts at the lowest *finite* number: -inf - (-inf) would be NaN.
-        start = (
-            jnp.full((columns,), lowest, precise),
-            jnp.zeros((columns,), precise),
-            jnp.zeros((v.shape[0], columns), precise),
-        )
-        largest, total, out = _walk(zones, step, start)
+        lowest = float(jnp.finfo(precise).min)
+        largest = jnp.full_like(q, lowest, shape=(columns,), dtype=precise)
+        total = jnp.zeros_like(largest)
+        out = jnp.zeros_like(q, shape=(v.shape[0], columns), dtype=precise)
+        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
+        largest, total, out = _walk(zones, step, (largest, total, out))
+        # A query that sees no key gives 0, and lse = +inf makes its p = exp(s - lse) vanish too.
         sees_nothing = total == 0
         out = out / jnp.where(sees_nothing, 1, total)
-        # lse = +inf makes the backward pass recompute p = exp(s - lse) = 0.
         return out, jnp.where(sees_nothing, jnp.inf, largest + jnp.log(total))
 
     out, lse = lax.map(query_tile, jnp.arange(q.shape[1] // columns))
-    return out.transpose(1, 0, 2).reshape(v.shape[0], -1), lse.reshape(-1)
+    return _join_tiles(out).astype(q.dtype), lse.reshape(-1)
 
 
-def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v, lse, delta, d_out):
+def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v, out, lse, d_out):
     """Gradients of one key head: dq by query tile, dk and dv summed in place over query tiles."""
     columns = plan.query_tile * plan.group
     precise = _accumulator(q.dtype)
+    # A row without a gradient contributes 0 even if it saw NaN; a NaN gradient is passed on.
+    has_gradient, is_finite = (d_out != 0).any(axis=0), jnp.isfinite(d_out).all(axis=0)
+    lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
+    q, k, v, out, d_out = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v, out, d_out))
+    delta = (out.astype(precise) * d_out).sum(axis=0)
 
     def query_tile(d_keys_values, i):
-        q_i, d_out_i = _columns(q, i, columns), _columns(d_out, i, columns)
-        lse_i, delta_i = _columns(lse, i, columns), _columns(delta, i, columns)
+        q_i, d_out_i = _tile(q, i, columns), _tile(d_out, i, columns)
+        lse_i, delta_i = _tile(lse, i, columns), _tile(delta, i, columns)
 
         def step(j, carry, is_masked):
             d_q, d_k, d_v = carry
-            k_j, v_j = _columns(k, j, plan.key_tile), _columns(v, j, plan.key_tile)
-            p = jnp.exp(_matmul("cs,ct->st", k_j, q_i) * plan.scale - lse_i)
+            k_j, v_j = _tile(k, j, plan.key_tile, axis=0), _tile(v, j, plan.key_tile)
+            p = jnp.exp(_matmul("sk,kt->st", k_j, q_i) * plan.scale - lse_i)
             if is_masked:
                 p = jnp.where(_visible(plan, extent, segments, i, j), p, 0)
-            d_p = _matmul("vs,vt->st", v_j, d_out_i)
-            d_scores = (p * (d_p - delta_i)).astype(q.dtype)
-            d_v = _add_columns(d_v, j, _matmul("vt,st->vs", d_out_i, p.astype(q.dtype)))
-            d_k = _add_columns(d_k, j, _matmul("ct,st->cs", q_i, d_scores))
-            return d_q + _matmul("cs,st->ct", k_j, d_scores), d_k, d_v
+            d_scores = p * (_matmul("vs,vt->st", v_j, d_out_i) - delta_i)
+            p, d_scores = p.astype(q.dtype), d_scores.astype(q.dtype)
+            d_v = _add_to_tile(d_v, j, _matmul("vt,st->vs", d_out_i, p), axis=1)
+            d_k = _add_to_tile(d_k, j, _matmul("st,kt->sk", d_scores, q_i), axis=0)
+            return d_q + _matmul("sk,st->kt", k_j, d_scores), d_k, d_v
 
         zones = _key_zones(plan, extent, i, has_segments=segments is not None)
-        start = (jnp.zeros(q_i.shape, precise), *d_keys_values)
+        start = (jnp.zeros_like(q_i, dtype=precise), *d_keys_values)
         d_q, d_k, d_v = _walk(zones, step, start)
         return (d_k, d_v), d_q
 
-    start = (jnp.zeros(k.shape, precise), jnp.zeros(v.shape, precise))
+    start = jnp.zeros_like(k, dtype=precise), jnp.zeros_like(v, dtype=precise)
     (d_k, d_v), d_q = lax.scan(query_tile, start, jnp.arange(q.shape[1] // columns))
-    d_q = d_q.transpose(1, 0, 2).reshape(q.shape)
-    return d_q * plan.scale, d_k * plan.scale, d_v
+    d_q, d_k = _join_tiles(d_q) * plan.scale, d_k * plan.scale
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
 
 
-def _columns(array: Array, tile, width: int) -> Array:
-    return lax.dynamic_slice_in_dim(array, tile * width, width, axis=-1)
+def _tile(array: Array, tile, width: int, axis: int = -1) -> Array:
+    return lax.dynamic_slice_in_dim(array, tile * width, width, axis)
 
 
-def _add_columns(array: Array, tile, addition: Array) -> Array:
-    width = addition.shape[-1]
-    total = _columns(array, tile, width) + addition
-    return lax.dynamic_update_slice_in_dim(array, total, tile * width, axis=-1)
+def _add_to_tile(array: Array, tile, addition: Array, axis: int) -> Array:
+    width = addition.shape[axis]
+    total = _tile(array, tile, width, axis) + addition
+    return lax.dynamic_update_slice_in_dim(array, total, tile * width, axis)
+
+
+def _join_tiles(tiles: Float[Array, "tiles size columns"]) -> Float[Array, "size all_columns"]:
+    return tiles.transpose(1, 0, 2).reshape(tiles.shape[1], -1)
 
 
 def _accumulator(dtype):
@@ -297,20 +314,24 @@ def _matmul(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=_accumulator(a.dtype))
 
 
-# ---------------------------------------------------------------- all heads, and the gradient
+# ---------------------------------------------------------------- every head, and the gradient
 
 
 def _each_head(function: Callable, segments: Segments | None, *arrays: Array):
-    """Apply `function(segments, *arrays)` to every batch entry and head, one after another.
+    """Apply `function(segments, *arrays)` to every batch entry and head.
 
-    On CPU a product of two matrices is fast and a batch of such products is not.
+    One after another on a CPU, where one product of two matrices is fast and a batch of them is
+    not; all at once on an accelerator, which needs the parallel work.
     """
+    if jax.default_backend() == "cpu":
 
-    def entry(entry_arrays):
-        entry_segments, *entry_heads = entry_arrays
-        return lax.map(lambda head: function(entry_segments, *head), tuple(entry_heads))
+        def entry(entry_segments_and_arrays):
+            entry_segments, *heads = entry_segments_and_arrays
+            return lax.map(lambda head: function(entry_segments, *head), tuple(heads))
 
-    return lax.map(entry, (segments, *arrays))
+        return lax.map(entry, (segments, *arrays))
+    heads = jax.vmap(function, in_axes=(None, *(0 for _ in arrays)))
+    return jax.vmap(heads)(segments, *arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -319,24 +340,14 @@ def _attend(plan: Plan, q, k, v, extent, segments):
 
 
 def _attend_forward(plan: Plan, q, k, v, extent, segments):
-    finite = jnp.isfinite(k).all(2, keepdims=True) & jnp.isfinite(v).all(2, keepdims=True)
-    k, v = jnp.where(finite, k, jnp.nan), jnp.where(jnp.isfinite(v), v, 0)
-    forward = partial(_head_forward, plan, extent)
-    out, lse = _each_head(forward, segments, q, k, v)
-    out = out.astype(q.dtype)
+    out, lse = _each_head(partial(_head_forward, plan, extent), segments, q, k, v)
     return out, (q, k, v, out, lse, extent, segments)
 
 
 def _attend_backward(plan: Plan, residuals, d_out):
-    q, k, v, out, lse, extent, segments = residuals
-    # Rows without a gradient contribute 0 even if they saw NaN; rows with a NaN gradient pass it on.
-    has_gradient, is_finite = (d_out != 0).any(2), jnp.isfinite(d_out).all(2)
-    lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
-    q, k, out, d_out = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, out, d_out))
-    delta = (out.astype(lse.dtype) * d_out).sum(2)
-    backward = partial(_head_backward, plan, extent)
-    d_q, d_k, d_v = _each_head(backward, segments, q, k, v, lse, delta, d_out)
-    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
+    *arrays, extent, segments = residuals
+    d_inputs = _each_head(partial(_head_backward, plan, extent), segments, *arrays, d_out)
+    return *d_inputs, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
