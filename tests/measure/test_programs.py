@@ -212,6 +212,14 @@ class FakeCompiled:
             16,
             2,
         ),
+        (
+            "%s = bf16[2,4] all-reduce(%p), replica_groups=mesh['a'=4,'b'=2] {'a':(2)2,'b'}, "
+            "use_global_device_ids=true",
+            "all-reduce",
+            16,
+            16,
+            4,
+        ),
         ("%s = bf16[2,4] all-reduce(%p), replica_groups={}", "all-reduce", 16, 16, 8),
     ],
 )

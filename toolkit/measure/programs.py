@@ -12,16 +12,15 @@ from typing import Any
 
 import jax
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_LAYOUT = re.compile(r"(?<=\])\{[^{}]*\}")
-_COMMENT = re.compile(r"/\*.*?\*/")
-_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=\s]*)\]")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*)")
-_CALLEES = re.compile(
-    r"\b(body|condition|calls|to_apply|branch_computations|true_computation|false_computation)="
-    r"(?:\{([^}]*)\}|(%?[\w.\-]+))"
+from toolkit.measure.program_text import (
+    Instruction,
+    group_size,
+    read_computations,
+    shape_bytes,
+    tuple_elements,
 )
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -176,23 +175,10 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     )
 
 
-@dataclass(frozen=True)
-class _Instruction:
-    """One line of the program: `name = shape opcode(operands), attributes`."""
-
-    name: str
-    shape: str
-    opcode: str
-    operands: str
-    attributes: str
-
-
 def _read_program(text: str) -> Iterator[Collective]:
-    computations, entry = _read_computations(text)
-    partitions = [
-        int(number) for number in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text)
-    ]
-    devices = max(partitions, default=1)
+    computations, entry = read_computations(text)
+    sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text)
+    devices = max(map(int, sizes), default=1)
 
     def walk(computation: str, count: int, is_exact: bool) -> Iterator[Collective]:
         instructions = computations.get(computation, [])
@@ -202,60 +188,16 @@ def _read_program(text: str) -> Iterator[Collective]:
             if kind in _KINDS:
                 yield _collective(instruction, kind, shapes, devices, count, is_exact)
                 continue
-            trips, is_known = 1, instruction.opcode != "conditional"
-            if instruction.opcode == "while":
-                found = _TRIPS.search(instruction.attributes)
-                trips, is_known = (int(found[1]), True) if found else (1, False)
-            for callee in _callees(instruction):
-                yield from walk(callee, count * trips, is_exact and is_known)
+            trips = instruction.trip_count if instruction.opcode == "while" else 1
+            is_known = trips is not None and instruction.opcode != "conditional"
+            for callee in instruction.callees:
+                yield from walk(callee, count * (trips or 1), is_exact and is_known)
 
     return walk(entry, 1, True)
 
 
-def _read_computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """Computation name -> its instructions, and the name of the entry."""
-    computations: dict[str, list[_Instruction]] = {}
-    entry = current = ""
-    for line in text.splitlines():
-        if line.endswith("{") and not line.startswith(" "):
-            words = line.removeprefix("ENTRY ").split()
-            current = words[0].lstrip("%").partition("(")[0]
-            computations[current] = []
-            entry = current if line.startswith("ENTRY ") else entry
-        elif current and (match := _INSTRUCTION.match(line)):
-            computations[current].append(_read_instruction(match[1], match[2]))
-    return computations, entry
-
-
-def _read_instruction(name: str, rest: str) -> _Instruction:
-    rest = _LAYOUT.sub("", _COMMENT.sub("", rest))
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    shape, rest = rest[:end], rest[end:].strip()
-    opening = rest.find("(")
-    closing = _closing(rest, opening)
-    return _Instruction(
-        name, shape, rest[:opening], rest[opening + 1 : closing], rest[closing + 1 :]
-    )
-
-
-def _closing(text: str, opening: int) -> int:
-    """Index of the parenthesis that closes the one at `opening`."""
-    depth = 0
-    for index in range(opening, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
-        if depth == 0:
-            return index
-    return len(text)
-
-
-def _callees(instruction: _Instruction) -> Iterator[str]:
-    for _, several, single in _CALLEES.findall(instruction.attributes):
-        for name in (several or single).split(","):
-            yield name.strip().lstrip("%")
-
-
 def _collective(
-    instruction: _Instruction,
+    instruction: Instruction,
     kind: str,
     shapes: dict[str, str],
     devices: int,
@@ -265,72 +207,26 @@ def _collective(
     result = instruction.shape
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
         # The asynchronous forms return (operands, results, ...); all-reduce-start only results.
-        result = _tuple_elements(result)[1]
-    operand_names = re.findall(r"%([\w.\-]+)", instruction.operands)
-    operands = " ".join(shapes[name] for name in operand_names) or instruction.operands
-    result_bytes, operand_bytes = _shape_bytes(result), _shape_bytes(operands)
+        result = tuple_elements(result)[1]
+    operands = " ".join(shapes[name] for name in instruction.operand_names)
+    result_bytes, operand_bytes = shape_bytes(result), shape_bytes(operands)
     name = _OP_NAME.search(instruction.attributes)
     if kind == "collective-permute":
         pairs = re.findall(r"(\d+),(\d+)", instruction.attributes.partition("target_pairs=")[2])
-        group_size = len({device for pair in pairs for device in pair})
+        group = len({device for pair in pairs for device in pair})
         is_sending = any(source != target for source, target in pairs)
         sent = float(operand_bytes * is_sending)
     else:
-        group_size = _group_size(instruction.attributes, devices)
+        group = group_size(instruction.attributes, devices)
         volume = {"all-gather": result_bytes, "all-reduce": 2 * result_bytes}
-        sent = volume.get(kind, operand_bytes) * (group_size - 1) / group_size
+        sent = volume.get(kind, operand_bytes) * (group - 1) / group
     return Collective(
         kind=kind,
         bytes=result_bytes,
         operand_bytes=operand_bytes,
-        group_size=group_size,
+        group_size=group,
         bytes_sent=sent,
         count=count,
         is_count_exact=is_exact,
         name=name[1] if name else instruction.name,
     )
-
-
-def _tuple_elements(shape: str) -> list[str]:
-    """Splits "(a, (b, c), d)" at its outermost commas."""
-    elements, depth, start = [], 0, 1
-    for index, character in enumerate(shape):
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
-        if (character == "," and depth == 1) or depth == 0:
-            elements.append(shape[start:index].strip())
-            start = index + 1
-    return elements
-
-
-def _shape_bytes(shape: str) -> int:
-    """Bytes of an array shape or of all arrays in a tuple shape."""
-    return sum(_element_bits(kind) * _product(sizes) // 8 for kind, sizes in _ARRAY.findall(shape))
-
-
-def _product(sizes: str) -> int:
-    product = 1
-    for size in re.findall(r"\d+", sizes):
-        product *= int(size)
-    return product
-
-
-def _element_bits(kind: str) -> int:
-    if kind == "pred":
-        return 8
-    if kind in ("token", "opaque"):
-        return 0
-    width = re.match(r"[a-z]+(\d+)", kind)  # f32, bf16, s8, u4, c64, f8e4m3fn
-    return int(width[1]) if width else 0
-
-
-def _group_size(attributes: str, devices: int) -> int:
-    """Devices per group from `{{0,1},{2,3}}`, `[groups,size]<=[...]`, or `{}` for all devices."""
-    found = re.search(r"replica_groups=(\{\{([\d,]*)\}|\{\}|\[\d+,(\d+)\]<=)", attributes)
-    if found is None and "replica_groups=" not in attributes:
-        return devices
-    if found is None:
-        notation = attributes.partition("replica_groups=")[2][:60]
-        raise ValueError(f"replica groups in an unknown notation: {notation!r}")
-    if found[3]:
-        return int(found[3])
-    return len(found[2].split(",")) if found[2] else devices
