@@ -168,9 +168,7 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    commands = {
-        "tour": tour, "lab": lab, "train": train, "generate": generate, "bench": bench, "info": info,
-    }  # fmt: skip
+    commands = {command.__name__: command for command in (tour, lab, train, generate, bench, info)}
     _enable_compilation_cache()
     try:
         tyro.extras.subcommand_cli_from_dict(
@@ -181,7 +179,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("TOOLKIT_TRACEBACK"):
             raise
         print(f"toolkit: {error}", file=sys.stderr)

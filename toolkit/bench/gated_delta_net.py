@@ -46,6 +46,10 @@ def inputs(time: int, heads: int, size: int, seed: int = 0) -> tuple[jax.Array, 
     return q, k, v, g, beta
 
 
+def _form(implementation: str) -> Callable[..., jax.Array]:
+    return lambda *args: gated_delta_net(*args, implementation=implementation)[0]
+
+
 def _both_directions(form: Callable[..., jax.Array]) -> Callable[..., Any]:
     """The loss `sum(form(...) * weight)` gives every output a different gradient."""
 
@@ -72,10 +76,7 @@ def cases(cores: int) -> Iterator[Case]:
         weight = jax.random.normal(jax.random.key(1), arrays[2].shape)
         flops = mixer("gdn").forward_flops(1, time, heads, size, size)
 
-        def form(implementation: str) -> Callable[..., jax.Array]:
-            return lambda *args: gated_delta_net(*args, implementation=implementation)[0]
-
-        chunked, scan = form("xla"), form("scan")
+        chunked, scan = _form("xla"), _form("scan")
         for direction in ("forward", "forward+backward"):
             backward = direction == "forward+backward"
 

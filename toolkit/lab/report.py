@@ -7,10 +7,10 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
+
+from toolkit.lab.figures import style
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --paper: #ffffff;
@@ -21,7 +21,8 @@ _STYLE = """
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.25rem 5rem; background: var(--paper);
        color: var(--ink); font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", sans-serif }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem }
-h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 1.5rem }
+h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-top: 1.5rem;
+     border-top: 1px solid var(--line) }
 p { max-width: 46rem }
 figure { margin: 1.25rem 0 }
 figure svg { display: block; width: 100%; height: auto; background: #fff; border-radius: .5rem;
@@ -35,7 +36,8 @@ th, td { padding: .35rem .9rem .35rem 0; text-align: right; border-bottom: 1px s
 th:first-child, td:first-child { text-align: left }
 th { color: var(--soft); font-weight: 600 }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem;
-      padding: .9rem 1rem; overflow-x: auto; white-space: pre-wrap; font-size: .87rem; line-height: 1.5 }
+      padding: .9rem 1rem; overflow-x: auto; white-space: pre-wrap; font-size: .87rem;
+      line-height: 1.5 }
 mark { background: #ffd8a8; color: #1b1f24; border-radius: .2rem; padding: 0 .1rem }
 .kind { font-size: .75rem; color: var(--soft); border: 1px solid var(--line); border-radius: 1rem;
         padding: .05rem .55rem; white-space: nowrap }
@@ -103,11 +105,11 @@ def sample(prompt: str, continuation: str) -> str:
     return f"<pre><mark>{html.escape(prompt)}</mark>{html.escape(continuation)}</pre>"
 
 
-def picture(figure: "Figure", caption: str, alt: str) -> str:
+def picture(figure: Figure, caption: str, alt: str) -> str:
     """A matplotlib figure as inline SVG.
 
     Args:
-        figure: the figure; it is closed.
+        figure: the figure.
         caption: what it shows, with the kind of its numbers.
         alt: the same for a reader who does not see it.
 
@@ -117,11 +119,9 @@ def picture(figure: "Figure", caption: str, alt: str) -> str:
     Cost:
         20 to 100 kB of SVG for a few hundred points.
     """
-    import matplotlib.pyplot as plt
-
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+    with style():
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
     svg = re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.S)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)
     return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"

@@ -57,7 +57,8 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise RuntimeError(
-            "JupyterLab is not installed; install it with: python -m pip install 'mlsys-toolkit[lab]'"
+            "JupyterLab is not installed; "
+            "install it with: python -m pip install 'mlsys-toolkit[lab]'"
         )
     if not 0 < port < 65536:
         raise ValueError(f"port: got {port}, wanted a number from 1 to 65535")
