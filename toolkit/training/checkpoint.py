@@ -11,17 +11,24 @@ import json
 import logging
 import os
 import shutil
+import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 State = TypeVar("State")
 
 # Room for the index files that orbax writes beside the arrays.
 _OVERHEAD_BYTES = 1 << 20
+_ABANDONED_READ_SECONDS = 0.1
 
 
 class CheckpointError(RuntimeError):
@@ -90,10 +97,11 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        record = {"run": _as_json(metadata or {}), "arrays": _describe(state)}
-        self._require_free_space(state)
+        run = _as_json(metadata or {})
         if step in self._manager.all_steps():
             return
+        self._require_free_space(state)
+        record = {"run": run, "arrays": _describe(state), "checksums": _checksums(state)}
         try:
             is_saved = self._manager.save(
                 step,
@@ -115,8 +123,9 @@ class Checkpoints:
     ) -> tuple[State, dict[str, Any]] | None:
         """Reads the newest usable checkpoint.
 
-        A damaged directory is renamed to `<step>.refused` with a `CheckpointWarning`, and the one
-        before it is tried. A checkpoint of another run is an error: going on would mix two runs.
+        A checkpoint that is damaged, or belongs to another run, is refused: with a
+        `CheckpointWarning` it is renamed to `<step>.refused`, and the one before it is used. If
+        none is left that is an error, so that no run silently starts again or continues another.
 
         Args:
             template: a state of this run; the result has its structure, dtypes and shardings.
@@ -126,32 +135,36 @@ class Checkpoints:
             (state, metadata), or None if there has never been a checkpoint here.
 
         Raises:
-            CheckpointError: the checkpoint belongs to another run (says what differs), or all are
-                damaged.
+            CheckpointError: every checkpoint was refused; says why, and what differs.
 
         Cost:
             Reads bytes(state), each device its own part.
         """
         self.wait()
-        refused = []
+        refused: list[str] = []
         for step in reversed(self.steps()):
             try:
                 record = self._read_record(step)
-                self._require_same_run(step, record, template, expected)
-                state = self._read_state(step, template)
-            except _Damaged as damage:
-                refused.append(f"{self._path(step)}: {damage}")
+                _require_same_run(record, template, expected)
+                state = self._read_state(step, template, record["checksums"])
+            except _Refused as reason:
+                refused.append(f"{self._path(step)}: {reason}")
                 continue
-            for reason in refused:
+            for line in refused:
                 warnings.warn(
-                    f"refused checkpoint {reason}. Using step {step} instead.",
+                    f"refused checkpoint {line}.\nUsing step {step} instead.",
                     CheckpointWarning,
                     stacklevel=2,
                 )
-            self._set_aside(newer_than=step)
+            if refused:
+                self._set_aside(newer_than=step)
             return state, record["run"]
         if refused:
-            raise CheckpointError("no usable checkpoint. Refused " + "; ".join(refused))
+            older = f" ({len(refused) - 1} older ones too)" if len(refused) > 1 else ""
+            raise CheckpointError(
+                f"refused checkpoint {refused[0]}{older}.\n"
+                "Use the settings of that run, or another directory for this one."
+            )
         return None
 
     def wait(self) -> None:
@@ -189,53 +202,39 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         if not (self.directory / str(step) / "record").is_dir():
-            raise _Damaged("it has no record (an empty or foreign directory)")
+            raise _Refused("it has no record (an empty or foreign directory)")
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
             )
             record = restored.record
-            if not {"run", "arrays"} <= record.keys():
-                raise _Damaged("its record was not written by this library")
+            if not {"run", "arrays", "checksums"} <= record.keys():
+                raise _Refused("its record was not written by this library")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _Damaged(f"its record is unreadable ({_first_line(error)})") from error
+            raise _Refused(f"its record is unreadable ({_first_line(error)})") from error
         return record
 
-    def _require_same_run(
-        self, step: int, record: dict[str, Any], template: Any, expected: dict[str, Any] | None
-    ) -> None:
-        wanted = _as_json(expected or {})
-        found = {key: record["run"].get(key) for key in wanted}
-        differences = _differences(found, wanted) or _differences(
-            record["arrays"], _describe(template)
-        )
-        if differences:
-            shown = "; ".join(differences[:4])
-            more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
-            raise CheckpointError(
-                f"checkpoint {self._path(step)} belongs to another run: {shown}{more}.\n"
-                "Use the settings it was made with, or another directory."
-            )
-
-    def _read_state(self, step: int, template: State) -> State:
+    def _read_state(self, step: int, template: State, checksums: dict[str, int]) -> State:
         import orbax.checkpoint as ocp
 
         named = _named_leaves(template)
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
         try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
-            )
+            with _quiet_abandoned_reads():
+                restored = self._manager.restore(
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+                )
         except Exception as error:  # tensorstore and orbax raise many types for damaged files
-            raise _Damaged(f"its arrays are unreadable ({_first_line(error)})") from error
+            raise _Refused(f"its arrays are unreadable ({_first_line(error)})") from error
+        found = _checksums(restored.state)
+        if changed := [name for name in named if found[name] != checksums.get(name)]:
+            raise _Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
         leaves = [restored.state[name] for name in named]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def _set_aside(self, newer_than: int) -> None:
         """Renames refused directories: an integer name would keep their step from being saved."""
         damaged = [step for step in self.steps() if step > newer_than]
-        if not damaged:
-            return
         self._manager.close()
         if jax.process_index() == 0:
             for step in damaged:
@@ -266,8 +265,44 @@ class Checkpoints:
         )
 
 
-class _Damaged(Exception):
-    """This checkpoint cannot be read; an older one may be."""
+class _Refused(Exception):
+    """This checkpoint cannot be used; an older one may be."""
+
+
+def _require_same_run(
+    record: dict[str, Any], template: Any, expected: dict[str, Any] | None
+) -> None:
+    wanted = _as_json(expected or {})
+    found = {key: record["run"].get(key) for key in wanted}
+    differences = _differences(found, wanted)
+    # Arrays differ because the run does: report them only if that is all there is to say.
+    differences = differences or _differences(record["arrays"], _describe(template))
+    if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise _Refused(f"it belongs to another run: {'; '.join(differences[:3])}{more}")
+
+
+@contextmanager
+def _quiet_abandoned_reads() -> Iterator[None]:
+    """Keeps the first unreadable array's error readable.
+
+    orbax reads all arrays at once and closes its event loop at the first failure; tensorstore then
+    prints one traceback for every read that was still under way.
+    """
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception:
+        time.sleep(_ABANDONED_READ_SECONDS)
+        raise
+    finally:
+        sys.unraisablehook = usual
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
@@ -281,6 +316,28 @@ def _describe(tree: Any) -> dict[str, str]:
         name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
         for name, leaf in _named_leaves(tree).items()
     }
+
+
+def _checksums(state: Any) -> dict[str, int]:
+    """One number an array, the same for every sharding: orbax does not notice a flipped bit."""
+    named = _named_leaves(state)
+    sums = jax.device_get(_bit_sums(list(named.values())))
+    return {name: int(total) for name, total in zip(named, sums, strict=True)}
+
+
+@jax.jit
+def _bit_sums(leaves: list[Array]) -> Array:
+    """Sums of the arrays' bit patterns, modulo 2**32; integer addition knows no order."""
+
+    def bit_sum(leaf: Array) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.dtype == jnp.bool_:
+            leaf = leaf.astype(jnp.uint8)
+        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
+        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
+
+    return jnp.stack([bit_sum(leaf) for leaf in leaves])
 
 
 def _state_bytes(state: Any) -> int:
