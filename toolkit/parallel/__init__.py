@@ -1,10 +1,30 @@
-"""From one device to many: simulated devices and meshes.
+"""From one device to many: simulated devices, meshes, layouts, and steps that use them.
+
+`pjit`, the name many know this by, is `jax.jit` with shardings today; nothing here needs more.
 
 * `simulate_devices`: the CPU shows itself as many devices
 * `make_mesh`: a grid of devices with named axes, its axis type said
+* `Layout`: path -> (PartitionSpec, reason): printed, edited, checked, applied
+* `Placement`: one row of a layout
+* `data_parallel`: the layout that replicates every parameter
+* `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
+* `partitioned_train_step`: a step whose communication the compiler chooses
+* `sharded_train_step`: the same step with its communication written down
 """
 
 from toolkit.parallel.devices import simulate_devices
+from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.step import partitioned_train_step, sharded_train_step
+from toolkit.parallel.strategies import data_parallel, fully_sharded
 
-__all__ = ["make_mesh", "simulate_devices"]
+__all__ = [
+    "Layout",
+    "Placement",
+    "data_parallel",
+    "fully_sharded",
+    "make_mesh",
+    "partitioned_train_step",
+    "sharded_train_step",
+    "simulate_devices",
+]

@@ -1,0 +1,273 @@
+"""A layout is data: for each parameter, how it lies on the mesh and why.
+
+It can be read (`describe`), edited (`replace`), checked (`check`) and applied (`apply`,
+`shardings`). Nothing is hidden in rules: what the table says is what the devices hold.
+"""
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One row of a layout.
+
+    Attributes:
+        path: where the tensor is in the parameter tree, such as "layers/0/kernel".
+        shape: its global shape.
+        dtype: its element type.
+        spec: mesh axis (or None) for each dimension; dimensions not named are whole.
+        reason: in words, why so.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    spec: PartitionSpec
+    reason: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How parameters and batches lie on a mesh.
+
+    A tree laid out with it may hold more than parameters. A leaf whose path *ends* in a
+    parameter's path and has its shape follows that parameter: so the moments of an optimiser
+    follow their parameters, in a train state or alone. Every other leaf is replicated.
+
+    Attributes:
+        mesh: the devices.
+        placements: one row a parameter, in tree order.
+        batch: spec of every array in a batch, leading dimension first.
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    batch: PartitionSpec
+
+    def replace(self, path: str, spec: PartitionSpec, reason: str) -> "Layout":
+        """A new layout in which one parameter lies otherwise; this one stays as it is.
+
+        Args:
+            path: the row to change, as `describe` prints it.
+            spec: its new spec.
+            reason: in words, why so.
+
+        Returns:
+            The edited layout (unchecked: `check`, `apply` and `shardings` do that).
+
+        Raises:
+            ValueError: no such path; the nearest ones are named.
+        """
+        paths = [row.path for row in self.placements]
+        if path not in paths:
+            near = difflib.get_close_matches(path, paths, n=3, cutoff=0.0)
+            raise ValueError(f"no parameter {path!r} in this layout; nearest: {', '.join(near)}")
+        rows = (
+            dataclasses.replace(row, spec=spec, reason=reason) if row.path == path else row
+            for row in self.placements
+        )
+        return dataclasses.replace(self, placements=tuple(rows))
+
+    def check(self) -> None:
+        """Sees whether every tensor can be cut as its row says.
+
+        Raises:
+            ValueError: axes that the mesh does not have or that are used twice, specs longer than
+                the shape, or dimensions that do not divide. One line a problem, each with the
+                path, the dimension, the axis and both sizes.
+        """
+        problems = [problem for row in self.placements for problem in self._problems(row)]
+        if problems:
+            raise ValueError("the layout does not fit:\n  " + "\n  ".join(problems))
+
+    def specs(self, tree: Any) -> Any:
+        """The spec of every leaf of a tree.
+
+        Args:
+            tree: parameters, optimiser state, or a train state; shapes suffice.
+
+        Returns:
+            The same tree with a PartitionSpec at every leaf.
+
+        Raises:
+            ValueError: the layout does not fit its mesh, or a parameter has another shape than
+                the one the layout was made for.
+        """
+        self.check()
+        table = {row.path: row for row in self.placements}
+
+        def spec_of(keys: tuple, leaf: Any) -> PartitionSpec:
+            names, shape = _names(keys), tuple(jnp.shape(leaf))
+            whole = table.get("/".join(names))
+            if whole is not None and whole.shape != shape:
+                raise ValueError(
+                    f"{whole.path} has shape {shape}, but the layout was made for {whole.shape}"
+                )
+            for start in range(len(names)):
+                row = table.get("/".join(names[start:]))
+                if row is not None and row.shape == shape:
+                    return row.spec
+            return PartitionSpec()
+
+        return jax.tree_util.tree_map_with_path(spec_of, tree)
+
+    def shardings(self, tree: Any) -> Any:
+        """The same as NamedShardings, for `jax.jit(in_shardings=..., out_shardings=...)`.
+
+        Args:
+            tree: as for `specs`.
+
+        Returns:
+            The same tree with a NamedSharding at every leaf.
+
+        Raises:
+            ValueError: as for `specs`.
+        """
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec),
+            self.specs(tree),
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        )
+
+    def apply(self, tree: Any) -> Any:
+        """Puts a tree on the devices.
+
+        Args:
+            tree: arrays, as for `specs`.
+
+        Returns:
+            The same values, laid out.
+
+        Raises:
+            ValueError: as for `specs`.
+        """
+        return jax.device_put(tree, self.shardings(tree))
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """The sharding of every array in a batch."""
+        return NamedSharding(self.mesh, self.batch)
+
+    def apply_batch(self, batch: Any) -> Any:
+        """Puts a batch on the devices, each with its share of the examples.
+
+        Args:
+            batch: arrays [batch, ...].
+
+        Returns:
+            The same values, laid out.
+
+        Raises:
+            ValueError: a batch size that the data axes do not divide.
+        """
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            name = "/".join(_names(keys)) or "the array"
+            row = Placement(f"batch: {name}", jnp.shape(leaf), leaf.dtype, self.batch, "")
+            if problems := self._problems(row):
+                raise ValueError("; ".join(problems))
+        return jax.device_put(batch, self.batch_sharding)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of parameters that each device holds."""
+        return sum(self._bytes(row) for row in self.placements)
+
+    def describe(self) -> str:
+        """The layout as text: mesh, one line a parameter, and the bytes a device holds.
+
+        Returns:
+            Aligned columns: path, shape, spec, bytes per device, reason.
+        """
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        rows = [("path", "shape", "spec", "bytes/device", "reason")]
+        for row in self.placements:
+            shape = "x".join(map(str, row.shape)) or "scalar"
+            rows.append((row.path, shape, _written(row.spec), f"{self._bytes(row):,}", row.reason))
+        whole = sum(math.prod(row.shape) * row.dtype.itemsize for row in self.placements)
+        share = self.bytes_per_device / whole if whole else 1.0
+        rows.append(("total", "", "", f"{self.bytes_per_device:,}", f"{share:.1%} of {whole:,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [f"mesh: {axes} ({self.mesh.size} devices); batch: {_written(self.batch)}"]
+        for path, shape, spec, size, reason in rows:
+            columns = (
+                path.ljust(widths[0]),
+                shape.ljust(widths[1]),
+                spec.ljust(widths[2]),
+                size.rjust(widths[3]),
+                reason,
+            )
+            lines.append("  ".join(columns).rstrip())
+        return "\n".join(lines)
+
+    def _bytes(self, row: Placement) -> int:
+        cuts = [self.mesh.shape[axis] for axes in axes_of(row.spec) for axis in axes]
+        return math.prod(row.shape) * row.dtype.itemsize // math.prod(cuts)
+
+    def _problems(self, row: Placement) -> list[str]:
+        name = f"{row.path} {row.shape}"
+        dimensions = axes_of(row.spec)
+        used = [axis for axes in dimensions for axis in axes]
+        if unknown := [axis for axis in used if axis not in self.mesh.shape]:
+            wanted = ", ".join(map(repr, self.mesh.shape))
+            return [f"{name}: axis {unknown[0]!r} is not in the mesh (axes {wanted})"]
+        if twice := [axis for axis in used if used.count(axis) > 1]:
+            return [f"{name}: axis {twice[0]!r} is used twice in {_written(row.spec)}"]
+        if len(dimensions) > len(row.shape):
+            return [
+                f"{name}: {_written(row.spec)} names {len(dimensions)} dimensions, "
+                f"the tensor has {len(row.shape)}"
+            ]
+        problems = []
+        for index, axes in enumerate(dimensions):
+            size = math.prod(self.mesh.shape[axis] for axis in axes)
+            if row.shape[index] % size:
+                named = " x ".join(map(repr, axes))
+                problems.append(
+                    f"{name}: dimension {index} of size {row.shape[index]} is not divisible by "
+                    f"axis {named} of size {size}"
+                )
+        return problems
+
+
+def placements_of(params: Any, choose: Any) -> tuple[Placement, ...]:
+    """One row for every leaf, its spec and reason from `choose(shape)`."""
+    rows = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise TypeError(
+                f"params, at {'/'.join(_names(keys))!r}: got {type(leaf).__name__}, want an array"
+            )
+        spec, reason = choose(tuple(leaf.shape))
+        rows.append(Placement("/".join(_names(keys)), tuple(leaf.shape), leaf.dtype, spec, reason))
+    return tuple(rows)
+
+
+def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """The mesh axes of each dimension, as tuples: P("a", None, ("b", "c")) -> [a], [], [b, c]."""
+    return [
+        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for entry in spec
+    ]
+
+
+def _names(keys: tuple) -> list[str]:
+    """A path's words. The last step into a flax variable (`.value`) names nothing of its own."""
+    if keys and getattr(keys[-1], "name", None) == "value":
+        keys = keys[:-1]
+    return [jax.tree_util.keystr((key,), simple=True) for key in keys]
+
+
+def _written(spec: PartitionSpec) -> str:
+    entries = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
+        for axes in axes_of(spec)
+    ]
+    return f"P({', '.join(entries)})"
