@@ -1,0 +1,100 @@
+"""The command line as a person meets it: what it prints, how it fails, how it resumes."""
+
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def toolkit(monkeypatch, capsys):
+    """Run `toolkit ...` in this process: (exit status, standard output, standard error)."""
+    monkeypatch.setattr(cli, "_enable_compilation_cache", lambda: None)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["toolkit", *map(str, arguments)])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_info_prints_versions_devices_and_memory(toolkit):
+    status, out, _ = toolkit("info")
+    assert status == 0
+    for word in ("jax", "device", "memory", "cores"):
+        assert word in out
+
+
+def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log. " * 40)
+    common = ["train", tmp_path / "run", "--text", text, "--pattern", "gdn full", "--width", 32,
+              "--batch", 4, "--window", 32, "--loops", 1]  # fmt: skip
+    status, out, _ = toolkit(*common, "--steps", 20)
+    assert status == 0
+    assert "held-out loss" in out
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["corpus"]["files"][0]["sha256"]
+
+    status, again, _ = toolkit(*common, "--steps", 20)
+    assert status == 0
+    assert re.search(r"loss ([\d.]+)", again).group(1) == re.search(r"loss ([\d.]+)", out).group(1)
+
+    status, _, err = toolkit(*common[:-1], 2, "--steps", 20)
+    assert status == 2
+    assert "loops" in err
+
+    status, out, _ = toolkit("generate", tmp_path / "run", "--prompt", "the ", "--length", 12)
+    assert status == 0
+    assert out.startswith("the ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "RUN", "--pattern", "gdn fulll"], ["pattern", "fulll", "full"]),
+        (["train", "RUN", "--text", "RUN/missing.txt"], ["missing.txt"]),
+        (["train", "RUN", "--width", "130"], ["width", "130"]),
+        (["generate", "RUN"], ["directory", "run.json"]),
+        (["bench", "nothing"], ["suites", "nothing", "gdn"]),
+        (["tour", "--steps", "3"], ["steps", "3"]),
+        (["lab", "--port", "99999999"], ["port", "99999999"]),
+    ],
+)
+def test_bad_input_gets_a_readable_error(toolkit, tmp_path, arguments, words):
+    status, _, err = toolkit(*(str(a).replace("RUN", str(tmp_path)) for a in arguments))
+    assert status == 2
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+def test_a_port_in_use_is_named(toolkit):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, _, err = toolkit("lab", "--port", port)
+    assert status == 2
+    assert f"port: {port}" in err
+
+
+def test_ci_runs_the_two_lines_of_the_readme():
+    readme = (ROOT / "README.md").read_text().splitlines()
+    first, second = [line.strip() for line in readme if line.startswith("    python -m pip")][:2]
+    script = (ROOT / ".ci/run").read_text()
+    assert first in script
+    assert second in script
