@@ -1,0 +1,216 @@
+"""Many devices compute what one computes, and say what they send."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.measure import collectives, program_cost
+from toolkit.parallel import (
+    data_parallel,
+    fully_sharded,
+    make_mesh,
+    partitioned_train_step,
+    sharded_train_step,
+)
+
+TOLERANCE = 1e-6  # float32; sums over the batch are taken in another order
+DEVICES = 8
+SHARE = (DEVICES - 1) / DEVICES
+LAYOUTS = {"data_parallel": data_parallel, "fully_sharded": fully_sharded}
+STEPS = {"partitioned": partitioned_train_step, "sharded": sharded_train_step}
+# A norm over all gradients: a step that saw only its own shards would clip differently.
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1, momentum=0.9))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": DEVICES})
+
+
+def mlp_params():
+    keys = jax.random.split(jax.random.key(0), 2)
+    return {
+        "first": {"kernel": jax.random.normal(keys[0], (24, 64)) / 5, "bias": jnp.zeros(64)},
+        "second": {"kernel": jax.random.normal(keys[1], (64, 16)) / 8, "bias": jnp.zeros(16)},
+    }
+
+
+def mlp_loss(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["first"]["kernel"] + params["first"]["bias"])
+    output = hidden @ params["second"]["kernel"] + params["second"]["bias"]
+    return jnp.mean((output - batch["y"]) ** 2)
+
+
+def mlp_batch():
+    keys = jax.random.split(jax.random.key(1), 2)
+    return {"x": jax.random.normal(keys[0], (32, 24)), "y": jax.random.normal(keys[1], (32, 16))}
+
+
+def one_device(loss_fn, params, batch, optimizer=OPTIMIZER, steps=3):
+    @jax.jit
+    def step(params, state, batch):
+        loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    return repeat(step, params, optimizer.init(params), batch, steps)
+
+
+def repeat(step, params, state, batch, steps=3):
+    losses = []
+    for _ in range(steps):
+        params, state, loss = step(params, state, batch)
+        losses.append(float(loss))
+    return params, state, losses
+
+
+def assert_close(found, wanted):
+    jax.tree.map(
+        lambda left, right: np.testing.assert_allclose(left, right, atol=TOLERANCE, rtol=0),
+        found,
+        wanted,
+    )
+
+
+@pytest.mark.parametrize("layout_name", LAYOUTS)
+@pytest.mark.parametrize("step_name", STEPS)
+def test_mlp_equals_one_device(mesh, layout_name, step_name):
+    params, batch = mlp_params(), mlp_batch()
+    layout = LAYOUTS[layout_name](params, mesh)
+    step = STEPS[step_name](mlp_loss, OPTIMIZER, layout)
+    placed = layout.apply((params, OPTIMIZER.init(params)))
+    found = repeat(step, *placed, layout.apply_batch(batch))
+    assert_close(found, one_device(mlp_loss, params, batch))
+    # The results lie as the layout says, so the next step is the same program.
+    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, found[0])
+    assert specs == layout.specs(params)
+    assert step._cache_size() == 1
+
+
+@pytest.fixture(scope="module")
+def looped():
+    config = LoopedConfig.tiny(pattern="gdn full", loops=2)
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
+
+    def loss_fn(params, tokens):
+        logits = nnx.merge(graph, params)(tokens[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return losses.mean()
+
+    tokens = jax.random.randint(jax.random.key(2), (DEVICES, 17), 0, config.vocabulary)
+    return loss_fn, params, tokens, one_device(loss_fn, params, tokens, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("layout_name", "step_name"),
+    [
+        ("data_parallel", "partitioned"),
+        ("fully_sharded", "partitioned"),
+        ("fully_sharded", "sharded"),
+    ],
+)
+def test_looped_language_model_equals_one_device(mesh, looped, layout_name, step_name):
+    loss_fn, params, tokens, wanted = looped
+    layout = LAYOUTS[layout_name](params, mesh)
+    step = STEPS[step_name](loss_fn, OPTIMIZER, layout)
+    placed = layout.apply((params, OPTIMIZER.init(params)))
+    assert_close(repeat(step, *placed, layout.apply_batch(tokens), steps=2), wanted)
+
+
+def compiled_step(layout, optimizer=OPTIMIZER, **options):
+    params = mlp_params()
+    step = sharded_train_step(mlp_loss, optimizer, layout, **options)
+    placed = layout.apply((params, optimizer.init(params)))
+    lowered = step.lower(*placed, layout.apply_batch(mlp_batch()))
+    return lowered, lowered.compile()
+
+
+def bytes_of(found, kind):
+    return sum(item.total_bytes_sent for item in found if item.kind == kind)
+
+
+LOSS_BYTES = 4
+KERNEL_BYTES = 4 * (24 * 64 + 64 * 16)
+BIAS_BYTES = 4 * (64 + 16)
+
+
+def test_zero_3_sends_what_the_formula_says(mesh):
+    layout = fully_sharded(mlp_params(), mesh)
+    _, compiled = compiled_step(layout, optax.adam(1e-3), gather_again=False)
+    found = collectives(compiled)
+    assert bytes_of(found, "all-gather") == SHARE * KERNEL_BYTES
+    assert bytes_of(found, "reduce-scatter") == SHARE * KERNEL_BYTES
+    assert bytes_of(found, "all-reduce") == 2 * SHARE * (BIAS_BYTES + LOSS_BYTES)
+    assert {item.kind for item in found} == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert all(item.is_count_exact and item.group_size == DEVICES for item in found)
+
+
+def test_zero_3_gathers_again_where_the_backward_pass_needs_it(mesh):
+    layout = fully_sharded(mlp_params(), mesh)
+    lowered, compiled = compiled_step(layout, optax.adam(1e-3))
+    # The first kernel's backward pass needs the data and not the kernel: 2 + 1 gathers.
+    assert lowered.as_text().count("stablehlo.all_gather") == 3
+    second_kernel = 4 * 64 * 16
+    # A compiler with memory to spare may merge the two gathers of one tensor.
+    assert bytes_of(collectives(compiled), "all-gather") in (
+        SHARE * KERNEL_BYTES,
+        SHARE * (KERNEL_BYTES + second_kernel),
+    )
+
+
+def test_data_parallel_sends_what_the_formula_says(mesh):
+    layout = data_parallel(mlp_params(), mesh)
+    _, compiled = compiled_step(layout, optax.adam(1e-3))
+    found = collectives(compiled)
+    assert {item.kind for item in found} == {"all-reduce"}
+    everything = KERNEL_BYTES + BIAS_BYTES + LOSS_BYTES
+    assert bytes_of(found, "all-reduce") == 2 * SHARE * everything
+
+
+def test_zero_3_holds_an_eighth(mesh):
+    batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(mlp_batch())) // DEVICES
+    adam = optax.adam(1e-3)
+    _, compiled = compiled_step(fully_sharded(mlp_params(), mesh), adam)
+    count_bytes = 4
+    # Parameters and two moments: kernels cut, biases whole.
+    held = 3 * (KERNEL_BYTES // DEVICES + BIAS_BYTES) + count_bytes
+    assert program_cost(compiled).argument_bytes == held + batch_bytes
+
+
+@pytest.mark.parametrize("step_name", STEPS)
+def test_donated_state_is_updated_in_place(mesh, step_name):
+    params = mlp_params()
+    layout = fully_sharded(params, mesh)
+    step = STEPS[step_name](mlp_loss, OPTIMIZER, layout, donate=True)
+    placed, state = layout.apply((params, OPTIMIZER.init(params)))
+    step(placed, state, layout.apply_batch(mlp_batch()))
+    assert placed["first"]["kernel"].is_deleted()
+
+
+def test_a_batch_over_two_axes():
+    params, batch = mlp_params(), mlp_batch()
+    grid = make_mesh({"data": 2, "inner": 4})
+    layout = fully_sharded(params, grid, axis="inner")
+    layout = layout.replace("second/kernel", P(("data", "inner")), "over all devices")
+    layout = type(layout)(grid, layout.placements, P(("data", "inner")))
+    step = sharded_train_step(mlp_loss, OPTIMIZER, layout)
+    placed = layout.apply((params, OPTIMIZER.init(params)))
+    found = repeat(step, *placed, layout.apply_batch(batch))
+    assert_close(found, one_device(mlp_loss, params, batch))
+
+
+def test_what_cannot_be_done_is_said():
+    params = mlp_params()
+    grid = make_mesh({"data": 4, "model": 2})
+    layout = fully_sharded(params, grid).replace("first/kernel", P(None, "model"), "tensor")
+    with pytest.raises(ValueError, match=r"first/kernel is cut along 'model'.*data parallel only"):
+        sharded_train_step(mlp_loss, OPTIMIZER, layout)
+    explicit = data_parallel(params, make_mesh({"data": 8}, axis_type="explicit"))
+    for make in STEPS.values():
+        with pytest.raises(ValueError, match="want auto axes"):
+            make(mlp_loss, OPTIMIZER, explicit)
