@@ -41,7 +41,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
+
+from toolkit.attention._visibility import Extent, Segments, sees
 
 LARGEST_TILE = 256  # 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
 
@@ -64,27 +66,6 @@ class Plan(NamedTuple):
     scale: float
     is_causal: bool
     sliding_window: int | None
-
-
-class Extent(NamedTuple):
-    """Where queries and keys lie on one time axis; traced, so a cache grows without compiling.
-
-    Attributes:
-        query_start: index of the first query on the keys' axis.
-        key_start: first key that exists.
-        key_stop: one past the last key that exists.
-    """
-
-    query_start: Int[Array, ""] | int
-    key_start: Int[Array, ""] | int
-    key_stop: Int[Array, ""] | int
-
-
-class Segments(NamedTuple):
-    """Document numbers of queries and keys; a query sees the keys of its own document only."""
-
-    query: Int[Array, "batch query_time"]
-    key: Int[Array, "batch key_time"]
 
 
 def blockwise_attention(
@@ -137,8 +118,8 @@ def blockwise_attention(
         )
     # Adding zeros that vary like q, k and v makes all three vary over the same axes of `shard_map`;
     # differentiation then sums the gradient of a replicated one over the axes it is shared by.
-    zero = sum((jnp.zeros_like(array, shape=()) for array in (k, v)), jnp.zeros_like(q, shape=()))
-    out = _attend(plan, q + zero, k + zero, v + zero, extent, segments)
+    zero = sum(jnp.zeros_like(array, shape=()) for array in (q, k, v))
+    out: Array = _attend(plan, q + zero, k + zero, v + zero, extent, segments)
     out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
     return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
 
@@ -191,12 +172,7 @@ def _visible(plan: Plan, extent: Extent, segments: Segments | None, query_tile, 
     column = jnp.arange(plan.query_tile * plan.group) // plan.group
     query = (extent.query_start + query_tile * plan.query_tile + column)[None, :]
     key = (key_tile * plan.key_tile + jnp.arange(plan.key_tile))[:, None]
-    visible = (key >= extent.key_start) & (key < extent.key_stop)
-    if plan.is_causal:
-        visible &= key <= query
-    if plan.sliding_window is not None:
-        visible &= query - key < plan.sliding_window
-        visible &= key - query < plan.sliding_window
+    visible = sees(query, key, extent, is_causal=plan.is_causal, sliding_window=plan.sliding_window)
     if segments is not None:
         query_segment = _tile(segments.query, query_tile, plan.query_tile * plan.group)
         key_segment = _tile(segments.key, key_tile, plan.key_tile)
