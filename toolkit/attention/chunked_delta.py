@@ -67,9 +67,8 @@ def _masked_exp(log: Array, mask: Array) -> Array:
 def chunk_decays(decay: Float[Array, "*rows C"], documents: Documents | None) -> Decays:
     """The decay factors of one chunk (or of many, with leading axes)."""
     last = decay[..., -1:]
-    size = decay.shape[-1]
-    causal = jnp.tril(jnp.ones((size, size), bool))
     between = decay[..., :, None] - decay[..., None, :]
+    causal = jnp.tril(jnp.ones_like(between, dtype=bool))
     if documents is None:
         return Decays(
             _masked_exp(between, causal),
@@ -88,77 +87,68 @@ def chunk_decays(decay: Float[Array, "*rows C"], documents: Documents | None) ->
     )
 
 
-def _inverses(chunks: Chunks, documents: Documents | None) -> Float[Array, "chunks rows C C"]:
-    """T = (I + A)^-1 for every chunk at once."""
-    k = chunks.k.astype(chunks.decay.dtype)
-    between = chunk_decays(chunks.decay, documents).between
-    scores = _matmul("...ik,...jk->...ij", k, k)
-    return unit_lower_inverse(jnp.tril(chunks.beta[..., None] * scores * between, -1))
+def _inverses(chunks: Chunks, between: Float[Array, "chunks rows C C"]) -> Array:
+    """T = (I + A)^-1 for every chunk at once: it does not depend on the state."""
+    k = chunks.k.astype(between.dtype)
+    a = chunks.beta[..., None] * _matmul("nrik,nrjk->nrij", k, k) * between
+    return unit_lower_inverse(jnp.tril(a, -1))
 
 
 def _forward_chunk(state, inputs):
-    chunk, documents, inverse = inputs
-    dtype = state.dtype
-    q, k, v = (x.astype(dtype) for x in (chunk.q, chunk.k, chunk.v))
-    decays = chunk_decays(chunk.decay, documents)
+    chunk, decays, inverse = inputs
+    q, k, v = (x.astype(state.dtype) for x in (chunk.q, chunk.k, chunk.v))
     residual = chunk.beta[..., None] * (v - decays.entry * _matmul("rik,rkv->riv", k, state))
     written = _matmul("rij,rjv->riv", inverse, residual)
     scores = _matmul("rik,rjk->rij", q, k) * decays.between
     out = decays.entry * _matmul("rik,rkv->riv", q, state)
-    out = out + _matmul("rij,rjv->riv", scores, written)
-    new_state = decays.through * state + _matmul("rik,riv->rkv", k * decays.exit, written)
-    return new_state, (out.astype(chunk.v.dtype), state)
+    out += _matmul("rij,rjv->riv", scores, written)
+    new_state = decays.through * state + _matmul("rik,riv->rkv", decays.exit * k, written)
+    return new_state, (out.astype(chunk.v.dtype), written, state)
 
 
 def _backward_chunk(d_new_state, inputs):
-    chunk, documents, inverse, state, d_out = inputs
-    dtype = state.dtype
-    q, k, v, d_out = (x.astype(dtype) for x in (chunk.q, chunk.k, chunk.v, d_out))
+    chunk, decays, inverse, written, state, d_out = inputs
+    q, k, v, d_out = (x.astype(state.dtype) for x in (chunk.q, chunk.k, chunk.v, d_out))
     beta = chunk.beta[..., None]
-    decays = chunk_decays(chunk.decay, documents)
-
-    # Recompute the chunk from its incoming state.
     scores = _matmul("rik,rjk->rij", q, k) * decays.between
     k_scores = jnp.tril(_matmul("rik,rjk->rij", k, k) * decays.between, -1)
-    q_read = decays.entry * _matmul("rik,rkv->riv", q, state)
-    k_read = decays.entry * _matmul("rik,rkv->riv", k, state)
-    written = _matmul("rij,rjv->riv", inverse, beta * (v - k_read))
 
-    # Outputs and outgoing state -> written values -> residuals.
-    d_written = _matmul("rij,riv->rjv", scores, d_out)
-    d_written += decays.exit * _matmul("rjk,rkv->rjv", k, d_new_state)
+    # Outputs and outgoing state -> written values N -> residuals R, where N = T R.
+    d_written = decays.exit * _matmul("rjk,rkv->rjv", k, d_new_state)
+    d_written += _matmul("rij,riv->rjv", scores, d_out)
     d_residual = _matmul("rij,riv->rjv", inverse, d_written)
     d_scores = _matmul("riv,rjv->rij", d_out, written)
     d_a = -_matmul("riv,rjv->rij", d_residual, written)
 
-    # Residuals and scores -> inputs. Masked entries vanish by the zeros of `between`.
-    d_v = beta * d_residual
+    # Scores and reads of the state -> inputs. The zeros of `between` mask the gradient too.
     d_qk = d_scores * decays.between
     d_kk = jnp.tril(beta * d_a * decays.between, -1)
     d_q_read = decays.entry * d_out
-    d_k_read = -decays.entry * d_v
-    d_exit_k = _matmul("riv,rkv->rik", written, d_new_state)
-    d_q = _matmul("riv,rkv->rik", d_q_read, state) + _matmul("rij,rjk->rik", d_qk, k)
-    d_k = _matmul("riv,rkv->rik", d_k_read, state) + decays.exit * d_exit_k
+    d_k_read = decays.entry * d_residual
+    q_state = _matmul("riv,rkv->rik", d_q_read, state)
+    k_state = _matmul("riv,rkv->rik", d_k_read, state)
+    d_exit_k = decays.exit * _matmul("riv,rkv->rik", written, d_new_state)
+    d_q = q_state + _matmul("rij,rjk->rik", d_qk, k)
+    d_k = d_exit_k - beta * k_state + _matmul("rij,rik->rjk", d_qk, q)
     d_k += _matmul("rij,rjk->rik", d_kk + jnp.swapaxes(d_kk, -1, -2), k)
-    d_k += _matmul("rij,rik->rjk", d_qk, q)
-    d_state = decays.through * d_new_state
-    d_state += _matmul("rik,riv->rkv", q, d_q_read) + _matmul("rik,riv->rkv", k, d_k_read)
+    d_state = decays.through * d_new_state + _matmul("rik,riv->rkv", q, d_q_read)
+    d_state -= _matmul("rik,riv->rkv", k, beta * d_k_read)
 
-    d_beta = jnp.sum(d_residual * (v - k_read), axis=-1) + jnp.sum(d_a * k_scores, axis=-1)
+    a_gradient = jnp.sum(d_a * k_scores, axis=-1)
+    k_read = jnp.sum(k * k_state, axis=-1)
+    d_beta = jnp.sum(d_residual * v, axis=-1) - k_read + a_gradient
 
-    # Every factor is exp of a difference of G, so its gradient is itself times its cotangent.
+    # A factor exp(G_i - G_j) passes (its gradient x itself) to G_i, and minus that to G_j.
     between = d_scores * scores + beta * d_a * k_scores
-    entry = jnp.sum(d_out * q_read - d_v * k_read, axis=-1)
-    exit_ = jnp.sum(decays.exit * k * d_exit_k, axis=-1)
+    leaving = jnp.sum(k * d_exit_k, axis=-1)
     through = jnp.sum(decays.through * state * d_new_state, axis=(-2, -1))
-    d_decay = jnp.sum(between, axis=-1) - jnp.sum(between, axis=-2) + entry - exit_
-    d_decay = d_decay.at[..., -1].add(through + jnp.sum(exit_, axis=-1))
+    d_decay = jnp.sum(between, axis=-1) - jnp.sum(between, axis=-2) - leaving
+    d_decay += jnp.sum(q * q_state, axis=-1) - chunk.beta * k_read
+    d_decay = d_decay.at[..., -1].add(through + jnp.sum(leaving, axis=-1))
 
+    d_v = beta * d_residual
     d_chunk = Chunks(
-        d_q.astype(chunk.q.dtype),
-        d_k.astype(chunk.k.dtype),
-        d_v.astype(chunk.v.dtype),
+        *(d.astype(x.dtype) for d, x in zip((d_q, d_k, d_v), chunk[:3], strict=True)),
         d_decay,
         d_beta,
     )
@@ -191,18 +181,18 @@ def chunked_delta(
 
 
 def _chunked_delta_forward(chunks, documents, initial_state):
-    inverses = _inverses(chunks, documents)
-    final_state, (out, states) = lax.scan(
-        _forward_chunk, initial_state, (chunks, documents, inverses)
+    decays = chunk_decays(chunks.decay, documents)
+    inverses = _inverses(chunks, decays.between)
+    final_state, (out, written, states) = lax.scan(
+        _forward_chunk, initial_state, (chunks, decays, inverses)
     )
-    return (out, final_state), (chunks, documents, inverses, states)
+    return (out, final_state), (chunks, decays, inverses, written, states)
 
 
 def _chunked_delta_backward(saved, cotangents):
-    chunks, documents, inverses, states = saved
     d_out, d_final_state = cotangents
     d_initial_state, d_chunks = lax.scan(
-        _backward_chunk, d_final_state, (chunks, documents, inverses, states, d_out), reverse=True
+        _backward_chunk, d_final_state, (*saved, d_out), reverse=True
     )
     return d_chunks, None, d_initial_state
 

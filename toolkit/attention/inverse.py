@@ -23,16 +23,13 @@ BLOCK = 16
 def _substitute_rows(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """Forward substitution, x_i = e_i - sum_{j<i} a_ij x_j, for all matrices of the batch."""
     size = a.shape[-1]
-    # The batch goes last, so every row step is one long vectorised multiply and add.
-    by_row = jnp.moveaxis(a, (-2, -1), (0, 1))
-    identity = jnp.eye(size, dtype=a.dtype).reshape((size, size) + (1,) * (a.ndim - 2))
     rows: list[Array] = []
-    for i in range(size):
-        row = jnp.broadcast_to(identity[i], by_row.shape[1:])
+    for i, unit in enumerate(jnp.eye(size, dtype=a.dtype)):
+        row = jnp.broadcast_to(unit, (*a.shape[:-2], size))
         for j, earlier in enumerate(rows):
-            row = row - by_row[i, j] * earlier
+            row = row - a[..., i, j, None] * earlier
         rows.append(row)
-    return jnp.moveaxis(jnp.stack(rows), (0, 1), (-2, -1))
+    return jnp.stack(rows, axis=-2)
 
 
 def _inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:

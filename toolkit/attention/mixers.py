@@ -1,0 +1,233 @@
+"""The table of token mixers: every variant once, with its functions and what it costs.
+
+Tests, benchmarks, documentation and notebooks iterate over `MIXERS` and call every row alike:
+
+    row = mixer("window", sliding_window=128)
+    out, state = row.function(q, k, v, *gates, **row.options)
+    state = row.empty_state(batch, heads, key, value, capacity, dtype)
+    out_t, state = row.step(q_t, k_t, v_t, *gates_t, state, **row.options)
+    row.forward_flops(batch, time, heads, key, value, **row.options)
+
+A new mixer is a file of mathematics and a row here. Cost formulas are closed forms in plain
+integers. FLOPs count the matrix products of this implementation, two a multiply-add; bytes count
+what must at least cross the memory bus: inputs and outputs once. `element_bytes` is the size of
+one number of q, k, v and o; gates and recurrent states are float32.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from toolkit.attention.cache import KVCache, softmax_attention_step
+from toolkit.attention.gated_delta_net import (
+    chunk_size,
+    gated_delta_net,
+    gated_delta_net_reference,
+    gated_delta_net_step,
+)
+from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
+
+STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """One token mixer: a row of `MIXERS`.
+
+    Attributes:
+        name: its key in `MIXERS` and in the layer patterns of looped models.
+        title: for headings and legends.
+        paper: where it was published.
+        is_linear_time: whether its cost a token does not grow with the context.
+        gates: names of the inputs after q, k and v, each [batch, time, heads].
+        options: keyword arguments that every function of the row takes, with their values.
+        function: (q, k, v, *gates, initial_state, segment_ids, **options) -> (out, state).
+        step: (q_t, k_t, v_t, *gates_t, state, **options) -> (out_t, state).
+        reference: `function` as the bare equation.
+        empty_state: (batch, heads, key, value, capacity, dtype, **options) -> state to decode
+            from; heads are those of v.
+        forward_flops: (batch, time, heads, key, value, **options) of one parallel pass.
+        forward_bytes: likewise, and `element_bytes`.
+        step_flops: (batch, context, heads, key, value, **options) of one decoded token.
+        step_bytes: likewise, and `element_bytes`.
+        state_bytes: likewise: what decoding keeps after `context` tokens.
+    """
+
+    name: str
+    title: str
+    paper: str
+    is_linear_time: bool
+    gates: tuple[str, ...]
+    options: Mapping[str, int]
+    function: Callable[..., Any]
+    step: Callable[..., Any]
+    reference: Callable[..., Any]
+    empty_state: Callable[..., Any]
+    forward_flops: Callable[..., int]
+    forward_bytes: Callable[..., int]
+    step_flops: Callable[..., int]
+    step_bytes: Callable[..., int]
+    state_bytes: Callable[..., int]
+
+
+def _attended_pairs(time: int, sliding_window: int | None) -> int:
+    """Pairs of a query and a key it may see: sum over t of min(t, window)."""
+    window = time if sliding_window is None else min(sliding_window, time)
+    return window * (window + 1) // 2 + (time - window) * window
+
+
+def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
+    if sliding_window is not None:
+        capacity = min(capacity, sliding_window)
+    return KVCache.empty(batch, heads, key, value, capacity, dtype)
+
+
+def _softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):
+    return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
+
+
+def _softmax_forward_bytes(
+    batch, time, heads, key, value, *, sliding_window=None, element_bytes=4
+):
+    return 2 * batch * time * heads * (key + value) * element_bytes
+
+
+def _softmax_step_flops(batch, context, heads, key, value, *, sliding_window=None):
+    seen = context if sliding_window is None else min(context, sliding_window)
+    return 2 * batch * heads * seen * (key + value)
+
+
+def _softmax_state_bytes(
+    batch, context, heads, key, value, *, sliding_window=None, element_bytes=4
+):
+    seen = context if sliding_window is None else min(context, sliding_window)
+    return batch * heads * seen * (key + value) * element_bytes
+
+
+def _softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
+    read = _softmax_state_bytes(
+        batch, context, heads, key, value, sliding_window=sliding_window, element_bytes=element_bytes
+    )
+    # q and o of this token, and k and v once more: they are written to the cache.
+    return read + 2 * batch * heads * (key + value) * element_bytes
+
+
+def _delta_empty_state(batch, heads, key, value, capacity, dtype):
+    return jnp.zeros((batch, heads, key, value), jnp.promote_types(dtype, jnp.float32))
+
+
+def _delta_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    size = chunk_size(time, key, value) if chunk is None else chunk
+    chunks = -(-time // size)
+    state = 3 * size * key * value  # read for k and for q, written once
+    within = 2 * size**2 * (key + value)  # q k^T, k k^T; T R, scores N
+    inverse = _inverse_multiply_adds(size)
+    return 2 * batch * heads * chunks * (state + within + inverse)
+
+
+def _inverse_multiply_adds(size: int) -> int:
+    """Rows of a 16 x 16 block one by one, then two products a merge of two blocks."""
+    if size <= 16:
+        return size * (size - 1) // 2 * size
+    half = size // 2
+    return 2 * _inverse_multiply_adds(half) + 2 * half**3
+
+
+def _delta_forward_bytes(batch, time, heads, key, value, *, chunk=None, element_bytes=4):
+    tokens = batch * time * heads
+    return tokens * (2 * (key + value) * element_bytes + 2 * STATE_BYTES)
+
+
+def _delta_step_flops(batch, context, heads, key, value):
+    return 6 * batch * heads * key * value
+
+
+def _delta_state_bytes(batch, context, heads, key, value, *, element_bytes=4):
+    return batch * heads * key * value * STATE_BYTES
+
+
+def _delta_step_bytes(batch, context, heads, key, value, *, element_bytes=4):
+    state = _delta_state_bytes(batch, context, heads, key, value)
+    token = batch * heads * (2 * (key + value) * element_bytes + 2 * STATE_BYTES)
+    return 2 * state + token
+
+
+_FULL = Mixer(
+    name="full",
+    title="Softmax attention",
+    paper="Vaswani et al., Attention Is All You Need (arXiv:1706.03762)",
+    is_linear_time=False,
+    gates=(),
+    options=MappingProxyType({}),
+    function=softmax_attention,
+    step=softmax_attention_step,
+    reference=softmax_attention_reference,
+    empty_state=_softmax_empty_state,
+    forward_flops=_softmax_forward_flops,
+    forward_bytes=_softmax_forward_bytes,
+    step_flops=_softmax_step_flops,
+    step_bytes=_softmax_step_bytes,
+    state_bytes=_softmax_state_bytes,
+)
+
+MIXERS: dict[str, Mixer] = {
+    row.name: row
+    for row in (
+        _FULL,
+        replace(
+            _FULL,
+            name="window",
+            title="Sliding-window attention",
+            paper="Beltagy, Peters, Cohan, Longformer (arXiv:2004.05150)",
+            is_linear_time=True,
+            options=MappingProxyType({"sliding_window": 256}),
+        ),
+        Mixer(
+            name="gdn",
+            title="Gated DeltaNet",
+            paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
+            is_linear_time=True,
+            gates=("g", "beta"),
+            options=MappingProxyType({}),
+            function=gated_delta_net,
+            step=gated_delta_net_step,
+            reference=gated_delta_net_reference,
+            empty_state=_delta_empty_state,
+            forward_flops=_delta_forward_flops,
+            forward_bytes=_delta_forward_bytes,
+            step_flops=_delta_step_flops,
+            step_bytes=_delta_step_bytes,
+            state_bytes=_delta_state_bytes,
+        ),
+    )
+}
+"""Every token mixer by name: "full", "window" and "gdn"."""
+
+
+def mixer(name: str, **options: int) -> Mixer:
+    """Look a token mixer up, optionally with other values of its options.
+
+    Args:
+        name: a key of `MIXERS`.
+        **options: replaces values of the row's `options`, such as `sliding_window=128`.
+
+    Returns:
+        The row of `MIXERS`, with those options.
+
+    Raises:
+        ValueError: an unknown name, or an option the row does not have.
+
+    Cost:
+        A dictionary look-up.
+    """
+    if name not in MIXERS:
+        raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}; got {name!r}.")
+    row = MIXERS[name]
+    unknown = sorted(set(options) - set(row.options))
+    if unknown:
+        known = ", ".join(row.options) or "none"
+        raise ValueError(f"mixer {name!r} has the options: {known}; got {', '.join(unknown)}.")
+    return replace(row, options=MappingProxyType({**row.options, **options}))
