@@ -1,9 +1,43 @@
-"""Token mixers as pure functions of arrays.
+"""Token mixers as pure functions of arrays: one call for a sequence, one step for decoding.
 
-gated_delta_net            linear-time mixer with decay and error correction, chunked
-gated_delta_net_reference  the same, token by token: the equation
+Softmax attention, full, grouped or windowed (`softmax.py`, `blockwise.py`, `cache.py`)
+    softmax_attention            attend over a sequence; into a cache when given one
+    softmax_attention_reference  the same as the bare equation
+    softmax_attention_step       decode one token against a cache
+    KVCache                      the keys and values of earlier tokens, time last
+
+Gated DeltaNet, a decaying and self-correcting state (`gated_delta_net.py`, `chunked_delta.py`)
+    gated_delta_net              mix a sequence in linear time, in chunks
+    gated_delta_net_reference    the same, token by token
+    gated_delta_net_step         decode one token: read and write the state once
+    unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
+
+Every mixer once, with what it costs (`mixers.py`)
+    MIXERS                       name -> row; tests, benchmarks and notebooks iterate over it
+    Mixer                        a row: functions, options, FLOPs, bytes, paper
+    mixer                        look a row up, with other options if wanted
 """
 
-from toolkit.attention.gated_delta_net import gated_delta_net, gated_delta_net_reference
+from toolkit.attention.cache import KVCache, softmax_attention_step
+from toolkit.attention.gated_delta_net import (
+    gated_delta_net,
+    gated_delta_net_reference,
+    gated_delta_net_step,
+)
+from toolkit.attention.inverse import unit_lower_inverse
+from toolkit.attention.mixers import MIXERS, Mixer, mixer
+from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
 
-__all__ = ["gated_delta_net", "gated_delta_net_reference"]
+__all__ = [
+    "MIXERS",
+    "KVCache",
+    "Mixer",
+    "gated_delta_net",
+    "gated_delta_net_reference",
+    "gated_delta_net_step",
+    "mixer",
+    "softmax_attention",
+    "softmax_attention_reference",
+    "softmax_attention_step",
+    "unit_lower_inverse",
+]
