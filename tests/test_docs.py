@@ -1,0 +1,156 @@
+"""Every public name is documented the same way, and no file grows past what one can read.
+
+A function says its purpose in one line; what it takes, with shapes; what it returns; what it
+raises, if it checks anything; and what it costs or where it comes from.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import toolkit
+
+PACKAGE = Path(toolkit.__file__).parent
+MOST_LINES = 400
+ROOMS = [room for room in toolkit._ROOMS if (PACKAGE / room / "__init__.py").exists()]
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)
+# What counts as an array's shape in a docstring: [batch, time], [B, T, H], [], `scalar`.
+SHAPE = re.compile(r"\[[^\]\n]*\]|\bscalars?\b")
+ARRAY = re.compile(r"\b(?:jax\.)?Array\b|\bjnp\.ndarray\b")
+JAXTYPED = re.compile(r"\b(?:Float|Int|UInt|Bool|Num|Inexact|Integer|Shaped|Real|Key)\[")
+CHECKS = re.compile(r"^\s*raise\b|\bcheck_\w+\(", re.MULTILINE)
+
+
+def exported(room):
+    """The literal `__all__` of a room, read without importing it."""
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"toolkit.{room} has no __all__")
+
+
+PUBLIC = [(room, name) for room in ROOMS for name in exported(room)]
+
+
+def section(docstring, header):
+    """Text under a header of Google style, up to the next one; empty where there is none."""
+    found = re.search(
+        rf"^{header}:(.*?)(?=^[A-Z]\w+:(?:[ \t]|$)|\Z)", docstring, re.MULTILINE | re.DOTALL
+    )
+    return textwrap.dedent(found[1].strip("\n")).strip() if found else ""
+
+
+def entries(arguments):
+    """The entries of an Args section: what stands before the first colon -> the whole entry."""
+    whole = re.split(r"\n(?=\S)", arguments)
+    return {entry.partition(":")[0]: entry for entry in whole}
+
+
+def faults_of(function):
+    docstring = inspect.getdoc(function) or ""
+    if not docstring:
+        return ["has no docstring"]
+    faults = []
+    purpose = docstring.splitlines()[0].strip()
+    if len(purpose) < 10 or purpose.endswith(":"):
+        faults.append(f"opens with {purpose!r}: want its purpose in one line")
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in ("self", "cls")
+    ]
+    arguments = entries(section(docstring, "Args"))
+    for parameter in parameters:
+        faults += faults_of_parameter(parameter, arguments)
+    if not section(docstring, "Returns") and not section(docstring, "Yields"):
+        faults.append("has no section Returns:")
+    if CHECKS.search(inspect.getsource(function)) and not section(docstring, "Raises"):
+        faults.append("checks something and has no section Raises:")
+    if not section(docstring, "Source") and not section(docstring, "Cost"):
+        faults.append("has neither section Source: nor Cost:")
+    return faults
+
+
+def faults_of_parameter(parameter, arguments):
+    name = parameter.name
+    found = [entry for head, entry in arguments.items() if re.search(rf"\b{name}\b", head)]
+    if not found:
+        return [f"does not list {name} in Args:"]
+    if parameter.annotation is parameter.empty:
+        return []
+    annotation = inspect.formatannotation(parameter.annotation)
+    if name == "key" or re.search(r"\b(?:int|float)\b", annotation):
+        return []  # a random key has no shape of interest; a number or an array is a scalar
+    if ARRAY.search(annotation) and not JAXTYPED.search(annotation) and not SHAPE.search(found[0]):
+        return [f"takes an array {name} without a shape in the signature or in Args:"]
+    return []
+
+
+@pytest.mark.parametrize(("room", "name"), PUBLIC)
+def test_public_names_are_documented(room, name):
+    value = getattr(importlib.import_module(f"toolkit.{room}"), name)
+    if inspect.isclass(value):
+        # A dataclass without a docstring gets its signature for one; that tells no purpose.
+        docstring = value.__doc__ or ""
+        assert docstring, f"{name} has no docstring"
+        assert not docstring.startswith(f"{name}("), f"{name} has no docstring"
+    elif callable(value):
+        # A jitted or wrapped function is documented as the function inside.
+        faults = faults_of(inspect.unwrap(value))
+        assert not faults, f"toolkit.{room}.{name}: " + "; ".join(faults)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_open_with_a_map(room):
+    module = importlib.import_module(f"toolkit.{room}")
+    assert module.__doc__, f"toolkit.{room} has no docstring"
+    names = exported(room)
+    absent = [name for name in names if not re.search(rf"\b{name}\b", module.__doc__)]
+    assert not absent, f"the map of toolkit.{room} leaves out {', '.join(absent)}"
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_are_short_and_say_what_they_are(path):
+    text = path.read_text(encoding="utf-8")
+    lines = text.count("\n")
+    assert lines <= MOST_LINES, f"{lines} lines: want at most {MOST_LINES}, one idea a file"
+    assert text.lstrip().startswith(('"""', 'r"""')), "opens without a docstring"
+
+
+def undocumented(values: "jax.Array", count):
+    """Does a thing to values, badly documented.
+
+    Args:
+        values: some numbers.
+    """
+    if count < 0:
+        raise ValueError(count)
+
+
+def documented(values: "jax.Array", count):
+    """Does a thing to values, well documented.
+
+    Args:
+        values: some numbers [batch, time].
+        count: how many.
+
+    Returns:
+        None.
+
+    Cost:
+        Nothing.
+    """
+
+
+def test_the_check_itself_sees_faults():
+    assert faults_of(documented) == []
+    faults = " ".join(faults_of(undocumented))
+    for fault in ("array values without", "list count", "Returns:", "Raises:", "nor Cost:"):
+        assert fault in faults

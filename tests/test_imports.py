@@ -1,0 +1,154 @@
+"""Imports go down only, in no circle, and `import toolkit` costs `import jax` and nothing else."""
+
+import ast
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import toolkit
+
+PACKAGE = Path(toolkit.__file__).parent
+# Room -> the rooms it may import. What is not named here may be imported by none.
+FLOORS = {
+    "attention": set(),
+    "measure": set(),
+    "parallel": {"measure"},
+    "looped": {"attention", "parallel"},
+    "training": {"measure", "parallel"},
+    "bench": {"attention", "measure", "parallel", "looped", "training"},
+    "lab": {"attention", "measure", "parallel", "looped", "training", "bench"},
+    "cli": {"attention", "measure", "parallel", "looped", "training", "bench", "lab"},
+}
+NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
+# `import toolkit` may take this much of the time of `import jax`.
+IMPORT_TIME_RATIO = 1.1
+ROUNDS = 7
+
+
+def files():
+    return sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def without_type_checking(tree):
+    """Empties `if TYPE_CHECKING:` blocks: they name types and import nothing when run."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    return tree
+
+
+def imported_modules(path, is_run=False):
+    """Names of toolkit's modules that a file imports anywhere, also inside functions."""
+    package = module_name(path).split(".")
+    package = package if path.name == "__init__.py" else package[:-1]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(without_type_checking(tree) if is_run else tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            # `from toolkit import measure` imports a room, `from toolkit.measure import x` a name.
+            names = [source, *(f"{source}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "toolkit")
+
+
+def room_of(name):
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def test_every_room_has_its_floor():
+    here = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert here <= set(FLOORS)
+    assert set(toolkit._ROOMS) <= set(FLOORS)
+
+
+def test_imports_go_down_only():
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)} imports {name}"
+        for path in files()
+        for name in imported_modules(path)
+        if (room := room_of(module_name(path))) is not None
+        and (other := room_of(name)) is not None
+        and other != room
+        and other not in FLOORS[room]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_floors_are_in_no_circle():
+    placed = set()
+    while len(placed) < len(FLOORS):
+        next_up = {room for room, below in FLOORS.items() if room not in placed and below <= placed}
+        assert next_up, f"a circle among {set(FLOORS) - placed}"
+        placed |= next_up
+
+
+def test_files_import_each_other_in_no_circle():
+    modules = {module_name(path) for path in files()}
+    graph = {
+        module_name(path): {
+            name
+            for name in imported_modules(path, is_run=True)
+            if name in modules and name != "toolkit"
+        }
+        - {module_name(path), module_name(path).rpartition(".")[0]}
+        for path in files()
+    }
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path, name])
+        if name in done:
+            return
+        path.append(name)
+        for other in sorted(graph[name]):
+            visit(other)
+        path.pop()
+        done.add(name)
+
+    for name in graph:
+        visit(name)
+
+
+def run_python(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def roots_loaded_by(module):
+    listing = f"import sys, {module}\nprint(*sorted({{n.split('.')[0] for n in sys.modules}}))"
+    return set(run_python(listing).split())
+
+
+def test_import_loads_jax_and_nothing_else():
+    extra = roots_loaded_by("toolkit") - roots_loaded_by("jax")
+    assert not extra & set(NOT_AT_IMPORT)
+    assert extra == {"toolkit"}
+
+
+@pytest.mark.slow
+def test_import_takes_as_long_as_jax():
+    seconds = {"jax": [], "toolkit": []}
+    for module in seconds:
+        run_python(f"import {module}")  # warms the file cache
+    for _ in range(ROUNDS):
+        for module, samples in seconds.items():
+            start = time.perf_counter()
+            run_python(f"import {module}")
+            samples.append(time.perf_counter() - start)
+    ratio = statistics.median(seconds["toolkit"]) / statistics.median(seconds["jax"])
+    assert ratio <= IMPORT_TIME_RATIO, f"import toolkit takes {ratio:.2f} times import jax"
