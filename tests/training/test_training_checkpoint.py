@@ -19,6 +19,7 @@ def make_state(seed=0, width=8):
     key = jax.random.key(seed)
     params = {
         "layers": [{"weight": jax.random.normal(key, (16, width))}, {"weight": jnp.ones(3)}],
+        "large": jax.random.normal(key, (64, 256)),
         "half": jax.random.normal(key, (5, 2)).astype(jnp.bfloat16),
         "key": jax.random.key_data(key),
     }
@@ -115,7 +116,7 @@ def test_arrays_may_be_donated_while_they_are_being_written(tmp_path):
     ("damage", "reason"),
     [
         (truncate, "arrays are unreadable"),
-        (flip_a_bit, "checksum differs|arrays are unreadable"),
+        (flip_a_bit, "array 'params/large' is not what was saved"),
         (delete_arrays, "arrays are unreadable"),
         (delete_state, "arrays are unreadable"),
         (delete_record, "has no record"),
@@ -186,9 +187,7 @@ def test_full_disk_is_noticed_before_writing(directory, monkeypatch):
     usage = namedtuple("usage", "total used free")
     with Checkpoints(directory) as checkpoints:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 9_000, 1_000))
-        with pytest.raises(
-            CheckpointError, match=r"needs 1,0\d\d,\d{3} bytes, 1,000 are free"
-        ) as error:
+        with pytest.raises(CheckpointError, match=r"needs [\d,]{9} bytes, 1,000 are free") as error:
             checkpoints.save(3, make_state(3), RUN)
         assert str(directory) in str(error.value)
         monkeypatch.undo()

@@ -7,6 +7,7 @@ and errors that say which path and why.
 """
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -219,13 +220,13 @@ class Checkpoints:
 
         named = _named_leaves(template)
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
-        try:
-            with _quiet_abandoned_reads():
+        with _quiet_abandoned_reads():
+            try:
                 restored = self._manager.restore(
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
                 )
-        except Exception as error:  # tensorstore and orbax raise many types for damaged files
-            raise _Refused(f"its arrays are unreadable ({_first_line(error)})") from error
+            except Exception as error:  # tensorstore and orbax raise many types for damaged files
+                raise _Refused(f"its arrays are unreadable ({_first_line(error)})") from None
         found = _checksums(restored.state)
         if changed := [name for name in named if found[name] != checksums.get(name)]:
             raise _Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
@@ -284,10 +285,10 @@ def _require_same_run(
 
 @contextmanager
 def _quiet_abandoned_reads() -> Iterator[None]:
-    """Keeps the first unreadable array's error readable.
+    """Lets an unreadable checkpoint be reported once, by us.
 
-    orbax reads all arrays at once and closes its event loop at the first failure; tensorstore then
-    prints one traceback for every read that was still under way.
+    orbax reads all arrays at once and closes its event loop at the first failure. The reads it
+    abandons then complain one by one, through whichever channel their garbage collection finds.
     """
     usual = sys.unraisablehook
 
@@ -295,14 +296,21 @@ def _quiet_abandoned_reads() -> Iterator[None]:
         if str(unraisable.exc_value) != "Event loop is closed":
             usual(unraisable)
 
+    logger = logging.getLogger("asyncio")
+    level = logger.level
     sys.unraisablehook = hook
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
-    except Exception:
-        time.sleep(_ABANDONED_READ_SECONDS)
+    except _Refused:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            time.sleep(_ABANDONED_READ_SECONDS)
+            gc.collect()
         raise
     finally:
         sys.unraisablehook = usual
+        logger.setLevel(level)
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
