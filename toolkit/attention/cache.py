@@ -140,12 +140,6 @@ def softmax_attention_step(
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
     out = _attend_to_slots(q_t, keys, values, visible, factor)
-    # 0 * NaN is NaN: should a slot without a token hold one, attend again with those slots zeroed.
-    out = lax.cond(
-        jnp.isfinite(out).all(),
-        lambda: out,
-        lambda: _attend_to_slots(q_t, keys, jnp.where(visible, values, 0), visible, factor),
-    )
     out = jnp.where(has_room, out, jnp.nan).astype(q_t.dtype)
     cache = KVCache(keys, values, cache.length + 1)
     return out.reshape(batch, heads, values.shape[2]), cache
@@ -168,8 +162,13 @@ def _attend_to_slots(
     scores = jnp.where(visible, scores, -jnp.inf)
     p = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     total = p.sum(axis=-1, keepdims=True)
-    out = jnp.einsum(
-        "bhgs,bhvs->bhgv", p.astype(values.dtype), values, preferred_element_type=precise
+    weights = p.astype(values.dtype)
+    out = jnp.einsum("bhgs,bhvs->bhgv", weights, values, preferred_element_type=precise)
+    # 0 * NaN is NaN: where a slot without a token holds one, sum again without those slots, slowly.
+    out = lax.cond(
+        jnp.isfinite(out).all(),
+        lambda: out,
+        lambda: jnp.where(visible, p[..., None, :] * values[:, :, None], 0).sum(axis=-1),
     )
     return out / total
 
