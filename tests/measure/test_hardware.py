@@ -1,6 +1,7 @@
 """The machine's description and its measured rates."""
 
 import os
+import sys
 
 import psutil
 import pytest
@@ -35,6 +36,18 @@ def test_cores_follow_the_affinity():
         assert available_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_limits_of_control_groups_are_respected(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1048576\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    monkeypatch.setattr(sys.modules["toolkit.measure.hardware"], "_CGROUP", tmp_path)
+    assert available_memory() == 1 << 20
+    assert available_cores() <= 2
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert available_memory() == psutil.virtual_memory().total
+    assert available_cores() == 1
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,14 @@ def test_program_cost_counts_a_matmul():
     assert cost.bytes_accessed >= cost.argument_bytes
 
 
+def test_a_loop_body_counts_once():
+    def looped(x):
+        return jax.lax.fori_loop(0, 6, lambda _, carry: carry @ carry, x)
+
+    cost = program_cost(jax.jit(looped).lower(jnp.zeros((64, 64))).compile())
+    assert cost.flops == pytest.approx(2 * 64**3, rel=0.01)
+
+
 def test_program_cost_is_per_device(mesh):
     cost = program_cost(compile_on(mesh, jnp.sin, P("data"), P("data")))
     assert cost.argument_bytes == cost.output_bytes == LOCAL

@@ -4,6 +4,7 @@ Published peaks are labelled *recorded* and carry their source. `matmul_rate` an
 `memory_bandwidth` are *measured here*; their quotient is where this machine's roofline bends.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -235,9 +236,10 @@ def available_cores() -> int:
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         physical = min(physical, len({_core_of(cpu) for cpu in os.sched_getaffinity(0)}))
-    quota, _, period = _cgroup_value("cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        physical = min(physical, math.ceil(int(quota) / int(period)))
+    for limit in _cgroup_values("cpu.max"):
+        quota, _, period = limit.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            physical = min(physical, math.ceil(int(quota) / int(period)))
     return max(1, physical)
 
 
@@ -251,7 +253,7 @@ def available_memory() -> int:
         A few small files.
     """
     total = psutil.virtual_memory().total
-    limits = [_cgroup_value("memory.max"), _cgroup_value("memory/memory.limit_in_bytes")]
+    limits = _cgroup_values("memory.max") + _cgroup_values("memory/memory.limit_in_bytes")
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
@@ -265,17 +267,16 @@ def _core_of(cpu: int) -> tuple[str, str]:
         return "logical", str(cpu)
 
 
-def _cgroup_value(name: str) -> str:
-    """First line of a control-group file: this process's own group first, then the root."""
-    own = Path("/proc/self/cgroup")
-    groups = [_CGROUP]
+def _cgroup_values(name: str) -> list[str]:
+    """A control-group file of this process's group and of all groups above it: each may limit."""
+    own, found = Path("/proc/self/cgroup"), []
+    group = _CGROUP
     if own.exists():
         for line in own.read_text().splitlines():
             if line.startswith("0::"):
-                groups.insert(0, _CGROUP / line[3:].lstrip("/"))
-    for group in groups:
-        try:
-            return (group / name).read_text().strip()
-        except OSError:
-            continue
-    return ""
+                group = _CGROUP / line[3:].lstrip("/")
+    while group.is_relative_to(_CGROUP):
+        with contextlib.suppress(OSError):
+            found.append((group / name).read_text().strip())
+        group = group.parent
+    return found

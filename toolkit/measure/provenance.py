@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import json
 import math
+import numbers
 import os
 import platform
 import re
@@ -98,7 +99,7 @@ def record(
     facts = environment()
     return Record(
         name=name,
-        value=value if isinstance(value, int) else float(value),
+        value=int(value) if isinstance(value, numbers.Integral) else float(value),
         unit=unit,
         kind=kind,
         device=facts["device"] if device is None else device,
@@ -224,7 +225,12 @@ def _commit() -> str:
 
     def git(*words: str) -> str:
         done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+            ["git", "--no-optional-locks", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -242,4 +248,4 @@ def _command(arguments: list[str]) -> str:
     if Path(program).name == "__main__.py":
         program = f"python -m {Path(program).parent.name}"
     line = _FOLDERS.sub("", " ".join([program, *rest]))
-    return line.replace(socket.gethostname(), "host")
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", line)

@@ -40,7 +40,7 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
         Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training", 2020.
     """
     _check_axis(mesh, axis)
-    reason = "replicated: data parallel keeps every parameter whole on every device"
+    reason = "replicated: every device keeps it whole"
     rows = placements_of(params, lambda shape: (PartitionSpec(), reason))
     return Layout(mesh, rows, PartitionSpec(axis))
 
