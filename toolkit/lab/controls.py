@@ -5,12 +5,12 @@
 
     panel.context_length = 8192        # does exactly what moving the slider does
 
-A control knows its bounds, checks what it is given and makes its widgets; the panel keeps the value.
+A control knows its bounds, checks what it is given and makes its widgets; the panel keeps the
+value.
 """
 
 from collections.abc import Callable
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import ipywidgets as widgets
 
@@ -122,11 +122,12 @@ class Number(Control):
         self.is_integer = isinstance(step, int)
 
     def check(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real):
+        if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
             raise ValueError(f"{self.name}: got {value!r}, wanted a number")
-        if not self.low <= value <= self.high:
+        number = float(value)
+        if not self.low <= number <= self.high:
             raise ValueError(f"{self.name}: got {value}, wanted {self.low} to {self.high}")
-        return round(value) if self.is_integer else float(value)
+        return round(number) if self.is_integer else number
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         shared: dict[str, Any] = {

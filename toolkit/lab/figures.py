@@ -1,4 +1,4 @@
-"""The one style of every figure: a light theme, readable sizes, colours that survive colour-blindness.
+"""The one style of every figure: light, readable, and told apart without colour.
 
 A line is never told from its neighbours by colour alone: each `Look` also fixes a dash pattern, a
 marker and (for bars) a hatch. The colours are those of Okabe and Ito, darkened where the original
@@ -116,7 +116,7 @@ def style() -> AbstractContextManager[None]:
     Cost:
         About a millisecond.
     """
-    return matplotlib.rc_context(STYLE)
+    return matplotlib.rc_context(STYLE)  # pyright: ignore[reportArgumentType]
 
 
 def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 130) -> Figure:
@@ -244,6 +244,8 @@ def short(value: float, unit: str) -> str:
             if value >= scale:
                 return f"{value / scale:g}{suffix}"
         return f"{value:g}"
+    if unit == "seconds" and value >= 1:
+        return f"{value:,.0f} s"
     number, _, name = in_words(value, unit).partition(" ")
     return f"{float(number.replace(',', '')):g} {name}"
 
@@ -271,35 +273,3 @@ def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
         axis.set_major_locator(LogLocator(base=base, numticks=7))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: short(value, unit)))
-
-
-def spread_labels(positions: Iterable[float], gap: float) -> list[float]:
-    """Move label positions apart so that no two are closer than `gap`, keeping their order.
-
-    Args:
-        positions: where the labels would like to stand (any order).
-        gap: least distance between neighbours.
-
-    Returns:
-        New positions in the order given, each group centred on where it wanted to be.
-
-    Cost:
-        O(n^2) for n labels.
-    """
-    wanted = list(positions)
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    groups: list[tuple[float, list[int]]] = []  # (centre, members)
-    for index in order:
-        groups.append((wanted[index], [index]))
-        while len(groups) > 1:
-            (low, below), (high, above) = groups[-2:]
-            if high - low >= gap * (len(below) + len(above)) / 2:
-                break
-            members = below + above
-            centre = sum(wanted[i] for i in members) / len(members)
-            groups[-2:] = [(centre, members)]
-    moved = [0.0] * len(wanted)
-    for centre, members in groups:
-        for rank, index in enumerate(members):
-            moved[index] = centre + (rank - (len(members) - 1) / 2) * gap
-    return moved

@@ -109,9 +109,11 @@ class Panel(widgets.VBox):
         )
         heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(self.title)}</h3>")
         super().__init__(
-            [heading, grid, self._image, self._caption, self._error]
-            + self.extra_widgets()
-            + [self._show_numbers, self._table]
+            [
+                *(heading, grid, self._image, self._caption, self._error),
+                *self.extra_widgets(),
+                *(self._show_numbers, self._table),
+            ]
         )
 
     # What a subclass provides.

@@ -1,4 +1,4 @@
-"""The panel in which two memories read one sentence: the map of softmax, the state of the delta rule."""
+"""Two memories read one sentence: the map of softmax beside the state of the delta rule."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ class ReadingPanel(Panel):
         self._map.set_title("Softmax: a weight for every earlier token")
         self._state_axes.set_title(f"Gated delta net: one {KEY_SIZE} × {VALUE_SIZE} state")
         empty = np.zeros((MAX_TOKENS, MAX_TOKENS))
-        picture = {"aspect": "auto", "interpolation": "nearest"}
+        picture: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
         self._map_image = self._map.imshow(empty, cmap=WEIGHTS, vmin=0, vmax=1, **picture)
         self._state_image = self._state_axes.imshow(
             np.zeros((KEY_SIZE, VALUE_SIZE)), cmap=SIGNED, vmin=-STATE_SCALE, vmax=STATE_SCALE,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit.attention import gated_delta_net_step
+from toolkit.attention.gated_delta_net import gated_delta_net_step
 from toolkit.lab.panel import Table
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
@@ -52,8 +52,8 @@ class Reading:
         row, held = self.weights[self.token], self.recall[self.token, : self.token + 1]
         word, most = self.words[self.token], int(np.argmax(row))
         said = (
-            f"At “{word}” (token {self.token + 1} of {len(self.words)}) softmax attention gives its "
-            f"largest weight, {row[most]:.0%}, to “{self.words[most]}” (token {most + 1})"
+            f"At “{word}” (token {self.token + 1} of {len(self.words)}) softmax attention gives "
+            f"its largest weight, {row[most]:.0%}, to “{self.words[most]}” (token {most + 1})"
         )
         out_of_reach = self.token + 1 - self.window
         if out_of_reach > 0:
