@@ -1,10 +1,10 @@
 """Imports go down only, in no circle, and `import toolkit` costs `import jax` and nothing else."""
 
 import ast
+import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +140,12 @@ def test_import_loads_jax_and_nothing_else():
     assert extra == {"toolkit"}
 
 
+def processor_seconds_of_children():
+    """Unlike the clock on the wall, not stretched by whatever else runs on the machine."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @pytest.mark.slow
 def test_import_takes_as_long_as_jax():
     seconds = {"jax": [], "toolkit": []}
@@ -147,8 +153,8 @@ def test_import_takes_as_long_as_jax():
         run_python(f"import {module}")  # warms the file cache
     for _ in range(ROUNDS):
         for module, samples in seconds.items():
-            start = time.perf_counter()
+            start = processor_seconds_of_children()
             run_python(f"import {module}")
-            samples.append(time.perf_counter() - start)
+            samples.append(processor_seconds_of_children() - start)
     ratio = statistics.median(seconds["toolkit"]) / statistics.median(seconds["jax"])
     assert ratio <= IMPORT_TIME_RATIO, f"import toolkit takes {ratio:.2f} times import jax"
