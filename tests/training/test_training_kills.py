@@ -13,8 +13,8 @@ from toolkit.training import read_metrics
 
 SCRIPT = Path(__file__).with_name("training_small_run.py")
 REPOSITORY = Path(__file__).parents[2]
-KILLS_IN_A_SAVE = 5
-KILLS_AT_RANDOM = 5
+KILLS_IN_A_SAVE = 4
+KILLS_AT_RANDOM = 4
 KILLS_WHILE_STARTING = 2
 LONGEST_DELAY_SECONDS = 0.3
 
@@ -55,7 +55,7 @@ def rows_without_clock(directory):
 
 
 @pytest.mark.slow
-def test_twelve_kills_change_no_bit(tmp_path):
+def test_ten_kills_change_no_bit(tmp_path):
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     reference = start(undisturbed)
     chance = random.Random(0)

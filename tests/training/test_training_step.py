@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from training_small_run import bigram_loss, bigram_params, digest
 
@@ -105,6 +106,26 @@ def test_sharded_state_keeps_its_layout_and_agrees_with_one_device():
     for _ in range(2):
         expected, _ = single(expected, TOKENS, 4)
     np.testing.assert_allclose(state.params["bias"], expected.params["bias"], atol=1e-4, rtol=1e-4)
+
+
+def test_nnx_state_is_a_tree_of_parameters_like_any_other(tmp_path):
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    definition, params = nnx.split(model)
+    optimizer = training.adamw(1e-2)
+    batch = jnp.ones((4, 3))
+    step = training.make_train_step(
+        lambda params, batch: (nnx.merge(definition, params)(batch) ** 2).mean(), optimizer
+    )
+    state, _ = step(training.TrainState.create(params, optimizer), batch)
+    with training.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        restored, _ = checkpoints.restore_latest(training.TrainState.create(params, optimizer))
+    assert isinstance(restored.params, nnx.State)
+    assert digest(restored) == digest(state)
+    np.testing.assert_array_equal(
+        nnx.merge(definition, restored.params)(batch), nnx.merge(definition, state.params)(batch)
+    )
+    assert model(batch).shape == (4, 2), "the model's own arrays were not donated"
 
 
 def test_step_refuses_impossible_counts():

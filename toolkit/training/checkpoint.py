@@ -57,6 +57,7 @@ class Checkpoints:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.directory = Path(directory).absolute()
         self.keep = keep
+        self._needed_bytes = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -112,7 +113,7 @@ class Checkpoints:
                 ),
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise self._failure("write", error) from error
+            raise self._failure(error) from error
         if not is_saved:
             raise CheckpointError(
                 f"checkpoint {self._path(step)} was not written: its directory already holds step "
@@ -177,7 +178,7 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # orbax re-raises whatever its writer thread met
-            raise self._failure("write", error) from error
+            raise self._failure(error) from error
 
     def close(self) -> None:
         """Finishes the save under way and stops the background threads."""
@@ -187,8 +188,9 @@ class Checkpoints:
             self._manager.close()
 
     def _open(self) -> Any:
-        # orbax reports every phase of every save through absl; only its errors concern a reader.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # orbax logs every phase of a save through absl, and every failure several times over; what
+        # fails is raised as well, and reported from here.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         import orbax.checkpoint as ocp
 
         options = ocp.CheckpointManagerOptions(
@@ -246,7 +248,7 @@ class Checkpoints:
         self._manager = self._open()
 
     def _require_free_space(self, state: Any) -> None:
-        needed = _state_bytes(state) + _OVERHEAD_BYTES
+        self._needed_bytes = needed = _state_bytes(state) + _OVERHEAD_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise CheckpointError(
@@ -255,13 +257,13 @@ class Checkpoints:
                 "start again."
             )
 
-    def _failure(self, verb: str, error: BaseException) -> CheckpointError:
-        text = str(error)
-        is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in text
+    def _failure(self, error: BaseException) -> CheckpointError:
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         free = shutil.disk_usage(self.directory).free
-        reason = f"the disk is full ({free:,} bytes free)" if is_full else _first_line(error)
+        full = f"the disk is full (it needs {self._needed_bytes:,} bytes, {free:,} are free)"
+        reason = full if is_full else _first_line(error)
         return CheckpointError(
-            f"could not {verb} a checkpoint in {self.directory}: {reason}.\n"
+            f"could not write a checkpoint in {self.directory}: {reason}.\n"
             "The previous checkpoint is untouched."
         )
 
