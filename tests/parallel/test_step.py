@@ -1,5 +1,7 @@
 """Many devices compute what one computes, and say what they send."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,7 +196,7 @@ def test_a_batch_over_two_axes():
     grid = make_mesh({"data": 2, "inner": 4})
     layout = fully_sharded(params, grid, axis="inner")
     layout = layout.replace("second/kernel", P(("data", "inner")), "over all devices")
-    layout = type(layout)(grid, layout.placements, P(("data", "inner")))
+    layout = dataclasses.replace(layout, batch=P(("data", "inner")))
     step = sharded_train_step(mlp_loss, OPTIMIZER, layout)
     placed = layout.apply((params, OPTIMIZER.init(params)))
     found = repeat(step, *placed, layout.apply_batch(batch))
