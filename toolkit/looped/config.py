@@ -5,7 +5,7 @@ costed and matched with another before a single parameter is allocated.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -104,7 +104,7 @@ class LoopedConfig:
         Raises:
             ValueError: if a field is out of range.
         """
-        sizes = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
+        sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
     @classmethod

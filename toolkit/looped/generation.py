@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from toolkit.looped.blocks import empty_layer_cache
 from toolkit.looped.cache import LoopedCache
 from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import sample_token
@@ -191,23 +192,25 @@ def _chunks(model, logits, cache, key, how, length, size):
 
 @functools.partial(jax.jit, static_argnames="capacity")
 def _prefill(model, tokens, capacity):
-    cache = LoopedCache.empty(model.config, tokens.shape[0], capacity)
+    config, batch = model.config, tokens.shape[0]
+    empty = tuple(empty_layer_cache(word, config, batch, capacity) for word in config.layers)
 
-    def body(h, loop_inputs):
-        return model.loop(h, loop_inputs[0], caches=loop_inputs[1])
+    def body(h, rho):
+        return model.loop(h, rho, caches=empty)
 
-    inputs = (model.residual_gates(), cache.layers)
-    h, layers = jax.lax.scan(body, model.embedding(tokens), inputs)
-    return model.head(h[:, -1]), LoopedCache(layers)
+    h, stacked = jax.lax.scan(
+        body, model.embedding(tokens), model.residual_gates(), length=config.loops
+    )
+    loops = (jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(config.loops))
+    return model.head(h[:, -1]), LoopedCache(tuple(loops))
 
 
 def _step(model, token, cache):
-    def body(h, loop_inputs):
-        return model.loop_step(h, *loop_inputs)
-
-    inputs = (model.residual_gates(), cache.layers)
-    h, layers = jax.lax.scan(body, model.embedding(token), inputs)
-    return model.head(h), LoopedCache(layers)
+    h, gates, loops = model.embedding(token), model.residual_gates(), []
+    for tau, caches in enumerate(cache.loops):
+        h, caches = model.loop_step(h, None if gates is None else gates[tau], caches)
+        loops.append(caches)
+    return model.head(h), LoopedCache(tuple(loops))
 
 
 _decode_step = jax.jit(_step, donate_argnames="cache")

@@ -56,11 +56,10 @@ class AttentionLayer(nnx.Module):
     def empty_cache(
         config: LoopedConfig, batch: int, capacity: int, *, sliding_window: int | None
     ) -> KVCache:
-        """Keys and values for `capacity` tokens; a window needs only its own length."""
+        """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
         _, key_value_heads, size = config.attention_sizes
-        if sliding_window is not None:
-            capacity = min(capacity, sliding_window)
-        return KVCache.empty(batch, key_value_heads, size, size, capacity, config.compute_dtype)
+        room = capacity if sliding_window is None else sliding_window
+        return KVCache.empty(batch, key_value_heads, size, size, room, config.compute_dtype)
 
     def __call__(
         self,

@@ -1,0 +1,85 @@
+"""Configurations: readable refusals, derived sizes, parameters counted without allocating."""
+
+import dataclasses
+import re
+
+import jax
+import pytest
+from flax import nnx
+
+from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
+
+PATTERNS = ("full", "window full", "gdn gdn full")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("pattern", "gdn mamba", ["mamba", "full, window, gdn"]),
+        ("pattern", " ", ["no layer"]),
+        ("width", 130, ["130", "divisible", "heads 4"]),
+        ("loops", 0, ["loops", "0", "at least 1"]),
+        ("loops", 1.5, ["loops", "1.5"]),
+        ("key_value_heads", 3, ["heads 4", "key_value_heads 3"]),
+        ("gdn_value_heads", 6, ["gdn_value_heads 6", "multiple"]),
+        ("head_size", 7, ["7", "even"]),
+        ("dtype", "float16", ["float16", "bfloat16"]),
+        ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),
+        ("feed_forward", -1, ["feed_forward", "None or a whole number"]),
+    ],
+)
+def test_bad_fields_are_named(field, value, words):
+    with pytest.raises(ValueError, match=re.escape(words[0])) as error:
+        LoopedConfig.tiny(**{field: value})
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_default_sizes_follow_the_papers_rules():
+    recipe = LoopedConfig(width=1024, heads=8)
+    assert recipe.feed_forward_size == 2816
+    assert recipe.attention_sizes == (8, 8, 128)
+    assert recipe.gated_delta_net_sizes == (8, 8, 96, 192)
+    assert dataclasses.replace(recipe, width=2048).feed_forward_size == 5632
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"attention_output_gate": True, "key_value_heads": 2, "head_size": 16},
+        {"residual_gate": False, "gdn_value_heads": 8, "gdn_key_size": 24, "gdn_value_size": 40},
+    ],
+)
+def test_parameter_count_equals_the_arrays(pattern, switches):
+    config = LoopedConfig.tiny(pattern, loops=3, **switches)
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    arrays = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert parameter_count(config) == sum(array.size for array in arrays)
+
+
+def test_loops_share_parameters():
+    once, often = (LoopedConfig.tiny("gdn full", loops=loops) for loops in (1, 7))
+    assert parameter_count(often) - parameter_count(once) == 6 * once.width
+    ungated = [dataclasses.replace(c, residual_gate=False) for c in (once, often)]
+    assert parameter_count(ungated[0]) == parameter_count(ungated[1])
+
+
+def test_published_size():
+    # LT2 reports its 1B full and GDN models as about 1.3B and 1.5B parameters.
+    assert 1.25e9 < parameter_count(LoopedConfig.lt2_1b("full full full full full")) < 1.5e9
+    assert 1.35e9 < parameter_count(LoopedConfig.lt2_1b()) < 1.55e9
+
+
+def test_match_parameters():
+    plain = LoopedConfig.tiny("full full full full full")
+    target = parameter_count(plain)
+    for pattern in ("gdn gdn gdn gdn full", "gdn", "full full full full full full"):
+        loops = LoopedConfig.tiny(pattern, loops=4)
+        matched = match_parameters(loops, plain)
+        assert abs(parameter_count(matched) / target - 1) <= 0.01
+        assert matched == dataclasses.replace(loops, feed_forward=matched.feed_forward)
+        assert match_parameters(loops, target) == matched
+    with pytest.raises(ValueError, match="change width or pattern"):
+        match_parameters(plain, 1000)

@@ -1,0 +1,188 @@
+"""Decode-time state and writing: prefill and steps equal the parallel form; sampling is exact."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from toolkit.looped import (
+    LoopedCache,
+    LoopedConfig,
+    LoopedLM,
+    cache_bytes_per_sequence,
+    decode_step,
+    generate,
+    prefill,
+    sample_token,
+    stream,
+    truncated_logits,
+)
+
+STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+PATTERNS = ("full", "window", "gdn", "gdn window full")
+
+
+def build(pattern, loops=2, **overrides):
+    sizes = {"vocabulary": 50, "width": 32, "heads": 2, "sliding_window": 4}
+    model = LoopedLM(LoopedConfig.tiny(pattern, loops, **(sizes | overrides)), rngs=nnx.Rngs(0))
+    model.rho[...] = 0.3 * jax.random.normal(jax.random.key(0), model.rho.shape)
+    return model
+
+
+def some_tokens(batch=2, time=16):
+    return jax.random.randint(jax.random.key(1), (batch, time), 0, 50)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prompt"),
+    # A window of 4 before, at and after a prompt; convolution tails shorter than the prompt or not.
+    [("full", 1), ("window", 3), ("window", 9), ("gdn", 1), ("gdn window full", 9)],
+)
+def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
+    model, tokens = build(pattern, key_value_heads=1), some_tokens()
+    wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
+    logits, cache = prefill(model, tokens[:, :prompt], 16)
+    assert jax.tree.map(jnp.shape, cache) == jax.tree.map(
+        jnp.shape, LoopedCache.empty(model.config, 2, 16)
+    )
+    np.testing.assert_allclose(logits, wanted[:, prompt - 1], **STEP_TOLERANCE)
+    for position in range(prompt, 16):
+        logits, cache = decode_step(model, tokens[:, position], cache)
+        np.testing.assert_allclose(logits, wanted[:, position], **STEP_TOLERANCE)
+
+
+def test_steps_in_bfloat16():
+    model, tokens = build("gdn window full", dtype="bfloat16"), some_tokens()
+    wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
+    logits, cache = prefill(model, tokens[:, :9], 16)
+    for position in range(9, 16):
+        logits, cache = decode_step(model, tokens[:, position], cache)
+        assert jnp.linalg.norm(logits - wanted[:, position]) < 0.05 * jnp.linalg.norm(logits)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cache_bytes(pattern):
+    config = build(pattern, loops=3).config
+    for capacity in (2, 100):
+        cache = LoopedCache.empty(config, 5, capacity)
+        arrays = [a for a in jax.tree.leaves(cache) if jnp.issubdtype(a.dtype, jnp.floating)]
+        assert sum(a.nbytes for a in arrays) == 5 * cache_bytes_per_sequence(config, capacity)
+        assert [len(layers) for layers in cache.loops] == [len(config.layers)] * 3
+
+
+def test_cache_bytes_of_the_paper():
+    full = LoopedConfig.lt2_1b("full full full full full")
+    assert cache_bytes_per_sequence(full, 8192) == 5 * 2**30
+    hybrid = LoopedConfig.lt2_1b()
+    # One layer in five keeps keys and values; the other four keep a state of constant size.
+    growth = cache_bytes_per_sequence(hybrid, 8192) - cache_bytes_per_sequence(hybrid, 4096)
+    assert growth == 5 * 2**30 // 5 // 2
+    linear, window = LoopedConfig.lt2_1b("gdn"), LoopedConfig.lt2_1b("window")
+    assert cache_bytes_per_sequence(linear, 8) == cache_bytes_per_sequence(linear, 100_000)
+    assert cache_bytes_per_sequence(window, 2048) == cache_bytes_per_sequence(window, 100_000)
+
+
+def test_generate_follows_the_most_likely_token():
+    model, prompt = build("gdn full"), some_tokens(time=5)
+    # Longer than one dispatch, so that the state crosses from chunk to chunk.
+    written = generate(model, prompt, 40)
+    assert written.shape == (2, 40)
+    assert written.dtype == jnp.int32
+    text = jnp.concatenate([prompt, written], axis=1)
+    wanted = jnp.argmax(jax.jit(model)(text), axis=-1)[:, 4:-1]
+    np.testing.assert_array_equal(written, wanted)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}])
+def test_stream_writes_what_generate_writes(how):
+    model, prompt = build("full"), some_tokens(time=3)
+    how = how and {**how, "key": jax.random.key(7)}
+    written = generate(model, prompt, 11, **how)
+    for size in (1, 4):
+        tokens = list(stream(model, prompt, 11, tokens_per_dispatch=size, **how))
+        np.testing.assert_array_equal(np.stack(tokens, axis=1), written)
+
+
+def test_sampling_parameters_do_not_recompile():
+    from toolkit.looped import generation
+
+    model, prompt, key = build("full"), some_tokens(time=3), jax.random.key(0)
+    generate(model, prompt, 4, temperature=0.5, top_k=3, key=key)
+    compiled = generation._decode_chunk._cache_size(), generation._prefill._cache_size()
+    generate(model, prompt, 7, temperature=1.5, top_k=9, key=jax.random.key(1))
+    other = build("full")
+    generate(other, prompt, 40, temperature=1.0, top_k=2, key=key)
+    assert (generation._decode_chunk._cache_size(), generation._prefill._cache_size()) == compiled
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"length": 0}, "length"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": 1.0}, "key"),
+        ({"temperature": 1.0, "top_k": 0, "key": 0}, "top_k"),
+        ({"temperature": 1.0, "top_p": 1.5, "key": 0}, "top_p"),
+        ({"prompt": jnp.zeros((1, 0), jnp.int32)}, "empty"),
+    ],
+)
+@pytest.mark.parametrize("write", [generate, stream])
+def test_bad_requests_fail_at_the_call(write, how, message):
+    arguments = {"prompt": some_tokens(), "length": 3} | how
+    with pytest.raises(ValueError, match=message):
+        write(build("full"), **arguments)
+
+
+def test_bad_decode_arguments():
+    model, tokens = build("full"), some_tokens()
+    with pytest.raises(ValueError, match="capacity is 3"):
+        prefill(model, tokens, 3)
+    with pytest.raises(ValueError, match="token is"):
+        decode_step(model, tokens, LoopedCache.empty(model.config, 2, 16))
+    with pytest.raises(ValueError, match="capacity is 0"):
+        LoopedCache.empty(model.config, 2, 0)
+    with pytest.raises(ValueError, match="tokens_per_dispatch"):
+        stream(model, tokens, 3, tokens_per_dispatch=0)
+
+
+PROBABILITIES = np.array([0.1, 0.4, 0.05, 0.25, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ({}, PROBABILITIES),
+        ({"temperature": 0.5}, PROBABILITIES**2),
+        ({"top_k": 2}, [0, 0.4, 0, 0.25, 0]),
+        ({"top_k": 9}, PROBABILITIES),
+        ({"top_p": 0.3}, [0, 0.4, 0, 0, 0]),
+        ({"top_p": 0.6}, [0, 0.4, 0, 0.25, 0]),
+        ({"top_p": 0.8}, [0, 0.4, 0, 0.25, 0.2]),
+        ({"top_p": 1.0}, PROBABILITIES),
+        # Top-p counts mass after top-k: 0.4 / 0.65 alone reaches 0.6.
+        ({"top_k": 2, "top_p": 0.6}, [0, 0.4, 0, 0, 0]),
+    ],
+)
+def test_truncated_distribution(how, wanted):
+    logits = jnp.log(jnp.stack([PROBABILITIES, PROBABILITIES[::-1]]))
+    kept = jax.nn.softmax(truncated_logits(logits, **how))
+    wanted = np.asarray(wanted) / np.sum(wanted)
+    np.testing.assert_allclose(kept, [wanted, wanted[::-1]], rtol=1e-5, atol=1e-7)
+
+
+def test_ties_fall_to_the_earlier_token():
+    logits = jnp.zeros((1, 6))
+    assert np.isfinite(truncated_logits(logits, top_k=2)).tolist() == [[True] * 2 + [False] * 4]
+    assert np.isfinite(truncated_logits(logits, top_p=0.4)).tolist() == [[True] * 3 + [False] * 3]
+    assert sample_token(logits).tolist() == [0]
+
+
+def test_drawn_frequencies():
+    logits = jnp.tile(jnp.log(PROBABILITIES), (20_000, 1))
+    drawn = sample_token(logits, jax.random.key(0), temperature=1.0, top_k=3)
+    frequencies = np.bincount(drawn, minlength=5) / drawn.size
+    wanted = np.array([0, 0.4, 0, 0.25, 0.2]) / 0.85
+    np.testing.assert_allclose(frequencies, wanted, atol=0.015)
+    with pytest.raises(ValueError, match="key"):
+        sample_token(logits, temperature=1.0)
