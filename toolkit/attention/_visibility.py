@@ -10,7 +10,7 @@ class Extent(NamedTuple):
 
     Attributes:
         query_start: index of the first query on the keys' axis.
-        key_start: first key that exists.
+        key_start: first key that exists; 0 unless there is a window, whose ring may be part full.
         key_stop: one past the last key that exists.
     """
 

@@ -43,6 +43,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Extent, Segments, sees
 
 LARGEST_TILE = 256  # 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
@@ -119,6 +120,7 @@ def blockwise_attention(
     # Adding zeros that vary like q, k and v makes all three vary over the same axes of `shard_map`;
     # differentiation then sums the gradient of a replicated one over the axes it is shared by.
     zero = sum(jnp.zeros_like(array, shape=()) for array in (q, k, v))
+    extent = Extent(*(jnp.asarray(index, jnp.int32) for index in extent))
     out: Array = _attend(plan, q + zero, k + zero, v + zero, extent, segments)
     out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
     return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
@@ -141,9 +143,9 @@ def _pad_time(array: Array, tile: int, *, axis: int) -> Array:
 
 
 def _key_zones(plan: Plan, extent: Extent, query_tile: Array, *, has_segments: bool):
-    """Key tiles that query tile number `query_tile` walks: (start, stop, needs a mask) three times.
+    """Key tiles that query tile number `query_tile` walks, as zones (start, stop, needs a mask).
 
-    Tiles outside see nothing and are skipped; tiles in the middle zone are seen whole.
+    Tiles outside the zones are seen by no query and skipped, tiles in the middle by all of them.
     """
     first_query = extent.query_start + query_tile * plan.query_tile
     last_query = first_query + plan.query_tile - 1
@@ -162,16 +164,24 @@ def _key_zones(plan: Plan, extent: Extent, query_tile: Array, *, has_segments: b
     start, stop = seen // plan.key_tile, -(-seen_stop // plan.key_tile)
     if has_segments:
         return [(start, stop, True)]
-    middle = jnp.clip(-(-whole // plan.key_tile), start, jnp.maximum(start, stop))
-    middle_stop = jnp.clip(whole_stop // plan.key_tile, middle, jnp.maximum(middle, stop))
-    return [(start, middle, True), (middle, middle_stop, False), (middle_stop, stop, True)]
+    if plan.sliding_window is None:
+        stop_whole = jnp.clip(whole_stop // plan.key_tile, start, jnp.maximum(start, stop))
+        return [(start, stop_whole, False), (stop_whole, stop, True)]
+    start_whole = jnp.clip(-(-whole // plan.key_tile), start, jnp.maximum(start, stop))
+    stop_whole = whole_stop // plan.key_tile
+    stop_whole = jnp.clip(stop_whole, start_whole, jnp.maximum(start_whole, stop))
+    return [
+        (start, start_whole, True),
+        (start_whole, stop_whole, False),
+        (stop_whole, stop, True),
+    ]
 
 
 def _visible(plan: Plan, extent: Extent, segments: Segments | None, query_tile, key_tile) -> Array:
     """Which keys (rows) of a tile each query column sees."""
-    column = jnp.arange(plan.query_tile * plan.group) // plan.group
+    column = jnp.arange(plan.query_tile * plan.group, dtype=jnp.int32) // plan.group
     query = (extent.query_start + query_tile * plan.query_tile + column)[None, :]
-    key = (key_tile * plan.key_tile + jnp.arange(plan.key_tile))[:, None]
+    key = (key_tile * plan.key_tile + jnp.arange(plan.key_tile, dtype=jnp.int32))[:, None]
     visible = sees(query, key, extent, is_causal=plan.is_causal, sliding_window=plan.sliding_window)
     if segments is not None:
         query_segment = _tile(segments.query, query_tile, plan.query_tile * plan.group)
@@ -188,13 +198,14 @@ def _walk(zones: list, step: Callable, carry: Any) -> Any:
 
 
 # ---------------------------------------------------------------- one head
-# q [key, columns], k [key_time, key], v [value, key_time], out and d_out [value, columns].
+# q [key, columns]; k [key_time, key]; v [value, key_time]; out, d_out [value, columns];
+# lse [1, columns].
 
 
 def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v):
-    """Output [value, columns] and lse [columns] of one key head."""
+    """Output [value, columns] and lse [1, columns] of one key head."""
     columns = plan.query_tile * plan.group
-    precise = _accumulator(q.dtype)
+    precise = accumulator(q.dtype)
     k_is_finite, v_is_finite = jnp.isfinite(k), jnp.isfinite(v)
     both_are_finite = k_is_finite.all(axis=1) & v_is_finite.all(axis=0)
     k, v = jnp.where(both_are_finite[:, None], k, jnp.nan), jnp.where(v_is_finite, v, 0)
@@ -208,16 +219,16 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
             scores = _matmul("sk,kt->st", k_j, q_i) * plan.scale
             if is_masked:
                 scores = jnp.where(_visible(plan, extent, segments, i, j), scores, -jnp.inf)
-            new_largest = jnp.maximum(largest, scores.max(axis=0))
+            new_largest = jnp.maximum(largest, scores.max(axis=0, keepdims=True))
             p = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
-            total = rescale * total + p.sum(axis=0)
+            total = rescale * total + p.sum(axis=0, keepdims=True)
             out = rescale * out + _matmul("vs,st->vt", v_j, p.astype(v.dtype))
             return new_largest, total, out
 
         # The maximum starts at the lowest *finite* number: -inf - (-inf) would be NaN.
         lowest = float(jnp.finfo(precise).min)
-        largest = jnp.full_like(q, lowest, shape=(columns,), dtype=precise)
+        largest = jnp.full_like(q, lowest, shape=(1, columns), dtype=precise)
         total = jnp.zeros_like(largest)
         out = jnp.zeros_like(q, shape=(v.shape[0], columns), dtype=precise)
         zones = _key_zones(plan, extent, i, has_segments=segments is not None)
@@ -227,19 +238,22 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
         out = out / jnp.where(sees_nothing, 1, total)
         return out, jnp.where(sees_nothing, jnp.inf, largest + jnp.log(total))
 
-    out, lse = lax.map(query_tile, jnp.arange(q.shape[1] // columns))
-    return _join_tiles(out).astype(q.dtype), lse.reshape(-1)
+    out, lse = lax.map(query_tile, jnp.arange(q.shape[1] // columns, dtype=jnp.int32))
+    return _join_tiles(out).astype(q.dtype), _join_tiles(lse)
 
 
 def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v, out, lse, d_out):
     """Gradients of one key head: dq by query tile, dk and dv summed in place over query tiles."""
     columns = plan.query_tile * plan.group
-    precise = _accumulator(q.dtype)
+    precise = accumulator(q.dtype)
     # A row without a gradient contributes 0 even if it saw NaN; a NaN gradient is passed on.
-    has_gradient, is_finite = (d_out != 0).any(axis=0), jnp.isfinite(d_out).all(axis=0)
+    has_gradient, is_finite = (
+        (d_out != 0).any(0, keepdims=True),
+        jnp.isfinite(d_out).all(0, keepdims=True),
+    )
     lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
     q, k, v, out, d_out = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v, out, d_out))
-    delta = (out.astype(precise) * d_out).sum(axis=0)
+    delta = (out.astype(precise) * d_out.astype(precise)).sum(0, keepdims=True)
 
     def query_tile(d_keys_values, i):
         q_i, d_out_i = _tile(q, i, columns), _tile(d_out, i, columns)
@@ -263,7 +277,8 @@ def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, 
         return (d_k, d_v), d_q
 
     start = jnp.zeros_like(k, dtype=precise), jnp.zeros_like(v, dtype=precise)
-    (d_k, d_v), d_q = lax.scan(query_tile, start, jnp.arange(q.shape[1] // columns))
+    tiles = jnp.arange(q.shape[1] // columns, dtype=jnp.int32)
+    (d_k, d_v), d_q = lax.scan(query_tile, start, tiles)
     d_q, d_k = _join_tiles(d_q) * plan.scale, d_k * plan.scale
     return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
 
@@ -282,12 +297,8 @@ def _join_tiles(tiles: Float[Array, "tiles size columns"]) -> Float[Array, "size
     return tiles.transpose(1, 0, 2).reshape(tiles.shape[1], -1)
 
 
-def _accumulator(dtype):
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _matmul(equation: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(equation, a, b, preferred_element_type=_accumulator(a.dtype))
+    return jnp.einsum(equation, a, b, preferred_element_type=accumulator(a.dtype))
 
 
 # ---------------------------------------------------------------- every head, and the gradient

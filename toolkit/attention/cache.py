@@ -23,6 +23,7 @@ from toolkit.attention._checks import (
     check_same_dtype,
     check_shape,
 )
+from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Extent
 
 
@@ -139,7 +140,7 @@ def softmax_attention_step(
         visible &= age < sliding_window
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
-    out = _attend_to_slots(q_t, keys, values, visible, factor)
+    out = _attend_to_slots(q_t, keys, values, visible[None, None, None], factor)
     out = jnp.where(has_room, out, jnp.nan).astype(q_t.dtype)
     cache = KVCache(keys, values, cache.length + 1)
     return out.reshape(batch, heads, values.shape[2]), cache
@@ -153,11 +154,11 @@ def _attend_to_slots(
     q: Float[Array, "batch key_heads group key"],
     keys: Float[Array, "batch key_heads key slots"],
     values: Float[Array, "batch key_heads value slots"],
-    visible: Bool[Array, "slots"],
+    visible: Bool[Array, "1 1 1 slots"],
     scale: float,
 ) -> Float[Array, "batch key_heads group value"]:
     """Softmax of one query a head over the visible slots."""
-    precise = jnp.promote_types(q.dtype, jnp.float32)
+    precise = accumulator(q.dtype)
     scores = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise) * scale
     scores = jnp.where(visible, scores, -jnp.inf)
     p = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -168,7 +169,9 @@ def _attend_to_slots(
     out = lax.cond(
         jnp.isfinite(out).all(),
         lambda: out,
-        lambda: jnp.where(visible, p[..., None, :] * values[:, :, None], 0).sum(axis=-1),
+        lambda: jnp.where(
+            visible[..., None, :], p[..., None, :] * values.astype(precise)[:, :, None], 0
+        ).sum(axis=-1),
     )
     return out / total
 
@@ -229,6 +232,10 @@ def check_room(cache: KVCache, time: int, sliding_window: int | None) -> None:
                 f"got {cache.capacity}."
             )
         return
+    if time > cache.capacity:
+        raise ValueError(
+            f"{time} tokens do not fit in a cache of {cache.capacity}; give it a larger capacity."
+        )
     try:
         length = int(cache.length)
     except jax.errors.ConcretizationTypeError:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_choice, check_heads, check_segment_ids
+from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Extent, Segments, sees
 from toolkit.attention.blockwise import blockwise_attention
 from toolkit.attention.cache import KVCache, append, check_cache, check_room, check_window
@@ -132,11 +133,11 @@ def dense_attention(
     """
     batch, time, heads, key_size = q.shape
     key_heads, key_time = k.shape[1], k.shape[3]
-    precise = jnp.promote_types(q.dtype, jnp.float32)
-    query_index = extent.query_start + jnp.arange(time)[:, None]
+    precise = accumulator(q.dtype)
+    query_index = extent.query_start + jnp.arange(time, dtype=jnp.int32)[:, None]
     visible = sees(
         query_index,
-        jnp.arange(key_time)[None, :],
+        jnp.arange(key_time, dtype=jnp.int32)[None, :],
         extent,
         is_causal=is_causal,
         sliding_window=sliding_window,
@@ -226,13 +227,14 @@ def softmax_attention_reference(
     group = q.shape[2] // k.shape[2]
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     query, key = past + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None, :]
-    visible = jnp.ones((1, 1, query.size, key.size), bool)
+    visible = jnp.ones((query.size, key.size), bool)
     if is_causal:
         visible &= key <= query
     if sliding_window is not None:
         visible &= abs(query - key) < sliding_window
+    visible = visible[None, None]
     if segment_ids is not None:
-        visible &= (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+        visible = visible & (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
 
     scores = scale * jnp.einsum("bihk,bjhk->bhij", q, k)
     # where= keeps the softmax of a row that sees nothing at 0.
