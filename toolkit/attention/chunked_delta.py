@@ -147,12 +147,8 @@ def _backward_chunk(d_new_state, inputs):
     d_decay = d_decay.at[..., -1].add(through + jnp.sum(leaving, axis=-1))
 
     d_v = beta * d_residual
-    d_chunk = Chunks(
-        *(d.astype(x.dtype) for d, x in zip((d_q, d_k, d_v), chunk[:3], strict=True)),
-        d_decay,
-        d_beta,
-    )
-    return d_state, d_chunk
+    d_chunk = Chunks(d_q, d_k, d_v, d_decay, d_beta)
+    return d_state, jax.tree.map(lambda d, x: d.astype(x.dtype), d_chunk, chunk)
 
 
 @jax.custom_vjp

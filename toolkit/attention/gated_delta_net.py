@@ -100,7 +100,7 @@ def gated_delta_net(
     if segment_ids is None:
         out, state = run(tokens, state, None)
         return out.astype(v.dtype), state
-    starts = _document_starts(segment_ids)
+    starts = _document_starts(q, segment_ids)
     tokens, state, poisoned = _quarantine(tokens, state, starts)
     out, state = run(tokens, state, starts)
     out = jnp.where(poisoned.out[..., None], jnp.nan, out)
@@ -147,17 +147,20 @@ def gated_delta_net_reference(
     """
     _check_inputs(q, k, v, g, beta, initial_state, segment_ids)
     tokens, state = _prepare(q, k, v, g, beta, scale, initial_state)
-    outputs = []
-    for t in range(q.shape[1]):
-        q_t, k_t, v_t, g_t, beta_t = (x[:, t].astype(state.dtype) for x in tokens)
-        if segment_ids is not None and t > 0:
-            is_new_document = segment_ids[:, t] != segment_ids[:, t - 1]
-            state = jnp.where(is_new_document[:, None, None, None], 0.0, state)
+    starts = _document_starts(q, segment_ids)
+
+    def one_token(state, inputs):
+        q_t, k_t, v_t, g_t, beta_t, is_start = inputs
+        state = jnp.where(is_start[:, None, None, None], 0, state)
         state = jnp.exp(g_t)[..., None, None] * state
         error = v_t - jnp.einsum("bhk,bhkv->bhv", k_t, state)
         state = state + jnp.einsum("bh,bhk,bhv->bhkv", beta_t, k_t, error)
-        outputs.append(jnp.einsum("bhk,bhkv->bhv", q_t, state))
-    return jnp.stack(outputs, axis=1).astype(v.dtype), state
+        return state, jnp.einsum("bhk,bhkv->bhv", q_t, state)
+
+    inputs = [x.astype(state.dtype) for x in tokens]
+    by_time = [jnp.moveaxis(x, 1, 0) for x in (*inputs, starts)]
+    state, out = lax.scan(one_token, state, by_time)
+    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
 
 
 def gated_delta_net_step(
@@ -203,9 +206,9 @@ def gated_delta_net_step(
     check_rank("v_t", v_t, "batch value_heads value")
     check_rank("g_t", g_t, "batch value_heads")
     check_rank("beta_t", beta_t, "batch value_heads")
-    one_token = [x[:, None] for x in (q_t, k_t, v_t, g_t, beta_t)]
-    _check_inputs(*one_token, state, None)
-    tokens, state = _prepare(*one_token, scale, state)
+    q, k, v, g, beta = (x[:, None] for x in (q_t, k_t, v_t, g_t, beta_t))
+    _check_inputs(q, k, v, g, beta, state, None)
+    tokens, state = _prepare(q, k, v, g, beta, scale, state)
     state, out = _update(state, Tokens(*(x[:, 0] for x in tokens)))
     return out.astype(v_t.dtype), state
 
@@ -251,7 +254,7 @@ def _check_inputs(q, k, v, g, beta, initial_state, segment_ids) -> None:
 
 def _prepare(q, k, v, g, beta, scale, initial_state) -> tuple[Tokens, Array]:
     """Repeat q and k for grouped values, scale q, and set the dtype of gates and state."""
-    dtype = jnp.promote_types(v.dtype, jnp.float32)
+    dtype = jnp.float64 if v.dtype == jnp.float64 else jnp.float32
     q = q.astype(dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
     groups = v.shape[2] // q.shape[2]
     if groups > 1:
@@ -267,9 +270,11 @@ def _prepare(q, k, v, g, beta, scale, initial_state) -> tuple[Tokens, Array]:
     return Tokens(q, k, v, g, beta), initial_state.astype(dtype)
 
 
-def _document_starts(segment_ids: Int[Array, "batch time"]) -> Bool[Array, "batch time"]:
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    return jnp.pad(changes, ((0, 0), (1, 0)))
+def _document_starts(q: Array, segment_ids: Array | None) -> Bool[Array, "batch time"]:
+    """Where the document changes. The first token is no start: the initial state is its own."""
+    if segment_ids is None:
+        return jnp.zeros(q.shape[:2], bool)
+    return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
 
 
 def _quarantine(tokens: Tokens, state: Array, starts: Array) -> tuple[Tokens, Array, Poison]:
@@ -329,17 +334,19 @@ def _scan_chunks(
     batch, time, heads, value_size = tokens.v.shape
     count = -(-time // size)
 
-    def cut(x: Array) -> Array:
-        """[batch, time, heads, ...] -> [count, batch * heads, size, ...], padded with zeros."""
-        x = jnp.pad(x, [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2))
+    def cut(x: Array, padding: str = "constant") -> Array:
+        """[batch, time, heads, ...] -> [count, batch * heads, size, ...], padded in time."""
+        widths = [(0, 0), (0, count * size - time)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, widths, mode=padding)
         x = x.reshape(batch, count, size, *x.shape[2:])
         x = jnp.moveaxis(x, (1, 3), (0, 2))
         return x.reshape(count, batch * heads, size, *x.shape[4:])
 
     documents = None
     if starts is not None:
-        numbers = jnp.cumsum(jnp.pad(starts, ((0, 0), (0, count * size - time))), axis=1)
-        numbers = cut(jnp.broadcast_to(numbers[..., None], (batch, count * size, heads)))
+        # Padding belongs to the last document, so that its state survives to the end.
+        numbers = jnp.cumsum(starts, axis=1)[..., None]
+        numbers = cut(jnp.broadcast_to(numbers, (batch, time, heads)), "edge")
         incoming = jnp.concatenate([numbers[:1, :, 0], numbers[:-1, :, -1]])
         documents = Documents(numbers, incoming)
     q, k, v, g, beta = (cut(x) for x in tokens)

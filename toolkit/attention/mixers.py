@@ -89,9 +89,7 @@ def _softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=Non
     return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
 
 
-def _softmax_forward_bytes(
-    batch, time, heads, key, value, *, sliding_window=None, element_bytes=4
-):
+def _softmax_forward_bytes(batch, time, heads, key, value, *, sliding_window=None, element_bytes=4):
     return 2 * batch * time * heads * (key + value) * element_bytes
 
 
@@ -108,15 +106,14 @@ def _softmax_state_bytes(
 
 
 def _softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
-    read = _softmax_state_bytes(
-        batch, context, heads, key, value, sliding_window=sliding_window, element_bytes=element_bytes
-    )
-    # q and o of this token, and k and v once more: they are written to the cache.
-    return read + 2 * batch * heads * (key + value) * element_bytes
+    seen = context if sliding_window is None else min(context, sliding_window)
+    # The cache is read; q, o and this token's k and v (written to the cache) cross once.
+    return batch * heads * (seen + 2) * (key + value) * element_bytes
 
 
 def _delta_empty_state(batch, heads, key, value, capacity, dtype):
-    return jnp.zeros((batch, heads, key, value), jnp.promote_types(dtype, jnp.float32))
+    precise = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    return jnp.zeros((batch, heads, key, value), precise)
 
 
 def _delta_forward_flops(batch, time, heads, key, value, *, chunk=None):

@@ -1,0 +1,216 @@
+"""What every token mixer promises: one suite that each row of `MIXERS` inherits."""
+
+from functools import partial
+
+import beartype
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from toolkit.attention import MIXERS, mixer
+
+FLOAT64_TOLERANCE = 1e-11
+FLOAT32_TOLERANCE = 2e-5
+# Root mean square of the error over that of the result, as flash-linear-attention tests it.
+BFLOAT16_OUTPUT_RATIO = 0.005
+BFLOAT16_GRADIENT_RATIO = 0.008
+BFLOAT16_GATE_GRADIENT_RATIO = 0.02
+
+WINDOW = 5
+TIME = 37  # odd, longer than a chunk
+DOCUMENTS = np.repeat([0, 1, 2], [13, 17, 7])[None].repeat(2, axis=0)
+
+
+@pytest.fixture(params=list(MIXERS))
+def row(request):
+    options = {"sliding_window": WINDOW} if request.param == "window" else {}
+    return mixer(request.param, **options)
+
+
+def output(function, row, **options):
+    """Jitted (q, k, v, *gates) -> out."""
+    return jax.jit(lambda *inputs: function(*inputs, **row.options, **options)[0])
+
+
+def output_and_gradients(function, row, inputs, cotangent, **options):
+    def loss(*inputs):
+        out, _ = function(*inputs, **row.options, **options)
+        return jnp.sum(out.astype(cotangent.dtype) * cotangent), out
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
+    (_, out), gradients = run(*inputs)
+    return out, *gradients
+
+
+def assert_close(got, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+def random_like(array, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(array.shape), array.dtype)
+
+
+@pytest.mark.parametrize("time", [1, 7, TIME])
+def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, time, dtype=jnp.float64)
+        cotangent = random_like(inputs[2])
+        got = output_and_gradients(row.function, row, inputs, cotangent)
+        wanted = output_and_gradients(row.reference, row, inputs, cotangent)
+        assert all(x.dtype == jnp.float64 for x in got)
+        assert_close(got, wanted, FLOAT64_TOLERANCE)
+
+
+def test_bfloat16_stays_within_the_ratios(row, draw_inputs):
+    inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16, heads=4)
+    cotangent = random_like(inputs[2].astype(jnp.float32))
+    exact = [x.astype(jnp.float32) for x in inputs]
+    got = output_and_gradients(row.function, row, inputs, cotangent)
+    wanted = output_and_gradients(row.reference, row, exact, cotangent)
+    ratios = [BFLOAT16_OUTPUT_RATIO] + [BFLOAT16_GRADIENT_RATIO] * 3
+    ratios += [BFLOAT16_GATE_GRADIENT_RATIO] * len(row.gates)
+    for a, b, ratio in zip(got, wanted, ratios, strict=True):
+        assert a.dtype == jnp.bfloat16
+        error = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+        assert np.sqrt(np.mean(error**2)) < ratio * np.sqrt(np.mean(np.asarray(b) ** 2))
+
+
+def test_prefill_and_steps_equal_one_pass(row, draw_inputs):
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, TIME, dtype=jnp.float64)
+        whole = output(row.function, row)(*inputs)
+        batch, _, heads, key = inputs[0].shape
+        value = inputs[2].shape[-1]
+        state = row.empty_state(batch, heads, key, value, TIME, jnp.float64, **row.options)
+        pieces = []
+        for part in (slice(0, 11), slice(11, 30)):
+            out, state = row.function(
+                *(x[:, part] for x in inputs), initial_state=state, **row.options
+            )
+            pieces.append(out)
+        step = jax.jit(partial(row.step, **row.options))
+        for t in range(30, TIME):
+            out, state = step(*(x[:, t] for x in inputs), state)
+            pieces.append(out[:, None])
+        assert_close(jnp.concatenate(pieces, axis=1), whole, FLOAT64_TOLERANCE)
+        # A state that changed shape, dtype or weak type would compile again at every token.
+        assert step._cache_size() == 1
+
+
+def test_the_future_does_not_change_the_past(row, draw_inputs):
+    run = output(row.function, row)
+    inputs = draw_inputs(row, TIME)
+    other = draw_inputs(row, TIME, seed=1)
+    for now in (1, 20, 33):
+        changed = [jnp.concatenate([x[:, :now], y[:, now:]], axis=1) for x, y in zip(inputs, other)]
+        past, perturbed = run(*inputs)[:, :now], run(*changed)
+        np.testing.assert_array_equal(past, perturbed[:, :now])
+        assert not np.array_equal(perturbed[:, now:], run(*inputs)[:, now:])
+
+
+def test_packed_documents_equal_separate_ones(row, draw_inputs):
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, TIME, dtype=jnp.float64)
+        cotangent = random_like(inputs[2])
+        packed = output_and_gradients(
+            row.function, row, inputs, cotangent, segment_ids=jnp.asarray(DOCUMENTS)
+        )
+        for document in np.unique(DOCUMENTS):
+            here = np.flatnonzero(DOCUMENTS[0] == document)
+            alone = output_and_gradients(
+                row.function, row, [x[:, here] for x in inputs], cotangent[:, here]
+            )
+            assert_close([x[:, here] for x in packed], alone, FLOAT64_TOLERANCE)
+
+
+def test_nan_in_another_document_never_shows(row, draw_inputs):
+    """Padding is a document of its own, so this is the promise about padding too."""
+    inputs = draw_inputs(row, TIME)
+    is_spoilt = jnp.asarray(DOCUMENTS == 1)
+
+    def spoil(x):
+        return jnp.where(is_spoilt.reshape(is_spoilt.shape + (1,) * (x.ndim - 2)), jnp.nan, x)
+
+    def loss(*inputs):
+        out, _ = row.function(*inputs, segment_ids=jnp.asarray(DOCUMENTS), **row.options)
+        kept = jnp.where(is_spoilt[..., None, None], 0, out)
+        return jnp.sum(jnp.sin(kept)), kept
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
+    (_, clean), clean_gradients = run(*inputs)
+    (_, spoilt), spoilt_gradients = run(*(spoil(x) for x in inputs))
+    kept = DOCUMENTS[0] != 1
+    assert_close(spoilt, clean, FLOAT32_TOLERANCE)
+    for a, b in zip(spoilt_gradients, clean_gradients, strict=True):
+        assert_close(a[:, kept], b[:, kept], FLOAT32_TOLERANCE)
+
+
+def test_vmap_equals_a_loop(row, draw_inputs):
+    draws = [draw_inputs(row, TIME, seed=seed) for seed in range(3)]
+    run = output(row.function, row)
+    stacked = [jnp.stack(arrays) for arrays in zip(*draws, strict=True)]
+    assert_close(
+        jax.jit(jax.vmap(run))(*stacked),
+        jnp.stack([run(*inputs) for inputs in draws]),
+        FLOAT32_TOLERANCE,
+    )
+
+
+def test_shard_map_over_batch_and_heads_equals_one_device(row, draw_inputs):
+    mesh = jax.make_mesh((2, 2), ("data", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    inputs = draw_inputs(row, TIME)
+    specs = tuple(P("data", None, "heads", *[None] * (x.ndim - 3)) for x in inputs)
+
+    def loss(*inputs):
+        return jnp.sum(jnp.sin(row.function(*inputs, **row.options)[0]), axis=(1, 3))
+
+    def sharded(*inputs):
+        return jax.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P("data", "heads"))(*inputs)
+
+    def value_and_gradients(function):
+        run = jax.jit(
+            jax.value_and_grad(lambda *x: jnp.sum(function(*x)), argnums=range(len(inputs)))
+        )
+        return run(*inputs)
+
+    assert_close(value_and_gradients(sharded), value_and_gradients(loss), FLOAT32_TOLERANCE)
+
+
+def test_a_second_call_does_not_compile_again(row, draw_inputs):
+    run = output(row.function, row)
+    for seed in range(2):
+        run(*draw_inputs(row, TIME, seed=seed))
+    assert run._cache_size() == 1
+
+
+def test_the_shapes_in_the_signatures_hold(row, draw_inputs):
+    check = jaxtyping.jaxtyped(typechecker=beartype.beartype)
+    inputs = draw_inputs(row, 3)
+    options = dict(row.options)
+    out, _ = check(row.function)(*inputs, **options)
+    check(row.reference)(*inputs, **options)
+    state = row.empty_state(2, 2, 16, 8, 4, jnp.float32, **options)
+    out_t, _ = check(row.step)(*(x[:, 0] for x in inputs), state, **options)
+    assert_close(out_t, out[:, 0], FLOAT32_TOLERANCE)
+
+
+def test_wrong_inputs_are_named(row, draw_inputs):
+    q, k, v, *gates = draw_inputs(row, 6, heads=4)
+    run = partial(row.function, **row.options)
+    with pytest.raises(ValueError, match=r"q must have 4 axes .*got shape \(2, 6, 4\)"):
+        run(q[..., 0], k, v, *gates)
+    with pytest.raises(ValueError, match=r"must have shape|multiple"):
+        run(q[:, :, :3], k, v, *gates)
+    with pytest.raises(ValueError, match=r"v .*must have shape"):
+        run(q, k, v[:, :5], *gates)
+    with pytest.raises(TypeError, match=r"one dtype"):
+        run(q, k, v.astype(jnp.bfloat16), *gates)
+    with pytest.raises(ValueError, match=r"implementation must be one of"):
+        run(q, k, v, *gates, implementation="fastest")
+    if "g" in row.gates:
+        with pytest.raises(ValueError, match=r"g is a natural-log decay and must be <= 0"):
+            run(q, k, v, *(-x if name == "g" else x for name, x in zip(row.gates, gates, strict=True)))
