@@ -38,6 +38,9 @@ def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None =
         rounds: interleaved rounds a contender is timed for.
         out: folder for `<suite>.json` files; none means `runs/bench`.
 
+    Returns:
+        None; the tables are printed.
+
     Raises:
         ValueError: for an unknown suite or `rounds < 1`.
         RuntimeError: when a suite fails, as when contenders disagree.
@@ -74,6 +77,9 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
         cores: cores to keep to, and host devices to make.
         rounds: interleaved rounds a contender is timed for.
         out: the JSON file of records.
+
+    Returns:
+        None; the table is printed.
 
     Raises:
         ValueError: when contenders disagree.
