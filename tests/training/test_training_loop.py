@@ -5,9 +5,11 @@ import os
 import signal
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from training_small_run import bigram_loss, bigram_params, digest, run
 
 from toolkit import training
@@ -56,6 +58,23 @@ def test_stop_and_resume_repeat_the_unbroken_run(whole, tmp_path, capsys):
     third = run(tmp_path, seen.append, **options)
     assert len(seen) == 3, "a complete run has nothing left to do"
     assert digest(third.state) == digest(whole.state)
+
+
+def test_sharded_run_resumes_to_the_same_bits(tmp_path, capsys):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    by_rows = NamedSharding(mesh, PartitionSpec("data"))
+    options = {
+        "total_steps": 30,
+        "log_every": 10,
+        "checkpoint_every": 10,
+        "place": lambda params: jax.device_put(params, by_rows),
+    }
+    whole = run(None, **options)
+    run(tmp_path, lambda row: os.kill(os.getpid(), signal.SIGTERM), **options)
+    resumed = run(tmp_path, **options)
+    assert "stopped by SIGTERM at step 10" in capsys.readouterr().err
+    assert resumed.state.params["head"].sharding == by_rows
+    assert digest(resumed.state) == digest(whole.state)
 
 
 def test_resuming_drops_rows_beyond_the_checkpoint(whole, tmp_path):

@@ -44,8 +44,8 @@ def digest(state):
     return sha256.hexdigest()
 
 
-def run(directory, callback=None, **changes):
-    """Trains the bigram model; `changes` replace fields of the options."""
+def run(directory, callback=None, place=lambda params: params, **changes):
+    """Trains the bigram model, laid out by `place`; `changes` replace fields of the options."""
     text = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 50, np.uint8)
     optimizer = training.adamw(training.warmup_cosine(1e-2, TOTAL_STEPS, 10))
     sample = partial(training.sample_batch, seed=0, batch=4, time=16)
@@ -57,7 +57,7 @@ def run(directory, callback=None, **changes):
         "is_progress_shown": False,
     }
     return training.fit(
-        training.TrainState.create(bigram_params(), optimizer),
+        training.TrainState.create(place(bigram_params()), optimizer),
         training.make_train_step(bigram_loss, optimizer, sample=sample, most_steps=10),
         jnp.asarray(text),
         training.FitOptions(**(options | changes)),

@@ -8,7 +8,6 @@ and errors that say which path and why.
 
 import errno
 import gc
-import json
 import logging
 import os
 import shutil
@@ -21,9 +20,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array
+
+from toolkit.training.identity import (
+    as_json,
+    checksums,
+    describe,
+    differences,
+    named_leaves,
+    state_bytes,
+)
 
 State = TypeVar("State")
 
@@ -99,16 +104,16 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        run = _as_json(metadata or {})
+        run = as_json(metadata or {})
         if step in self._manager.all_steps():
             return
         self._require_free_space(state)
-        record = {"run": run, "arrays": _describe(state), "checksums": _checksums(state)}
+        record = {"run": run, "arrays": describe(state), "checksums": checksums(state)}
         try:
             is_saved = self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(_named_leaves(state)),
+                    state=ocp.args.StandardSave(named_leaves(state)),
                     record=ocp.args.JsonSave(record),
                 ),
             )
@@ -217,10 +222,10 @@ class Checkpoints:
             raise _Refused(f"its record is unreadable ({_first_line(error)})") from error
         return record
 
-    def _read_state(self, step: int, template: State, checksums: dict[str, int]) -> State:
+    def _read_state(self, step: int, template: State, saved: dict[str, int]) -> State:
         import orbax.checkpoint as ocp
 
-        named = _named_leaves(template)
+        named = named_leaves(template)
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
         with _quiet_abandoned_reads():
             try:
@@ -229,8 +234,8 @@ class Checkpoints:
                 )
             except Exception as error:  # tensorstore and orbax raise many types for damaged files
                 raise _Refused(f"its arrays are unreadable ({_first_line(error)})") from None
-        found = _checksums(restored.state)
-        if changed := [name for name in named if found[name] != checksums.get(name)]:
+        found = checksums(restored.state)
+        if changed := [name for name in named if found[name] != saved.get(name)]:
             raise _Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
         leaves = [restored.state[name] for name in named]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
@@ -248,7 +253,7 @@ class Checkpoints:
         self._manager = self._open()
 
     def _require_free_space(self, state: Any) -> None:
-        self._needed_bytes = needed = _state_bytes(state) + _OVERHEAD_BYTES
+        self._needed_bytes = needed = state_bytes(state) + _OVERHEAD_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise CheckpointError(
@@ -275,14 +280,14 @@ class _Refused(Exception):
 def _require_same_run(
     record: dict[str, Any], template: Any, expected: dict[str, Any] | None
 ) -> None:
-    wanted = _as_json(expected or {})
+    wanted = as_json(expected or {})
     found = {key: record["run"].get(key) for key in wanted}
-    differences = _differences(found, wanted)
+    unlike = differences(found, wanted)
     # Arrays differ because the run does: report them only if that is all there is to say.
-    differences = differences or _differences(record["arrays"], _describe(template))
-    if differences:
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise _Refused(f"it belongs to another run: {'; '.join(differences[:3])}{more}")
+    unlike = unlike or differences(record["arrays"], describe(template))
+    if unlike:
+        more = f"; and {len(unlike) - 3} more" if len(unlike) > 3 else ""
+        raise _Refused(f"it belongs to another run: {'; '.join(unlike[:3])}{more}")
 
 
 @contextmanager
@@ -313,69 +318,6 @@ def _quiet_abandoned_reads() -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         logger.setLevel(level)
-
-
-def _named_leaves(tree: Any) -> dict[str, Any]:
-    """A flat dict keeps the file free of node types: any pytree with these paths can read it."""
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
-
-
-def _describe(tree: Any) -> dict[str, str]:
-    return {
-        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        for name, leaf in _named_leaves(tree).items()
-    }
-
-
-def _checksums(state: Any) -> dict[str, int]:
-    """One number an array, the same for every sharding: orbax does not notice a flipped bit."""
-    named = _named_leaves(state)
-    sums = jax.device_get(_bit_sums(list(named.values())))
-    return {name: int(total) for name, total in zip(named, sums, strict=True)}
-
-
-@jax.jit
-def _bit_sums(leaves: list[Array]) -> Array:
-    """Sums of the arrays' bit patterns, modulo 2**32; integer addition knows no order."""
-
-    def bit_sum(leaf: Array) -> Array:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        if leaf.dtype == jnp.bool_:
-            leaf = leaf.astype(jnp.uint8)
-        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
-        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
-
-    return jnp.stack([bit_sum(leaf) for leaf in leaves])
-
-
-def _state_bytes(state: Any) -> int:
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
-def _as_json(metadata: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return json.loads(json.dumps(metadata))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"metadata must be JSON-able: {error}") from None
-
-
-def _differences(found: Any, wanted: Any, name: str = "") -> list[str]:
-    """Where two JSON values differ, as 'name: the checkpoint has x, this run y'."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        lines = []
-        for key in [*wanted, *(key for key in found if key not in wanted)]:
-            inner = f"{name}.{key}" if name else key
-            lines += _differences(found.get(key), wanted.get(key), inner)
-        return lines
-    if found == wanted:
-        return []
-    return [f"{name}: the checkpoint has {_shown(found)}, this run {_shown(wanted)}"]
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,75 @@
+"""What tells one checkpoint from another: names, shapes and bits of arrays, settings of the run."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """A flat dict keeps the file free of node types: any pytree with these paths can read it."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+
+
+def describe(tree: Any) -> dict[str, str]:
+    """Type and shape of every array, as in 'float32[16,8]'."""
+    return {
+        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        for name, leaf in named_leaves(tree).items()
+    }
+
+
+def checksums(state: Any) -> dict[str, int]:
+    """One number an array, the same for every sharding: orbax does not notice a flipped bit."""
+    named = named_leaves(state)
+    sums = jax.device_get(_bit_sums(list(named.values())))
+    return {name: int(total) for name, total in zip(named, sums, strict=True)}
+
+
+@jax.jit
+def _bit_sums(leaves: list[Array]) -> Array:
+    """Sums of the arrays' bit patterns, modulo 2**32; integer addition knows no order."""
+
+    def bit_sum(leaf: Array) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.dtype == jnp.bool_:
+            leaf = leaf.astype(jnp.uint8)
+        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
+        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
+
+    return jnp.stack([bit_sum(leaf) for leaf in leaves])
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of all arrays together, whatever the number of devices they lie on."""
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def as_json(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The metadata as it will read when it comes back: tuples are lists, keys are strings."""
+    try:
+        return json.loads(json.dumps(metadata))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metadata must be JSON-able: {error}") from None
+
+
+def differences(found: Any, wanted: Any, name: str = "") -> list[str]:
+    """Where two JSON values differ, as 'name: the checkpoint has x, this run y'."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        lines = []
+        for key in [*wanted, *(key for key in found if key not in wanted)]:
+            inner = f"{name}.{key}" if name else key
+            lines += differences(found.get(key), wanted.get(key), inner)
+        return lines
+    if found == wanted:
+        return []
+    return [f"{name}: the checkpoint has {_shown(found)}, this run {_shown(wanted)}"]
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
