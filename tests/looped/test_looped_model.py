@@ -13,7 +13,8 @@ from toolkit.looped.layers import ShortConvolution, rotary_embedding, unit_lengt
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-PATTERNS = ("full", "window", "gdn", "gdn window full")
+BFLOAT16_ERROR = 0.05  # of the norm of the logits
+PATTERNS = ("full", "gdn window full")
 
 
 def small(pattern, loops=2, **overrides):
@@ -43,9 +44,8 @@ def forward(model, tokens, segment_ids=None):
     return model(tokens, segment_ids=segment_ids)
 
 
-@pytest.mark.parametrize("pattern", ["gdn", "window full"])
-def test_scan_equals_loops_written_out(pattern):
-    model, tokens = build(small(pattern, loops=2, attention_output_gate=True)), some_tokens()
+def test_scan_equals_loops_written_out():
+    model, tokens = build(small("gdn full", loops=2, attention_output_gate=True)), some_tokens()
 
     def written_out(model):
         h, hidden = model.embedding(tokens), []
@@ -119,7 +119,7 @@ def test_program_does_not_grow_with_loops():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_future_is_invisible(pattern):
-    model, tokens = build(small(pattern, loops=3)), some_tokens()
+    model, tokens = build(small(pattern, loops=2)), some_tokens()
     changed = tokens.at[:, 11:].add(7) % 50
     before, after = forward(model, tokens), forward(model, changed)
     np.testing.assert_array_equal(before[:, :11], after[:, :11])
@@ -139,25 +139,29 @@ def test_a_window_reaches_exactly_as_far_as_its_loops_allow():
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_packed_documents_do_not_meet(pattern):
     model = build(small(pattern, loops=2))
-    first, second = some_tokens(time=9), some_tokens(time=12, seed=1)
+    first, second = some_tokens(time=11), some_tokens(time=11, seed=1)
     packed = jnp.concatenate([first, second], axis=1)
-    segment_ids = jnp.repeat(jnp.array([[3, 8]]), jnp.array([9, 12]), axis=1).repeat(2, axis=0)
+    segment_ids = jnp.repeat(jnp.array([[3, 8]] * 2), 11, axis=1)
     logits = forward(model, packed, segment_ids)
-    np.testing.assert_allclose(logits[:, :9], forward(model, first), **FLOAT32_TOLERANCE)
-    np.testing.assert_allclose(logits[:, 9:], forward(model, second), **FLOAT32_TOLERANCE)
+    np.testing.assert_allclose(logits[:, :11], forward(model, first), **FLOAT32_TOLERANCE)
+    np.testing.assert_allclose(logits[:, 11:], forward(model, second), **FLOAT32_TOLERANCE)
 
 
 def test_bfloat16_is_finite_and_near_float32():
-    config = small("gdn full", loops=4)
+    config = small("gdn window full", loops=2)
     exact, coarse = build(config), build(dataclasses.replace(config, dtype="bfloat16"))
     tokens = some_tokens()
-    loss = jax.jit(jax.grad(lambda model: jnp.mean(jnp.square(model(tokens)))))
-    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(loss(coarse)))
-    logits, wanted = forward(coarse, tokens), forward(exact, tokens)
+
+    def squares(model):
+        logits = model(tokens)
+        return jnp.mean(jnp.square(logits)), logits
+
+    gradient, logits = jax.jit(jax.grad(squares, has_aux=True))(coarse)
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient))
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
     assert logits.dtype == jnp.float32
-    assert {leaf.dtype for leaf in jax.tree.leaves(coarse)} == {jnp.dtype("float32")}
-    error = jnp.linalg.norm(logits - wanted) / jnp.linalg.norm(wanted)
-    assert error < 0.05
+    wanted = forward(exact, tokens)
+    assert jnp.linalg.norm(logits - wanted) < BFLOAT16_ERROR * jnp.linalg.norm(wanted)
 
 
 def test_every_parameter_learns():

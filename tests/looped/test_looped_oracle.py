@@ -177,9 +177,9 @@ def gated_delta_net_pair(key_heads, value_heads):
     return ours, theirs
 
 
-@pytest.mark.parametrize(("key_heads", "value_heads"), [(2, 2), (2, 6)])
-def test_gated_delta_net_layer(key_heads, value_heads):
-    ours, theirs = gated_delta_net_pair(key_heads, value_heads)
+def test_gated_delta_net_layer():
+    # Three value heads to a key head: the order of grouped heads shows.
+    ours, theirs = gated_delta_net_pair(key_heads=2, value_heads=6)
     generator = np.random.default_rng(0)
     x, weight = generator.standard_normal((2, 2, 75, 24)).astype(np.float32)
     x_torch = torch.tensor(x, requires_grad=True)
