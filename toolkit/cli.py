@@ -47,7 +47,7 @@ def lab(port: int = 8888, browser: bool = True) -> None:
 
 
 def train(
-    directory: Path,
+    directory: Annotated[Path, tyro.conf.Positional],
     pattern: str = "gdn gdn gdn full",
     loops: int = 2,
     width: int = 128,
@@ -98,7 +98,7 @@ def train(
 
 
 def generate(
-    directory: Path,
+    directory: Annotated[Path, tyro.conf.Positional],
     prompt: str = "The ",
     length: int = 256,
     temperature: float = 0.8,
@@ -179,7 +179,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         if os.environ.get("TOOLKIT_TRACEBACK"):
             raise
         print(f"toolkit: {error}", file=sys.stderr)
