@@ -213,4 +213,9 @@ def test_wrong_inputs_are_named(row, draw_inputs):
         run(q, k, v, *gates, implementation="fastest")
     if "g" in row.gates:
         with pytest.raises(ValueError, match=r"g is a natural-log decay and must be <= 0"):
-            run(q, k, v, *(-x if name == "g" else x for name, x in zip(row.gates, gates, strict=True)))
+            run(
+                q,
+                k,
+                v,
+                *(-x if name == "g" else x for name, x in zip(row.gates, gates, strict=True)),
+            )

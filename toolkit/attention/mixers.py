@@ -80,9 +80,8 @@ def _attended_pairs(time: int, sliding_window: int | None) -> int:
 
 
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
-    if sliding_window is not None:
-        capacity = min(capacity, sliding_window)
-    return KVCache.empty(batch, heads, key, value, capacity, dtype)
+    # A window is a ring of exactly its tokens, however long the sequence becomes.
+    return KVCache.empty(batch, heads, key, value, sliding_window or capacity, dtype)
 
 
 def _softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):

@@ -1,0 +1,113 @@
+"""The table of mixers: every row complete, and its cost formulas held against the compiler's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention import MIXERS, mixer
+from toolkit.attention.softmax import softmax_attention
+
+# Matrix products are the formula; the compiler also counts exponentials, masks and sums.
+FLOPS_TOLERANCE = 0.15
+BATCH, HEADS, KEY, VALUE = 2, 4, 64, 128
+SIZES = (HEADS, KEY, VALUE)
+
+
+def compiled_flops(function, *inputs):
+    return jax.jit(function).lower(*inputs).compile().cost_analysis()["flops"]
+
+
+def nbytes(tree):
+    return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+
+
+def draw(draw_inputs, row, time):
+    return draw_inputs(row, time, batch=BATCH, heads=HEADS, key=KEY, value=VALUE)
+
+
+def test_forward_flops_of_one_chunk(draw_inputs):
+    """One chunk, since the compiler counts the body of a loop once."""
+    row = mixer("gdn")
+    for time in (16, 32, 64):
+        inputs = draw(draw_inputs, row, time)
+        counted = compiled_flops(lambda *x: row.function(*x)[0], *inputs)
+        # The final state is not asked for here, so the compiler drops its product.
+        dropped = 2 * BATCH * HEADS * time * KEY * VALUE
+        wanted = row.forward_flops(BATCH, time, *SIZES) - dropped
+        assert counted == pytest.approx(wanted, rel=FLOPS_TOLERANCE), time
+
+
+def test_forward_flops_of_dense_attention(draw_inputs):
+    """Dense attention computes every pair; the formula counts those a query may see."""
+    row, time = mixer("full"), 64
+    q, k, v = draw(draw_inputs, row, time)
+    counted = compiled_flops(
+        lambda q, k, v: softmax_attention(q, k, v, implementation="dense")[0], q, k, v
+    )
+    every_pair = row.forward_flops(BATCH, time, *SIZES) * 2 * time / (time + 1)
+    assert counted == pytest.approx(every_pair, rel=FLOPS_TOLERANCE)
+
+
+def test_pairs_of_a_window_are_counted_exactly():
+    for time in (1, 5, 9):
+        for window in (1, 4, 9, 20):
+            t, s = np.indices((time, time))
+            pairs = np.sum((s <= t) & (s > t - window))
+            flops = MIXERS["window"].forward_flops(1, time, 1, 3, 5, sliding_window=window)
+            assert flops == 2 * pairs * (3 + 5)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_step_flops(draw_inputs, name):
+    context = 256
+    row = mixer(name)
+    inputs = [x[:, 0] for x in draw(draw_inputs, row, 1)]
+    state = row.empty_state(BATCH, *SIZES, context, jnp.float32, **row.options)
+    counted = compiled_flops(lambda *x: row.step(*x, **row.options), *inputs, state)
+    wanted = row.step_flops(BATCH, context, *SIZES, **row.options)
+    if not row.gates:
+        # The compiler also counts the branch that only runs for a cache holding NaN: a product,
+        # a selection and a sum over the values.
+        wanted += 3 * BATCH * HEADS * context * VALUE
+    assert counted == pytest.approx(wanted, rel=FLOPS_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_state_bytes_are_those_of_the_state(name, dtype):
+    row = mixer(name)
+    for context in (256, 1024):
+        state = row.empty_state(BATCH, *SIZES, context, dtype, **row.options)
+        element = jnp.dtype(dtype).itemsize
+        counted = row.state_bytes(BATCH, context, *SIZES, element_bytes=element, **row.options)
+        assert counted == nbytes(state)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_bytes_count_inputs_outputs_and_state_once(draw_inputs, name):
+    row, time = mixer(name), 512
+    inputs = draw(draw_inputs, row, time)
+    out = BATCH * time * HEADS * VALUE * 4
+    # k and q are as long as each other, and so are v and o.
+    assert row.forward_bytes(BATCH, time, *SIZES, **row.options) == nbytes(inputs) + out
+    state = row.state_bytes(BATCH, time, *SIZES, **row.options)
+    token = (nbytes(inputs) + out) // time
+    crossings = 2 if row.gates else 1
+    assert row.step_bytes(BATCH, time, *SIZES, **row.options) == crossings * state + token
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_linear_time_is_what_the_formulas_say(name):
+    row = mixer(name)
+    flops = [row.forward_flops(1, time, *SIZES, **row.options) for time in (2**14, 2**15)]
+    assert (flops[1] < 2.1 * flops[0]) == row.is_linear_time
+
+
+def test_names_and_options_are_checked():
+    assert mixer("window", sliding_window=7).options["sliding_window"] == 7
+    assert MIXERS["window"].options["sliding_window"] == 256
+    with pytest.raises(ValueError, match="one of 'full', 'window', 'gdn'; got 'rwkv'"):
+        mixer("rwkv")
+    with pytest.raises(ValueError, match="'gdn' has the options: none; got sliding_window"):
+        mixer("gdn", sliding_window=7)
