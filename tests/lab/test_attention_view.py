@@ -73,14 +73,17 @@ def test_measured_points_belong_to_time_only() -> None:
 
 
 def test_cost_sentence_and_table_name_kind_and_values() -> None:
-    points = (Point("gdn", DECODE, 256, 2e-5, 1e-6),)
+    points = (Point("full", DECODE, 256, 1e-4, 1e-6), Point("gdn", DECODE, 256, 2e-5, 1e-6))
     view = costs(machine=MACHINE, measured=points, **SIZES)
     assert "At 4,096 tokens" in view.sentence()
     assert "Modelled for a machine." in view.sentence()
+    assert "Measured here at 256 tokens: decode 100 µs against 20.0 µs." in view.sentence()
     columns, rows = view.table()
     assert len(columns) == 7
     assert all(len(row) == 7 for row in rows)
-    assert any("measured here" in cell for cell in rows[-1])
+    assert rows[-1][0] == "256 (measured here)"
+    assert "20.0 µs ± 500 ns" in rows[-1]
+    assert "not measured" in rows[-1]
 
 
 MEMORY = {

@@ -92,7 +92,20 @@ class Costs:
                 f"({ratio_in_words(cost['full'], cost['gdn'])})"
             )
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
-        return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}"
+        return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
+
+    def _measured_words(self) -> str:
+        if not self.measured:
+            return ""
+        longest = max(point.tokens for point in self.measured)
+        seconds = {(p.phase, p.mixer): p.seconds for p in self.measured if p.tokens == longest}
+        parts = (
+            f"{phase} {in_words(seconds[phase, 'full'], 'seconds')} against "
+            f"{in_words(seconds[phase, 'gdn'], 'seconds')}"
+            for phase in (PREFILL, DECODE)
+            if (phase, "full") in seconds
+        )
+        return f" Measured here at {longest:,} tokens: {', '.join(parts)}."
 
     def table(self) -> Table:
         places = [(phase, name) for phase in self.curves for name in MIXER_NAMES]

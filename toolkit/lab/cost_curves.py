@@ -12,6 +12,8 @@ from matplotlib.text import Text
 from toolkit.lab.attention_view import MIXER_NAMES, SHORT_NAMES, TOKENS, Point
 from toolkit.lab.figures import ACCENT, in_words, log_axes, look
 
+# Nested, so that markers on the same spot all stay visible.
+MARKER_SIZES = (11.5, 8.5, 6)
 BEHIND_WORDS = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
 
 
@@ -47,8 +49,8 @@ class CostCurves:
                 TOKENS, np.ones(len(TOKENS)), color=seen.colour, linestyle=seen.dashes
             )
             (self.points[name],) = axes.plot(
-                [], [], color=seen.colour, marker=seen.marker, linestyle="none", markersize=8.5,
-                markeredgecolor="white", markeredgewidth=1.2, zorder=4,
+                [], [], color=seen.colour, marker=seen.marker, markersize=MARKER_SIZES[place],
+                linestyle="none", markeredgecolor="white", markeredgewidth=1.2, zorder=4,
             )  # fmt: skip
             (self.dots[name],) = axes.plot([1], [1], color=ACCENT, marker="o", markersize=5)
             row, column = divmod(place, columns)

@@ -87,12 +87,16 @@ class Panel(widgets.VBox):
             ),
         )
         self._image.add_class("panel-picture")
+        # An Image widget has no alternative text (and fails on a tooltip), so the words stand below.
         self._caption = widgets.HTML(layout=widgets.Layout(max_width=width))
         self._caption.add_class("panel-caption")
         self._error = widgets.HTML()
         self._error.add_class("panel-error")
         self._show_numbers = widgets.ToggleButton(
-            value=False, description="Show the numbers", icon="table"
+            value=False,
+            description="Show the numbers",
+            icon="table",
+            layout=widgets.Layout(width="170px"),
         )
         self._show_numbers.observe(lambda _: self._write_table(), names="value")
         self._table = widgets.HTML(layout=widgets.Layout(max_width=width))
@@ -115,6 +119,7 @@ class Panel(widgets.VBox):
                 *(self._show_numbers, self._table),
             ]
         )
+        self.add_class("toolkit-panel")
 
     # What a subclass provides.
 
@@ -207,7 +212,6 @@ class Panel(widgets.VBox):
         self.view, self.png, self._state = view, png, state
         self.adjust(view)
         self._image.value = png
-        self._image.tooltip = view.sentence()
         self._caption.value = f"<p style='margin:2px 0'>{html.escape(view.sentence())}</p>"
         self._write_table()
         self.error = self._error.value = ""

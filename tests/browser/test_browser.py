@@ -1,0 +1,118 @@
+"""The attention notebook in JupyterLab, in a real Chromium, with a real mouse."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyterlab_server import jupyterlab
+
+ROOT = Path(__file__).resolve().parents[2]
+SCREENSHOTS = ROOT / "runs" / "browser"
+RUN_MILLISECONDS = 180_000
+UPDATE_MILLISECONDS = 15_000
+
+
+def find_chromium() -> str | None:
+    """Path of a Chromium: TOOLKIT_CHROMIUM, then PATH."""
+    named = os.environ.get("TOOLKIT_CHROMIUM")
+    return named or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        find_chromium() is None,
+        reason="no chromium on PATH (Debian: apt-get install chromium) nor in TOOLKIT_CHROMIUM",
+    ),
+    # Playwright's own event loop closes its sockets late.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+RUN_ALL = """async () => {
+    const app = window.jupyterapp; await app.started;
+    const panel = app.shell.currentWidget;
+    await panel.context.ready; await panel.sessionContext.ready;
+    await panel.sessionContext.session.kernel.info;
+    return await app.commands.execute('notebook:run-all-cells');
+}"""
+KERNEL_IS_IDLE = """() => window.jupyterapp?.shell?.currentWidget?.sessionContext
+    ?.session?.kernel?.status === 'idle'"""
+PICTURE_HASH = """async image => {
+    const bytes = await (await fetch(image.src)).arrayBuffer();
+    const digest = await crypto.subtle.digest('SHA-256', bytes);
+    return Array.from(new Uint8Array(digest)).join(' ');
+}"""
+PICTURE_IS_NEW = "([image, old]) => image.src !== old && image.complete && image.naturalWidth > 0"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """The attention notebook open in JupyterLab, every cell run."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    notebooks, state = tmp_path / "notebooks", tmp_path / "state"
+    notebooks.mkdir()
+    state.mkdir()
+    shutil.copy(ROOT / "notebooks" / "attention.ipynb", notebooks)
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with (
+        jupyterlab(notebooks, state, ROOT) as address,
+        playwright.sync_playwright() as driver,
+        driver.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=arguments
+        ) as browser,
+    ):
+        page = browser.new_page(viewport={"width": 1400, "height": 1100})
+        page.goto(f"{address}/lab/tree/attention.ipynb?reset", wait_until="domcontentloaded")
+        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
+        page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        page.set_default_timeout(RUN_MILLISECONDS)
+        page.evaluate(RUN_ALL)
+        page.wait_for_function(KERNEL_IS_IDLE)
+        page.set_default_timeout(UPDATE_MILLISECONDS)
+        yield page
+
+
+def drag(page: Any, slider: Any, fraction: float) -> None:
+    """Take the slider's handle with the mouse and put it at `fraction` of its track."""
+    slider.scroll_into_view_if_needed()
+    handle = slider.locator(".noUi-handle").bounding_box()
+    track = slider.locator(".noUi-base").bounding_box()
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    middle = track["y"] + track["height"] / 2
+    page.mouse.move(track["x"] + fraction * track["width"], middle, steps=8)
+    page.mouse.up()
+
+
+def wait_for_new_picture(page: Any, picture: Any, old_source: str) -> None:
+    page.wait_for_function(PICTURE_IS_NEW, arg=[picture.element_handle(), old_source])
+
+
+def test_sliders_move_the_pictures(page: Any) -> None:
+    errors = page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']")
+    assert errors.count() == 0
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for name, fraction, words in (
+        ("slider-token", 0.2, "(token 4 of 16)"),
+        ("slider-sequences", 0.9, "at once"),
+    ):
+        panel = page.locator(".toolkit-panel", has=page.locator(f".{name}")).first
+        slider = panel.locator(f".{name}")
+        slider.scroll_into_view_if_needed()
+        picture = panel.locator("img.panel-picture")
+        source, content = picture.get_attribute("src"), picture.evaluate(PICTURE_HASH)
+        drag(page, slider, fraction)
+        wait_for_new_picture(page, picture, source)
+        page.wait_for_function(KERNEL_IS_IDLE)
+        assert picture.evaluate(PICTURE_HASH) != content
+        assert words in panel.locator(".panel-caption").inner_text()
+        assert panel.locator(".panel-error").inner_text().strip() == ""
+        panel.scroll_into_view_if_needed()
+        page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    assert errors.count() == 0
