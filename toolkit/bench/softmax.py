@@ -10,6 +10,7 @@ import numpy as np
 from toolkit.attention import mixer, softmax_attention
 from toolkit.bench.harness import Case, agree
 from toolkit.bench.peers import over_heads, torch_sdpa
+from toolkit.measure import program_cost
 
 FORWARD_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
@@ -50,9 +51,7 @@ def cases(cores: int) -> Iterator[Case]:
                     jax.jit(_both_directions(form) if backward else form).lower(*args).compile()
                 )
                 contenders[name] = _call(compiled, args)
-                memory.append(
-                    f"{name} {compiled.memory_analysis().temp_size_in_bytes / 2**20:.0f} MiB"
-                )
+                memory.append(f"{name} {program_cost(compiled).temp_bytes / 2**20:.0f} MiB")
             ours = "toolkit, blockwise"
             if cores > 1:
                 ours = "toolkit, blockwise, heads on devices"

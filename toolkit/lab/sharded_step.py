@@ -55,7 +55,7 @@ def sharded_step_facts() -> dict[str, Any]:
     batch = (tokens[0], tokens[1])
 
     @jax.jit
-    def one_device(params: nnx.State, batch: tuple[jax.Array, jax.Array]) -> nnx.State:
+    def one_device(params: nnx.State, batch: tuple[jax.Array, jax.Array]) -> optax.Params:
         updates, _ = optimizer.update(jax.grad(loss)(params, batch), optimizer.init(params))
         return optax.apply_updates(params, updates)
 

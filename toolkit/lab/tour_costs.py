@@ -112,14 +112,14 @@ def _prefill(name: str, context: int) -> Callable[[], jax.Array]:
 
 
 def _softmax_step(context: int) -> Callable[[], jax.Array]:
-    token = [x[:, 0] for x in mixer_inputs("full", 1)]
+    q, k, v = (x[:, 0] for x in mixer_inputs("full", 1))
     random = np.random.default_rng(0)
     shape = (1, HEADS, SIZE, context)
     keys, values = (jnp.asarray(random.standard_normal(shape, np.float32)) for _ in range(2))
     held = [KVCache(keys, values, jnp.int32(context - 1))]
 
     def step(cache: KVCache) -> tuple[jax.Array, KVCache]:
-        out, new = softmax_attention_step(*token, cache)
+        out, new = softmax_attention_step(q, k, v, cache)
         # The same slot is written every time, so the call can be repeated.
         return out, KVCache(new.keys, new.values, cache.length)
 
