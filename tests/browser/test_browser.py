@@ -47,16 +47,15 @@ PICTURE_HASH = """async image => {
     const digest = await crypto.subtle.digest('SHA-256', bytes);
     return Array.from(new Uint8Array(digest)).join(' ');
 }"""
+ERROR_OUTPUTS = ".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']"
 PICTURE_IS_NEW = "([image, old]) => image.src !== old && image.complete && image.naturalWidth > 0"
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The attention notebook open in JupyterLab, every cell run."""
     playwright = pytest.importorskip("playwright.sync_api")
-    notebooks, state = tmp_path / "notebooks", tmp_path / "state"
-    notebooks.mkdir()
-    state.mkdir()
+    notebooks, state = (tmp_path_factory.mktemp(name) for name in ("notebooks", "state"))
     shutil.copy(ROOT / "notebooks" / "attention.ipynb", notebooks)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -94,9 +93,13 @@ def wait_for_new_picture(page: Any, picture: Any, old_source: str) -> None:
     page.wait_for_function(PICTURE_IS_NEW, arg=[picture.element_handle(), old_source])
 
 
+def assert_no_errors(page: Any) -> None:
+    assert page.locator(ERROR_OUTPUTS).count() == 0
+    assert page.locator(".jupyter-widgets-error-widget").count() == 0
+
+
 def test_sliders_move_the_pictures(page: Any) -> None:
-    errors = page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']")
-    assert errors.count() == 0
+    assert_no_errors(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     for name, fraction, words in (
         ("slider-token", 0.2, "(token 4 of 16)"),
@@ -115,4 +118,25 @@ def test_sliders_move_the_pictures(page: Any) -> None:
         assert panel.locator(".panel-error").inner_text().strip() == ""
         panel.scroll_into_view_if_needed()
         page.screenshot(path=SCREENSHOTS / f"{name}.png")
-    assert errors.count() == 0
+    assert_no_errors(page)
+
+
+def test_a_measurement_can_be_stopped_and_the_panel_lives_on(page: Any) -> None:
+    panel = page.locator(".toolkit-panel", has=page.locator(".job-run")).first
+    heads = panel.locator(".box-heads input")
+    heads.scroll_into_view_if_needed()
+    heads.fill("3")  # sizes not measured yet
+    heads.press("Enter")
+    panel.locator(".job-run").click()
+    panel.locator(".job-stop:enabled").click()
+    words = panel.locator(".job-text")
+    page.wait_for_function(
+        "words => words.textContent.startsWith('stopped after')", arg=words.element_handle(),
+        timeout=RUN_MILLISECONDS,
+    )  # fmt: skip
+    picture = panel.locator("img.panel-picture")
+    source = picture.get_attribute("src")
+    drag(page, panel.locator(".slider-context_length"), 0.3)
+    wait_for_new_picture(page, picture, source)
+    page.screenshot(path=SCREENSHOTS / "measurement.png")
+    assert_no_errors(page)

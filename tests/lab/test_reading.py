@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from toolkit.attention.gated_delta_net import gated_delta_net_reference
-from toolkit.attention.softmax import softmax_attention_reference
+from toolkit.attention import gated_delta_net_reference, softmax_attention_reference
 from toolkit.lab.reading_view import (
     KEY_SIZE,
     MAX_TOKENS,

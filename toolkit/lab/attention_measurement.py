@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention.cache import KVCache
+from toolkit.attention import KVCache
 from toolkit.lab.attention_view import DECODE, MIXER_NAMES, PREFILL, Point, mixer_row
 from toolkit.measure import Timing, time_contenders
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.attention.mixers import Mixer, mixer
+from toolkit.attention import Mixer, mixer
 from toolkit.lab.figures import in_words
 from toolkit.lab.panel import Table
 

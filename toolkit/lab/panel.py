@@ -87,7 +87,7 @@ class Panel(widgets.VBox):
             ),
         )
         self._image.add_class("panel-picture")
-        # An Image widget has no alternative text (and fails on a tooltip), so the words stand below.
+        # An Image has no alternative text (and fails on a tooltip), so the words stand below it.
         self._caption = widgets.HTML(layout=widgets.Layout(max_width=width))
         self._caption.add_class("panel-caption")
         self._error = widgets.HTML()

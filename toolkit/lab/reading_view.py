@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit.attention.gated_delta_net import gated_delta_net_step
+from toolkit.attention import gated_delta_net_step
 from toolkit.lab.panel import Table
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
@@ -165,8 +165,8 @@ def _projection() -> np.ndarray:
 @functools.cache
 def _values() -> np.ndarray:
     """One random value a position, and beside it the one-hot value that marks the position."""
-    signs = np.random.default_rng(3).choice([-1.0, 1.0], (MAX_TOKENS, VALUE_SIZE))
-    return np.concatenate([signs, np.eye(MAX_TOKENS)], axis=1).astype(np.float32)
+    shown = np.random.default_rng(3).standard_normal((MAX_TOKENS, VALUE_SIZE))
+    return np.concatenate([shown, np.eye(MAX_TOKENS)], axis=1).astype(np.float32)
 
 
 @jax.jit
