@@ -135,8 +135,10 @@ def test_a_measurement_can_be_stopped_and_the_panel_lives_on(page: Any) -> None:
         timeout=RUN_MILLISECONDS,
     )  # fmt: skip
     picture = panel.locator("img.panel-picture")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     source = picture.get_attribute("src")
     drag(page, panel.locator(".slider-context_length"), 0.3)
     wait_for_new_picture(page, picture, source)
+    words.scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / "measurement.png")
     assert_no_errors(page)

@@ -102,7 +102,7 @@ def test_empty_sentence_shows_its_error_and_recovers() -> None:
 
 @pytest.mark.slow
 def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
-    panel = CostPanel(heads=2, head_size=16, window=32)
+    panel = CostPanel(heads=2, head_size=32, window=32)
     pieces = attention_measurement.measure_pieces
     monkeypatch.setattr(
         attention_instrument, "measure_pieces", lambda sizes: pieces(sizes, lengths=(64,))
@@ -127,7 +127,7 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
 @pytest.mark.slow
 def test_nothing_is_timed_when_a_mixer_is_wrong(monkeypatch) -> None:
     monkeypatch.setattr(attention_measurement, "TOLERANCE", 0.0)
-    panel = CostPanel(heads=1, head_size=16, window=32)
+    panel = CostPanel(heads=1, head_size=32, window=32)
     with pytest.raises(RuntimeError, match="nothing is timed"):
         panel.measure()
     assert panel.points == {}

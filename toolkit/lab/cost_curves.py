@@ -13,7 +13,7 @@ from toolkit.lab.attention_view import MIXER_NAMES, SHORT_NAMES, TOKENS, Point
 from toolkit.lab.figures import ACCENT, in_words, log_axes, look
 
 # Nested, so that markers on the same spot all stay visible.
-MARKER_SIZES = (11.5, 8.5, 6)
+MARKER_SIZES = (12.5, 9.5, 7.5)
 BEHIND_WORDS = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
 
 

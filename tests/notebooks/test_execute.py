@@ -1,0 +1,39 @@
+"""The runner itself: what it keeps, what it removes, what it complains about."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from toolkit.lab.execute import WIDGET_VIEW, run_notebook, strip
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+def test_strip_keeps_the_picture_and_nothing_that_differs_between_runs() -> None:
+    data = {"image/png": "abc", "text/plain": "words", WIDGET_VIEW: {"model_id": "1"}}
+    cell = new_code_cell("panel", execution_count=7)
+    cell.outputs = [new_output("execute_result", data=data, execution_count=7)]
+    cell.metadata["execution"] = {"iopub.status.busy": "now"}
+    notebook = new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
+    strip(notebook)
+    assert "widgets" not in notebook.metadata
+    assert cell.execution_count is cell.outputs[0].execution_count is None
+    assert cell.outputs[0].data == {"image/png": "abc", "text/plain": "words"}
+    assert "execution" not in cell.metadata
+    nbformat.validate(notebook)
+
+
+def test_run_reports_errors_and_stderr_and_stops(tmp_path: Path) -> None:
+    sources = ["import sys; print('beware', file=sys.stderr)", "1 / 0", "print('never')"]
+    path = tmp_path / "small.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell(source) for source in sources]), path)
+    run = run_notebook(path)
+    assert run.complaints == [
+        "cell 0 wrote to stderr: beware",
+        "cell 1: ZeroDivisionError: division by zero",
+    ]
+    assert run.notebook.cells[2].outputs == []
+    assert run.peak_memory_bytes > 10e6
+    assert run.seconds < 30
