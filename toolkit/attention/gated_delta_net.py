@@ -195,7 +195,7 @@ def gated_delta_net_step(
         TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
 
     Cost:
-        About 6 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory. Donate
+        About 7 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory. Donate
         the state under `jax.jit` so that it is updated in place.
 
     Source:

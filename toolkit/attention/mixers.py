@@ -138,7 +138,8 @@ def _delta_forward_bytes(batch, time, heads, key, value, *, chunk=None, element_
 
 
 def _delta_step_flops(batch, context, heads, key, value):
-    return 6 * batch * heads * key * value
+    # Read for k and for q, 4 K V; decay, outer product and sum, 3 K V.
+    return 7 * batch * heads * key * value
 
 
 def _delta_state_bytes(batch, context, heads, key, value, *, element_bytes=4):
