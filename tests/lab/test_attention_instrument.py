@@ -108,6 +108,9 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
         attention_instrument, "measure_pieces", lambda sizes: pieces(sizes, lengths=(64,))
     )
     png = panel.png
+    pieces_of_panel = panel._measure_pieces()
+    next(pieces_of_panel)  # stopped after the check: nothing is kept as measured
+    pieces_of_panel.close()
     panel.measure()
     points = panel.view.measured
     assert {(p.mixer, p.phase) for p in points} == {

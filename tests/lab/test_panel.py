@@ -195,7 +195,7 @@ def test_job_stops_between_pieces() -> None:
 
     asyncio.run(press_run_then_stop())
     assert seen == ["piece"]
-    assert job.message.startswith("stopped after piece 1")
+    assert job.message.startswith("stopped after: piece 1")
 
 
 def test_job_in_the_background_reports_an_error() -> None:

@@ -129,6 +129,7 @@ class CostPanel(Panel):
 
     def __init__(self, **values: Any) -> None:
         self.points: dict[Sizes, tuple[Point, ...]] = {}
+        self._all_measured: set[Sizes] = set()
         self._job = Job(
             "Measure here",
             self._measure_pieces,
@@ -175,13 +176,15 @@ class CostPanel(Panel):
 
     def _measure_pieces(self) -> Any:
         sizes = _sizes(self.state)
-        if sizes in self.points:
+        if sizes in self._all_measured:
             yield 1, 1, "already measured with these sizes"
             return
         found: list[Point] = []
         for done, total, what, new in measure_pieces(sizes):
             found += new
             self.points[sizes] = tuple(found)
+            if done == total:  # a stopped measurement keeps its points and can be taken up again
+                self._all_measured.add(sizes)
             yield done, total, what
 
 

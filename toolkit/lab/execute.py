@@ -145,11 +145,13 @@ class _PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(0.1):
+        is_over = False
+        while not is_over:
             try:
                 self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
             except psutil.NoSuchProcess:
                 return
+            is_over = self._is_over.wait(0.1)
 
 
 def _complaints(notebook: nbformat.NotebookNode) -> list[str]:

@@ -87,7 +87,7 @@ class Job(widgets.HBox):
                 self._show(*progress)
                 await asyncio.sleep(PAUSE_SECONDS)
                 if not self.is_running:
-                    self._text.value = "stopped after " + self._text.value
+                    self._text.value = "stopped after: " + self._text.value
                     break
         except Exception as error:
             self._on_error(error)
