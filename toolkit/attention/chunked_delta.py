@@ -11,9 +11,9 @@ tokens that enters with state S, with G the running sum of g inside the chunk, i
     S'    = e^(G_C) S + (e^(G_C - G) * K)^T N
 
 so a sequential rule becomes a few matrix products. `T` does not depend on the state: all chunks
-get theirs at once, before the scan. The forward pass keeps the state at every chunk boundary and
-nothing else of the scan; the backward pass recomputes a chunk from there. Since N = T R, the
-gradient of the inverse is one product: dA = -strict_tril((T^T dN) N^T).
+get theirs at once, before the scan. The forward pass keeps T, D, N and the state at every chunk
+boundary; the backward pass recomputes the scores from there. Since N = T R, the gradient of the
+inverse is one product: dA = -strict_tril((T^T dN) N^T).
 
 Arrays here are [chunks, rows, C, ...], where a row is one head of one sequence.
 """
@@ -167,8 +167,8 @@ def chunked_delta(
 
     Cost:
         Forward 3 C K V + 2 C^2 K + 2 C^2 V + C^3 / 3 multiply-adds a chunk and row; backward
-        8 C K V + 5 C^2 K + 5 C^2 V. Kept for the backward pass: the inputs, a K x V state a
-        chunk and row and a C x C inverse a chunk and row.
+        6 C K V + 5 C^2 K + 4 C^2 V. Kept for the backward pass: the inputs, the values
+        written, and a K x V state and two C x C matrices (T and D) a chunk and row.
 
     Source:
         Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3.
