@@ -15,7 +15,7 @@ from toolkit.lab.attention_view import DECODE, MIXER_NAMES, PREFILL, Point, mixe
 from toolkit.measure import Timing, time_contenders
 
 # The menu of context lengths: each shape is compiled once, whatever the sliders do.
-LENGTHS = (256, 1024, 4096)
+LENGTHS = (256, 4096)
 # More than a chunk of the gated delta net, and not a whole number of them.
 CHECKED_TOKENS = 40
 # Largest difference from the reference, relative to its largest entry, in float32.
