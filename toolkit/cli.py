@@ -16,7 +16,7 @@ import tyro
 def tour(
     directory: Path = Path("runs/tour"),
     fresh: bool = False,
-    steps: int = 240,
+    steps: int = 160,
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
 ) -> None:
     """Train, compare and report on this machine in about two minutes; writes one HTML page.

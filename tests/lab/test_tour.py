@@ -14,9 +14,9 @@ SMALL = {"width": 32, "feed_forward": 32}
 def small_tour(monkeypatch):
     """Models, contexts and samples small enough for a test; everything else as it is."""
     models = {
-        "full": LoopedConfig.tiny("full", 1, **SMALL),
-        "window": LoopedConfig.tiny("full", 2, **SMALL),
-        "gdn": LoopedConfig.tiny("gdn", 2, **SMALL),
+        "plain": LoopedConfig.tiny("full", 1, **SMALL),
+        "looped": LoopedConfig.tiny("full", 2, **SMALL),
+        "hybrid": LoopedConfig.tiny("gdn", 2, **SMALL),
     }
     monkeypatch.setattr(tour, "contenders", lambda: models)
     monkeypatch.setattr(tour, "SAMPLE_LENGTH", 16)
@@ -54,7 +54,7 @@ def test_tour_writes_one_page_resumes_and_refuses_other_settings(
     assert not re.search(r'(src|href)="https?:', text), "the page fetches nothing"
     for words in ("measured here", "modelled", "all-gather", "reduce-scatter", "jax", "sha256"):
         assert words in text
-    assert str(tmp_path) not in text.replace(f"{tmp_path}/tour/gdn", "")
+    assert str(tmp_path) not in text.replace(f"{tmp_path}/tour/hybrid", "")
 
     with pytest.raises(ValueError, match="--fresh"):
         tour.run_tour(tmp_path / "tour", steps=20)

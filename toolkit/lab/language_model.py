@@ -154,6 +154,8 @@ def train_language_model(
     )
     Path(directory).mkdir(parents=True, exist_ok=True)
     _describe(run, corpus, Path(directory) / "run.json")
+    # Eight evaluations a run, each at the end of a whole logging interval.
+    interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     result = fit(
         state,
         step,
@@ -161,8 +163,8 @@ def train_language_model(
         FitOptions(
             total_steps=run.steps,
             log_every=LOG_EVERY,
-            eval_every=max(LOG_EVERY, run.steps // 8),
-            checkpoint_every=max(LOG_EVERY, run.steps // 8),
+            eval_every=interval,
+            checkpoint_every=interval,
             tokens_per_step=run.batch * run.window,
         ),
         directory=directory,

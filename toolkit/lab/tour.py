@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any
 from toolkit.lab import report, tour_figures
 from toolkit.lab.figures import in_words
 from toolkit.lab.language_model import (
+    LOG_EVERY,
     TrainedModel,
     TrainingRun,
     stream_text,
@@ -32,12 +34,12 @@ from toolkit.training import Corpus, load_corpus
 
 PROMPT = "The statement "
 SAMPLE_LENGTH = 400
-BATCH, WINDOW = 16, 128
+BATCH, WINDOW = 8, 128
 
 LABELS = {
-    "full": "plain softmax",
-    "window": "looped softmax",
-    "gdn": "looped Gated DeltaNet hybrid",
+    "plain": "plain softmax",
+    "looped": "looped softmax",
+    "hybrid": "looped Gated DeltaNet hybrid",
 }
 
 
@@ -55,14 +57,14 @@ def contenders() -> dict[str, LoopedConfig]:
     looped = LoopedConfig.tiny("full full full full", loops=2)
     hybrid = LoopedConfig.tiny("gdn gdn gdn full", loops=2)
     return {
-        "full": plain,
-        "window": match_parameters(looped, plain),
-        "gdn": match_parameters(hybrid, plain),
+        "plain": plain,
+        "looped": match_parameters(looped, plain),
+        "hybrid": match_parameters(hybrid, plain),
     }
 
 
 def run_tour(
-    directory: Path, *, steps: int = 240, text: Sequence[Path] = (), fresh: bool = False
+    directory: Path, *, steps: int = 160, text: Sequence[Path] = (), fresh: bool = False
 ) -> Path:
     """The whole story on this machine.
 
@@ -219,8 +221,8 @@ def _training_section(runs: dict[str, TrainingRun], trained: dict[str, TrainedMo
     )
     rows = []
     for name, model in trained.items():
-        config, rates = runs[name].config, [row["seconds"] for row in model.history[1:]]
-        usual = sorted(rates)[len(rates) // 2] / 10
+        config = runs[name].config
+        usual = statistics.median(row["seconds"] for row in model.history) / LOG_EVERY
         rows.append(
             (
                 LABELS[name],
@@ -236,7 +238,7 @@ def _training_section(runs: dict[str, TrainingRun], trained: dict[str, TrainedMo
     header = (
         "model", "layers", "loops", "parameters", "held-out loss", "perplexity", "step", "bytes/s",
     )  # fmt: skip
-    steps = runs["full"].steps
+    steps = runs["plain"].steps
     return (
         report.paragraph(
             "A looped model applies the same layers again: more computation and more memory for "
@@ -264,7 +266,7 @@ def _sample_section(samples: dict[str, str]) -> str:
         )
     ]
     for name, text in samples.items():
-        parts += [report.paragraph(LABELS[name], "measured here"), report.sample(PROMPT, text)]
+        parts += [report.paragraph(LABELS[name], "written here"), report.sample(PROMPT, text)]
     return "".join(parts)
 
 
@@ -298,7 +300,7 @@ def _cost_section(costs: dict[str, Any]) -> str:
             "Cost against context. Lines with slope 2 quadruple when the context doubles.",
             "Seconds to read a prompt, seconds to write a token and bytes of decode state",
         )
-        + report.table(header, rows, "Median of five interleaved rounds", "measured here")
+        + report.table(header, rows, "Median of interleaved rounds", "measured here")
     )
 
 
@@ -321,7 +323,8 @@ def _sharded_section(sharded: dict[str, Any]) -> str:
             f"The same train step ({sharded['model']}) compiled for eight simulated devices. "
             "Data parallel: every device holds everything and the gradients are summed. Fully "
             "sharded (ZeRO-3): every device holds an eighth, gathers parameters before use and "
-            "scatters gradients after. Simulated devices share this machine's cores, so what is "
+            "scatters gradients after; as published it gathers again for the backward pass, which this "
+            "compiler merges with the first gather where it sees room. Simulated devices share this machine's cores, so what is "
             "shown is what they would send and hold, never a speed. After one step both agree "
             f"with a single device to {error:.0e}."
         )
@@ -352,6 +355,6 @@ def _environment_section(corpus: Corpus) -> str:
 def _next_section(directory: Path) -> str:
     return report.paragraph(
         "Move the sliders yourself: toolkit lab. Continue a text with a model trained here: "
-        f'toolkit generate {directory}/gdn --prompt "The ". Train a larger one on your own files: '
+        f'toolkit generate {directory}/hybrid --prompt "The ". Train a larger one on your own files: '
         "toolkit train runs/mine --text PATH. Compare with PyTorch: toolkit bench."
     )

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from toolkit.attention import MIXERS, KVCache, gated_delta_net, softmax_attention_step
 from toolkit.measure import time_contenders
 
-PREFILL_CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
+PREFILL_CONTEXTS = (512, 1024, 2048, 4096, 8192)
 DECODE_CONTEXTS = (1024, 4096, 16384, 65536)
 HEADS, SIZE = 8, 64
 NAMES = ("full", "gdn")
@@ -87,7 +87,7 @@ def state_bytes(name: str, context: int) -> int:
 
 
 def _time(context: int, calls: dict[str, Callable[[], Any]]) -> list[dict[str, Any]]:
-    timings = time_contenders(calls, rounds=5)
+    timings = time_contenders(calls, rounds=3)
     return [
         {"mixer": name, "context": context, "seconds": timing.median, "spread": timing.spread}
         for name, timing in timings.items()

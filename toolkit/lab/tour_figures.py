@@ -7,6 +7,15 @@ from matplotlib.figure import Figure
 
 from toolkit.lab.figures import in_words, log_axes, look, new_figure, style
 
+# Models and layouts borrow the looks of the mixers they are about.
+_LOOKS = {
+    "plain": "full",
+    "looped": "window",
+    "hybrid": "gdn",
+    "data parallel": "full",
+    "fully sharded": "gdn",
+}
+
 MIXER_LABELS = {"full": "softmax attention", "gdn": "Gated DeltaNet"}
 
 
@@ -30,7 +39,7 @@ def loss_figure(
         figure = new_figure(9.6, 4.0)
         by_step, by_time = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.08})
         for name, history in histories.items():
-            kind = look(name)
+            kind = look(_LOOKS[name])
             steps = [row["step"] for row in history]
             losses = [row["loss"] for row in history]
             # The first call compiles; what it cost beyond a usual one is not training time.
@@ -120,8 +129,8 @@ def layout_figure(steps: Mapping[str, dict[str, Any]]) -> Figure:
         ):
             names = list(steps)
             values = [steps[name][column] for name in names]
-            looks = [look(key) for key in ("full", "gdn", "window")]
-            for position, (value, kind) in enumerate(zip(values, looks, strict=False)):
+            for position, (name, value) in enumerate(zip(names, values, strict=True)):
+                kind = look(_LOOKS[name])
                 axes.barh(position, value, color=kind.colour, hatch=kind.hatch, height=0.6)
                 axes.text(value, position, f" {in_words(value, 'bytes')}", va="center")
             axes.set_yticks(range(len(names)), names)

@@ -166,7 +166,7 @@ def sample_batch(
     iterator state, and step 1000 of a resumed run sees what step 1000 of an unbroken run saw.
 
     Args:
-        tokens: the training part of a corpus, on the device.
+        tokens: uint8 [size], the training part of a corpus, on the device.
         step: which batch; may be traced.
         seed: which sequence of batches.
         batch: windows a batch.
