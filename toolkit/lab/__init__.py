@@ -11,6 +11,14 @@ Notebooks:
 
 * `run_notebook`: run a notebook in a fresh kernel, with its time and memory
 * `NotebookRun`: what came of it
+
+Language models on text:
+
+* `train_language_model`: train, or go on training, the run in a folder; takes a `TrainingRun`,
+  returns a `TrainedModel`
+* `load_language_model`: the model with the newest parameters of a run's folder
+* `stream_text`: continue a prompt, piece by piece
+* `run_tour`: the whole story on this machine, as one page
 """
 
 import importlib
@@ -20,8 +28,16 @@ if TYPE_CHECKING:
     from toolkit.lab.attention_instrument import CostPanel, MemoryPanel
     from toolkit.lab.controls import Choice, Number, Words
     from toolkit.lab.execute import NotebookRun, run_notebook
+    from toolkit.lab.language_model import (
+        TrainedModel,
+        TrainingRun,
+        load_language_model,
+        stream_text,
+        train_language_model,
+    )
     from toolkit.lab.panel import Panel
     from toolkit.lab.reading_panel import ReadingPanel
+    from toolkit.lab.tour import run_tour
 
 _HOMES = {
     "Choice": "controls",
@@ -31,8 +47,14 @@ _HOMES = {
     "Number": "controls",
     "Panel": "panel",
     "ReadingPanel": "reading_panel",
+    "TrainedModel": "language_model",
+    "TrainingRun": "language_model",
     "Words": "controls",
+    "load_language_model": "language_model",
     "run_notebook": "execute",
+    "run_tour": "tour",
+    "stream_text": "language_model",
+    "train_language_model": "language_model",
 }
 
 __all__ = [
@@ -43,8 +65,14 @@ __all__ = [
     "Number",
     "Panel",
     "ReadingPanel",
+    "TrainedModel",
+    "TrainingRun",
     "Words",
+    "load_language_model",
     "run_notebook",
+    "run_tour",
+    "stream_text",
+    "train_language_model",
 ]
 
 
