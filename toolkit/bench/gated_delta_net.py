@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import gated_delta_net, mixer
-from toolkit.bench.harness import Case, agree
+from toolkit.bench.harness import Case, agree, bound, weighted_gradient
 from toolkit.bench.peers import over_heads, transformers_gated_delta_rule
 
 FORWARD_TOLERANCE = 1e-4
@@ -50,15 +50,6 @@ def _form(implementation: str) -> Callable[..., jax.Array]:
     return lambda *args: gated_delta_net(*args, implementation=implementation)[0]
 
 
-def _both_directions(form: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """The loss `sum(form(...) * weight)` gives every output a different gradient."""
-
-    def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:
-        return jnp.sum(form(*args) * weight)
-
-    return jax.grad(loss, argnums=(1, 2, 3, 4, 5))
-
-
 def cases(cores: int) -> Iterator[Case]:
     """Forward and forward+backward at each of `SHAPES`.
 
@@ -81,17 +72,17 @@ def cases(cores: int) -> Iterator[Case]:
             backward = direction == "forward+backward"
 
             def ours(form: Callable[..., jax.Array], backward: bool = backward) -> Callable:
-                return _both_directions(form) if backward else form
+                return weighted_gradient(form, 5) if backward else form
 
             args = (weight, *arrays) if backward else arrays
             contenders: dict[str, Callable[[], Any]] = {}
-            contenders["toolkit, chunked"] = _call(jax.jit(ours(chunked)), args)
+            contenders["toolkit, chunked"] = bound(jax.jit(ours(chunked)), args)
             if cores > 1:
                 contenders["toolkit, chunked, heads on devices"] = over_heads(
                     ours(chunked), args, cores
                 )
             if not (backward and time > 2048):  # the scan would keep 3 GB of states
-                contenders["toolkit, token scan"] = _call(jax.jit(ours(scan)), args)
+                contenders["toolkit, token scan"] = bound(jax.jit(ours(scan)), args)
             peer = transformers_gated_delta_rule(
                 [np.asarray(x) for x in arrays], np.asarray(weight) if backward else None, cores
             )
@@ -113,7 +104,3 @@ def cases(cores: int) -> Iterator[Case]:
                 },
                 note=f"modelled forward work: {flops / 1e9:.2f} GFLOP",
             )
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
-    return lambda: function(*args)

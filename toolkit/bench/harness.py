@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from toolkit.measure import Record, record, speedup, time_contenders
@@ -87,6 +89,44 @@ def agree(tolerance: float) -> Callable[[Mapping[str, Any]], None]:
 def _arrays(result: Any) -> list[np.ndarray]:
     leaves = result if isinstance(result, tuple | list) else [result]
     return [np.asarray(getattr(leaf, "detach", lambda leaf=leaf: leaf)()) for leaf in leaves]
+
+
+def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    """`function` with its arguments, as a contender.
+
+    Args:
+        function: what to call.
+        args: with what.
+
+    Returns:
+        A function of no arguments.
+
+    Cost:
+        Nothing.
+    """
+    return lambda: function(*args)
+
+
+def weighted_gradient(form: Callable[..., jax.Array], inputs: int) -> Callable[..., Any]:
+    """The forward and backward pass of `form`, every output with a gradient of its own.
+
+        d/d inputs  sum(form(*inputs) * weight)
+
+    Args:
+        form: a function of `inputs` arrays that returns one.
+        inputs: how many.
+
+    Returns:
+        A function of (weight, *inputs) that returns the gradients of the inputs.
+
+    Cost:
+        One forward and one backward pass.
+    """
+
+    def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:
+        return jnp.sum(form(*args) * weight)
+
+    return jax.grad(loss, argnums=tuple(range(1, inputs + 1)))
 
 
 def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer, softmax_attention
-from toolkit.bench.harness import Case, agree
+from toolkit.bench.harness import Case, agree, bound, weighted_gradient
 from toolkit.bench.peers import over_heads, torch_sdpa
 from toolkit.measure import program_cost
 
@@ -48,14 +47,14 @@ def cases(cores: int) -> Iterator[Case]:
             memory = []
             for name, form in {"toolkit, blockwise": blockwise, "jax.nn": dense}.items():
                 compiled = (
-                    jax.jit(_both_directions(form) if backward else form).lower(*args).compile()
+                    jax.jit(weighted_gradient(form, 3) if backward else form).lower(*args).compile()
                 )
-                contenders[name] = _call(compiled, args)
+                contenders[name] = bound(compiled, args)
                 memory.append(f"{name} {program_cost(compiled).temp_bytes / 2**20:.0f} MiB")
             ours = "toolkit, blockwise"
             if cores > 1:
                 ours = "toolkit, blockwise, heads on devices"
-                form = _both_directions(blockwise) if backward else blockwise
+                form = weighted_gradient(blockwise, 3) if backward else blockwise
                 contenders[ours] = over_heads(form, args, cores)
             peer = torch_sdpa(
                 [np.asarray(x) for x in (q, k, v)], np.asarray(weight) if backward else None, cores
@@ -72,16 +71,3 @@ def cases(cores: int) -> Iterator[Case]:
                 note=f"modelled forward work: {flops / 1e9:.2f} GFLOP; "
                 f"compiled temporary memory: {', '.join(memory)}",
             )
-
-
-def _both_directions(form: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Gradient of a weighted sum of the outputs with respect to q, k and v."""
-
-    def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:
-        return jnp.sum(form(*args) * weight)
-
-    return jax.grad(loss, argnums=(1, 2, 3))
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
-    return lambda: function(*args)

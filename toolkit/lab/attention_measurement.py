@@ -54,7 +54,7 @@ def measure_pieces(sizes: Sizes, *, lengths: tuple[int, ...] = LENGTHS) -> Itera
     yield 1, total, "checked against the references", []
     done = 1
     for tokens in lengths:
-        for phase, prepare in ((PREFILL, _prefill), (DECODE, _decode)):
+        for phase, prepare in ((PREFILL, prefill_call), (DECODE, decode_call)):
             calls = {name: prepare(name, tokens, sizes) for name in MIXER_NAMES}
             timings = time_contenders(calls, rounds=ROUNDS)
             done += 1
@@ -131,7 +131,20 @@ def _implementation(name: str, softmax: str) -> str | None:
     return None if name == "gdn" else softmax
 
 
-def _prefill(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
+def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
+    """A mixer reading a context.
+
+    Args:
+        name: a key of `MIXERS`.
+        tokens: length of the context.
+        sizes: as in `measure_pieces`.
+
+    Returns:
+        A function of no arguments that does it once and returns the outputs.
+
+    Cost:
+        One compilation at its first call.
+    """
     heads, head_size, window, softmax = sizes
     row, inputs = mixer_row(name, window), _inputs(name, tokens, heads, head_size)
     options = {**row.options, "implementation": _implementation(name, softmax)}
@@ -139,8 +152,21 @@ def _prefill(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
     return lambda: function(*inputs)
 
 
-def _decode(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
-    """One step after `tokens` tokens; the state is donated, so it is updated in place."""
+def decode_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
+    """A mixer writing one token after a context; its state is updated in place.
+
+    Args:
+        name: a key of `MIXERS`.
+        tokens: length of the context, the new token included.
+        sizes: as in `measure_pieces`.
+
+    Returns:
+        A function of no arguments that does it once, always at the same place, and returns the
+        output.
+
+    Cost:
+        One compilation at its first call.
+    """
     heads, head_size, window, _ = sizes
     row = mixer_row(name, min(window, tokens))
     token = [array[:, 0] for array in _inputs(name, 1, heads, head_size)]
