@@ -150,8 +150,11 @@ def info() -> None:
     from toolkit.measure import environment
 
     for name, value in environment().items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"{name:<12} {text}")
+        if name == "memory_bytes":
+            name, value = "memory", f"{value / 2**30:.1f} GiB"
+        if isinstance(value, dict):
+            value = ", ".join(f"{package} {version}" for package, version in value.items())
+        print(f"{name:<12} {value}")
 
 
 def _enable_compilation_cache() -> None:
