@@ -19,8 +19,8 @@ FLOORS = {
     "parallel": {"measure"},
     "looped": {"attention", "parallel"},
     "training": {"measure", "parallel"},
-    "bench": {"attention", "measure", "parallel", "looped", "training"},
-    "lab": {"attention", "measure", "parallel", "looped", "training", "bench"},
+    "lab": {"attention", "measure", "parallel", "looped", "training"},
+    "bench": {"attention", "measure", "parallel", "looped", "training", "lab"},
     "cli": {"attention", "measure", "parallel", "looped", "training", "bench", "lab"},
 }
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")

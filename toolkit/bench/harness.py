@@ -27,6 +27,7 @@ class Case:
         check: raises when the contenders' results disagree; called before any timing.
         ours: the contender that is ours.
         targets: peer -> least wanted ratio (time of the peer over ours).
+        limit: most seconds wanted of ours, when that is the aim; None otherwise.
         note: a fact to print beside the figures, such as counted FLOPs.
     """
 
@@ -35,6 +36,7 @@ class Case:
     check: Callable[[Mapping[str, Any]], None]
     ours: str
     targets: Mapping[str, float] = field(default_factory=dict)
+    limit: float | None = None
     note: str = ""
 
 
@@ -153,11 +155,13 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
     records = []
     for name, timing in timings.items():
         line = f"  {name:<34}{1e3 * timing.median:>11.3f} ms  +- {1e3 * timing.spread:.3f}"
+        if name == case.ours and case.limit is not None:
+            line += _verdict(f"< {1e3 * case.limit:g} ms", timing.median < case.limit)
         if name != case.ours:
             ratio = speedup(timings, case.ours, name)
             line += f"   {ratio:.2f}x the time of ours"
             if (target := case.targets.get(name)) is not None:
-                line += f"   (wanted {target:g}: {'reached' if ratio >= target else 'NOT reached'})"
+                line += _verdict(f">= {target:.3g}", ratio >= target)
         print(line, flush=True)
         records.append(
             record(
@@ -169,3 +173,7 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
             )
         )
     return records
+
+
+def _verdict(wanted: str, is_reached: bool) -> str:
+    return f"   (wanted {wanted}: {'reached' if is_reached else 'NOT reached'})"

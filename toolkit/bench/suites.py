@@ -16,6 +16,7 @@ _TABLE = {
     "gdn": ("gated_delta_net", (2,), "Gated DeltaNet against its token scan and transformers"),
     "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
     "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
+    "sliders": ("sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
     "startup": ("startup", (2,), "import toolkit against import jax"),
 }
 

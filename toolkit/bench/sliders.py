@@ -1,0 +1,57 @@
+"""What a moved slider waits for: view, drawing and PNG of every panel, warm."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from toolkit.bench.harness import Case
+
+LIMIT_SECONDS = 0.1
+
+
+def cases(cores: int) -> Iterator[Case]:
+    """One case a panel and control, moved to and fro between two values.
+
+    Args:
+        cores: cores this process may use.
+
+    Returns:
+        The comparisons; none has a peer.
+
+    Source:
+        The limit is the one below which a reaction feels instantaneous: Card, Robertson,
+        Mackinlay, "The information visualizer", CHI 1991.
+    """
+    del cores  # drawing uses one
+    from toolkit.lab import CostPanel, MemoryPanel, ReadingPanel
+
+    for panel, control, values in (
+        (CostPanel(), "context_length", (1000, 200_000)),
+        (ReadingPanel(), "token", (3, 12)),
+        (ReadingPanel(), "keep", (0.8, 0.95)),
+        (MemoryPanel(), "context_length", (1000, 200_000)),
+    ):
+        name = f"{type(panel).__name__}.{control}"
+        yield Case(
+            name=f"{name}, warm update",
+            contenders={name: _move(panel, control, values)},
+            check=_is_png,
+            ours=name,
+            limit=LIMIT_SECONDS,
+        )
+
+
+def _move(panel: Any, control: str, values: tuple[float, float]) -> Callable[[], bytes]:
+    turn = itertools.cycle(values)
+
+    def update() -> bytes:
+        setattr(panel, control, next(turn))
+        return panel.png
+
+    return update
+
+
+def _is_png(results: Mapping[str, Any]) -> None:
+    for name, picture in results.items():
+        if not picture.startswith(b"\x89PNG"):
+            raise ValueError(f"{name!r} drew no picture")
