@@ -60,6 +60,8 @@ def train(
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
     corpus: Literal["prose", "code"] = "prose",
     seed: int = 0,
+    layout: Literal["single", "data_parallel", "fully_sharded"] = "single",
+    simulated_devices: int = 1,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -78,7 +80,13 @@ def train(
         corpus: the text used when none is given: the language manual's prose or the
             standard library's source.
         seed: of initialisation and of the order of the data.
+        layout: one device, or all of them: data parallel or fully sharded (ZeRO-3).
+        simulated_devices: make the CPU show itself as so many devices, to try a layout out.
     """
+    from toolkit.parallel import simulate_devices
+
+    if simulated_devices != 1:
+        simulate_devices(simulated_devices)
     from toolkit.lab.language_model import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
@@ -91,6 +99,7 @@ def train(
         window=window,
         learning_rate=learning_rate,
         seed=seed,
+        layout=layout,
     )
     result = train_language_model(run, directory)
     print(f"\nheld-out loss {result.evaluation_loss:.4f} nats a byte after {result.step} steps")

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count, stream
 from toolkit.measure import environment
+from toolkit.parallel import Layout, data_parallel, fully_sharded, make_mesh
 from toolkit.training import (
     Checkpoints,
     Corpus,
@@ -36,6 +38,7 @@ from toolkit.training import (
     warmup_cosine,
 )
 
+LAYOUTS = ("single", "data_parallel", "fully_sharded")
 LOG_EVERY = 10
 EVALUATION_BATCHES = 4
 
@@ -53,6 +56,8 @@ class TrainingRun:
         learning_rate: peak of the warm-up and cosine schedule.
         weight_decay: of matrices.
         seed: of initialisation and of the order of the data.
+        layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
+            devices; the batch must be a multiple of their number.
     """
 
     config: LoopedConfig
@@ -63,6 +68,14 @@ class TrainingRun:
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
     seed: int = 0
+    layout: str = "single"
+
+    def __post_init__(self):
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
+        for name in ("steps", "batch", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,24 +147,30 @@ def train_language_model(
         The trained model and its history.
 
     Raises:
+        ValueError: when the devices do not divide the batch.
         CorpusError: when the text cannot be used.
         CheckpointError: when the folder holds another run.
         DivergedError: when the loss stops being finite.
 
     Cost:
-        6 FLOPs a parameter, loop and byte, plus the mixers' own.
+        6 FLOPs a parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
+        that `toolkit.parallel` lists for it.
     """
     corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
     train, held_out = corpus.split()
     evaluation = evaluation_batches(held_out, run.batch, run.window, EVALUATION_BATCHES)
-    state, graph, optimizer = _initial_state(run)
+    graph, params, layout = _placed_parameters(run)
+    optimizer = _optimizer(run)
+    state = TrainState.create(params, optimizer)
     loss = partial(next_byte_loss, graph)
     step = make_train_step(
         loss,
         optimizer,
         sample=partial(sample_batch, seed=run.seed, batch=run.batch, time=run.window),
         most_steps=LOG_EVERY,
+        batch_sharding=layout.batch_sharding if layout else None,
     )
+    everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
     Path(directory).mkdir(parents=True, exist_ok=True)
     _describe(run, corpus, Path(directory) / "run.json")
     # Eight evaluations a run, each at the end of a whole logging interval.
@@ -159,7 +178,7 @@ def train_language_model(
     result = fit(
         state,
         step,
-        jnp.asarray(train),
+        jax.device_put(train, everywhere),
         FitOptions(
             total_steps=run.steps,
             log_every=LOG_EVERY,
@@ -169,7 +188,7 @@ def train_language_model(
         ),
         directory=directory,
         configuration=_configuration(run, corpus),
-        evaluate=make_evaluation(loss, evaluation),
+        evaluate=make_evaluation(loss, jax.device_put(evaluation, everywhere)),
         stop=stop,
         callback=callback,
     )
@@ -207,7 +226,8 @@ def load_language_model(directory: Path) -> LoopedLM:
     stored = json.loads(described.read_text())
     config = LoopedConfig(**stored["configuration"]["model"])
     run = TrainingRun(config, **stored["configuration"]["training"])
-    state, graph, _ = _initial_state(run)
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
+    state = TrainState.create(params, _optimizer(run))
     with Checkpoints(Path(directory) / "checkpoints") as checkpoints:
         restored = checkpoints.restore_latest(state, {"configuration": stored["configuration"]})
     if restored is None:
@@ -263,15 +283,24 @@ def stream_text(
     return (decoder.decode(bytes(token.astype(np.uint8))) for token in pieces)
 
 
-def _initial_state(
-    run: TrainingRun,
-) -> tuple[TrainState, nnx.GraphDef, optax.GradientTransformation]:
+def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
+    """A fresh model's parameters, laid out on the devices as the run says."""
     graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
+    if run.layout == "single":
+        return graph, params, None
+    devices = len(jax.devices())
+    if run.batch % devices:
+        raise ValueError(f"batch: got {run.batch}, wanted a multiple of the {devices} devices")
+    strategy = data_parallel if run.layout == "data_parallel" else fully_sharded
+    layout = strategy(params, make_mesh({"data": devices}))
+    return graph, layout.apply(params), layout
+
+
+def _optimizer(run: TrainingRun) -> optax.GradientTransformation:
     schedule = warmup_cosine(
         peak=run.learning_rate, total_steps=run.steps, warmup_steps=max(1, run.steps // 20)
     )
-    optimizer = adamw(schedule, weight_decay=run.weight_decay)
-    return TrainState.create(params, optimizer), graph, optimizer
+    return adamw(schedule, weight_decay=run.weight_decay)
 
 
 def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
@@ -279,7 +308,7 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
     training = {
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
-        if field.name != "config"
+        if field.name not in ("config", "layout")  # a run may go on under another layout
     }
     corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {

@@ -1,0 +1,67 @@
+"""A run on text: the same under every layout, resumed under another, read back as a model."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
+from toolkit.looped import LoopedConfig
+
+LOSS_TOLERANCE = 1e-4
+TEXT = "a rose is a rose is a rose. " * 60
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    text = tmp_path_factory.mktemp("text") / "rose.txt"
+    text.write_text(TEXT)
+    config = LoopedConfig.tiny("full", loops=2, width=32, feed_forward=32)
+    return TrainingRun(config, text=(str(text),), steps=20, batch=8, window=16)
+
+
+def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
+    losses = {}
+    for layout in ("single", "fully_sharded"):
+        trained = train_language_model(dataclasses.replace(run, layout=layout), tmp_path / layout)
+        losses[layout] = trained.evaluation_loss
+    assert losses["fully_sharded"] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
+
+    stopped = train_language_model(
+        dataclasses.replace(run, layout="data_parallel"), tmp_path / "moved", stop=lambda: True
+    )
+    assert stopped.step == 10
+    moved = train_language_model(run, tmp_path / "moved")
+    assert moved.step == 20
+    assert moved.evaluation_loss == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
+
+    loaded = load_language_model(tmp_path / "moved")
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(moved.model), strict=True):
+        np.testing.assert_array_equal(a, b)
+    text = "".join(stream_text(loaded, "a ro", 8, temperature=0.0))
+    assert len(text.encode()) >= 8
+    assert jnp.isfinite(moved.evaluation_loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"layout": "sharded"}, "layout"), ({"steps": 0}, "steps"), ({"window": -1}, "window")],
+)
+def test_a_bad_run_is_refused_when_it_is_made(run, change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(run, **change)
+
+
+def test_a_batch_that_devices_do_not_divide_is_refused(run, tmp_path):
+    uneven = dataclasses.replace(run, batch=6, layout="fully_sharded")
+    with pytest.raises(ValueError, match="batch: got 6, wanted a multiple of the 8 devices"):
+        train_language_model(uneven, tmp_path)
+
+
+def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"run\.json"):
+        load_language_model(tmp_path)
+    with pytest.raises(ValueError, match="prompt"):
+        stream_text(None, "", 4)
