@@ -4,13 +4,10 @@ import json
 import re
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
 from toolkit import cli
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -90,11 +87,3 @@ def test_a_port_in_use_is_named(toolkit):
         status, _, err = toolkit("lab", "--port", port)
     assert status == 2
     assert f"port: {port}" in err
-
-
-def test_ci_runs_the_two_lines_of_the_readme():
-    readme = (ROOT / "README.md").read_text().splitlines()
-    first, second = [line.strip() for line in readme if line.startswith("    python -m pip")][:2]
-    script = (ROOT / ".ci/run").read_text()
-    assert first in script
-    assert second in script
