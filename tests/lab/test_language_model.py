@@ -9,6 +9,7 @@ import pytest
 
 from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
 from toolkit.looped import LoopedConfig
+from toolkit.training import DivergedError
 
 LOSS_TOLERANCE = 1e-4
 TEXT = "a rose is a rose is a rose. " * 60
@@ -47,7 +48,12 @@ def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"layout": "sharded"}, "layout"), ({"steps": 0}, "steps"), ({"window": -1}, "window")],
+    [
+        ({"layout": "sharded"}, "layout"),
+        ({"steps": 0}, "steps"),
+        ({"window": -1}, "window"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+    ],
 )
 def test_a_bad_run_is_refused_when_it_is_made(run, change, words):
     with pytest.raises(ValueError, match=words):
@@ -58,6 +64,22 @@ def test_a_batch_that_devices_do_not_divide_is_refused(run, tmp_path):
     uneven = dataclasses.replace(run, batch=6, layout="fully_sharded")
     with pytest.raises(ValueError, match="batch: got 6, wanted a multiple of the 8 devices"):
         train_language_model(uneven, tmp_path)
+
+
+def test_settings_changed_before_the_first_checkpoint_are_the_ones_read_back(run, tmp_path):
+    wild = dataclasses.replace(run, learning_rate=1e30)
+    with pytest.raises(DivergedError):
+        train_language_model(wild, tmp_path)
+    trained = train_language_model(run, tmp_path)
+    loaded = load_language_model(tmp_path)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(trained.model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_folder_that_cannot_be_written_is_named(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"directory: cannot write in '.*file'"):
+        train_language_model(run, tmp_path / "file")
 
 
 def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):

@@ -7,6 +7,7 @@ environment), `metrics.jsonl`, and `checkpoints/`.
 import codecs
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,8 @@ class TrainingRun:
         for name in ("steps", "batch", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate: got {self.learning_rate}, wanted more than 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +152,8 @@ def train_language_model(
     Raises:
         ValueError: when the devices do not divide the batch.
         CorpusError: when the text cannot be used.
-        CheckpointError: when the folder holds another run.
+        CheckpointError: when the folder holds another run, or the disk is too full.
+        OSError: when the folder cannot be made or written.
         DivergedError: when the loss stops being finite.
 
     Cost:
@@ -171,8 +175,7 @@ def train_language_model(
         batch_sharding=layout.batch_sharding if layout else None,
     )
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    _describe(run, corpus, Path(directory) / "run.json")
+    _describe(run, corpus, Path(directory))
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     result = fit(
@@ -319,12 +322,22 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def _describe(run: TrainingRun, corpus: Corpus, path: Path) -> None:
-    if path.exists():
-        return  # the first start of the run is the one on record
+def _describe(run: TrainingRun, corpus: Corpus, directory: Path) -> None:
+    path = directory / "run.json"
+    if path.exists() and any(entry.name.isdigit() for entry in directory.glob("checkpoints/*")):
+        return  # the first start of the run is the one on record; no checkpoint, no run yet
     facts = {
         "configuration": _configuration(run, corpus),
         "corpus": corpus.record(),
         "environment": environment(),
     }
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(facts, indent=1) + "\n")
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise OSError(
+            f"directory: cannot write in {str(directory)!r} ({error.strerror}); "
+            "wanted a folder with room, or the name of a new one"
+        ) from error

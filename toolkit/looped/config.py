@@ -154,6 +154,10 @@ class LoopedConfig:
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 wanted = "None or a whole number" if optional else "a whole number"
                 raise ValueError(f"{name} is {number!r}; it must be {wanted} of at least 1.")
+        if not isinstance(self.pattern, str):
+            raise ValueError(
+                f'pattern is {self.pattern!r}; it must be one text, e.g. "gdn gdn gdn full".'
+            )
         unknown = [word for word in self.layers if word not in LAYER_WORDS]
         if unknown or not self.layers:
             what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"

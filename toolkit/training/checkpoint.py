@@ -107,7 +107,7 @@ class Checkpoints:
         run = as_json(metadata or {})
         if step in self._manager.all_steps():
             return
-        self._require_free_space(state)
+        self.require_free_space(state)
         record = {"run": run, "arrays": describe(state), "checksums": checksums(state)}
         try:
             is_saved = self._manager.save(
@@ -252,14 +252,22 @@ class Checkpoints:
                 source.rename(target)
         self._manager = self._open()
 
-    def _require_free_space(self, state: Any) -> None:
+    def require_free_space(self, state: Any) -> None:
+        """Refuses a disk without room for one more checkpoint; worth asking before training.
+
+        Args:
+            state: pytree of arrays, as for `save`.
+
+        Raises:
+            CheckpointError: says how many bytes are needed and how many are free.
+        """
         self._needed_bytes = needed = state_bytes(state) + _OVERHEAD_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise CheckpointError(
                 f"no space for a checkpoint in {self.directory}: it needs {needed:,} bytes, "
-                f"{free:,} are free.\nThe previous checkpoint is untouched; free some space and "
-                "start again."
+                f"{free:,} are free.\nFree some space and start again; earlier checkpoints are "
+                "untouched."
             )
 
     def _failure(self, error: BaseException) -> CheckpointError:

@@ -254,6 +254,8 @@ def _library_source() -> list[tuple[str, bytes]]:
 
 
 def _read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
+    if not os.access(root, os.R_OK | os.X_OK):  # walking it would find nothing and not say why
+        raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
     sources, skipped = [], []
     for path in _files_below(root):
         name = path.relative_to(root)

@@ -106,7 +106,7 @@ def fit(
 
     Raises:
         ValueError: log_every exceeds what one call of the train step can do.
-        CheckpointError: the directory belongs to another run, or cannot be written.
+        CheckpointError: the directory belongs to another run, cannot be written or has no room.
         DivergedError: the loss or the gradient norm is not finite; nothing is saved after that.
 
     Cost:
@@ -126,6 +126,8 @@ def fit(
             run = {"configuration": configuration or {}}
             if (restored := checkpoints.restore_latest(state, run)) is not None:
                 state, _ = restored
+            if int(state.step) < options.total_steps:
+                checkpoints.require_free_space(state)  # before minutes of training are lost
         step = int(state.step)
         path = None if directory is None else Path(directory) / "metrics.jsonl"
         log = stack.enter_context(closing(MetricsLog(path, step)))
