@@ -29,6 +29,16 @@ def test_contenders_that_disagree_get_no_ratio():
         run_case(case(0.1), rounds=1, cores=1)
 
 
+def test_a_contender_alone_that_fails_its_check_gets_no_figure(capsys):
+    def check(results):
+        raise ValueError("not a picture")
+
+    alone = Case(name="draw", contenders={"ours": lambda: 0}, check=check, ours="ours")
+    with pytest.raises(UncheckedRatioError, match="not a picture"):
+        run_case(alone, rounds=1, cores=1)
+    assert capsys.readouterr().out == ""
+
+
 def test_unknown_suite_and_bad_rounds_are_refused():
     with pytest.raises(ValueError, match="nothing"):
         run_suites(["nothing"])

@@ -9,6 +9,7 @@ import numpy as np
 
 from toolkit.attention import (
     KVCache,
+    gated_delta_net,
     gated_delta_net_step,
     softmax_attention_step,
 )
@@ -99,8 +100,6 @@ def _delta_step(context: int) -> Callable[[], Any]:
     q, k, v, g, beta = inputs(min(context, 1024), HEADS, SIZE, seed=context)
     jitted = jax.jit(gated_delta_net_step)
     # Continuing a 1024-token state reaches any longer context without an hour of prefill.
-    from toolkit.attention import gated_delta_net
-
     state = None
     for _ in range(max(1, context // 1024)):
         _, state = gated_delta_net(q, k, v, g, beta, initial_state=state)

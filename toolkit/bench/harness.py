@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.measure import Record, record, speedup, time_contenders
+from toolkit.measure import Record, UncheckedRatioError, record, speedup, time_contenders
+from toolkit.measure.timing import PASSED
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,14 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         One record a contender: median seconds, with all samples.
 
     Raises:
-        ValueError: when the contenders disagree; nothing is timed then.
+        UncheckedRatioError: when the check fails; nothing is printed or recorded then.
 
     Cost:
         About `rounds + 2` times the work of all contenders.
     """
     timings = time_contenders(case.contenders, rounds=rounds, check=case.check)
+    if (verdict := timings[case.ours].check) != PASSED:
+        raise UncheckedRatioError(f"no figures for {case.name}: its check {verdict}")
     print(f"\n{case.name}  ({cores} core{'s' * (cores > 1)}, measured here)")
     if case.note:
         print(f"  {case.note}")

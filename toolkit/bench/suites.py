@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.bench.harness import Suite, run_case
+from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
 # name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only.
@@ -51,10 +52,11 @@ def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None =
     """
     for name in names:
         if name not in SUITES:
-            known = "\n".join(f"  {key:<10}{suite.summary}" for key, suite in SUITES.items())
-            raise ValueError(f"suites: got {name!r}, wanted some of\n{known}")
+            raise ValueError(f"suites: got {name!r}, wanted some of {', '.join(SUITES)}")
     if rounds < 1:
         raise ValueError(f"rounds: got {rounds}, wanted at least 1")
+    if not has_torch():
+        print("PyTorch is not installed, so its contenders are left out: install extra `oracle`.")
     folder = out or Path("runs/bench")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or SUITES:
@@ -83,7 +85,7 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
         None; the table is printed.
 
     Raises:
-        ValueError: when contenders disagree.
+        UncheckedRatioError: when contenders disagree.
 
     Cost:
         That of the suite.
