@@ -16,6 +16,7 @@ from toolkit.attention import (
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
+HARD_KEYS_TOLERANCE = 1e-4
 PEER_TOLERANCE = 2e-5
 
 ROW = mixer("gdn")
@@ -104,6 +105,25 @@ def test_gates_at_their_limits(draw_inputs, decay):
     # The tolerance grows with the running sum of g, whose rounding the differences inherit.
     tolerance = FLOAT32_TOLERANCE * max(1.0, min(-decay, 87.0))
     assert_close(got, wanted, tolerance)
+
+
+@pytest.mark.parametrize("correlation", [0.99, 1.0], ids=["correlated", "repeated"])
+def test_correlated_keys_written_whole(correlation):
+    """beta = 1, no decay: an inverse by powers fails here (test_inverse.py), the mixer does not."""
+    random, shape = np.random.default_rng(0), (1, 130, 1, 64)
+    q, v, own = (random.standard_normal(shape) for _ in range(3))
+    common = random.standard_normal((1, 1, 1, 64))
+    k = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * own
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    inputs = q, k, v, np.zeros(shape[:3]), np.ones(shape[:3])
+    with jax.enable_x64(True):
+        wanted = gated_delta_net_reference(*map(jnp.asarray, inputs))
+    for chunk in (None, 64):
+        run = jax.jit(partial(gated_delta_net, chunk=chunk))
+        got = run(*(jnp.asarray(x, jnp.float32) for x in inputs))
+        for a, b in zip(got, wanted, strict=True):
+            error = np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()
+            assert error < HARD_KEYS_TOLERANCE
 
 
 def test_bfloat16_keeps_its_state_in_float32(draw_inputs):

@@ -85,5 +85,8 @@ def test_a_folder_that_cannot_be_written_is_named(run, tmp_path):
 def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"run\.json"):
         load_language_model(tmp_path)
+    (tmp_path / "run.json").write_text('{"configuration": {"model": {"dial": 1}')
+    with pytest.raises(ValueError, match=r"directory: '.*run\.json' is damaged"):
+        load_language_model(tmp_path)
     with pytest.raises(ValueError, match="prompt"):
         stream_text(None, "", 4)

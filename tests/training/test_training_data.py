@@ -87,6 +87,12 @@ def test_unreadable_file_is_refused(tmp_path, monkeypatch):
         load_corpus(path)
 
 
+def test_unreadable_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(CorpusError, match=r"cannot read folder '.*': Permission denied"):
+        load_corpus(tmp_path)
+
+
 def test_split_is_a_contiguous_tail_without_overlap(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(100)))

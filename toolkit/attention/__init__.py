@@ -13,7 +13,7 @@ Gated DeltaNet, a decaying and self-correcting state (`gated_delta_net.py`, `chu
     unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
 
 Every mixer once, with what it costs (`mixers.py`)
-    MIXERS                       name -> row; tests, benchmarks and notebooks iterate over it
+    MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
     mixer                        look a row up, with other options if wanted
 """

@@ -1,6 +1,7 @@
 """The table of token mixers: every variant once, with its functions and what it costs.
 
-Tests, benchmarks, documentation and notebooks iterate over `MIXERS` and call every row alike:
+The contract suite iterates over `MIXERS`; panels, the tour and benchmarks look rows up in it. All
+call every row alike:
 
     row = mixer("window", sliding_window=128)
     out, state = row.function(q, k, v, *gates, **row.options)

@@ -215,6 +215,7 @@ def load_language_model(directory: Path) -> LoopedLM:
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
+        ValueError: when its run.json cannot be understood.
         CheckpointError: when no checkpoint can be read.
 
     Cost:
@@ -226,9 +227,14 @@ def load_language_model(directory: Path) -> LoopedLM:
             f"directory: {str(directory)!r} holds no run.json; "
             "wanted a folder written by `toolkit train` or `toolkit tour`"
         )
-    stored = json.loads(described.read_text())
-    config = LoopedConfig(**stored["configuration"]["model"])
-    run = TrainingRun(config, **stored["configuration"]["training"])
+    try:
+        stored = json.loads(described.read_text())
+        config = LoopedConfig(**stored["configuration"]["model"])
+        run = TrainingRun(config, **stored["configuration"]["training"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"directory: {str(described)!r} is damaged or of another version ({error})"
+        ) from error
     graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
     state = TrainState.create(params, _optimizer(run))
     with Checkpoints(Path(directory) / "checkpoints") as checkpoints:
