@@ -19,7 +19,7 @@ def tour(
     steps: int = 160,
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
 ) -> None:
-    """Train, compare and report on this machine in about two minutes; writes one HTML page.
+    """Train, compare and report on this machine in two to three minutes; writes one HTML page.
 
     Args:
         directory: where checkpoints, numbers and `index.html` go.
@@ -102,6 +102,8 @@ def train(
         layout=layout,
     )
     result = train_language_model(run, directory)
+    if result.stopped_by is not None:
+        sys.exit(130)  # what was saved, and how to go on, has been said
     print(f"\nheld-out loss {result.evaluation_loss:.4f} nats a byte after {result.step} steps")
     print(f'Go on with:  toolkit generate {directory} --prompt "The "')
 
@@ -129,10 +131,11 @@ def generate(
     from toolkit.lab.language_model import load_language_model, stream_text
 
     model = load_language_model(directory)
-    print(prompt, end="", flush=True)
-    for piece in stream_text(
+    pieces = stream_text(
         model, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    ):
+    )
+    print(prompt, end="", flush=True)
+    for piece in pieces:
         print(piece, end="", flush=True)
     print()
 
@@ -147,7 +150,7 @@ def bench(
     Args:
         suites: which to run (none: all of them).
         rounds: interleaved rounds a contender is timed for.
-        out: the JSON record (none: runs/bench/<suite>.json).
+        out: folder for the records (none: runs/bench).
     """
     from toolkit.bench import run_suites
 
@@ -156,14 +159,10 @@ def bench(
 
 def info() -> None:
     """Print versions, devices and memory: what to paste into a bug report."""
-    from toolkit.measure import environment
+    from toolkit.measure import environment_rows
 
-    for name, value in environment().items():
-        if name == "memory_bytes":
-            name, value = "memory", f"{value / 2**30:.1f} GiB"
-        if isinstance(value, dict):
-            value = ", ".join(f"{package} {version}" for package, version in value.items())
-        print(f"{name:<12} {value}")
+    for name, text in environment_rows():
+        print(f"{name:<12} {text}")
 
 
 def _enable_compilation_cache() -> None:

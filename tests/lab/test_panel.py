@@ -215,3 +215,8 @@ def test_job_in_the_background_reports_an_error() -> None:
     assert seen[0] == "piece"
     assert str(seen[1]) == "no longer"
     assert not job.is_running
+
+
+def test_a_misspelt_control_is_refused(panel: LinePanel) -> None:
+    with pytest.raises(AttributeError, match="no control 'heigth'; wanted one of height"):
+        panel.heigth = 3

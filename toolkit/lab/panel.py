@@ -65,6 +65,7 @@ class Panel(widgets.VBox):
 
     title: str = ""
     figure_size: tuple[float, float] = (9.6, 4.4)
+    _is_built = False
 
     def __init__(self, **values: Any) -> None:
         self._controls = {
@@ -120,6 +121,16 @@ class Panel(widgets.VBox):
             ]
         )
         self.add_class("toolkit-panel")
+        self._is_built = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A typo such as `panel.headz = 3` would otherwise pass in silence.
+        if self._is_built and not name.startswith("_") and not hasattr(self, name):
+            raise AttributeError(
+                f"{type(self).__name__} has no control {name!r}; "
+                f"wanted one of {', '.join(self._controls)}"
+            )
+        super().__setattr__(name, value)
 
     # What a subclass provides.
 

@@ -25,6 +25,7 @@ from toolkit.lab.language_model import (
 from toolkit.lab.tour_costs import measure_costs
 from toolkit.lab.tour_page import TourResults, write_tour_page
 from toolkit.looped import LoopedConfig, match_parameters, parameter_count
+from toolkit.measure import environment
 from toolkit.training import Corpus, load_corpus
 
 PROMPT = "The statement "
@@ -126,24 +127,30 @@ def run_tour(
 def _open_folder(
     directory: Path, runs: dict[str, TrainingRun], corpus: Corpus, fresh: bool
 ) -> None:
-    """Make the folder, or refuse one that holds a different tour."""
+    """Make the folder, or refuse one that holds a different tour.
+
+    Numbers of one page come from one machine and one set of versions, so these count as settings.
+    """
     facts = {name: dataclasses.asdict(run) for name, run in runs.items()}
-    text = json.dumps({"runs": facts, "corpus": corpus.sha256}, sort_keys=True)
+    here = {name: environment()[name] for name in ("device", "versions")}
+    text = json.dumps({"runs": facts, "corpus": corpus.sha256, **here}, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()
     marker = directory / "tour.json"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"directory: {str(directory)!r} is a file; wanted a folder")
     if fresh and marker.exists():
         shutil.rmtree(directory)
     if directory.exists() and any(directory.iterdir()) and not marker.exists():
         raise ValueError(
             f"directory: {str(directory)!r} holds files that are no tour; choose another"
         )
-    if marker.exists() and json.loads(marker.read_text())["fingerprint"] != fingerprint:
+    if marker.exists() and fingerprint not in marker.read_text():
         raise ValueError(
-            f"directory: {str(directory)!r} holds a tour of other settings or text; "
-            "start over with --fresh, or choose another --directory"
+            f"directory: {str(directory)!r} holds a tour of other settings, text, machine or "
+            "versions; start over with --fresh, or choose another --directory"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    marker.write_text(json.dumps({"fingerprint": fingerprint}))
+    _write_json(marker, {"fingerprint": fingerprint})
 
 
 def _once(path: Path, work: Callable[[], Any]) -> Any:
@@ -152,10 +159,14 @@ def _once(path: Path, work: Callable[[], Any]) -> Any:
         print(f"      already done: {path.name}")
         return json.loads(path.read_text())
     result = work()
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(result))
-    unfinished.replace(path)
+    _write_json(path, result)
     return result
+
+
+def _write_json(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content))
+    unfinished.replace(path)
 
 
 def _sharded_step() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.lab import report, tour_figures
 from toolkit.lab.figures import in_words
 from toolkit.lab.language_model import LOG_EVERY, TrainedModel, TrainingRun
-from toolkit.measure import environment
+from toolkit.measure import environment_rows
 from toolkit.training import Corpus
 
 
@@ -168,8 +168,8 @@ def _cost_section(costs: dict[str, Any]) -> str:
             "One layer, 8 heads of size 64, float32, one sequence. Softmax attention compares "
             "every token with all before it: reading costs the square of the context, writing "
             "reads a cache that grows with it. Gated DeltaNet keeps one matrix a head: reading is "
-            "linear, writing constant. Both were compared with their token-by-token references "
-            "before timing."
+            "linear, writing constant. Both were compared with their plain references before "
+            "timing."
         )
         + report.picture(
             tour_figures.cost_figure(costs),
@@ -196,8 +196,8 @@ def _sharded_section(sharded: dict[str, Any]) -> str:
     error = max(facts["difference"] for facts in sharded["layouts"].values())
     return (
         report.paragraph(
-            f"The same train step ({sharded['model']}) compiled for eight simulated devices. "
-            "Data parallel: every device holds everything and the gradients are summed. Fully "
+            f"One train step ({sharded['model']}; descent with momentum) compiled for eight "
+            "simulated devices. Data parallel: every device holds everything and the gradients are summed. Fully "
             "sharded (ZeRO-3): every device holds an eighth, gathers parameters before use and "
             "scatters gradients after; as published it gathers again for the backward pass, which "
             "a compiler with room to spare merges with the first gather. Simulated devices share "
@@ -207,24 +207,21 @@ def _sharded_section(sharded: dict[str, Any]) -> str:
         )
         + report.picture(
             tour_figures.layout_figure(sharded["layouts"]),
-            "Read from the compiled programs, measured here.",
+            "Held: read from the arrays, measured here. Sent: modelled, the least bytes with which "
+            "the collectives of the compiled program can be done.",
             "Bytes held and bytes sent by one device under each layout",
         )
-        + report.table(header, rows, "Collectives of one step", "read from the compiled program")
+        + report.table(
+            header,
+            rows,
+            "Collectives of one step (bytes sent: modelled)",
+            "read from the compiled program",
+        )
     )
 
 
 def _environment_section(corpus: Corpus) -> str:
-    facts = environment()
-    rows = [
-        (
-            name,
-            ", ".join(f"{k} {v}" for k, v in value.items())
-            if isinstance(value, dict)
-            else str(value),
-        )
-        for name, value in facts.items()
-    ]
+    rows = environment_rows()
     rows.append(("text", f"{corpus.name}: {corpus.size:,} bytes, sha256 {corpus.sha256[:16]}…"))
     return report.table(("", ""), rows, "Environment of this run")
 

@@ -22,7 +22,7 @@ Provenance (`provenance.py`):
 * `Record`: one number with kind, device, versions, commit, date and command
 * `record`: makes one here and now
 * `write_records`, `read_records`: JSON, there and back unchanged
-* `environment`: what a bug report needs, and nothing private
+* `environment`: what a bug report needs, and nothing private; `environment_rows`: as text
 
 Hardware (`hardware.py`):
 
@@ -53,7 +53,14 @@ from toolkit.measure.programs import (
     collectives,
     program_cost,
 )
-from toolkit.measure.provenance import Record, environment, read_records, record, write_records
+from toolkit.measure.provenance import (
+    Record,
+    environment,
+    environment_rows,
+    read_records,
+    record,
+    write_records,
+)
 from toolkit.measure.timing import (
     Timing,
     UncheckedRatioError,
@@ -77,6 +84,7 @@ __all__ = [
     "collectives",
     "cpu_name",
     "environment",
+    "environment_rows",
     "format_seconds",
     "hardware",
     "interquartile_range",

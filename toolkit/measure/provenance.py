@@ -209,6 +209,23 @@ def environment() -> dict[str, Any]:
     }
 
 
+def environment_rows() -> list[tuple[str, str]]:
+    """`environment` as text, one line a fact, to print or to show in a table.
+
+    Returns:
+        (name, text) pairs; memory in GiB, versions on one line.
+
+    Cost:
+        That of `environment`.
+    """
+    facts = environment()
+    facts["memory"] = f"{facts.pop('memory_bytes') / 2**30:.1f} GiB"
+    facts["versions"] = ", ".join(
+        f"{name} {version}" for name, version in facts["versions"].items()
+    )
+    return [(name, str(value)) for name, value in facts.items()]
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
