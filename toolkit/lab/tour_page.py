@@ -197,10 +197,11 @@ def _sharded_section(sharded: dict[str, Any]) -> str:
     return (
         report.paragraph(
             f"One train step ({sharded['model']}; descent with momentum) compiled for eight "
-            "simulated devices. Data parallel: every device holds everything and the gradients are summed. Fully "
-            "sharded (ZeRO-3): every device holds an eighth, gathers parameters before use and "
-            "scatters gradients after; as published it gathers again for the backward pass, which "
-            "a compiler with room to spare merges with the first gather. Simulated devices share "
+            "simulated devices. Data parallel: every device holds everything and the gradients "
+            "are summed. Fully sharded (ZeRO-3): every device holds an eighth, gathers "
+            "parameters before use and scatters gradients after; as published it gathers again "
+            "for the backward pass, which a compiler with room to spare merges with the first "
+            "gather. Simulated devices share "
             "this machine's cores, so what is shown is what they would send and hold, never a "
             "speed. After one step both agree "
             f"with a single device to {error:.0e}."
