@@ -1,12 +1,14 @@
 """The looped forward pass: what loops share, what they may not see, what the scan must equal."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
 from toolkit.looped.layers import ShortConvolution, rotary_embedding, unit_length
@@ -220,6 +222,31 @@ def test_short_convolution_is_the_sum_in_its_docstring():
         out, tail = convolution(piece, tail=tail)
         pieces.append(out)
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), wanted, **FLOAT32_TOLERANCE)
+
+
+def test_short_convolution_gradient():
+    """Written by hand; with one document all the same, jax derives the sum over taps itself."""
+    convolution = ShortConvolution(3, 4, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    graph, weights = nnx.split(convolution)
+    x = jax.random.normal(jax.random.key(0), (2, 7, 3))
+
+    def loss(weights, x, tail, segment_ids=None):
+        return jnp.sum(nnx.merge(graph, weights)(x, tail=tail, segment_ids=segment_ids)[0] ** 2)
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    ours = gradient(weights, x, jnp.zeros((2, 3, 3)))
+    wanted = gradient(weights, x, jnp.zeros((2, 3, 3)), jnp.zeros((2, 7), jnp.int32))
+    jax.tree.map(partial(np.testing.assert_allclose, **FLOAT32_TOLERANCE), ours, wanted)
+    # The kernel is whole on every device and the batch is not: its gradient is summed over both.
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spread = jax.shard_map(
+        jax.grad(lambda weights, x: jax.lax.psum(loss(weights, x, None), "data"), argnums=(0, 1)),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=(P(), P("data")),
+    )
+    ours = jax.jit(spread)(weights, x)
+    jax.tree.map(partial(np.testing.assert_allclose, **FLOAT32_TOLERANCE), ours, wanted)
 
 
 def test_unit_length():

@@ -166,7 +166,7 @@ def chunked_delta(
         Outputs [chunks, rows, C, value] in the dtype of `chunks.v`, and the final state.
 
     Cost:
-        Forward 3 C K V + 2 C^2 K + 2 C^2 V + C^3 / 3 multiply-adds a chunk and row; backward
+        Forward 3 C K V + 2 C^2 K + 2 C^2 V + C^3 / 2 multiply-adds a chunk and row; backward
         6 C K V + 5 C^2 K + 4 C^2 V. Kept for the backward pass: the inputs, the values
         written, and a K x V state and two C x C matrices (T and D) a chunk and row.
 

@@ -126,9 +126,9 @@ def _delta_forward_flops(batch, time, heads, key, value, *, chunk=None):
 
 
 def _inverse_multiply_adds(size: int) -> int:
-    """Rows of a 16 x 16 block one by one, then two products a merge of two blocks."""
+    """Columns of a 16 x 16 block one by one, then two products a merge of two blocks."""
     if size <= 16:
-        return size * (size - 1) // 2 * size
+        return (size - 1) * size**2
     half = size // 2
     return 2 * _inverse_multiply_adds(half) + 2 * half**3
 

@@ -106,6 +106,44 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
+@jax.custom_vjp
+def _shifted_products(
+    padded: Float[Array, "batch past_and_time channels"], kernel: Float[Array, "taps channels"]
+) -> Float[Array, "batch time channels"]:
+    """y_t = sum_i w_i x_{t + i}. Its gradient is the same sum with the taps reversed.
+
+    Derived from the forward pass, that gradient would be one padded array a tap.
+    """
+    shifts = _shifts(padded, kernel)
+    y = shifts[0] * kernel[0]
+    for weight, past in zip(kernel[1:], shifts[1:], strict=True):
+        y += past * weight
+    return y
+
+
+def _shifts(padded, kernel):
+    """The window of `padded` that each tap of the kernel meets."""
+    taps = kernel.shape[0]
+    time = padded.shape[1] - taps + 1
+    return [padded[:, i : i + time] for i in range(taps)]
+
+
+def _shifted_products_forward(padded, kernel):
+    return _shifted_products(padded, kernel), (padded, kernel)
+
+
+def _shifted_products_backward(saved, d_y):
+    padded, kernel = saved
+    reach = kernel.shape[0] - 1
+    d_padded = _shifted_products(jnp.pad(d_y, ((0, 0), (reach, reach), (0, 0))), kernel[::-1])
+    d_kernel = [jnp.sum(d_y * past, axis=(0, 1)) for past in _shifts(padded, kernel)]
+    # Without the barrier XLA sums the taps inside the transposition its next product asks for.
+    return jax.lax.optimization_barrier(d_padded), jnp.stack(d_kernel)
+
+
+_shifted_products.defvjp(_shifted_products_forward, _shifted_products_backward)
+
+
 class ShortConvolution(nnx.Module):
     """Depthwise causal convolution over a few tokens: y_t = sum_i w_i x_{t - taps + 1 + i}.
 
@@ -141,15 +179,15 @@ class ShortConvolution(nnx.Module):
         if tail is None:
             tail = jnp.zeros((x.shape[0], taps - 1, x.shape[2]), x.dtype)
         padded = jnp.concatenate([tail, x], axis=1)
+        if segment_ids is None:
+            # Zeros that vary like both: a hand-written gradient needs one set of `shard_map` axes.
+            zero = jnp.zeros_like(padded, shape=()) + jnp.zeros_like(kernel, shape=())
+            return _shifted_products(padded + zero, kernel + zero), padded[:, time:]
         y = x * kernel[-1]
         for lag in range(1, taps):
             past = padded[:, taps - 1 - lag :][:, :time]
-            if segment_ids is not None:
-                same = (
-                    jnp.pad(segment_ids, ((0, 0), (lag, 0)), mode="edge")[:, :time] == segment_ids
-                )
-                past = jnp.where(same[..., None], past, 0)
-            y += past * kernel[-1 - lag]
+            same = jnp.pad(segment_ids, ((0, 0), (lag, 0)), mode="edge")[:, :time] == segment_ids
+            y += jnp.where(same[..., None], past, 0) * kernel[-1 - lag]
         return y, padded[:, time:]
 
     def step(
