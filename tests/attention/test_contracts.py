@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from toolkit.attention import MIXERS, mixer
+from toolkit.attention import MIXERS, mixer, retention_log_decay
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
@@ -30,8 +30,12 @@ def row(request):
     return mixer(request.param, **options)
 
 
+def values(row, inputs):
+    return inputs[row.inputs.index("v")]
+
+
 def output(function, row, **options):
-    """Jitted (q, k, v, *gates) -> out."""
+    """Jitted (*inputs, *gates) -> out."""
     return jax.jit(lambda *inputs: function(*inputs, **row.options, **options)[0])
 
 
@@ -58,7 +62,7 @@ def random_like(array, seed=1):
 def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, time, dtype=jnp.float64)
-        cotangent = random_like(inputs[2])
+        cotangent = random_like(values(row, inputs))
         got = output_and_gradients(row.function, row, inputs, cotangent)
         wanted = output_and_gradients(row.reference, row, inputs, cotangent)
         assert all(x.dtype == jnp.float64 for x in got)
@@ -67,11 +71,11 @@ def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
 
 def test_bfloat16_stays_within_the_ratios(row, draw_inputs):
     inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16, heads=4)
-    cotangent = random_like(inputs[2].astype(jnp.float32))
+    cotangent = random_like(values(row, inputs).astype(jnp.float32))
     exact = [x.astype(jnp.float32) for x in inputs]
     got = output_and_gradients(row.function, row, inputs, cotangent)
     wanted = output_and_gradients(row.reference, row, exact, cotangent)
-    ratios = [BFLOAT16_OUTPUT_RATIO] + [BFLOAT16_GRADIENT_RATIO] * 3
+    ratios = [BFLOAT16_OUTPUT_RATIO] + [BFLOAT16_GRADIENT_RATIO] * len(row.inputs)
     ratios += [BFLOAT16_GATE_GRADIENT_RATIO] * len(row.gates)
     for a, b, ratio in zip(got, wanted, ratios, strict=True):
         assert a.dtype == jnp.bfloat16
@@ -84,7 +88,7 @@ def test_prefill_and_steps_equal_one_pass(row, draw_inputs):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
         whole = output(row.function, row)(*inputs)
         batch, _, heads, key = inputs[0].shape
-        value = inputs[2].shape[-1]
+        value = values(row, inputs).shape[-1]
         state = row.empty_state(batch, heads, key, value, TIME, jnp.float64, **row.options)
         pieces = []
         for part in (slice(0, 11), slice(11, 30)):
@@ -116,7 +120,7 @@ def test_the_future_does_not_change_the_past(row, draw_inputs):
 def test_packed_documents_equal_separate_ones(row, draw_inputs):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
-        cotangent = random_like(inputs[2])
+        cotangent = random_like(values(row, inputs))
         packed = output_and_gradients(
             row.function, row, inputs, cotangent, segment_ids=jnp.asarray(DOCUMENTS)
         )
@@ -166,15 +170,22 @@ def test_shard_map_over_batch_and_heads_equals_one_device(row, draw_inputs):
     inputs = draw_inputs(row, TIME)
     specs = tuple(P("data", None, "heads", *[None] * (x.ndim - 3)) for x in inputs)
 
-    def loss(*inputs):
-        return jnp.sum(jnp.sin(row.function(*inputs, **row.options)[0]), axis=(1, 3))
+    # What is constant in a head belongs to the whole model's heads: each device is given its own.
+    constants = {"log_decay": retention_log_decay(2)} if row.name == "retention" else {}
 
-    def sharded(*inputs):
-        return jax.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P("data", "heads"))(*inputs)
+    def loss(constants, *inputs):
+        out, _ = row.function(*inputs, **constants, **row.options)
+        return jnp.sum(jnp.sin(out), axis=(1, 3))
+
+    sharded = jax.shard_map(
+        loss, mesh=mesh, in_specs=(P("heads"), *specs), out_specs=P("data", "heads")
+    )
 
     def value_and_gradients(function):
         run = jax.jit(
-            jax.value_and_grad(lambda *x: jnp.sum(function(*x)), argnums=range(len(inputs)))
+            jax.value_and_grad(
+                lambda *x: jnp.sum(function(constants, *x)), argnums=range(len(inputs))
+            )
         )
         return run(*inputs)
 
@@ -200,19 +211,23 @@ def test_the_shapes_in_the_signatures_hold(row, draw_inputs):
 
 
 def test_wrong_inputs_are_named(row, draw_inputs):
-    q, k, v, *gates = draw_inputs(row, 6, heads=4)
-    run = partial(row.function, **row.options)
+    names = (*row.inputs, *row.gates)
+    named = dict(zip(names, draw_inputs(row, 6, heads=4), strict=True))
+
+    def run(*, implementation=None, **changed):
+        arrays = ({**named, **changed}[name] for name in names)
+        return row.function(*arrays, implementation=implementation, **row.options)
+
     with pytest.raises(ValueError, match=r"q must have 4 axes .*got shape \(2, 6, 4\)"):
-        run(q[..., 0], k, v, *gates)
+        run(q=named["q"][..., 0])
     with pytest.raises(ValueError, match=r"must have shape|multiple"):
-        run(q[:, :, :3], k, v, *gates)
+        run(q=named["q"][:, :, :3])
     with pytest.raises(ValueError, match=r"v .*must have shape"):
-        run(q, k, v[:, :5], *gates)
+        run(v=named["v"][:, :5])
     with pytest.raises(TypeError, match=r"one dtype"):
-        run(q, k, v.astype(jnp.bfloat16), *gates)
+        run(v=named["v"].astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"implementation must be one of"):
-        run(q, k, v, *gates, implementation="fastest")
+        run(implementation="fastest")
     if "g" in row.gates:
-        gates[row.gates.index("g")] *= -1
         with pytest.raises(ValueError, match=r"g is a natural-log decay and must be <= 0"):
-            run(q, k, v, *gates)
+            run(g=-named["g"])

@@ -12,6 +12,17 @@ Gated DeltaNet, a decaying and self-correcting state (`gated_delta_net.py`, `chu
     gated_delta_net_step         decode one token: read and write the state once
     unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
 
+Fading memories, whose state decays and adds up (`fading_memory.py`, `chunked_decay.py`), each with
+a `_reference` and a `_step` (linear_attention_reference, linear_attention_step,
+retention_reference, retention_step, mamba2_reference, mamba2_step, hgrn2_reference, hgrn2_step,
+gated_linear_attention_reference, gated_linear_attention_step)
+    linear_attention             no decay: the sum of all keys and values
+    retention                    a constant decay in every head
+    retention_log_decay          those constants
+    mamba2                       one decay a head and token, tied to the input's time step
+    gated_linear_attention       one decay a key channel and token
+    hgrn2                        likewise, and keys of what the decay lets go
+
 Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
@@ -24,8 +35,26 @@ from toolkit.attention.gated_delta_net import (
     gated_delta_net_reference,
     gated_delta_net_step,
 )
+from toolkit.attention.gated_linear_attention import (
+    gated_linear_attention,
+    gated_linear_attention_reference,
+    gated_linear_attention_step,
+)
+from toolkit.attention.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
 from toolkit.attention.inverse import unit_lower_inverse
+from toolkit.attention.linear_attention import (
+    linear_attention,
+    linear_attention_reference,
+    linear_attention_step,
+)
+from toolkit.attention.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.mixers import MIXERS, Mixer, mixer
+from toolkit.attention.retention import (
+    retention,
+    retention_log_decay,
+    retention_reference,
+    retention_step,
+)
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
 
 __all__ = [
@@ -35,7 +64,23 @@ __all__ = [
     "gated_delta_net",
     "gated_delta_net_reference",
     "gated_delta_net_step",
+    "gated_linear_attention",
+    "gated_linear_attention_reference",
+    "gated_linear_attention_step",
+    "hgrn2",
+    "hgrn2_reference",
+    "hgrn2_step",
+    "linear_attention",
+    "linear_attention_reference",
+    "linear_attention_step",
+    "mamba2",
+    "mamba2_reference",
+    "mamba2_step",
     "mixer",
+    "retention",
+    "retention_log_decay",
+    "retention_reference",
+    "retention_step",
     "softmax_attention",
     "softmax_attention_reference",
     "softmax_attention_step",

@@ -15,6 +15,7 @@ from toolkit.measure import read_records, write_records
 # name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only.
 _TABLE = {
     "gdn": ("gated_delta_net", (2,), "Gated DeltaNet against its token scan and transformers"),
+    "mixers": ("mixers", (2,), "every recurrent mixer in chunks against its token scan"),
     "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
     "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
     "sliders": ("sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
