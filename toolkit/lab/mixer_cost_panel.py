@@ -9,7 +9,7 @@ from toolkit.lab.controls import Choice, Number
 from toolkit.lab.cost_curves import CostCurves
 from toolkit.lab.figures import FAINT, Look
 from toolkit.lab.mixer_costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
-from toolkit.lab.mixer_panel import LEFT, RIGHT, SIDES
+from toolkit.lab.mixer_panel import LEFT, RIGHT, SIDES, MixerPanel
 from toolkit.lab.panel import Panel
 
 LOOKS = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
@@ -38,6 +38,28 @@ class MixerCostPanel(Panel):
     heads = Number("Heads", 16, low=1, high=64)
     head_size = Choice("Head size", 128, {str(size): size for size in (32, 64, 128, 256)})
     bytes_per_number = Choice("Precision", 2, {"float32": 4, "bfloat16": 2, "8 bit": 1})
+
+    def follow(self, panel: MixerPanel) -> "MixerCostPanel":
+        """Show the mixers that another panel shows, now and whenever they change there.
+
+        Args:
+            panel: whose `left` and `right` to follow.
+
+        Returns:
+            This panel.
+
+        Cost:
+            One redraw now, and one with every change of a mixer there.
+        """
+
+        def take_over(_: Any = None) -> None:
+            self.change(left=panel.left, right=panel.right)
+
+        for side in SIDES:
+            (menu,) = panel._control_widgets[side].inputs
+            menu.observe(take_over, names="value")
+        take_over()
+        return self
 
     def compute(self, **state: Any) -> DecodeCosts:
         return decode_costs(**state)
