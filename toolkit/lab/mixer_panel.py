@@ -45,6 +45,7 @@ class Side:
         heading: the mixer's name above them.
         lines: state norm of each head.
         bars: share of each token.
+        same: dots on the tokens with the same word as the one looked at.
         span: the tokens that hold most of the reach.
         span_words: how many they are.
         image: half-lives, head by token.
@@ -59,6 +60,7 @@ class Side:
     heading: Text
     lines: list[Line2D]
     bars: StepPatch
+    same: Line2D
     span: Line2D
     span_words: Text
     image: AxesImage
@@ -69,7 +71,7 @@ class Side:
     def artists(self) -> list[Artist]:
         """What moves, lowest first."""
         return [
-            self.image, *self.marks, self.bars, *self.lines, self.span, self.span_words,
+            self.image, *self.marks, self.bars, *self.lines, self.same, self.span, self.span_words,
             *self.half_lives, self.column_mark,
         ]  # fmt: skip
 
@@ -116,7 +118,7 @@ class MixerPanel(Panel):
 
     def build(self, figure: Figure) -> list[Artist]:
         grid = figure.add_gridspec(
-            3, 2, height_ratios=(1.35, 1.35, 0.8), left=0.095, right=0.9, top=0.9, bottom=0.155,
+            3, 2, height_ratios=(1.15, 1.6, 0.8), left=0.095, right=0.9, top=0.9, bottom=0.155,
             wspace=0.16, hspace=0.14,
         )  # fmt: skip
         self._sides = {
@@ -144,7 +146,7 @@ class MixerPanel(Panel):
         norms.yaxis.set_minor_locator(NullLocator())
         # A root: shares of one and of ninety per cent are both seen, and zero is there.
         reach.set_yscale("function", functions=(np.sqrt, np.square))
-        reach.set(ylim=(0, 1.7), yticks=SHARES)
+        reach.set(ylim=(0, 1.5), yticks=SHARES)
         reach.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         decay.grid(False)
         for axes in (norms, reach):
@@ -167,8 +169,12 @@ class MixerPanel(Panel):
             np.zeros(2 * MAX_TOKENS - 1), edges, fill=True, facecolor=colour, edgecolor="white",
             hatch=SIDES[name].hatch, linewidth=0,
         )  # fmt: skip
-        (span,) = reach.plot([0, 0], [1.16, 1.16], color=INK, marker="|", linewidth=1.2)
-        words = reach.text(0, 1.24, "", fontsize=9, va="bottom")
+        (same,) = reach.plot(
+            [], [], color=INK, marker="o", markersize=4.5, markeredgecolor="white",
+            markeredgewidth=0.8, linestyle="none",
+        )  # fmt: skip
+        (span,) = reach.plot([0, 0], [1.12, 1.12], color=INK, marker="|", linewidth=1.2)
+        words = reach.text(0, 1.18, "", fontsize=9, va="bottom")
         image = decay.imshow(
             np.zeros((HEADS, MAX_TOKENS)), cmap=WEIGHTS, aspect="auto", interpolation="nearest",
             vmin=np.log10(SHORTEST), vmax=np.log10(LONGEST),
@@ -189,7 +195,7 @@ class MixerPanel(Panel):
         )
         decay.add_patch(column_mark)
         return Side(
-            norms, reach, decay, heading, lines, bars, span, words, image, half_lives, marks,
+            norms, reach, decay, heading, lines, bars, same, span, words, image, half_lives, marks,
             column_mark,
         )  # fmt: skip
 
@@ -201,8 +207,8 @@ class MixerPanel(Panel):
         )  # fmt: skip
         figure.text(
             0.095, 0.014,
-            "Red: the token looked at. Beside the maps: each head's median half-life. "
-            "Measured here; nothing is trained.", fontsize=9,
+            "Red: the token looked at; dots: the same word. Beside the maps: median half-life of a "
+            "head. Measured here; nothing is trained.", fontsize=9,
         )  # fmt: skip
 
     def draw(self, view: Comparison) -> None:
@@ -233,6 +239,8 @@ class MixerPanel(Panel):
         heights = np.zeros(2 * MAX_TOKENS - 1)
         heights[: 2 * len(share) : 2] = share
         side.bars.set_data(heights)
+        same = [s for s in range(view.token + 1) if view.words[s] == view.words[view.token]]
+        side.same.set_data(same, share[same])
         distance = memory.distance(view.token, view.head)
         side.span.set_visible(distance is not None)
         if distance is None:
