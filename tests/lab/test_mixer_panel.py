@@ -110,6 +110,25 @@ def test_bars_are_the_shares_and_the_span_is_the_distance() -> None:
     assert side.span.get_xdata()[0] == pytest.approx(11 - distance - 0.4)
 
 
+def test_dots_mark_the_same_word_up_to_the_token() -> None:
+    panel = MixerPanel(text="The cat, the dog and the cat", token=3)
+    side = panel._sides["right"]
+    assert list(side.same.get_xdata()) == [0, 2]
+    np.testing.assert_allclose(side.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
+
+
+def test_the_second_panel_follows_the_menus_of_the_first() -> None:
+    panel = MixerPanel(left="linear", right="gla")
+    costs = MixerCostPanel().follow(panel)
+    assert (costs.left, costs.right) == ("linear", "gla")
+    panel.left = "hgrn2"
+    (menu,) = panel._control_widgets["right"].inputs
+    menu.value = "mamba2"
+    assert (costs.left, costs.right) == ("hgrn2", "mamba2")
+    costs.left = "gdn"  # its own menus still move it alone
+    assert (costs.left, panel.left) == ("gdn", "hgrn2")
+
+
 def test_token_slider_is_as_long_as_the_text() -> None:
     panel = MixerPanel()
     slider = panel._control_widgets["token"].inputs[0]

@@ -12,12 +12,20 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle, StepPatch
 from matplotlib.text import Text
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from toolkit.lab.controls import Choice, Number, Words
 from toolkit.lab.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.lab.mixer_inputs import HEADS, MAX_TOKENS, Settings, recurrent_mixers
-from toolkit.lab.mixer_view import MOST, Comparison, Memory, compare, in_tokens, tokens_in_words
+from toolkit.lab.mixer_view import (
+    MOST,
+    Comparison,
+    Memory,
+    compare,
+    in_tokens,
+    is_same,
+    tokens_in_words,
+)
 from toolkit.lab.panel import Panel
 
 TEXT = (
@@ -142,6 +150,7 @@ class MixerPanel(Panel):
         colour = SIDES[name].colour
         norms, reach, decay = (figure.add_subplot(grid[row, column]) for row in range(3))
         norms.set(yscale="log", ylim=NORM_LIMITS)
+        norms.yaxis.set_major_locator(LogLocator(numticks=12))
         norms.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         norms.yaxis.set_minor_locator(NullLocator())
         # A root: shares of one and of ninety per cent are both seen, and zero is there.
@@ -239,7 +248,7 @@ class MixerPanel(Panel):
         heights = np.zeros(2 * MAX_TOKENS - 1)
         heights[: 2 * len(share) : 2] = share
         side.bars.set_data(heights)
-        same = [s for s in range(view.token + 1) if view.words[s] == view.words[view.token]]
+        same = [s for s in range(view.token + 1) if is_same(view.words[s], view.words[view.token])]
         side.same.set_data(same, share[same])
         distance = memory.distance(view.token, view.head)
         side.span.set_visible(distance is not None)

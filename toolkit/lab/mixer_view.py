@@ -25,6 +25,7 @@ from toolkit.lab.mixer_inputs import (
     recurrent_mixers,
 )
 from toolkit.lab.panel import Table
+from toolkit.lab.reading_view import word_key
 
 # The effective memory is the distance within which this part of the gradient lies.
 MOST = 0.9
@@ -284,3 +285,8 @@ def tokens_in_words(half_life: float) -> str:
     if np.isinf(half_life):
         return "∞"
     return f"{half_life:,.0f}" if half_life >= 9.95 else f"{half_life:.2g}"
+
+
+def is_same(word: str, other: str) -> bool:
+    """Whether a mixer cannot tell two words apart: capitals and punctuation do not count."""
+    return np.array_equal(word_key(word), word_key(other))
