@@ -24,6 +24,8 @@ MAX_TOKENS = 32
 HEADS = 4
 KEY_SIZE = 16
 VALUE_SIZE = 16
+# Writes a token of the rules that correct their state several times.
+CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
 _RWKV7_FASTEST = float(np.exp(-0.5))
@@ -115,14 +117,19 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         DeltaNet and Kimi Delta Attention; gates of GLA (arXiv:2312.06635), HGRN2
         (arXiv:2404.07904) and RWKV-7 (arXiv:2503.14456).
     """
-    made = _Maker(row, features, settings)
     names = (*row.inputs, *row.gates)
     if unknown := sorted(set(names) - set(_MAKERS)):
         raise ValueError(
             f"mixer {row.name!r} takes {', '.join(unknown)}; "
             f"this instrument knows how to make {', '.join(_MAKERS)}."
         )
-    arrays = tuple(_MAKERS[name](made)[None].astype(np.float32) for name in names)
+    corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
+    made: dict[str, np.ndarray] = {}
+    for name in names:
+        if name in getattr(row, "step_inputs", ()):
+            made[name] = np.stack([_MAKERS[name](maker) for maker in corrections], axis=2)
+        else:
+            made[name] = _MAKERS[name](corrections[0])
     constants = {}
     log_decay = np.zeros((MAX_TOKENS, HEADS))
     if "log_decay" in inspect.signature(row.function).parameters:
@@ -130,20 +137,24 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         constants["log_decay"] = rates
         log_decay = log_decay + rates
     if "g" in names:
-        g = _MAKERS["g"](made)
-        log_decay = g.mean(-1) if "g" in row.channel_gates else g
+        log_decay = made["g"].mean(-1) if "g" in row.channel_gates else made["g"]
+    arrays = tuple(made[name][None].astype(np.float32) for name in names)
     return Inputs(arrays, constants, log_decay)
 
 
 class _Maker:
     """Projections of the features, and the row whose inputs are wanted."""
 
-    def __init__(self, row: Mixer, features: np.ndarray, settings: Settings) -> None:
+    def __init__(
+        self, row: Mixer, features: np.ndarray, settings: Settings, correction: int
+    ) -> None:
         self.row, self.features, self.settings = row, features, settings
+        self.correction = correction
 
     def project(self, name: str, *axes: int) -> np.ndarray:
         """Features times a fixed random matrix: [MAX_TOKENS, *axes], entries of unit variance."""
-        weights = _projection(name, self.settings.seed, axes)
+        # The first correction of a token gets what the mixers with a single one get.
+        weights = _projection(f"{name}{self.correction or ''}", self.settings.seed, axes)
         return np.tensordot(self.features, weights, axes=1)
 
     def gate(self, name: str) -> np.ndarray:
