@@ -126,7 +126,7 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
     corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
     made: dict[str, np.ndarray] = {}
     for name in names:
-        if name in getattr(row, "step_inputs", ()):
+        if name in row.step_inputs:
             made[name] = np.stack([_MAKERS[name](maker) for maker in corrections], axis=2)
         else:
             made[name] = _MAKERS[name](corrections[0])
