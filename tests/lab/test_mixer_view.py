@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,19 +44,20 @@ def test_reach_and_state_are_those_of_the_library(name: str) -> None:
     row, given, _ = inputs(name, write_strength=0.7)
     memory, count = read(name, WORDS, Settings(write_strength=0.7)), len(WORDS)
     cut = [x[:, :count] for x in given.arrays]
-    run = jax.jit(lambda arrays: row.function(*arrays, **row.options, **given.constants))
-    _, state = run(cut)
-    last_norm = jnp.linalg.norm(state[0], axis=(-2, -1))
-    np.testing.assert_allclose(memory.state_norm[-1], last_norm, rtol=FLOAT32_TOLERANCE)
-
-    # The output is linear in the values: a batch of basis vectors gives the whole Jacobian.
+    # The output is linear in the values: a batch of basis vectors gives the whole Jacobian. The
+    # values themselves come last in the batch and give the state.
     place, token = row.inputs.index("v"), count - 1
     per_token = cut[place].shape[3:]
     size = int(np.prod(per_token))
     basis = np.eye(count * size, dtype=np.float32).reshape(count * size, count, 1, *per_token)
-    batch = [np.broadcast_to(x, (len(basis), *x.shape[1:])) for x in cut]
-    batch[place] = np.broadcast_to(basis, batch[place].shape)
-    columns = np.asarray(run(batch)[0])[:, token].reshape(count, size, HEADS, -1)
+    batch = [np.broadcast_to(x, (len(basis) + 1, *x.shape[1:])) for x in cut]
+    one_hot = np.broadcast_to(basis, (len(basis), *cut[place].shape[1:]))
+    batch[place] = np.concatenate([one_hot, cut[place]])
+    run = jax.jit(lambda arrays: row.function(*arrays, **row.options, **given.constants))
+    out, state = (np.asarray(x) for x in run(batch))
+    last_norm = np.linalg.norm(state[-1], axis=(-2, -1))
+    np.testing.assert_allclose(memory.state_norm[-1], last_norm, rtol=FLOAT32_TOLERANCE)
+    columns = out[:-1, token].reshape(count, size, HEADS, -1)
     # Largest singular value: what the strongest change of a value does to the output.
     wanted = np.linalg.norm(np.moveaxis(columns, 2, 1), ord=2, axis=(2, 3))
     np.testing.assert_allclose(memory.reach[token], wanted, atol=FLOAT32_TOLERANCE)
