@@ -132,6 +132,7 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
             made[name] = _MAKERS[name](corrections[0])
     constants = {}
     log_decay = np.zeros((MAX_TOKENS, HEADS))
+    # Retention's decay is no gate but a constant of each head, given by name.
     if "log_decay" in inspect.signature(row.function).parameters:
         rates = settings.decay_strength * np.asarray(retention_log_decay(HEADS), np.float32)
         constants["log_decay"] = rates
