@@ -74,6 +74,8 @@ class Mixer:
         state_bytes: likewise: what decoding keeps after `context` tokens.
         inputs: names of the inputs before the gates. HGRN2 takes no k: it makes its keys of g.
         channel_gates: the gates with one number a key channel, [batch, time, heads, key].
+        substep_inputs: inputs and gates with one entry a delta step, when a token makes several:
+            an axis after the heads.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Mixer:
     state_bytes: Callable[..., int]
     inputs: tuple[str, ...] = ("q", "k", "v")
     channel_gates: tuple[str, ...] = ()
+    substep_inputs: tuple[str, ...] = ()
 
 
 def _attended_pairs(time: int, sliding_window: int | None) -> int:
