@@ -144,6 +144,8 @@ def bench(
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     rounds: int = 7,
     out: Path | None = None,
+    plot: bool = False,
+    recorded: Path | None = None,
 ) -> None:
     """Time ours and its peers side by side, correctness first; writes a record.
 
@@ -151,10 +153,12 @@ def bench(
         suites: which to run (none: all of them).
         rounds: interleaved rounds a contender is timed for.
         out: folder for the records (none: runs/bench).
+        plot: also draw the ratios of suite mixers.
+        recorded: draw them from this file of an earlier run instead, and run nothing.
     """
     from toolkit.bench import run_suites
 
-    run_suites(suites, rounds=rounds, out=out)
+    run_suites(suites, rounds=rounds, out=out, plot=plot, recorded=recorded)
 
 
 def info() -> None:

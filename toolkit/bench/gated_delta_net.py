@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import gated_delta_net, mixer
-from toolkit.bench.harness import Case, agree, bound, weighted_gradient
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, bound, weighted_gradient
 from toolkit.bench.peers import over_heads, torch_contender
 from toolkit.bench.transformers_forms import transformers_form
 

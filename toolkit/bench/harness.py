@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from toolkit.measure import (
     Record,
@@ -67,6 +66,7 @@ class Case:
         limit: most seconds wanted of ours, when that is the aim; None otherwise.
         note: a fact to print beside the figures, such as counted FLOPs.
         yardstick: the machine at its best, to which the rate of ours is compared.
+        floor: least seconds the work can take by a chip's published peaks (modelled), or None.
         growth: when the contenders are sizes, each twice the one before: most wanted ratio of
             one to the one before, of seconds and of each of `facts`.
         facts: contender -> numbers the compiler or a formula gives for it, as name -> (value,
@@ -81,6 +81,7 @@ class Case:
     limit: float | None = None
     note: str = ""
     yardstick: Yardstick | None = None
+    floor: float | None = None
     growth: float | None = None
     facts: Callable[[], Mapping[str, Mapping[str, tuple[float, str]]]] = dict
 
@@ -98,44 +99,6 @@ class Suite:
     cases: Callable[[int], Iterator[Case]]
     cores: tuple[int, ...]
     summary: str
-
-
-def agree(tolerance: float) -> Callable[[Mapping[str, Any]], None]:
-    """A check that all contenders return the same arrays.
-
-        max |a - b| <= tolerance * max |b|   for every array of every result
-
-    Args:
-        tolerance: the relative error allowed.
-
-    Returns:
-        A function of the results by name; jax, NumPy and torch arrays are welcome.
-
-    Raises:
-        ValueError: (by the returned function) naming the two contenders and the error.
-
-    Cost:
-        One pass over the results on the host.
-    """
-
-    def check(results: Mapping[str, Any]) -> None:
-        names = list(results)
-        first = _arrays(results[names[0]])
-        for name in names[1:]:
-            for a, b in zip(_arrays(results[name]), first, strict=True):
-                error = float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30))
-                if not error <= tolerance:
-                    raise ValueError(
-                        f"{name!r} and {names[0]!r} disagree: relative error {error:.1e}, "
-                        f"wanted at most {tolerance:.0e}"
-                    )
-
-    return check
-
-
-def _arrays(result: Any) -> list[np.ndarray]:
-    leaves = result if isinstance(result, tuple | list) else [result]
-    return [np.asarray(getattr(leaf, "detach", lambda leaf=leaf: leaf)()) for leaf in leaves]
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -231,9 +194,16 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
             print(line)
             records.append(record(f"{prefix}{name}, {fact}", value, unit, kind="modelled"))
         before = timing
+    seconds = timings[case.ours].median
+    if case.floor is not None:
+        fraction = case.floor / seconds
+        print(
+            f"  ours: {fraction:.0%} of the modelled floor, {1e3 * case.floor:.3f} ms", flush=True
+        )
+        records.append(record(f"{prefix}{FRACTION}floor", fraction, "1"))
     if (yardstick := case.yardstick) is not None:
-        fraction = yardstick.fraction(timings[case.ours].median, timings[yardstick.name].median)
-        rate = yardstick.ours / timings[case.ours].median / 1e9
+        fraction = yardstick.fraction(seconds, timings[yardstick.name].median)
+        rate = yardstick.ours / seconds / 1e9
         line = f"  ours: {rate:.1f} G{yardstick.unit}/s, {fraction:.0%} of {yardstick.name}"
         if yardstick.least is not None:
             line += _verdict(f">= {yardstick.least:.0%}", fraction >= yardstick.least)

@@ -40,8 +40,9 @@ def _count(jaxpr: Jaxpr) -> int:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            terms = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * equation.outvars[0].aval.size * terms
+            left: Any = equation.invars[0].aval
+            result: Any = equation.outvars[0].aval
+            total += 2 * result.size * math.prod(left.shape[axis] for axis in contracted)
             continue
         counts = [_count(inner) for value in parameters.values() for inner in _programs(value)]
         if name == "while" and any(counts):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import Mixer
-from toolkit.bench.harness import Case, agree
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case
 from toolkit.bench.mixer_inputs import mixer_inputs
 
 # A state of 64 MiB, which no cache of the processor holds, so that memory is what is measured.

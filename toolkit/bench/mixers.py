@@ -15,7 +15,8 @@ import numpy as np
 
 from toolkit.attention import MIXERS, Mixer, retention, retention_log_decay
 from toolkit.bench import linear_time, mixer_steps, mixers_gpu
-from toolkit.bench.harness import Case, Yardstick, agree, bound
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, Yardstick, bound
 from toolkit.bench.matrix_products import matrix_flops
 from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs, output_weight
 from toolkit.bench.peers import over_heads, torch_contender
