@@ -5,24 +5,25 @@ on several shapes, a bar is the least favourable of them.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.transforms import blended_transform_factory
+from matplotlib.ticker import PercentFormatter
 
 from toolkit.bench.harness import FRACTION
 from toolkit.bench.mixers import MATMUL, OURS, SIZES, WANTED
 from toolkit.bench.mixers_gpu import LEAST_RATIO
 from toolkit.bench.mixers_gpu import PEER as FLA
-from toolkit.lab.figures import ACCENT, INK, look, new_figure, style
+from toolkit.lab.figures import INK, look, new_figure, style
 from toolkit.measure import Record
 
 # What divides, and what is wanted of the quotient; all are forward+backward.
 LINES = {**WANTED, FLA: LEAST_RATIO}
 FRACTION_SIZE = 128  # head size whose share of the machine is drawn
-DIRECTIONS = ("forward", "forward+backward")
+DIRECTIONS: tuple[str, ...] = ("forward", "forward+backward")
+ABOVE, BELOW = 0.5, 1.5  # inches for titles, and for labels, legends and provenance
 _NAME = re.compile(r"(\w+) (forward(?:\+backward)?) B=\d+ T=\d+ H=\d+ D=(\d+) \w+")
 
 
@@ -31,11 +32,13 @@ class MixerFigureData:
     """What the picture shows.
 
     Attributes:
+        mixers: their names, in the order they were run.
         ratios: contender -> mixer -> its seconds over ours, forward+backward.
         fractions: direction -> mixer -> our share of the machine's rate, heads of 128.
         yardstick: what the share is of.
     """
 
+    mixers: tuple[str, ...]
     ratios: Mapping[str, Mapping[str, float]]
     fractions: Mapping[str, Mapping[str, float]]
     yardstick: str
@@ -67,7 +70,7 @@ def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:
     fractions: dict[str, dict[str, float]] = {}
     yardstick = MATMUL
     for case, values in seconds.items():
-        mixer, direction, size = _NAME.fullmatch(case).groups()  # pyright: ignore
+        mixer, direction, size = _NAME.findall(case)[0]
         ours = values.get(OURS, values.get("toolkit", 0.0))
         for contender in LINES.keys() & values.keys():
             if direction == "forward+backward":
@@ -78,7 +81,8 @@ def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:
                 _keep_least(fractions.setdefault(direction, {}), mixer, values[name])
     if not seconds:
         raise ValueError("the records hold no sequence of a mixer: want those of suite mixers")
-    return MixerFigureData(ratios, fractions, yardstick)
+    mixers = tuple(dict.fromkeys(case.partition(" ")[0] for case in seconds))
+    return MixerFigureData(mixers, ratios, fractions, yardstick)
 
 
 def draw_mixers(records: Iterable[Record], path: Path, *, is_recorded: bool) -> Path:
@@ -100,42 +104,52 @@ def draw_mixers(records: Iterable[Record], path: Path, *, is_recorded: bool) -> 
     """
     records = list(records)
     data = mixer_figure_data(records)
-    mixers = list(dict.fromkeys(
-        mixer for table in (*data.ratios.values(), *data.fractions.values()) for mixer in table
-    ))  # fmt: skip
     with style():
-        figure = new_figure(11.0, 1.8 + 0.5 * len(mixers))
+        inches = 0.3 + 0.5 * len(data.mixers)  # of the axes, so that bars are alike in any number
+        height = ABOVE + inches + BELOW
+        figure = new_figure(11.0, height)
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        figure.subplots_adjust(
+            left=0.11, right=0.99, wspace=0.06, bottom=BELOW / height, top=1 - ABOVE / height
+        )
         ratios = {name: data.ratios[name] for name in LINES if name in data.ratios}
-        _bars(left, mixers, ratios, "{:.3g}")
+        # On a logarithmic axis bars grow from 1, "as fast as ours", to either side.
+        _bars(left, data.mixers, ratios, LINES, looks=("full", "gdn"), start=1.0, form="{:.3g}")
+        highest = max([10.0, *(max(table.values()) for table in ratios.values())])
         left.set_xscale("log")
-        left.set_xlim(0.5, 2.5 * max([10.0, *(max(t.values()) for t in ratios.values())]))
-        left.set_xticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
+        left.set_xlim(0.5, 2.0 * highest)
+        ticks = [tick for tick in (1, 3, 10, 30, 100, 300) if tick < 2.0 * highest]
+        left.set_xticks(ticks, [str(tick) for tick in ticks])
         left.minorticks_off()
-        for name in ratios:
-            _wanted(left, LINES[name], f"wanted of {name.split(', ')[-1]}: {LINES[name]:g}")
-        left.set_title("Times as long as ours, forward+backward")
+        left.set_title("Time of others over time of ours, forward+backward")
         left.set_xlabel("their seconds / our seconds (logarithmic)")
 
         fractions = {name: data.fractions[name] for name in DIRECTIONS if name in data.fractions}
-        _bars(right, mixers, fractions, "{:.0%}")
+        least = SIZES[FRACTION_SIZE] if data.yardstick == MATMUL else None
+        lines = {} if least is None else dict.fromkeys(DIRECTIONS, least)
+        _bars(
+            right,
+            data.mixers,
+            fractions,
+            lines,
+            looks=("window", "fourth"),
+            start=0.0,
+            form="{:.0%}",
+        )
         right.set_xlim(0, 1.15)
-        right.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
-        if data.yardstick == MATMUL and (least := SIZES[FRACTION_SIZE]) is not None:
-            _wanted(right, least, f"wanted: {least:.0%}")
+        right.xaxis.set_major_formatter(PercentFormatter(1.0))
         right.set_title(f"Share of the {data.yardstick}")
-        right.set_xlabel(f"heads of {FRACTION_SIZE}")
-        left.set_yticks(range(len(mixers)), mixers)
+        right.set_xlabel(f"of ours, heads of {FRACTION_SIZE}")
+        left.set_yticks(range(len(data.mixers)), data.mixers)
         left.invert_yaxis()
         kind = "recorded" if is_recorded else "measured here"
         about = records[0]
         figure.text(
-            0.01, 0.012,
+            0.01, 0.12 / height,
             f"{kind}: {about.device}, jax {about.versions.get('jax', '?')}, {about.date[:10]}, "
             f"commit {about.commit}",
             color=INK, fontsize=9,
         )  # fmt: skip
-        figure.tight_layout(rect=(0, 0.035, 1, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return path
@@ -146,34 +160,41 @@ def _keep_least(table: dict[str, float], mixer: str, value: float) -> None:
 
 
 def _bars(
-    axes: Axes, mixers: list[str], tables: Mapping[str, Mapping[str, float]], form: str
+    axes: Axes,
+    mixers: Sequence[str],
+    tables: Mapping[str, Mapping[str, float]],
+    wanted: Mapping[str, float],
+    *,
+    looks: Sequence[str],
+    start: float,
+    form: str,
 ) -> None:
-    """Horizontal bars, one a mixer and table, each with its number beside it."""
+    """Horizontal bars, one a mixer and table, each with its number and the line it should pass."""
     height = 0.8 / max(1, len(tables))
     for number, (name, table) in enumerate(tables.items()):
-        appearance = look(("full", "gdn", "window")[number % 3])
-        places = [
-            index - 0.4 + height * (number + 0.5)
+        appearance = look(looks[number % len(looks)])
+        places = {
+            mixer: index - 0.4 + height * (number + 0.5)
             for index, mixer in enumerate(mixers)
             if mixer in table
-        ]
-        values = [table[mixer] for mixer in mixers if mixer in table]
+        }
+        least = wanted.get(name)
         axes.barh(
-            places, values, 0.92 * height, label=name,
-            color=appearance.colour, hatch=appearance.hatch, edgecolor="white", linewidth=0,
+            list(places.values()), [table[mixer] - start for mixer in places], 0.92 * height,
+            left=start, color=appearance.colour, hatch=appearance.hatch, edgecolor="white",
+            linewidth=0, label=name if least is None else f"{name} (wanted: {form.format(least)})",
         )  # fmt: skip
-        for place, value in zip(places, values, strict=True):
+        for mixer, place in places.items():
             axes.annotate(
-                form.format(value), (value, place), (4, 0),
+                form.format(table[mixer]), (max(table[mixer], least or 0, start), place), (5, 0),
                 textcoords="offset points", va="center", fontsize=9,
             )  # fmt: skip
+        if least is not None:
+            low, high = (
+                [place + side * 0.46 * height for place in places.values()] for side in (-1, 1)
+            )
+            for colour, width in (("white", 4.0), (INK, 2.0)):
+                axes.vlines([least] * len(low), low, high, color=colour, linewidth=width)
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(tables))
-
-
-def _wanted(axes: Axes, value: float, text: str) -> None:
-    axes.axvline(value, color=ACCENT, linewidth=1.4, linestyle=(0, (4, 2)))
-    axes.text(
-        value, 1.0, f"{text} ", color=ACCENT, fontsize=8.5, ha="center", va="bottom",
-        transform=blended_transform_factory(axes.transData, axes.transAxes),
-    )  # fmt: skip
+    below = -0.6 / (0.3 + 0.5 * len(mixers))  # 0.6 inches under the axes, below their label
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.02, below))
