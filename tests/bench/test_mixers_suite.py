@@ -21,7 +21,7 @@ from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
 from toolkit.bench.peers import torch_contender
 from toolkit.bench.transformers_forms import _FORMS as TRANSFORMERS_FORMS
 from toolkit.bench.transformers_forms import transformers_form
-from toolkit.measure import published_peak, record
+from toolkit.measure import program_cost, published_peak, record
 
 ROWS = [row.name for row in recurrent_rows()]
 # Of our matrix products: the formulas also count the inverse of a 16 x 16 block, made of sums.
@@ -74,6 +74,17 @@ def test_memory_is_linear_in_time(name):
     for number in (1, 2):
         doublings = times[number] / times[number - 1] / 2
         assert memory[number] <= MOST_GROWTH * doublings * memory[number - 1], memory
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_writes_over_its_donated_state(name):
+    row = MIXERS[name]
+    token = [x[:, 0] for x in mixer_inputs(row, 1, 4, 64)]
+    state = row.empty_state(1, 4, 64, 64, 1, jnp.float32)
+    step = jax.jit(lambda state, *token: row.step(*token, state), donate_argnums=0)
+    cost = program_cost(step.lower(state, *token).compile())
+    assert cost.alias_bytes == state.nbytes
+    assert cost.temp_bytes < state.nbytes / 2
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -177,12 +177,13 @@ def _prepare(q, k, v, g, scale, initial_state) -> tuple[Array, Array, Array, Arr
 
 
 def _update(state: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
-    """One token, whose output reads the old state: the new one need not be read again."""
+    """One token, whose output reads the new state: so a donated one is written over in place.
+
+    Reading the old state would leave the compiler free to write first, and then it keeps a copy.
+    """
     q, k, v, g = (x.astype(state.dtype) for x in token)
-    decay = jnp.exp(g)
-    read = jnp.einsum("bhk,bhkv->bhv", decay * q, state, precision=lax.Precision.HIGHEST)
-    out = read + jnp.sum(q * k, axis=-1, keepdims=True) * v
-    return decay[..., None] * state + k[..., None] * v[..., None, :], out
+    state = jnp.exp(g)[..., None] * state + k[..., None] * v[..., None, :]
+    return state, jnp.einsum("bhk,bhkv->bhv", q, state, precision=lax.Precision.HIGHEST)
 
 
 def _scan_tokens(q, k, v, g, state: Array, starts: Array | None) -> tuple[Array, Array]:

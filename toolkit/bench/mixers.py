@@ -71,7 +71,8 @@ def cases(cores: int) -> Iterator[Case]:
             for backward in (False, True):
                 yield sequence_case(row, TIME, size, cores, backward=backward)
     for row in recurrent_rows():
-        yield mixer_steps.case(row)
+        for batch in mixer_steps.BATCHES:
+            yield mixer_steps.case(row, batch)
     for row in recurrent_rows():
         yield linear_time.case(row)
 
