@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from toolkit.attention import MIXERS
-from toolkit.bench import agree
+from toolkit.bench import agree, linear_time, mixer_steps, mixers, mixers_gpu, run_case
 from toolkit.bench.fla_forms import _FORMS as FLA_FORMS
 from toolkit.bench.linear_time import MOST_GROWTH, peak_memory
 from toolkit.bench.matrix_products import matrix_flops
 from toolkit.bench.mixer_inputs import SUBSTEPS, mixer_form, mixer_inputs, output_weight
 from toolkit.bench.mixer_steps import OURS as STEP
-from toolkit.bench.mixer_steps import case as step_case
+from toolkit.bench.mixer_steps import step_case
 from toolkit.bench.mixers import recurrent_rows, sequence_case
 from toolkit.bench.mixers_figure import draw_mixers, mixer_figure_data
 from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
@@ -89,7 +89,7 @@ def test_a_step_writes_over_its_donated_state(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_step_is_checked_against_the_reference(name):
-    case = step_case(MIXERS[name], batch=1)
+    case = step_case(MIXERS[name], 1, "step")
     results = {contender: call() for contender, call in case.contenders.items()}
     case.check(results)
     with pytest.raises(ValueError, match="disagree"):
@@ -132,12 +132,38 @@ def test_transformers_forms_give_our_values_and_gradients(name):
 def test_a_sequence_case_agrees_with_heads_on_devices():
     """Retention numbers its heads, so each device has to know which ones it holds."""
     for name in ("retention", "gdn"):
-        case = sequence_case(MIXERS[name], 64, 64, 4, backward=False)
+        case = sequence_case(MIXERS[name], 64, 64, 4, "sequence", backward=False)
         results = {contender: call() for contender, call in case.contenders.items()}
         case.check(results)
         whole = mixer_form(MIXERS[name], "xla", backward=False)
         arrays = mixer_inputs(MIXERS[name], 64, 8, 64)
         agree(PEER_TOLERANCE)({**results, "one device": whole(*arrays)})
+
+
+@pytest.mark.slow
+def test_the_whole_suite_at_small_sizes(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(mixers, "recurrent_rows", lambda: [MIXERS["linear"]])
+    monkeypatch.setattr(mixers, "TIME", 64)
+    monkeypatch.setattr(linear_time, "TIMES", (64, 128))
+    monkeypatch.setattr(mixer_steps, "BATCHES", (1,))
+    records = []
+    for plan in mixers.cases(2):
+        case = plan.build(plan.name)
+        assert case.name == plan.name
+        records += run_case(case, rounds=1, cores=2)
+    printed = capsys.readouterr().out
+    for line in ("float32 matmul rate", "wanted >= 10", "wanted >= 50%", "peak memory", "T=128"):
+        assert line in printed
+    drawn = draw_mixers(records, tmp_path / "mixers.png", is_recorded=False)
+    assert drawn.stat().st_size > 10_000
+
+
+def test_gpu_cases_run_ours_alone_without_the_peer(monkeypatch, capsys):
+    monkeypatch.setattr(mixers_gpu, "SHAPES", ((1, 40, 2, 16),))
+    plan, _ = mixers_gpu.cases([MIXERS["linear"]])
+    assert plan.name == "linear forward B=1 T=40 H=2 D=16 bfloat16"
+    (only,) = run_case(plan.build(plan.name), rounds=1, cores=2)
+    assert only.name.endswith("| toolkit")
 
 
 def test_the_floor_is_the_slower_of_arithmetic_and_memory():

@@ -87,16 +87,29 @@ class Case:
 
 
 @dataclass(frozen=True)
+class PlannedCase:
+    """A case that is built only when it is wanted: inputs drawn, peers imported, work counted.
+
+    Attributes:
+        name: of the case.
+        build: makes the case of that name.
+    """
+
+    name: str
+    build: Callable[[str], Case]
+
+
+@dataclass(frozen=True)
 class Suite:
     """A named list of cases and the numbers of cores it is run on.
 
     Attributes:
-        cases: yields the cases, given the number of cores.
+        cases: yields the cases, or plans of them, given the number of cores.
         cores: the process is run once for each of these.
         summary: one line for the user.
     """
 
-    cases: Callable[[int], Iterator[Case]]
+    cases: Callable[[int], Iterator[Case | PlannedCase]]
     cores: tuple[int, ...]
     summary: str
 

@@ -1,13 +1,14 @@
 """Sequences that double: what a recurrent mixer's time and memory do, forward and backward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from toolkit.attention import Mixer
-from toolkit.bench.harness import Case
+from toolkit.bench.harness import Case, PlannedCase
 from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs
 from toolkit.measure import program_cost
 
@@ -17,12 +18,32 @@ MOST_GROWTH = 2.1  # of time and of memory, a doubling
 MEMORY = "compiled peak memory"
 
 
-def case(row: Mixer, times: tuple[int, ...] = TIMES) -> Case:
+def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
+    """Every row at the lengths of `TIMES`.
+
+    Args:
+        rows: recurrent rows of `MIXERS`.
+
+    Returns:
+        The comparisons, each built in its turn.
+
+    Cost:
+        A few seconds a row to compile, a second a round.
+    """
+    for row in rows:
+        yield PlannedCase(
+            f"{row.name} linear forward+backward B=1 H={HEADS} D={SIZE} float32",
+            partial(linear_case, row, TIMES),
+        )
+
+
+def linear_case(row: Mixer, times: tuple[int, ...], name: str) -> Case:
     """One mixer's gradient on sequences of growing length.
 
     Args:
         row: the mixer.
         times: tokens, each number twice the one before.
+        name: of the case.
 
     Returns:
         The comparison, a contender a length; memory is what the compiler reserves.
@@ -32,7 +53,7 @@ def case(row: Mixer, times: tuple[int, ...] = TIMES) -> Case:
     """
     programs = {f"T={time}": _Gradient(row, time) for time in times}
     return Case(
-        name=f"{row.name} linear forward+backward B=1 H={HEADS} D={SIZE} float32",
+        name=name,
         contenders=programs,
         check=_finite,
         ours=f"T={times[-1]}",

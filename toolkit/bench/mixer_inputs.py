@@ -59,6 +59,21 @@ def mixer_inputs(
     return drawn
 
 
+def direction(backward: bool) -> str:
+    """How names of cases say whether they differentiate.
+
+    Args:
+        backward: whether they do.
+
+    Returns:
+        "forward" or "forward+backward".
+
+    Cost:
+        Nothing.
+    """
+    return "forward+backward" if backward else "forward"
+
+
 def output_weight(row: Mixer, arrays: list[jax.Array]) -> jax.Array:
     """A cotangent of the row's output, every number with a gradient of its own.
 

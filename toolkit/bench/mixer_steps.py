@@ -1,6 +1,7 @@
 """One decoded token of a recurrent mixer against reading and writing its state once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
-from toolkit.bench.harness import Case
+from toolkit.bench.harness import Case, PlannedCase
 from toolkit.bench.mixer_inputs import mixer_inputs
 
 HEADS, SIZE = 16, 128
@@ -20,12 +21,33 @@ SLOWEST = 1.3  # most wanted of the step's time over one read and one write of t
 OURS, PASS = "toolkit, step", "state read and written once"
 
 
-def case(row: Mixer, batch: int) -> Case:
+def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
+    """Every row's step, for one sequence and for many.
+
+    Args:
+        rows: recurrent rows of `MIXERS`.
+
+    Returns:
+        The comparisons, each built in its turn.
+
+    Cost:
+        A second or two each.
+    """
+    for row in rows:
+        for batch in BATCHES:
+            yield PlannedCase(
+                f"{row.name} step B={batch} H={HEADS} D={SIZE} float32",
+                partial(step_case, row, batch),
+            )
+
+
+def step_case(row: Mixer, batch: int, name: str) -> Case:
     """One mixer's step, its state updated in place, beside x <- c x over as many bytes.
 
     Args:
         row: the mixer.
         batch: sequences.
+        name: of the case.
 
     Returns:
         The comparison; both write over the array they were given.
@@ -46,7 +68,7 @@ def case(row: Mixer, batch: int) -> Case:
     scale = jax.jit(lambda x: (None, -x), donate_argnums=0)
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
     return Case(
-        name=f"{row.name} step B={batch} H={HEADS} D={SIZE} float32",
+        name=name,
         contenders={
             OURS: _in_place(step, start, token),
             PASS: _in_place(scale, start, ()),

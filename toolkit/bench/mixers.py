@@ -7,6 +7,7 @@ shapes that flash-linear-attention publishes (`mixers_gpu.py`).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ import numpy as np
 from toolkit.attention import MIXERS, Mixer, retention, retention_log_decay
 from toolkit.bench import linear_time, mixer_steps, mixers_gpu
 from toolkit.bench.agreement import agree
-from toolkit.bench.harness import Case, Yardstick, bound
+from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
 from toolkit.bench.matrix_products import matrix_flops
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
 from toolkit.bench.peers import over_heads, torch_contender
 from toolkit.bench.transformers_forms import transformers_form
 
@@ -51,14 +52,14 @@ def _state(row: Mixer, tokens: int) -> int:
     return row.state_bytes(1, tokens, 1, 1, 1, **row.options)
 
 
-def cases(cores: int) -> Iterator[Case]:
+def cases(cores: int) -> Iterator[PlannedCase]:
     """The whole suite: sequences, steps and doubled sequences; on a GPU, fla's shapes.
 
     Args:
         cores: cores this process may use; heads are spread over as many host devices.
 
     Returns:
-        The comparisons.
+        The comparisons, each built in its turn.
 
     Cost:
         Minutes, most of them in the scans over tokens and in transformers' forms.
@@ -69,15 +70,17 @@ def cases(cores: int) -> Iterator[Case]:
     for row in recurrent_rows():
         for size in SIZES:
             for backward in (False, True):
-                yield sequence_case(row, TIME, size, cores, backward=backward)
-    for row in recurrent_rows():
-        for batch in mixer_steps.BATCHES:
-            yield mixer_steps.case(row, batch)
-    for row in recurrent_rows():
-        yield linear_time.case(row)
+                yield PlannedCase(
+                    f"{row.name} {direction(backward)} B=1 T={TIME} H={HEADS} D={size} float32",
+                    partial(sequence_case, row, TIME, size, cores, backward=backward),
+                )
+    yield from mixer_steps.cases(recurrent_rows())
+    yield from linear_time.cases(recurrent_rows())
 
 
-def sequence_case(row: Mixer, time: int, size: int, cores: int, *, backward: bool) -> Case:
+def sequence_case(
+    row: Mixer, time: int, size: int, cores: int, name: str, *, backward: bool
+) -> Case:
     """One mixer on one shape, all contenders on the same cores and the same inputs.
 
     Args:
@@ -85,6 +88,7 @@ def sequence_case(row: Mixer, time: int, size: int, cores: int, *, backward: boo
         time: tokens.
         size: key and value size of a head.
         cores: host devices for our heads, threads for torch.
+        name: of the case.
         backward: whether to differentiate.
 
     Returns:
@@ -121,7 +125,7 @@ def sequence_case(row: Mixer, time: int, size: int, cores: int, *, backward: boo
         flops = row.forward_flops(1, time, HEADS, size, size, **row.options)
         how = "modelled work"
     return Case(
-        name=f"{row.name} {_direction(backward)} B=1 T={time} H={HEADS} D={size} float32",
+        name=name,
         contenders=contenders,
         check=_check(row, args, backward, alone=len(contenders) == 1),
         ours=OURS,
@@ -162,10 +166,6 @@ def _retention_of_device(*arrays: jax.Array, **options: Any) -> tuple[jax.Array,
     first = jax.lax.axis_index("heads") * heads
     log_decay = jax.lax.dynamic_slice_in_dim(retention_log_decay(HEADS), first, heads)
     return retention(*arrays, log_decay=log_decay, **options)
-
-
-def _direction(backward: bool) -> str:
-    return "forward+backward" if backward else "forward"
 
 
 def _check(

@@ -7,6 +7,7 @@ ratio stands the floor: what the chip's published peaks allow for the modelled w
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.fla_forms import fla_contender
-from toolkit.bench.harness import Case, bound
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs, output_weight
+from toolkit.bench.harness import Case, PlannedCase, bound
+from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
 from toolkit.measure import Peak, published_peak
 
 # (batch, time, heads, head size)
@@ -71,14 +72,15 @@ def modelled_work(row: Mixer, shape: tuple[int, int, int, int], *, backward: boo
     return Work(3 * flops, traffic + traffic + (traffic - output))
 
 
-def cases(rows: Sequence[Mixer]) -> Iterator[Case]:
+def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
     """Forward and forward+backward of every row on every shape.
 
     Args:
         rows: of `MIXERS`.
 
     Returns:
-        The comparisons; ours alone where flash-linear-attention is not installed.
+        The comparisons, each built in its turn; ours alone where flash-linear-attention is not
+        installed.
 
     Source:
         Peer and shapes: github.com/fla-org/flash-linear-attention, README, Benchmarks.
@@ -86,11 +88,18 @@ def cases(rows: Sequence[Mixer]) -> Iterator[Case]:
     peak = published_peak(jax.devices()[0].device_kind)
     for row in rows:
         for shape in SHAPES:
+            batch, time, heads, size = shape
             for backward in (False, True):
-                yield _case(row, shape, peak, backward)
+                yield PlannedCase(
+                    f"{row.name} {direction(backward)} B={batch} T={time} H={heads} D={size} "
+                    "bfloat16",
+                    partial(_case, row, shape, peak, backward),
+                )
 
 
-def _case(row: Mixer, shape: tuple[int, int, int, int], peak: Peak | None, backward: bool) -> Case:
+def _case(
+    row: Mixer, shape: tuple[int, int, int, int], peak: Peak | None, backward: bool, name: str
+) -> Case:
     batch, time, heads, size = shape
     arrays = mixer_inputs(row, time, heads, size, batch=batch, dtype=jnp.bfloat16)
     weight = output_weight(row, arrays)
@@ -101,9 +110,8 @@ def _case(row: Mixer, shape: tuple[int, int, int, int], peak: Peak | None, backw
     if peer is not None:
         contenders[PEER] = peer
     work = modelled_work(row, shape, backward=backward)
-    direction = "forward+backward" if backward else "forward"
     return Case(
-        name=f"{row.name} {direction} B={batch} T={time} H={heads} D={size} bfloat16",
+        name=name,
         contenders=contenders,
         check=agree(GRADIENT_TOLERANCE if backward else FORWARD_TOLERANCE, norm="rms"),
         ours=OURS,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolkit.bench.harness import Suite, run_case
+from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
@@ -42,6 +42,7 @@ def run_suites(
     *,
     rounds: int = 7,
     out: Path | None = None,
+    only: str = "",
     plot: bool = False,
     recorded: Path | None = None,
 ) -> None:
@@ -51,6 +52,7 @@ def run_suites(
         names: which suites; none means all.
         rounds: interleaved rounds a contender is timed for.
         out: folder for `<suite>.json` files; none means `runs/bench`.
+        only: run the cases whose name holds this text; none means all.
         plot: also draw the figure of suite `mixers`.
         recorded: draw that figure from this file of records instead, and run nothing.
 
@@ -58,7 +60,8 @@ def run_suites(
         None; the tables are printed.
 
     Raises:
-        ValueError: for an unknown suite, `rounds < 1`, or a figure of another suite.
+        ValueError: for an unknown suite, `rounds < 1`, a figure of another suite, or a text in
+            the name of no case.
         RuntimeError: when a suite fails, as when contenders disagree.
 
     Cost:
@@ -84,9 +87,11 @@ def run_suites(
             with tempfile.TemporaryDirectory() as scratch:
                 part = Path(scratch) / "records.json"
                 command = [sys.executable, "-m", "toolkit.bench", name, str(cores), str(rounds)]
-                if subprocess.run([*command, str(part)], check=False).returncode:
+                if subprocess.run([*command, str(part), only], check=False).returncode:
                     raise RuntimeError(f"suite {name!r} on {cores} cores failed; see above")
                 records += read_records(part)
+        if not records:
+            raise ValueError(f"only: no case of suite {name} has {only!r} in its name")
         write_records(folder / f"{name}.json", records)
         print(f"\nrecorded: {folder / name}.json")
         if plot and name == "mixers":
@@ -100,7 +105,7 @@ def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
     print(f"figure: {path}")
 
 
-def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
+def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = "") -> None:
     """Run one suite in this process, which jax must not have started in.
 
     Args:
@@ -108,6 +113,7 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
         cores: cores to keep to, and host devices to make.
         rounds: interleaved rounds a contender is timed for.
         out: the JSON file of records.
+        only: run the cases whose name holds this text.
 
     Returns:
         None; the table is printed.
@@ -128,5 +134,9 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     records = []
     for case in SUITES[name].cases(cores):
+        if only not in case.name:
+            continue
+        if isinstance(case, PlannedCase):
+            case = case.build(case.name)
         records += run_case(case, rounds=rounds, cores=cores)
     write_records(out, records)
