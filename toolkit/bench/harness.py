@@ -191,6 +191,8 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         line = f"  {name:<34}{1e3 * timing.median:>11.3f} ms  +- {1e3 * timing.spread:.3f}"
         if name == case.ours and case.limit is not None:
             line += _verdict(f"< {1e3 * case.limit:g} ms", timing.median < case.limit)
+        if case.yardstick is not None and name == case.yardstick.name:
+            line += f"   {case.yardstick.work / timing.median / 1e9:.1f} G{case.yardstick.unit}/s"
         if case.growth is not None and before is not None:
             line += _growth(timing.median / before.median, case.growth)
         if name != case.ours and name in case.contenders and case.growth is None:

@@ -139,7 +139,7 @@ def draw_mixers(records: Iterable[Record], path: Path, *, is_recorded: bool) -> 
         right.set_xlim(0, 1.15)
         right.xaxis.set_major_formatter(PercentFormatter(1.0))
         right.set_title(f"Share of the {data.yardstick}")
-        right.set_xlabel(f"of ours, heads of {FRACTION_SIZE}")
+        right.set_xlabel(f"our work / our seconds, heads of {FRACTION_SIZE}")
         left.set_yticks(range(len(data.mixers)), data.mixers)
         left.invert_yaxis()
         kind = "recorded" if is_recorded else "measured here"
