@@ -104,6 +104,7 @@ def test_inputs_have_an_axis_for_delta_steps():
     assert beta.shape == (2, 5, 3, SUBSTEPS)
     assert g.shape == (2, 5, 3)
     assert (v.dtype, beta.dtype) == (jnp.bfloat16, jnp.float32)
+    assert jnp.array_equal(beta, beta.astype(jnp.bfloat16).astype(jnp.float32))
     assert output_weight(row, [q, k, v, g, beta]).shape == q.shape
 
 

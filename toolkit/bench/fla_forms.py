@@ -1,8 +1,8 @@
 """flash-linear-attention's Triton kernels, called as the rows of `MIXERS` are.
 
 Its layouts are ours: [batch, time, heads, size]. They want torch with CUDA; where that or the
-package is missing there is no contender. Of gates that both sides keep in float32 nothing is
-rounded; inputs are the same bfloat16 numbers.
+package is missing there is no contender. Both sides get the same numbers: log-decays in float32,
+all else bfloat16, which we hold strengths of in float32.
 """
 
 import importlib
@@ -12,6 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from toolkit.attention import Mixer
+from toolkit.bench.mixer_inputs import RWKV7_LEAST_LOG_DECAY
 
 # row of `MIXERS` -> (module below fla.ops, function, arguments from inputs and gates)
 _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
@@ -27,7 +30,7 @@ _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
         lambda q, k, v, g, dt: {
             "q": q,
             "k": k,
-            "v": (v * dt[..., None]).to(v.dtype),
+            "v": v * dt[..., None],
             "g": g,
             "scale": 1.0,
         },
@@ -63,6 +66,7 @@ _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
             "v": v,
             "a": -removal_key,
             "b": removal_key * rate,
+            "lower_bound": RWKV7_LEAST_LOG_DECAY - 1e-4,
         },
     ),
     "delta_product": (
@@ -86,12 +90,12 @@ def _steps(x: Any) -> Any:
 
 
 def fla_contender(
-    name: str, arrays: Sequence[jax.Array], weight: jax.Array | None
+    row: Mixer, arrays: Sequence[jax.Array], weight: jax.Array | None
 ) -> Callable[[], Any] | None:
     """One kernel of flash-linear-attention as a contender.
 
     Args:
-        name: row of `MIXERS`.
+        row: of `MIXERS`.
         arrays: its inputs and gates.
         weight: cotangent of the output; None for the forward pass alone.
 
@@ -106,22 +110,26 @@ def fla_contender(
     Source:
         github.com/fla-org/flash-linear-attention, `fla.ops`.
     """
-    if name not in _FORMS or importlib.util.find_spec("fla") is None:
+    if row.name not in _FORMS or importlib.util.find_spec("fla") is None:
         return None
     import torch
 
     if not torch.cuda.is_available():
         return None
-    module, function, arguments = _FORMS[name]
+    module, function, arguments = _FORMS[row.name]
     kernel = getattr(importlib.import_module(f"fla.ops.{module}"), function)
 
-    def tensor(x: jax.Array) -> Any:
-        # Through float32, which holds every bfloat16 exactly and NumPy knows.
-        dtype = torch.bfloat16 if x.dtype == "bfloat16" else torch.float32
+    def tensor(x: jax.Array, name: str) -> Any:
+        # By way of float32, which holds every bfloat16 exactly and which NumPy knows.
+        dtype = torch.float32 if name == "g" else torch.bfloat16
         return torch.tensor(np.asarray(x, np.float32), device="cuda").to(dtype)
 
-    tensors = [tensor(x).requires_grad_(weight is not None) for x in arrays]
-    cotangent = None if weight is None else tensor(weight)
+    names = (*row.inputs, *row.gates)
+    tensors = [
+        tensor(x, name).requires_grad_(weight is not None)
+        for x, name in zip(arrays, names, strict=True)
+    ]
+    cotangent = None if weight is None else tensor(weight, "out")
 
     def call() -> Any:
         with torch.set_grad_enabled(cotangent is not None):

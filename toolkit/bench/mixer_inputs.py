@@ -1,5 +1,6 @@
 """Random inputs for any row of `MIXERS`, and its forms as functions of them."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ from toolkit.attention import Mixer
 from toolkit.bench.harness import weighted_gradient
 
 SUBSTEPS = 2  # delta steps a token, of the mixers that take several
+RWKV7_LEAST_LOG_DECAY = -(math.e**-0.5)  # its layer's, on which its fast kernels rely
 UNIT_LENGTH = ("q", "k", "removal_key")
 
 
@@ -30,7 +32,7 @@ def mixer_inputs(
         heads: heads of all of them.
         size: key and value size of a head.
         batch: sequences.
-        dtype: of the inputs; gates are float32.
+        dtype: of the inputs; gates are float32, and all but log-decays hold numbers of `dtype`.
         seed: of the draw.
 
     Returns:
@@ -51,11 +53,16 @@ def mixer_inputs(
         x = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), shape)
         if name in UNIT_LENGTH:
             x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+        elif name == "g" and row.name == "rwkv7":
+            x = RWKV7_LEAST_LOG_DECAY * jax.nn.sigmoid(x)
         elif name == "g":
             x = jax.nn.log_sigmoid(x) / 4
         elif name in row.gates:
             x = jax.nn.sigmoid(x)
-        drawn.append(x.astype(dtype) if name in row.inputs else x)
+        if name != "g":
+            x = x.astype(dtype)
+        # A gate is float32 and holds numbers that a peer may keep in `dtype` without rounding.
+        drawn.append(x if name in row.inputs else x.astype(jnp.float32))
     return drawn
 
 

@@ -106,7 +106,7 @@ def _case(
     args = (weight, *arrays) if backward else tuple(arrays)
     form = mixer_form(row, None, backward=backward)
     contenders: dict[str, Callable[[], Any]] = {OURS: bound(jax.jit(form), args)}
-    peer = fla_contender(row.name, arrays, weight if backward else None)
+    peer = fla_contender(row, arrays, weight if backward else None)
     if peer is not None:
         contenders[PEER] = peer
     work = modelled_work(row, shape, backward=backward)
