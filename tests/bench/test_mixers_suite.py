@@ -97,7 +97,7 @@ def test_a_step_is_checked_against_the_reference(name):
 
 
 def test_inputs_have_an_axis_for_delta_steps():
-    row = replace(MIXERS["gdn"], substep_inputs=("k", "v", "beta"))
+    row = replace(MIXERS["gdn"], step_inputs=("k", "v", "beta"))
     q, k, v, g, beta = mixer_inputs(row, 5, 3, 8, batch=2, dtype=jnp.bfloat16)
     assert q.shape == (2, 5, 3, 8)
     assert k.shape == v.shape == (2, 5, 3, SUBSTEPS, 8)

@@ -115,7 +115,7 @@ def _per_channel(row: Mixer, name: str) -> str:
 
 
 def _per_step(row: Mixer, name: str) -> str:
-    return " a delta step" if name in row.substep_inputs else ""
+    return " a delta step" if name in row.step_inputs else ""
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -37,7 +37,7 @@ def mixer_inputs(
 
     Returns:
         The row's inputs `[batch, time, heads, size]` and gates `[batch, time, heads]`, or
-        `[..., size]` for gates of channels; those of `row.substep_inputs` have an axis of
+        `[..., size]` for gates of channels; those of `row.step_inputs` have an axis of
         `SUBSTEPS` after the heads.
 
     Cost:
@@ -46,7 +46,7 @@ def mixer_inputs(
     drawn = []
     for number, name in enumerate((*row.inputs, *row.gates)):
         shape = (batch, time, heads)
-        if name in row.substep_inputs:
+        if name in row.step_inputs:
             shape += (SUBSTEPS,)
         if name in row.inputs or name in row.channel_gates:
             shape += (size,)
