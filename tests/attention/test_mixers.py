@@ -10,7 +10,7 @@ import pytest
 
 from toolkit.attention import MIXERS, KVCache, mixer
 from toolkit.attention.softmax import softmax_attention
-from toolkit.attention.table import implementations, mixer_page
+from toolkit.attention.table import mixer_page
 
 # Matrix products are the formula; the compiler also counts exponentials, masks and sums.
 FLOPS_TOLERANCE = 0.15
@@ -136,10 +136,12 @@ def test_the_page_of_mixers_is_what_the_rows_say():
 def test_the_page_names_implementations_that_exist(draw_inputs, name):
     row = MIXERS[name]
     inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw_inputs(row, 16)]
-    for implementation in implementations(row):
-        if implementation != "pallas":
-            jax.eval_shape(
-                partial(row.function, implementation=implementation, **row.options), *inputs
-            )
+    for implementation in row.implementations:
+        run = partial(row.function, implementation=implementation, **row.options)
+        if implementation == "pallas":
+            with pytest.raises(ValueError, match="needs a TPU or an NVIDIA GPU"):
+                jax.eval_shape(run, *inputs)
+        else:
+            jax.eval_shape(run, *inputs)
     with pytest.raises(ValueError, match="implementation"):
         jax.eval_shape(partial(row.function, implementation="none such"), *inputs)

@@ -85,10 +85,13 @@ class Rule(NamedTuple):
     Attributes:
         action: from the arrays of tokens, in the dtype of the state, to what they do.
         erases_before_fading: whether a correction reads the state before it fades.
+        has_kernels: whether the Pallas kernels of `kernels/` know it, by its tokens
+            (q, k, v) that fade and add or (q, k, v, beta) that fade and correct.
     """
 
     action: Callable[..., Action]
     erases_before_fading: bool = False
+    has_kernels: bool = False
 
 
 class Erasure(NamedTuple):

@@ -44,7 +44,8 @@ def delta_net(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -142,6 +143,7 @@ def delta_net_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -155,6 +157,8 @@ def delta_net_step(
         beta_t: [batch, value_heads] writing strength in [0, 2].
         state: [batch, value_heads, key, value], as `delta_net` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -179,7 +183,9 @@ def delta_net_step(
         beta_t=(beta_t, "batch value_heads"),
     )
     _check(q, k, v, beta, state, None)
-    return delta_rule_step(q, k, v, no_decay(v), beta, state, scale=scale)
+    return delta_rule_step(
+        q, k, v, no_decay(v), beta, state, scale=scale, implementation=implementation
+    )
 
 
 def _check(q, k, v, beta, initial_state, segment_ids) -> None:

@@ -27,7 +27,10 @@ from toolkit.attention.recurrence import (
     step,
 )
 
-DELTA = Rule(lambda q, k, v, beta: Action(q, correction=Correction(k, k, v, beta), addition=None))
+DELTA = Rule(
+    lambda q, k, v, beta: Action(q, correction=Correction(k, k, v, beta), addition=None),
+    has_kernels=True,
+)
 
 
 def delta_rule(
@@ -46,8 +49,7 @@ def delta_rule(
     """Run checked inputs in chunks ("xla") or token by token ("scan")."""
     key, value = k.shape[-1], v.shape[-1]
     inputs = _inputs(q, k, v, g, beta, scale)
-    if chunk is None:
-        chunk = chunk_size(q.shape[1], key, value, inputs.g.shape[-1])
+    usual = chunk_size(q.shape[1], key, value, inputs.g.shape[-1])
     out, state = run(
         DELTA,
         inputs,
@@ -56,6 +58,7 @@ def delta_rule(
         segment_ids=segment_ids,
         implementation=implementation,
         chunk=chunk,
+        usual_chunk=usual,
     )
     return out.astype(v.dtype), state
 
@@ -99,9 +102,10 @@ def delta_rule_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None,
+    implementation: str | None,
 ) -> tuple[Array, Array]:
     """One token of checked inputs [batch, 1, ...]: one read and one write of the state."""
-    out, state = step(DELTA, _inputs(q, k, v, g, beta, scale), state)
+    out, state = step(DELTA, _inputs(q, k, v, g, beta, scale), state, implementation=implementation)
     return out.astype(v.dtype), state
 
 

@@ -24,7 +24,7 @@ from toolkit.attention.recurrence import (
     step,
 )
 
-FADING = Rule(lambda q, k, v: Action(q, correction=None, addition=Addition(k, v)))
+FADING = Rule(lambda q, k, v: Action(q, correction=None, addition=Addition(k, v)), has_kernels=True)
 
 
 def fading_memory(
@@ -41,8 +41,7 @@ def fading_memory(
 ) -> tuple[Array, Array]:
     """Run checked inputs in chunks ("xla") or token by token ("scan")."""
     key, value = k.shape[-1], v.shape[-1]
-    if chunk is None:
-        chunk = chunk_size(q.shape[1], key, value)
+    usual = chunk_size(q.shape[1], key, value)
     out, state = run(
         FADING,
         _inputs(q, k, v, g, scale),
@@ -51,6 +50,7 @@ def fading_memory(
         segment_ids=segment_ids,
         implementation=implementation,
         chunk=chunk,
+        usual_chunk=usual,
     )
     return out.astype(v.dtype), state
 
@@ -90,9 +90,10 @@ def fading_memory_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None,
+    implementation: str | None,
 ) -> tuple[Array, Array]:
     """One token of checked inputs [batch, 1, ...]: one read and one write of the state."""
-    out, state = step(FADING, _inputs(q, k, v, g, scale), state)
+    out, state = step(FADING, _inputs(q, k, v, g, scale), state, implementation=implementation)
     return out.astype(v.dtype), state
 
 

@@ -53,9 +53,10 @@ def gated_delta_net(
         segment_ids: [batch, time] document of each token. The state is cleared wherever the
             number changes, and values that are not finite stay within their document.
             `initial_state` belongs to the first document, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token: as fast
-            forward for small heads on a CPU, but its gradient keeps one state a token).
-        chunk: tokens a chunk of "xla", a multiple of 16; None chooses by head size.
+        implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
+            for small heads on a CPU, but its gradient keeps one state a token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
+        chunk: tokens a chunk, a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -63,7 +64,8 @@ def gated_delta_net(
 
     Raises:
         ValueError: wrong rank, sizes that do not fit, no tokens, a positive log-decay (of a
-            concrete array), an unknown implementation, a chunk that is no multiple of 16.
+            concrete array), an unknown implementation, or a chunk that is no power of two from
+            16 on.
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
@@ -149,6 +151,7 @@ def gated_delta_net_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -163,6 +166,8 @@ def gated_delta_net_step(
         beta_t: [batch, value_heads] writing strength in [0, 2].
         state: [batch, value_heads, key, value], as `gated_delta_net` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -186,7 +191,9 @@ def gated_delta_net_step(
         beta_t=(beta_t, "batch value_heads"),
     )
     _check(q, k, v, g, beta, state, None)
-    out, state = delta_rule_step(q, k, v, g, beta, state, scale=scale)
+    out, state = delta_rule_step(
+        q, k, v, g, beta, state, scale=scale, implementation=implementation
+    )
     return out, state
 
 

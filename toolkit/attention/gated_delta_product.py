@@ -65,7 +65,8 @@ def gated_delta_product(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -169,6 +170,7 @@ def gated_delta_product_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -183,6 +185,8 @@ def gated_delta_product_step(
         beta_t: [batch, value_heads, steps] writing strength in [0, 2].
         state: [batch, value_heads, key, value], as `gated_delta_product` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -212,7 +216,9 @@ def gated_delta_product_step(
     tokens = _as_tokens(q, k, v, g, beta)
     for i in range(k.shape[3]):
         q_i, k_i, v_i, g_i, beta_i = (x[:, i : i + 1] for x in tokens)
-        out, state = delta_rule_step(q_i, k_i, v_i, g_i, beta_i, state, scale=scale)
+        out, state = delta_rule_step(
+            q_i, k_i, v_i, g_i, beta_i, state, scale=scale, implementation=implementation
+        )
     return out, state
 
 

@@ -45,7 +45,8 @@ def gated_linear_attention(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -135,6 +136,7 @@ def gated_linear_attention_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -147,6 +149,8 @@ def gated_linear_attention_step(
         g_t: [batch, value_heads, key] log-decay, <= 0.
         state: [batch, value_heads, key, value], as `gated_linear_attention` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -166,4 +170,4 @@ def gated_linear_attention_step(
         g_t=(g_t, "batch value_heads key"),
     )
     check_recurrence(q, k, v, g=g, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, k, v, g, state, scale=scale)
+    return fading_memory_step(q, k, v, g, state, scale=scale, implementation=implementation)

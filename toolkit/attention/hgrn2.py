@@ -42,7 +42,8 @@ def hgrn2(
         initial_state: [batch, heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -127,6 +128,7 @@ def hgrn2_step(
     state: Float[Array, "batch heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch heads value"], Float[Array, "batch heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -138,6 +140,8 @@ def hgrn2_step(
         g_t: [batch, heads, key] logarithm of the forget gate, <= 0.
         state: [batch, heads, key, value], as `hgrn2` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, heads, value] in the dtype of v_t, and the new state.
@@ -156,7 +160,9 @@ def hgrn2_step(
         g_t=(g_t, "batch heads key"),
     )
     _check(q, v, g, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, _keys(v, g), v, g, state, scale=scale)
+    return fading_memory_step(
+        q, _keys(v, g), v, g, state, scale=scale, implementation=implementation
+    )
 
 
 def _check(

@@ -48,7 +48,8 @@ def kimi_delta_attention(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -149,6 +150,7 @@ def kimi_delta_attention_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -164,6 +166,8 @@ def kimi_delta_attention_step(
         beta_t: [batch, value_heads] writing strength in [0, 2].
         state: [batch, value_heads, key, value], as `kimi_delta_attention` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -189,7 +193,7 @@ def kimi_delta_attention_step(
         beta_t=(beta_t, "batch value_heads"),
     )
     _check(q, k, v, g, beta, state, None)
-    return delta_rule_step(q, k, v, g, beta, state, scale=scale)
+    return delta_rule_step(q, k, v, g, beta, state, scale=scale, implementation=implementation)
 
 
 def _check(q, k, v, g, beta, initial_state, segment_ids) -> None:

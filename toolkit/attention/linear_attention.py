@@ -43,7 +43,8 @@ def linear_attention(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -129,6 +130,7 @@ def linear_attention_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -140,6 +142,8 @@ def linear_attention_step(
         v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
         state: [batch, value_heads, key, value], as `linear_attention` returns it.
         scale: multiplies the output; key**-0.5 if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -158,4 +162,6 @@ def linear_attention_step(
         v_t=(v_t, "batch value_heads value"),
     )
     check_recurrence(q, k, v, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, k, v, no_decay(v), state, scale=scale)
+    return fading_memory_step(
+        q, k, v, no_decay(v), state, scale=scale, implementation=implementation
+    )

@@ -55,7 +55,8 @@ def mamba2(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -149,6 +150,7 @@ def mamba2_step(
     state: Float[Array, "batch value_heads key value"],
     *,
     scale: float = 1.0,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -162,6 +164,8 @@ def mamba2_step(
         dt_t: [batch, value_heads] time step.
         state: [batch, value_heads, key, value], as `mamba2` returns it.
         scale: multiplies the output; 1 as in the paper.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -182,7 +186,9 @@ def mamba2_step(
         dt_t=(dt_t, "batch value_heads"),
     )
     check_recurrence(q, k, v, g=g, dt=dt, initial_state=state, segment_ids=None)
-    out, state = fading_memory_step(q, k, _written(v, dt), g, state, scale=scale)
+    out, state = fading_memory_step(
+        q, k, _written(v, dt), g, state, scale=scale, implementation=implementation
+    )
     return out.astype(v_t.dtype), state
 
 

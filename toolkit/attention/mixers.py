@@ -85,6 +85,7 @@ class Mixer:
         is_linear_time: whether its cost a token does not grow with the context.
         gates: names of the inputs after q, k and v, each [batch, time, heads] unless it is
             among `channel_gates`.
+        implementations: names that `implementation=` of `function` takes; None picks among them.
         options: keyword arguments that every function of the row takes, with their values.
         function: (q, k, v, *gates, initial_state, segment_ids, **options) -> (out, state).
         step: (q_t, k_t, v_t, *gates_t, state, **options) -> (out_t, state).
@@ -107,6 +108,7 @@ class Mixer:
     paper: str
     is_linear_time: bool
     gates: tuple[str, ...]
+    implementations: tuple[str, ...]
     options: Mapping[str, int]
     function: Callable[..., Any]
     step: Callable[..., Any]
@@ -138,6 +140,7 @@ _FULL = Mixer(
     paper="Vaswani et al., Attention Is All You Need (arXiv:1706.03762)",
     is_linear_time=False,
     gates=(),
+    implementations=("dense", "blockwise"),
     options=MappingProxyType({}),
     function=softmax_attention,
     step=softmax_attention_step,
@@ -156,6 +159,7 @@ _DELTA = Mixer(
     paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
     is_linear_time=True,
     gates=("g", "beta"),
+    implementations=("xla", "scan", "pallas"),
     options=MappingProxyType({}),
     function=gated_delta_net,
     step=gated_delta_net_step,
@@ -174,6 +178,7 @@ _LINEAR = Mixer(
     paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
     is_linear_time=True,
     gates=(),
+    implementations=("xla", "scan", "pallas"),
     options=MappingProxyType({}),
     function=linear_attention,
     step=linear_attention_step,
@@ -297,6 +302,7 @@ MIXERS: dict[str, Mixer] = {
             paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
             gates=("g", "removal_key", "rate"),
             channel_gates=("g", "removal_key", "rate"),
+            implementations=("xla", "scan"),
             function=rwkv7,
             step=rwkv7_step,
             reference=rwkv7_reference,

@@ -5,6 +5,8 @@ A method's own file checks its arguments and says what its tokens do to the stat
 documents that share a sequence, and the ways through time.
 """
 
+import importlib
+from types import ModuleType
 from typing import NamedTuple, cast
 
 import jax
@@ -17,7 +19,8 @@ from toolkit.attention._checks import check_choice, check_rank
 from toolkit.attention.chunked import Rule, act
 from toolkit.attention.chunks import cut, cut_documents, join
 
-IMPLEMENTATIONS = ("xla", "scan")
+IMPLEMENTATIONS = ("xla", "scan", "pallas")
+STEP_IMPLEMENTATIONS = ("xla", "pallas")
 
 
 class Inputs(NamedTuple):
@@ -69,11 +72,12 @@ def run(
     sizes: tuple[int, int],
     segment_ids: Int[Array, "batch time"] | None,
     implementation: str | None,
-    chunk: int,
+    chunk: int | None,
+    usual_chunk: int,
 ) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
-    """Run checked inputs with equal heads in chunks ("xla") or token by token ("scan")."""
+    """Run checked inputs with equal heads: in chunks, token by token, or by a device's kernels."""
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
-    if chunk < 16 or chunk & (chunk - 1):
+    if chunk is not None and (chunk < 16 or chunk & (chunk - 1)):
         raise ValueError(f"chunk must be a power of two and at least 16; got {chunk}.")
     state = initial(inputs, initial_state, sizes)
     starts = poison = None
@@ -82,20 +86,37 @@ def run(
         inputs, state, poison = _quarantine(inputs, state, starts)
     if implementation == "scan":
         out, state = _scan_tokens(rule, inputs, state, starts)
+    elif implementation == "pallas":
+        out, state = _kernels(rule).run_kernels(*inputs, state, starts, chunk)
     else:
-        out, state = _scan_chunks(rule, inputs, state, starts, chunk)
+        out, state = _scan_chunks(rule, inputs, state, starts, chunk or usual_chunk)
     if poison is not None:
         out = jnp.where(poison.out[..., None], jnp.nan, out)
         state = jnp.where(poison.state[:, -1, :, None, None], jnp.nan, state)
     return out, state
 
 
-def step(rule: Rule, inputs: Inputs, state: Array) -> tuple[Array, Array]:
+def step(
+    rule: Rule, inputs: Inputs, state: Array, *, implementation: str | None = None
+) -> tuple[Array, Array]:
     """One token of checked inputs [batch, 1, heads, ...]: one read and one write of the state."""
-    tokens, g = inputs
-    state = state.astype(g.dtype)
-    state, out = _update(rule, state, Inputs(tuple(x[:, 0] for x in tokens), g[:, 0]))
+    check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
+    state = state.astype(inputs.g.dtype)
+    token = jax.tree.map(lambda x: x[:, 0], inputs)
+    if implementation == "pallas":
+        state, out = _kernels(rule).step_kernels(*token, state)
+    else:
+        state, out = _update(rule, state, token)
     return out, state
+
+
+def _kernels(rule: Rule) -> ModuleType:
+    """The module that runs kernels, loaded on use: Pallas takes a while to import."""
+    if not rule.has_kernels:
+        raise ValueError(
+            'implementation="pallas" has no kernel for this mixer; "xla" and "scan" run it.'
+        )
+    return importlib.import_module("toolkit.attention.kernels.dispatch")
 
 
 def add_time(**tokens: tuple[Array, str]) -> list[Array]:

@@ -66,7 +66,8 @@ def retention(
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
+            (kernels for TPUs and Hopper GPUs).
         chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -155,6 +156,7 @@ def retention_step(
     *,
     scale: float | None = None,
     log_decay: Float[Array, "value_heads"] | None = None,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
     r"""Decode one token: one read and one write of the state.
 
@@ -167,6 +169,8 @@ def retention_step(
         state: [batch, value_heads, key, value], as `retention` returns it.
         scale: multiplies the output; key**-0.5 if None.
         log_decay: [value_heads] ln gamma, <= 0; `retention_log_decay` of the heads if None.
+        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+            GPUs.
 
     Returns:
         The output [batch, value_heads, value] in the dtype of v_t, and the new state.
@@ -185,7 +189,9 @@ def retention_step(
         v_t=(v_t, "batch value_heads value"),
     )
     check_recurrence(q, k, v, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, k, v, _decay(v, log_decay), state, scale=scale)
+    return fading_memory_step(
+        q, k, v, _decay(v, log_decay), state, scale=scale, implementation=implementation
+    )
 
 
 def _decay(v: Array, log_decay: Array | None) -> Array:

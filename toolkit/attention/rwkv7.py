@@ -103,7 +103,8 @@ def rwkv7(
         sizes=(k.shape[-1], v.shape[-1]),
         segment_ids=segment_ids,
         implementation=implementation,
-        chunk=chunk_size(q.shape[1]) if chunk is None else chunk,
+        chunk=chunk,
+        usual_chunk=chunk_size(q.shape[1]),
     )
     return out.astype(v.dtype), state
 

@@ -32,7 +32,9 @@ ABILITIES = """## What each can do
 Gates are log-decays (`g`, at most 0), strengths and time steps: one number a token and head, or
 one a key channel where it says so. *Packed*: several documents in one sequence, told apart by
 `segment_ids`. *Initial state*: continues where an earlier call ended. `implementation=None` picks
-the best of those named.
+"xla" (or, for softmax, by length). "pallas" are kernels for TPUs (written for v5e and v6e) and for
+NVIDIA GPUs of the Hopper generation (H100, H200, GH200; bfloat16), forward, backward and the
+decode step; nobody has timed them yet, so they have to be asked for by name.
 """
 
 
@@ -89,25 +91,8 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
-        ", ".join(f"`{name}`" for name in implementations(row)),
+        ", ".join(f"`{name}`" for name in row.implementations),
     )
-
-
-def implementations(row: Mixer) -> tuple[str, ...]:
-    """Names that `implementation=` of a row's function takes.
-
-    Args:
-        row: the mixer.
-
-    Returns:
-        The row's `kernels` where it names them, else those of its family.
-
-    Cost:
-        Nothing.
-    """
-    family = ("xla", "scan") if "chunk" in inspect.signature(row.function).parameters else (
-        "dense", "blockwise")  # fmt: skip
-    return getattr(row, "kernels", family)
 
 
 def _per_channel(row: Mixer, name: str) -> str:

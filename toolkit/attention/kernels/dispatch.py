@@ -1,0 +1,109 @@
+"""From the mixers to the kernels of this machine: heads to rows, time to whole chunks.
+
+The kernels of every device take [rows, time, ...], where a row is one head of one sequence, and
+the log-decays of `decays.py`, bounded so that they are finite.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+CHUNK = 64
+
+
+class Kernels(NamedTuple):
+    """What a device offers."""
+
+    chunked: Callable[..., Any]
+    step: Callable[..., Any]
+
+
+def device_kernels() -> Kernels:
+    """The kernels of the default device.
+
+    Raises:
+        ValueError: neither a TPU nor an NVIDIA GPU.
+    """
+    platform = jax.default_backend()
+    if platform == "tpu":
+        from toolkit.attention.kernels import tpu_chunked, tpu_step
+
+        return Kernels(tpu_chunked.chunked, tpu_step.step)
+    if platform in ("gpu", "cuda"):
+        from toolkit.attention.kernels import gpu_chunked, gpu_step
+
+        return Kernels(gpu_chunked.chunked, gpu_step.step)
+    raise ValueError(
+        'implementation="pallas" needs a TPU or an NVIDIA GPU of the Hopper generation; jax runs '
+        f'on {platform} here. implementation="xla" runs everywhere.'
+    )
+
+
+def run_kernels(
+    tokens: tuple[Float[Array, "batch time heads *size"], ...],
+    g: Float[Array, "batch time heads channels"],
+    state: Float[Array, "batch heads key value"],
+    starts: Bool[Array, "batch time"] | None,
+    chunk: int | None,
+) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+    """Run (q, k, v) or (q, k, v, beta) through the device's chunked kernel."""
+    batch, time, heads, _ = g.shape
+    size = CHUNK if chunk is None else chunk
+    padding = -time % size
+
+    def rows(x: Array, mode: str = "constant") -> Array:
+        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode=mode)
+        return jnp.moveaxis(x, 2, 1).reshape(batch * heads, time + padding, *x.shape[3:])
+
+    documents = None
+    if starts is not None:
+        numbers = jnp.cumsum(starts.astype(jnp.int32), axis=1)[..., None]
+        documents = rows(jnp.broadcast_to(numbers, g.shape[:3]), "edge")
+    q, k, v, beta = _arguments(tokens)
+    out, state = device_kernels().chunked(
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(_bounded(g)),
+        None if beta is None else rows(beta),
+        state.reshape(-1, *state.shape[2:]),
+        chunk=size,
+        documents=documents,
+    )
+    out = out.reshape(batch, heads, time + padding, -1)[:, :, :time]
+    return jnp.moveaxis(out, 1, 2), state.reshape(batch, heads, *state.shape[1:])
+
+
+def step_kernels(
+    tokens: tuple[Float[Array, "batch heads *size"], ...],
+    g: Float[Array, "batch heads channels"],
+    state: Float[Array, "batch heads key value"],
+) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads value"]]:
+    """Run one token (q, k, v) or (q, k, v, beta) through the device's decode kernel."""
+    batch, heads = g.shape[:2]
+    rows = lambda x: x.reshape(batch * heads, *x.shape[2:])  # noqa: E731
+    q, k, v, beta = _arguments(tokens)
+    out, new_state = device_kernels().step(
+        rows(q),
+        rows(k),
+        rows(v),
+        rows(_bounded(g)),
+        None if beta is None else rows(beta),
+        rows(state),
+    )
+    return new_state.reshape(state.shape), out.reshape(batch, heads, -1)
+
+
+def _arguments(tokens: tuple[Array, ...]) -> tuple[Array, Array, Array, Array | None]:
+    """q, k and v in the narrower dtype of k and v (gates make others wide), and beta or None."""
+    q, k, v, *rest = tokens
+    dtype = min(k.dtype, v.dtype, key=lambda dtype: dtype.itemsize)
+    return q.astype(dtype), k.astype(dtype), v.astype(dtype), rest[0] if rest else None
+
+
+def _bounded(g: Array) -> Array:
+    # e^g below the smallest normal number is zero, and a finite g keeps differences defined.
+    return jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
