@@ -36,10 +36,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from toolkit.attention._precision import precise_einsum
 from toolkit.attention.decays import (
     Decays,
     Documents,
-    _matmul,
     chunk_decays,
     decayed_scores,
     within_documents,
@@ -182,21 +182,21 @@ def _forward_chunk(rule, state, xs):
     scores = decayed_scores(action.query, _writers(action), decays)
     scores = within_documents(scores, inputs.documents)
 
-    out = _matmul("rik,rkv->riv", decays.entry * action.query, state)
+    out = precise_einsum("rik,rkv->riv", decays.entry * action.query, state)
     new_state, written = decays.through * state, None
     if correction:
         erase_read = _strength(correction) * _erase_entry(rule, decays) * correction.erase
-        residual = -_matmul("rik,rkv->riv", erase_read, state)
+        residual = -precise_einsum("rik,rkv->riv", erase_read, state)
         if correction.value is not None:
             residual += _strength(correction) * correction.value
         if addition:
-            residual -= _matmul("rij,rjv->riv", erasure.added, addition.value)
-        written = _matmul("rij,rjv->riv", erasure.inverse, residual)
-        out += _matmul("rij,rjv->riv", scores[:, :, 0], written)
-        new_state += _matmul("rik,riv->rkv", decays.exit * correction.write, written)
+            residual -= precise_einsum("rij,rjv->riv", erasure.added, addition.value)
+        written = precise_einsum("rij,rjv->riv", erasure.inverse, residual)
+        out += precise_einsum("rij,rjv->riv", scores[:, :, 0], written)
+        new_state += precise_einsum("rik,riv->rkv", decays.exit * correction.write, written)
     if addition:
-        out += _matmul("rij,rjv->riv", scores[:, :, -1], addition.value)
-        new_state += _matmul("rik,riv->rkv", decays.exit * addition.key, addition.value)
+        out += precise_einsum("rij,rjv->riv", scores[:, :, -1], addition.value)
+        new_state += precise_einsum("rik,riv->rkv", decays.exit * addition.key, addition.value)
     return new_state, (out, state, written)
 
 
@@ -217,27 +217,27 @@ def _backward_chunk(rule, carry, xs):
     scores, pull_scores = jax.vjp(query_scores, action.query, writers)
     written_values = [written] if correction else []
     written_values += [addition.value] if addition else []
-    d_scores = [_matmul("riv,rjv->rij", d_out, value) for value in written_values]
+    d_scores = [precise_einsum("riv,rjv->rij", d_out, value) for value in written_values]
     d_query, d_writers = pull_scores(jnp.stack(d_scores, axis=2))
-    d_query += decays.entry * _matmul("riv,rkv->rik", d_out, state)
+    d_query += decays.entry * precise_einsum("riv,rkv->rik", d_out, state)
     d_state = decays.through * d_new_state
-    d_state += _matmul("rik,riv->rkv", decays.entry * action.query, d_out)
+    d_state += precise_einsum("rik,riv->rkv", decays.entry * action.query, d_out)
     d_decay = action.query * d_query
 
     d_correction = d_addition = None
     d_value: Any = None
     if addition:
-        d_value = _matmul("rij,riv->rjv", scores[:, :, -1], d_out)
-        d_value += _matmul("rik,rkv->riv", decays.exit * addition.key, d_new_state)
+        d_value = precise_einsum("rij,riv->rjv", scores[:, :, -1], d_out)
+        d_value += precise_einsum("rik,rkv->riv", decays.exit * addition.key, d_new_state)
     if correction:
         # Outputs and outgoing state -> values written N -> residuals R, where N = T R.
-        d_written = _matmul("rij,riv->rjv", scores[:, :, 0], d_out)
-        d_written += _matmul("rik,rkv->riv", decays.exit * correction.write, d_new_state)
-        d_residual = _matmul("rji,rjv->riv", erasure.inverse, d_written)
-        d_erase_scores = [-_matmul("riv,rjv->rij", d_residual, written)]
+        d_written = precise_einsum("rij,riv->rjv", scores[:, :, 0], d_out)
+        d_written += precise_einsum("rik,rkv->riv", decays.exit * correction.write, d_new_state)
+        d_residual = precise_einsum("rji,rjv->riv", erasure.inverse, d_written)
+        d_erase_scores = [-precise_einsum("riv,rjv->rij", d_residual, written)]
         if addition:
-            d_erase_scores.append(-_matmul("riv,rjv->rij", d_residual, addition.value))
-            d_value -= _matmul("rij,riv->rjv", erasure.added, d_residual)
+            d_erase_scores.append(-precise_einsum("riv,rjv->rij", d_residual, addition.value))
+            d_value -= precise_einsum("rij,riv->rjv", erasure.added, d_residual)
         strength, entry = _strength(correction), _erase_entry(rule, decays)
         erase_scores, pull_erase_scores = jax.vjp(
             partial(_erase_scores, rule, decays), correction.erase, writers
@@ -246,10 +246,12 @@ def _backward_chunk(rule, carry, xs):
         d_erase_scores[0] = strength * d_a
         d_erase, d_writers_erased = pull_erase_scores(jnp.stack(d_erase_scores, axis=2))
         d_writers += d_writers_erased
-        d_read = -entry * _matmul("riv,rkv->rik", d_residual, state)
+        d_read = -entry * precise_einsum("riv,rkv->rik", d_residual, state)
         d_erase += strength * d_read
-        d_state -= _matmul("rik,riv->rkv", strength * entry * correction.erase, d_residual)
-        d_write = d_writers[:, 0] + decays.exit * _matmul("riv,rkv->rik", written, d_new_state)
+        d_state -= precise_einsum("rik,riv->rkv", strength * entry * correction.erase, d_residual)
+        d_write = d_writers[:, 0] + decays.exit * precise_einsum(
+            "riv,rkv->rik", written, d_new_state
+        )
         d_strength = None
         if correction.strength is not None:
             d_strength = jnp.sum(d_a * erase_scores[:, :, 0], axis=-1)
@@ -263,7 +265,7 @@ def _backward_chunk(rule, carry, xs):
         d_decay -= correction.write * d_write
     if addition:
         d_key = d_writers[:, -1]
-        d_key += decays.exit * _matmul("riv,rkv->rik", addition.value, d_new_state)
+        d_key += decays.exit * precise_einsum("riv,rkv->rik", addition.value, d_new_state)
         d_addition = Addition(d_key, d_value)
         d_decay -= addition.key * d_key
 

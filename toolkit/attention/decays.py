@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._precision import precise_einsum
+
 MILD_RANGE = 64.0  # e^64 times any sensible key is far from the largest float32
 
 
@@ -77,7 +79,7 @@ def decayed_scores(
         causal = jnp.tril(jnp.ones_like(between, dtype=bool))
         # Masked before exp: the other half would overflow.
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        scores = _matmul("...ik,...wjk->...iwj", readers, writers)
+        scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
         return scores * between[..., :, None, :]
     return _channel_scores(readers, writers, decays.g, decays.running)
 
@@ -120,13 +122,13 @@ _channel_scores.defvjp(_channel_scores_forward, _channel_scores_backward)
 def _scores_from_entry(readers, writers, g, running):
     late, early = readers * jnp.exp(running), writers * jnp.exp(-running)[..., None, :, :]
     causal = jnp.tril(jnp.ones((g.shape[-2],) * 2, bool))[:, None, :]
-    return jnp.where(causal, _matmul("...ik,...wjk->...iwj", late, early), 0)
+    return jnp.where(causal, precise_einsum("...ik,...wjk->...iwj", late, early), 0)
 
 
 def _scores_by_halves(readers, writers, g, running):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
-    blocks = _matmul("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
+    blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
     entry = jnp.exp(g)[..., None, :]  # of blocks of one token: [*chunks, blocks, w, channels]
     leaving = jnp.ones_like(entry)
     through = entry
@@ -139,7 +141,7 @@ def _scores_by_halves(readers, writers, g, running):
         late = readers.reshape(*readers.shape[:-2], *halves)[..., 1, :, :]
         early = writers.reshape(*writers.shape[:-2], *halves)[..., 0, :, :]
         late, early = late * entry_second, early * leaving_first[..., None, :, :, :]
-        lower = _matmul("...nik,...wnjk->...niwj", late, early)
+        lower = precise_einsum("...nik,...wnjk->...niwj", late, early)
         first, second = blocks[..., 0::2, :, :, :], blocks[..., 1::2, :, :, :]
         upper = jnp.concatenate([first, jnp.zeros_like(lower)], axis=-1)
         blocks = jnp.concatenate([upper, jnp.concatenate([lower, second], axis=-1)], axis=-3)
@@ -158,8 +160,3 @@ def within_documents(
         return scores
     same = documents.token[..., :, None] == documents.token[..., None, :]
     return jnp.where(same[..., :, None, :], scores, 0)
-
-
-def _matmul(equation: str, *operands: Array) -> Array:
-    # Tensor cores and TPUs would round float32 operands; the inverse amplifies that.
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)

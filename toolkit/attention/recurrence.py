@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import chunked
 from toolkit.attention._checks import check_choice, check_rank
+from toolkit.attention._precision import precise_einsum
 from toolkit.attention.chunked import Rule, act
 from toolkit.attention.chunks import cut, cut_documents, join
 
@@ -180,16 +181,12 @@ def _update(rule: Rule, state: Array, inputs: Inputs) -> tuple[Array, Array]:
         # The output reads the new state. Nothing else would make the compiler read the old one
         # before it writes over it, and it would keep a copy.
         state = fade[..., None] * state + addition.key[..., None] * addition.value[..., None, :]
-        return state, jnp.einsum(
-            "bhk,bhkv->bhv", action.query, state, precision=lax.Precision.HIGHEST
-        )
+        return state, precise_einsum("bhk,bhkv->bhv", action.query, state)
     readers = [fade * action.query]
     if correction:
         erase = correction.erase
         readers.append(erase if rule.erases_before_fading else fade * erase)
-    reads = jnp.einsum(
-        "bhrk,bhkv->bhrv", jnp.stack(readers, axis=2), state, precision=lax.Precision.HIGHEST
-    )
+    reads = precise_einsum("bhrk,bhkv->bhrv", jnp.stack(readers, axis=2), state)
     out, state = reads[:, :, 0], fade[..., None] * state
     if correction:
         written = -reads[:, :, 1]
