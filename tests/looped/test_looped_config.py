@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
+from toolkit.looped.mixing.delta import GatedDeltaNetLayer
 
 PATTERNS = ("full", "window full", "gdn gdn full")
 
@@ -15,7 +16,7 @@ PATTERNS = ("full", "window full", "gdn gdn full")
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("pattern", "gdn mamba", ["mamba", "full, window, gdn"]),
+        ("pattern", "gdn mamba", ["'mamba'", "full, window, gdn"]),
         ("pattern", " ", ["no layer"]),
         ("width", 130, ["130", "divisible", "heads 4"]),
         ("loops", 0, ["loops", "0", "at least 1"]),
@@ -39,7 +40,7 @@ def test_default_sizes_follow_the_papers_rules():
     recipe = LoopedConfig(width=1024, heads=8)
     assert recipe.feed_forward_size == 2816
     assert recipe.attention_sizes == (8, 8, 128)
-    assert recipe.gated_delta_net_sizes == (8, 8, 96, 192)
+    assert GatedDeltaNetLayer.sizes_of(recipe) == (8, 8, 96, 192)
     assert dataclasses.replace(recipe, width=2048).feed_forward_size == 5632
 
 

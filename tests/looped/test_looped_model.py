@@ -11,7 +11,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
-from toolkit.looped.layers import ShortConvolution, rotary_embedding, unit_length
+from toolkit.looped.convolution import ShortConvolution
+from toolkit.looped.layers import rotary_embedding, unit_length
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.looped.mixing import GatedDeltaNetLayer
+from toolkit.looped.mixing.delta import GatedDeltaNetLayer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

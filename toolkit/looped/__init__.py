@@ -15,9 +15,10 @@ sample_token              draw from it
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
-from toolkit.looped.config import LoopedConfig, match_parameters, parameter_count
+from toolkit.looped.config import LoopedConfig
 from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.model import LoopedLM
+from toolkit.looped.parameters import match_parameters, parameter_count
 from toolkit.looped.sampling import sample_token, truncated_logits
 
 __all__ = [
