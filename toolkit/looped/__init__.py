@@ -12,6 +12,7 @@ generate                  continue a prompt
 stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
+load_layer                give a layer the weights of a published checkpoint
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
@@ -20,6 +21,7 @@ from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
 from toolkit.looped.sampling import sample_token, truncated_logits
+from toolkit.looped.weights import load_layer
 
 __all__ = [
     "LoopedCache",
@@ -28,6 +30,7 @@ __all__ = [
     "cache_bytes_per_sequence",
     "decode_step",
     "generate",
+    "load_layer",
     "match_parameters",
     "parameter_count",
     "prefill",
