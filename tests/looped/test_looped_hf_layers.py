@@ -1,7 +1,8 @@
 """Against Hugging Face transformers: each layer with a published model's weights, read from file.
 
 A tiny model with random weights is saved as its authors publish theirs; our layer, filled by the
-names in that file, must give the same numbers for a whole sequence and token by token.
+names in that file, must give the same numbers for a whole sequence and token by token. RWKV-7 is
+not in transformers: its equations are restated here in PyTorch.
 """
 
 import dataclasses
@@ -84,6 +85,13 @@ PAIRS = {
         "gdn",
         # Its output norm has an epsilon of its own.
         dataclasses.replace(DELTA_CONFIG, norm_epsilon=1e-5, negative_eigenvalues=True),
+    ),
+    "kimi_linear": Pair(
+        "KimiLinear",
+        {**LINEAR, "mlp_layer_types": ["dense"], "linear_num_heads": 2, "linear_head_dim": 8},
+        "self_attn",
+        "kda",
+        LoopedConfig(width=WIDTH, heads=2, key_size=8, value_size=8, norm_epsilon=NORM_EPSILON),
     ),
     "mamba2": Pair(
         "Mamba2",
@@ -168,3 +176,63 @@ def test_decoding_with_their_cache(pair):
             wanted = theirs(torch.tensor(x[:, t : t + 1]), cache_params=their_cache)
             out, cache = step(ours, jnp.asarray(x[:, t]), cache)
             close(out, wanted[:, 0])
+
+
+HEADS = 2
+RANK = {"w": 32, "a": 32, "g": 32}
+RWKV7_SHAPES = {
+    **{f"x_{name}": (1, 1, WIDTH) for name in "rwkvag"},
+    **{f"{name}1": (WIDTH, rank) for name, rank in RANK.items()},
+    **{f"{name}2": (rank, WIDTH) for name, rank in RANK.items()},
+    **{f"{name}0": (1, 1, WIDTH) for name in "wa"},
+    **{f"{name}.weight": (WIDTH, WIDTH) for name in ("receptance", "key", "value", "output")},
+    **{"k_k": (1, 1, WIDTH), "k_a": (1, 1, WIDTH), "r_k": (HEADS, WIDTH // HEADS)},
+    **{"ln_x.weight": (WIDTH,), "ln_x.bias": (WIDTH,)},
+}
+
+
+def rwkv7_time_mixing(p, x):
+    """The paper's equations, one token after the other; p holds its parameters by their names."""
+    batch, time, width = x.shape
+    functional, size = torch.nn.functional, width // HEADS
+    heads = lambda a: a.reshape(batch, HEADS, size)  # noqa: E731
+    state, before, outputs = torch.zeros(batch, HEADS, size, size), torch.zeros(batch, width), []
+    for t in range(time):
+        now = x[:, t]
+        r, w, k, v, a, g = (now + (before - now) * p[f"x_{name}"][0, 0] for name in "rwkvag")
+        r, k, v = r @ p["receptance.weight"].T, k @ p["key.weight"].T, v @ p["value.weight"].T
+        w = p["w0"][0, 0] + torch.tanh(w @ p["w1"]) @ p["w2"]
+        w = torch.exp(-torch.exp(-functional.softplus(-w) - 0.5))
+        a = torch.sigmoid(p["a0"][0, 0] + a @ p["a1"] @ p["a2"])
+        g = torch.sigmoid(g @ p["g1"]) @ p["g2"]
+        kappa = functional.normalize(heads(k * p["k_k"][0, 0]), dim=-1)
+        k = k * (1 + (a - 1) * p["k_a"][0, 0])
+        # Rows of the state are values, columns keys.
+        erased = (state @ kappa[..., None]) @ (heads(a) * kappa)[..., None, :]
+        state = state * heads(w)[..., None, :] - erased
+        state = state + heads(v)[..., None] @ heads(k)[..., None, :]
+        out = (state @ heads(r)[..., None]).reshape(batch, width)
+        out = functional.group_norm(out, HEADS, p["ln_x.weight"], p["ln_x.bias"], eps=64e-5)
+        bonus = (heads(r) * heads(k) * p["r_k"]).sum(-1, keepdim=True) * heads(v)
+        outputs.append(((out + bonus.reshape(batch, width)) * g) @ p["output.weight"].T)
+        before = now
+    return torch.stack(outputs, dim=1)
+
+
+def test_rwkv7_layer(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    parameters = {
+        name: 0.4 * torch.randn(shape, generator=generator) for name, shape in RWKV7_SHAPES.items()
+    }
+    named = {f"blocks.0.att.{name}": tensor for name, tensor in parameters.items()}
+    safetensors_torch = pytest.importorskip("safetensors.torch")
+    safetensors_torch.save_file(named, tmp_path / "rwkv7.safetensors")
+    layer = nnx.eval_shape(
+        lambda: LAYERS["rwkv7"](LoopedConfig(width=WIDTH, heads=HEADS), rngs=nnx.Rngs(0))
+    )
+    load_layer(layer, tmp_path, style="rwkv7", prefix="blocks.0.att.")
+    x = np.random.default_rng(2).standard_normal((2, TIME, WIDTH)).astype(np.float32)
+    close(
+        jax.jit(lambda layer, x: layer(x)[0])(layer, jnp.asarray(x)),
+        rwkv7_time_mixing(parameters, torch.tensor(x)),
+    )

@@ -15,8 +15,10 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.looped.parameters import layer_parameters
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+# Decays a channel are factored around one token of their chunk: the future may round the past.
+CAUSAL_TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 BFLOAT16_ERROR = 0.05  # of the norm of the output
-WORDS = tuple(LAYERS)
+WORDS = tuple(MIXERS)
 # Longer than the smallest chunk; the prompt and the first document end within one.
 TIME, PROMPT, BORDER = 21, 9, 11
 CONFIG = LoopedConfig.tiny(
@@ -71,7 +73,7 @@ def step(layer, x_t, cache):
 
 
 def test_every_mixer_has_a_layer():
-    assert set(LAYERS) == set(MIXERS)
+    assert set(MIXERS) <= set(LAYERS)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -94,7 +96,7 @@ def test_neither_the_future_nor_another_document_is_seen(word):
     documents = jnp.broadcast_to(jnp.where(jnp.arange(TIME) < BORDER, 3, 8), (2, TIME))
     out = forward(layer, x, documents)
     changed = forward(layer, x.at[:, PROMPT:].set(other[:, PROMPT:]), documents)
-    np.testing.assert_array_equal(out[:, :PROMPT], changed[:, :PROMPT])
+    np.testing.assert_allclose(out[:, :PROMPT], changed[:, :PROMPT], **CAUSAL_TOLERANCE)
     assert not np.allclose(out[:, PROMPT:], changed[:, PROMPT:])
     changed = forward(layer, x.at[:, :BORDER].set(other[:, :BORDER]), documents)
     np.testing.assert_allclose(out[:, BORDER:], changed[:, BORDER:], **STEP_TOLERANCE)

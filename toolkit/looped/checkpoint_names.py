@@ -135,6 +135,44 @@ STYLES: dict[str, Style] = {
             _projection("decay", "a_proj.weight"),
         ),
     ),
+    "kimi_linear": Style(
+        ("kda",),
+        (
+            *_SEPARATE_DELTA,
+            _projection("decay.down", "f_a_proj.weight"),
+            _projection("decay.up", "f_b_proj.weight"),
+            _projection("gate.down", "g_a_proj.weight"),
+            _projection("gate.up", "g_b_proj.weight"),
+        ),
+    ),
+    "rwkv7": Style(
+        ("rwkv7",),
+        (
+            _projection("query", "receptance.weight"),
+            _projection("key", "key.weight"),
+            _projection("value", "value.weight"),
+            _projection("output", "output.weight"),
+            _vector("shift_query", "x_r"),
+            _vector("shift_decay", "x_w"),
+            _vector("shift_key", "x_k"),
+            _vector("shift_value", "x_v"),
+            _vector("shift_rate", "x_a"),
+            _vector("shift_gate", "x_g"),
+            _vector("decay.bias", "w0"),
+            _as_it_is("decay.down.kernel", "w1"),
+            _as_it_is("decay.up.kernel", "w2"),
+            _vector("rate.bias", "a0"),
+            _as_it_is("rate.down.kernel", "a1"),
+            _as_it_is("rate.up.kernel", "a2"),
+            _as_it_is("gate.down.kernel", "g1"),
+            _as_it_is("gate.up.kernel", "g2"),
+            _vector("removal_scale", "k_k"),
+            _vector("replacement", "k_a"),
+            _vector("bonus", "r_k"),
+            _vector("norm.scale", "ln_x.weight"),
+            _vector("norm.bias", "ln_x.bias"),
+        ),
+    ),
     "mamba2": Style(
         ("mamba2",),
         (
@@ -148,4 +186,5 @@ STYLES: dict[str, Style] = {
         ),
     ),
 }
-"""Every style by the name that Hugging Face transformers gives the architecture."""
+"""Every style by the name that Hugging Face transformers gives the architecture; "rwkv7" has the
+names of the authors' own files ("blocks.0.att.")."""

@@ -48,7 +48,9 @@ class LoopedConfig:
         gdn_value_heads: `value_heads` of "gdn" layers alone.
         gdn_key_size: `key_size` of "gdn" layers alone (None: 0.75 width / heads).
         gdn_value_size: `value_size` of "gdn" layers alone (None: twice the key size).
-        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect.
+        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
+            does in "delta_product").
+        delta_steps: corrections a token of a "delta_product" layer.
         sliding_window: tokens a "window" layer sees, the current one included.
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
@@ -78,6 +80,7 @@ class LoopedConfig:
     gdn_key_size: int | None = None
     gdn_value_size: int | None = None
     negative_eigenvalues: bool = False
+    delta_steps: int = 2
     sliding_window: int = 64
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
@@ -140,6 +143,7 @@ class LoopedConfig:
             "sliding_window",
             "feed_forward_multiple_of",
             "convolution_size",
+            "delta_steps",
             "key_value_heads",
             "head_size",
             "value_heads",

@@ -14,19 +14,27 @@ attention.py   AttentionLayer, WindowLayer: softmax over all tokens or the last 
 recurrent.py   RecurrentLayer: what all others share, and their cache
 fading.py      linear attention, retention, gated linear attention, HGRN2
 mamba2.py      Mamba-2
-delta.py       the delta rule and its gated forms
+delta.py       the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
+kimi.py        Kimi Delta Attention
+rwkv7.py       RWKV-7
 gates.py       decays, time steps, low-rank maps and norms that several use
 """
 
 from toolkit.looped.mixing.attention import AttentionLayer, WindowLayer
-from toolkit.looped.mixing.delta import GatedDeltaNetLayer
+from toolkit.looped.mixing.delta import (
+    DeltaNetLayer,
+    DeltaProductLayer,
+    GatedDeltaNetLayer,
+)
 from toolkit.looped.mixing.fading import (
     GatedLinearAttentionLayer,
     HGRN2Layer,
     LinearAttentionLayer,
     RetentionLayer,
 )
+from toolkit.looped.mixing.kimi import KimiDeltaLayer
 from toolkit.looped.mixing.mamba2 import Mamba2Layer
+from toolkit.looped.mixing.rwkv7 import RWKV7Layer
 
 LAYERS = {
     layer.word: layer
@@ -39,6 +47,10 @@ LAYERS = {
         Mamba2Layer,
         GatedLinearAttentionLayer,
         HGRN2Layer,
+        DeltaNetLayer,
+        KimiDeltaLayer,
+        RWKV7Layer,
+        DeltaProductLayer,
     )
 }
 """Every layer by the word that names it in a pattern, the keys of `toolkit.attention.MIXERS`."""

@@ -53,9 +53,14 @@ class DeltaLayer(RecurrentLayer):
         self.negative_eigenvalues = config.negative_eigenvalues
 
     @classmethod
+    def corrections(cls, config: LoopedConfig) -> int:
+        """Keys, values and write strengths a token."""
+        return 1
+
+    @classmethod
     def _channels(cls, config):
         sizes = cls.sizes_of(config)
-        return 2 * sizes.keys + sizes.values
+        return sizes.keys + cls.corrections(config) * (sizes.keys + sizes.values)
 
     @classmethod
     def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
@@ -72,21 +77,47 @@ class DeltaLayer(RecurrentLayer):
         return Projection((*self._heads(mixed), *self._decay(x), beta), tail)
 
     def _heads(self, mixed):
-        keys, size = self.sizes.keys, self.sizes.key_size
-        q, k, v = jnp.split(jax.nn.silu(mixed), [keys, 2 * keys], axis=-1)
-        q, k = unit_length(split_heads(q, size)), unit_length(split_heads(k, size))
-        return q, k, split_heads(v, self.sizes.value_size)
+        _, _, key_size, value_size = self.sizes
+        keys, values = self.sizes.keys, self.sizes.values
+        all_keys = keys * (mixed.shape[-1] - keys) // (keys + values)  # of every correction
+        q, k, v = jnp.split(jax.nn.silu(mixed), [keys, keys + all_keys], axis=-1)
+        q, k = unit_length(split_heads(q, key_size)), unit_length(split_heads(k, key_size))
+        return q, k, split_heads(v, value_size)
 
     def _decay(self, x) -> tuple[Array, ...]:
         return ()
 
 
-class GatedDeltaNetLayer(DeltaLayer):
-    """Linear-time mixing by a gated delta rule, with short convolution and gated output norm.
+class DeltaNetLayer(DeltaLayer):
+    """The delta rule without decay or output gate.
+
+        q, k, v, beta as in `DeltaLayer`
+        y = RMSNorm(delta_net(q, k, v, beta)) W_o
+
+    Attributes:
+        query_key_value, write, output: projections.
+        convolution: the short convolution over queries, keys and values.
+        norm: RMSNorm over the value channels, one weight vector for all heads.
+
+    Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024, section 3.3.
+    """
+
+    word: ClassVar[str] = "delta"
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype = config.width, config.compute_dtype
+        self._set_projections(config, rngs)
+        value_heads = self.sizes_of(config).value_heads
+        self.write = linear(width, value_heads, dtype, rngs, std=width**-0.5)
+        super().__init__(config, gate=None, rngs=rngs)
+
+
+class GatedDeltaLayer(DeltaLayer):
+    """The delta rule with one decay a head and a SiLU gate on its outputs.
 
         q, k, v, beta as in `DeltaLayer`
         g = -exp(A_log) softplus(x W_a + dt_bias)      (log-decay of the state, float32)
-        y = ( RMSNorm(gated_delta_net(q, k, v, g, beta)) * silu(x W_g) ) W_o
+        y = ( RMSNorm(mixer(q, k, v, g, beta)) * silu(x W_g) ) W_o
 
     Attributes:
         query_key_value, decay, write, gate, output: projections.
@@ -95,21 +126,31 @@ class GatedDeltaNetLayer(DeltaLayer):
         step_bias: dt_bias, [value heads].
         norm: RMSNorm over the value channels, one weight vector for all heads.
 
-    Source: Yang et al., "Gated Delta Networks", 2024; LT2 for the sizes.
+    Source: Yang et al., "Gated Delta Networks", 2024, section 3.4.
     """
-
-    word: ClassVar[str] = "gdn"
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        sizes = self.sizes_of(config)
+        sizes, corrections = self.sizes_of(config), self.corrections(config)
         self._set_projections(config, rngs)
         self.decay = linear(width, sizes.value_heads, dtype, rngs, std=std)
-        self.write = linear(width, sizes.value_heads, dtype, rngs, std=std)
+        self.write = linear(width, corrections * sizes.value_heads, dtype, rngs, std=std)
         gate = linear(width, sizes.values, dtype, rngs, std=std)
         super().__init__(config, gate=gate, rngs=rngs)
         self.log_rate = log_rate(rngs, sizes.value_heads, lowest=0.01)
         self.step_bias = step_bias(rngs, sizes.value_heads)
+
+    def _decay(self, x) -> tuple[Float[Array, "batch time heads"]]:
+        return (-jnp.exp(self.log_rate[...]) * time_step(self.decay(x), self.step_bias),)
+
+
+class GatedDeltaNetLayer(GatedDeltaLayer):
+    """Gated DeltaNet: `GatedDeltaLayer` with one correction a token.
+
+    Source: Yang et al., "Gated Delta Networks", 2024; LT2 for the sizes.
+    """
+
+    word: ClassVar[str] = "gdn"
 
     @classmethod
     def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
@@ -123,5 +164,31 @@ class GatedDeltaNetLayer(DeltaLayer):
             config.gdn_value_size or config.value_size or 2 * key_size,
         )
 
-    def _decay(self, x) -> tuple[Float[Array, "batch time heads"]]:
-        return (-jnp.exp(self.log_rate[...]) * time_step(self.decay(x), self.step_bias),)
+
+class DeltaProductLayer(GatedDeltaLayer):
+    """Gated DeltaProduct: several keys, values and write strengths a token, after one decay.
+
+    Write strengths always reach 2: products of reflections are the point. The channels of a head's
+    corrections lie side by side.
+
+    Attributes:
+        steps: corrections a token.
+
+    Source: Siems et al., "DeltaProduct", 2025, sections 3 and 4.
+    """
+
+    word: ClassVar[str] = "delta_product"
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.steps = config.delta_steps
+        self.negative_eigenvalues = True
+
+    @classmethod
+    def corrections(cls, config: LoopedConfig) -> int:
+        return config.delta_steps
+
+    def project(self, x, past, segment_ids):
+        (q, k, v, g, beta), tail, _ = super().project(x, past, segment_ids)
+        k, v = (a.reshape(*x.shape[:2], -1, self.steps, a.shape[-1]) for a in (k, v))
+        return Projection((q, k, v, g, beta.reshape(*x.shape[:2], -1, self.steps)), tail)
