@@ -84,8 +84,8 @@ class LowRank(nnx.Module):
         down_std: float | None = None,
         activation: Callable[[Array], Array] | None = None,
     ):
-        down_std = inputs**-0.5 if down_std is None else down_std
-        self.down = linear(inputs, rank, dtype, rngs, std=down_std)
+        std = inputs**-0.5 if down_std is None else down_std
+        self.down = linear(inputs, rank, dtype, rngs, std=std)
         self.up = linear(rank, outputs, dtype, rngs, std=rank**-0.5)
         self.bias = nnx.Param(jnp.zeros(outputs)) if use_bias else nnx.data(None)
         self.activation = activation

@@ -55,6 +55,7 @@ class RWKV7Layer(RecurrentLayer):
 
     word: ClassVar[str] = "rwkv7"
     has_value_groups: ClassVar[bool] = False
+    gate: LowRank
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -67,7 +68,8 @@ class RWKV7Layer(RecurrentLayer):
         # Both start at their biases: the way in is zero.
         start = {"use_bias": True, "down_std": 0.0, "dtype": dtype, "rngs": rngs}
         self.decay = LowRank(width, rank, keys, activation=jnp.tanh, **start)
-        self.decay.bias = nnx.Param(-6.5 + 5 * _ramp(keys) ** (0.85 + DEPTH**0.5))
+        ramp = jnp.linspace(0.0, 1.0, keys)
+        self.decay.bias = nnx.Param(-6.5 + 5 * ramp ** (0.85 + DEPTH**0.5))
         self.rate = LowRank(width, rank, keys, **start)
         gate = LowRank(width, gate_rank, values, activation=jax.nn.sigmoid, dtype=dtype, rngs=rngs)
         for name, exponent in SHIFT_EXPONENTS.items():
@@ -118,8 +120,3 @@ class RWKV7Layer(RecurrentLayer):
 
 def _rank(exact: float) -> int:
     return max(32, 32 * round(exact / 32))
-
-
-def _ramp(channels: int):
-    """From 0 to 1 over the channels."""
-    return jnp.linspace(0.0, 1.0, channels)
