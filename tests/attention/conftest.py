@@ -5,10 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+STEPS = 2  # corrections a token, for the rows that make several
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
 GATES = {
     "g": lambda random, shape: -random.exponential(0.3, shape),
     "beta": lambda random, shape: random.uniform(0.0, 2.0, shape),
     "dt": lambda random, shape: random.uniform(0.1, 1.0, shape),
+    "removal_key": lambda random, shape: unit(random.standard_normal(shape)),
+    "rate": lambda random, shape: random.uniform(0.0, 1.0, shape),
 }
 
 
@@ -24,13 +33,16 @@ def draw_inputs():
 
     def draw(row, time, *, dtype=jnp.float32, batch=2, heads=2, key=16, value=8, seed=0):
         random = np.random.default_rng(seed)
-        shape = (batch, time, heads)
-        q, k = (random.standard_normal((*shape, key)) for _ in range(2))
-        q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-        arrays = {"q": q, "k": k, "v": random.standard_normal((*shape, value))}
-        for name in row.gates:
-            gate_shape = (*shape, key) if name in row.channel_gates else shape
-            arrays[name] = GATES[name](random, gate_shape)
-        return [jnp.asarray(arrays[name], dtype) for name in (*row.inputs, *row.gates)]
+
+        def array(name):
+            steps = (STEPS,) if name in row.step_inputs else ()
+            shape = (batch, time, heads, *steps)
+            if name in ("q", "k"):
+                return unit(random.standard_normal((*shape, key)))
+            if name == "v":
+                return random.standard_normal((*shape, value))
+            return GATES[name](random, (*shape, key) if name in row.channel_gates else shape)
+
+        return [jnp.asarray(array(name), dtype) for name in (*row.inputs, *row.gates)]
 
     return draw

@@ -21,7 +21,7 @@ BFLOAT16_GATE_GRADIENT_RATIO = 0.02
 
 WINDOW = 5
 TIME = 37  # odd, longer than a chunk
-DOCUMENTS = np.repeat([0, 1, 2], [13, 17, 7])[None].repeat(2, axis=0)
+DOCUMENTS = np.repeat([0, 1, 2], [12, 13, 12])[None].repeat(2, axis=0)
 
 
 @pytest.fixture(params=list(MIXERS))
@@ -54,15 +54,17 @@ def assert_close(got, wanted, tolerance):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
-def random_like(array, seed=1):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(array.shape), array.dtype)
+def random_cotangent(row, inputs, dtype=None):
+    """An array like the outputs: with the tokens and heads of q and the size of v."""
+    shape = (*inputs[0].shape[:3], values(row, inputs).shape[-1])
+    return jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype or inputs[0].dtype)
 
 
-@pytest.mark.parametrize("time", [1, 7, TIME])
+@pytest.mark.parametrize("time", [1, TIME])
 def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, time, dtype=jnp.float64)
-        cotangent = random_like(values(row, inputs))
+        cotangent = random_cotangent(row, inputs)
         got = output_and_gradients(row.function, row, inputs, cotangent)
         wanted = output_and_gradients(row.reference, row, inputs, cotangent)
         assert all(x.dtype == jnp.float64 for x in got)
@@ -71,7 +73,7 @@ def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
 
 def test_bfloat16_stays_within_the_ratios(row, draw_inputs):
     inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16, heads=4)
-    cotangent = random_like(values(row, inputs).astype(jnp.float32))
+    cotangent = random_cotangent(row, inputs, jnp.float32)
     exact = [x.astype(jnp.float32) for x in inputs]
     got = output_and_gradients(row.function, row, inputs, cotangent)
     wanted = output_and_gradients(row.reference, row, exact, cotangent)
@@ -120,7 +122,7 @@ def test_the_future_does_not_change_the_past(row, draw_inputs):
 def test_packed_documents_equal_separate_ones(row, draw_inputs):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
-        cotangent = random_like(values(row, inputs))
+        cotangent = random_cotangent(row, inputs)
         packed = output_and_gradients(
             row.function, row, inputs, cotangent, segment_ids=jnp.asarray(DOCUMENTS)
         )

@@ -6,22 +6,30 @@ Softmax attention, full, grouped or windowed (`softmax.py`, `blockwise.py`, `cac
     softmax_attention_step       decode one token against a cache
     KVCache                      the keys and values of earlier tokens, time last
 
-Gated DeltaNet, a decaying and self-correcting state (`gated_delta_net.py`, `chunked_delta.py`)
-    gated_delta_net              mix a sequence in linear time, in chunks
-    gated_delta_net_reference    the same, token by token
-    gated_delta_net_step         decode one token: read and write the state once
+Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
+(delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
+kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_product_reference,
+gated_delta_product_step, rwkv7_reference, rwkv7_step)
+    delta_net                    no decay: replace what is held under a key
+    gated_delta_net              one decay a head and token before that
+    kimi_delta_attention         one decay a key channel and token
+    gated_delta_product          several corrections a token
+    rwkv7                        erase under one key, add under another
     unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
 
-Fading memories, whose state decays and adds up (`fading_memory.py`, `chunked_decay.py`), each with
-a `_reference` and a `_step` (linear_attention_reference, linear_attention_step,
-retention_reference, retention_step, mamba2_reference, mamba2_step, hgrn2_reference, hgrn2_step,
-gated_linear_attention_reference, gated_linear_attention_step)
+Fading memories, whose state decays and adds up, each with a `_reference` and a `_step`
+(linear_attention_reference, linear_attention_step, retention_reference, retention_step,
+mamba2_reference, mamba2_step, hgrn2_reference, hgrn2_step, gated_linear_attention_reference,
+gated_linear_attention_step)
     linear_attention             no decay: the sum of all keys and values
     retention                    a constant decay in every head
     retention_log_decay          those constants
     mamba2                       one decay a head and token, tied to the input's time step
     gated_linear_attention       one decay a key channel and token
     hgrn2                        likewise, and keys of what the decay lets go
+
+All of them run on one engine: what a token does (a `Rule`) in chunks (`chunked.py`), with its
+decays (`decays.py`), or token by token (`recurrence.py`).
 
 Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
@@ -30,10 +38,16 @@ Every mixer once, with what it costs (`mixers.py`)
 """
 
 from toolkit.attention.cache import KVCache, softmax_attention_step
+from toolkit.attention.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
+)
+from toolkit.attention.gated_delta_product import (
+    gated_delta_product,
+    gated_delta_product_reference,
+    gated_delta_product_step,
 )
 from toolkit.attention.gated_linear_attention import (
     gated_linear_attention,
@@ -42,6 +56,11 @@ from toolkit.attention.gated_linear_attention import (
 )
 from toolkit.attention.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
 from toolkit.attention.inverse import unit_lower_inverse
+from toolkit.attention.kimi_delta_attention import (
+    kimi_delta_attention,
+    kimi_delta_attention_reference,
+    kimi_delta_attention_step,
+)
 from toolkit.attention.linear_attention import (
     linear_attention,
     linear_attention_reference,
@@ -55,21 +74,31 @@ from toolkit.attention.retention import (
     retention_reference,
     retention_step,
 )
+from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
 
 __all__ = [
     "MIXERS",
     "KVCache",
     "Mixer",
+    "delta_net",
+    "delta_net_reference",
+    "delta_net_step",
     "gated_delta_net",
     "gated_delta_net_reference",
     "gated_delta_net_step",
+    "gated_delta_product",
+    "gated_delta_product_reference",
+    "gated_delta_product_step",
     "gated_linear_attention",
     "gated_linear_attention_reference",
     "gated_linear_attention_step",
     "hgrn2",
     "hgrn2_reference",
     "hgrn2_step",
+    "kimi_delta_attention",
+    "kimi_delta_attention_reference",
+    "kimi_delta_attention_step",
     "linear_attention",
     "linear_attention_reference",
     "linear_attention_step",
@@ -81,6 +110,9 @@ __all__ = [
     "retention_log_decay",
     "retention_reference",
     "retention_step",
+    "rwkv7",
+    "rwkv7_reference",
+    "rwkv7_step",
     "softmax_attention",
     "softmax_attention_reference",
     "softmax_attention_step",

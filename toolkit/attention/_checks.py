@@ -99,8 +99,56 @@ def check_log_decay(g: Array) -> None:
         )
 
 
+def check_write_strength(beta: Array) -> None:
+    """Refuse a beta outside [0, 2], with which the state could grow; skipped while tracing."""
+    try:
+        least, largest = float(jnp.min(beta, initial=1.0)), float(jnp.max(beta, initial=1.0))
+    except jax.errors.ConcretizationTypeError:
+        return
+    if least < 0 or largest > 2:
+        raise ValueError(
+            f"beta is a writing strength and must lie in [0, 2]; got {least:g} to {largest:g}."
+        )
+
+
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Refuse a `value` that is not among `choices`."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}; got {value!r}.")
+
+
+def check_recurrence(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    initial_state: Array | None,
+    segment_ids: Array | None,
+    **gates: Array,
+) -> None:
+    """Check inputs of a whole sequence; a gate of 4 axes has one number a key channel."""
+    check_rank("q", q, "batch time heads key")
+    check_shape("k", k, q.shape, "batch time heads key")
+    check_rank("v", v, "batch time value_heads value")
+    batch, time, heads, key = q.shape
+    check_shape("v", v, (batch, time, *v.shape[2:]), "batch time value_heads value")
+    check_multiple("the heads of v", v.shape[2], "the heads of q and k", heads)
+    check_same_dtype(q=q, k=k, v=v)
+    for name, gate in gates.items():
+        check_floating(name, gate)
+        if gate.ndim == 4:
+            check_shape(name, gate, (*v.shape[:3], key), "batch time value_heads key")
+        else:
+            check_shape(name, gate, v.shape[:3], "batch time value_heads")
+    if time == 0:
+        raise ValueError("q, k and v must hold at least one token; got time = 0.")
+    if "g" in gates:
+        check_log_decay(gates["g"])
+    if "beta" in gates:
+        check_write_strength(gates["beta"])
+    if initial_state is not None:
+        wanted = (batch, v.shape[2], key, v.shape[3])
+        check_shape("initial_state", initial_state, wanted, "batch value_heads key value")
+        check_floating("initial_state", initial_state)
+    check_segment_ids(segment_ids, batch, time)

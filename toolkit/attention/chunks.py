@@ -1,13 +1,13 @@
 """Sequences cut into chunks of tokens: padding, rows of heads, and where documents begin.
 
-The chunked engines work on [chunks, rows, C, ...], where a row is one head of one sequence and C
-is the number of tokens in a chunk; the mixers speak of [batch, time, heads, ...].
+The chunked engine works on [chunks, rows, C, ...], where a row is one head of one
+sequence and C is the number of tokens in a chunk; the mixers speak of [batch, time, heads, ...].
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from toolkit.attention.chunked_delta import Documents
+from toolkit.attention.decays import Documents
 
 
 def cut(

@@ -8,13 +8,13 @@ log-decay g from the token, so that the network chooses what to keep.
 
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._checks import check_recurrence
 from toolkit.attention.fading_memory import (
-    add_time,
-    check_fading,
     fading_memory,
     fading_memory_reference,
     fading_memory_step,
 )
+from toolkit.attention.recurrence import add_time
 
 
 def gated_linear_attention(
@@ -66,7 +66,7 @@ def gated_linear_attention(
         Yang, Wang, Shen, Panda, Kim, "Gated Linear Attention Transformers with
         Hardware-Efficient Training" (arXiv:2312.06635), equation 3 and section 4.
     """
-    check_fading(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory(
         q,
         k,
@@ -115,7 +115,7 @@ def gated_linear_attention_reference(
     Source:
         Yang et al., "Gated Linear Attention Transformers" (arXiv:2312.06635), equation 3.
     """
-    check_fading(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory_reference(
         q,
         k,
@@ -165,5 +165,5 @@ def gated_linear_attention_step(
         v_t=(v_t, "batch value_heads value"),
         g_t=(g_t, "batch value_heads key"),
     )
-    check_fading(q, k, v, g=g, initial_state=state, segment_ids=None)
+    check_recurrence(q, k, v, g=g, initial_state=state, segment_ids=None)
     return fading_memory_step(q, k, v, g, state, scale=scale)

@@ -9,15 +9,13 @@ average of the values, with weights that add up to at most one, so the state sta
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
+from toolkit.attention._checks import check_rank, check_recurrence, check_same_dtype, check_shape
 from toolkit.attention.fading_memory import (
-    add_time,
-    check_fading,
     fading_memory,
     fading_memory_reference,
     fading_memory_step,
-    state_dtype,
 )
+from toolkit.attention.recurrence import add_time, state_dtype
 
 
 def hgrn2(
@@ -170,7 +168,7 @@ def _check(
     check_same_dtype(q=q, v=v)
     check_shape("v", v, (*q.shape[:3], v.shape[3]), "batch time heads value")
     # Keys come from g: they have the shape of q.
-    check_fading(q, q, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, q, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
 
 
 def _keys(v: Array, g: Array) -> Array:

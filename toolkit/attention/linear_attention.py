@@ -8,14 +8,13 @@ map is applied to q and k beforehand.
 
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._checks import check_recurrence
 from toolkit.attention.fading_memory import (
-    add_time,
-    check_fading,
-    constant_decay,
     fading_memory,
     fading_memory_reference,
     fading_memory_step,
 )
+from toolkit.attention.recurrence import add_time, no_decay
 
 
 def linear_attention(
@@ -64,12 +63,12 @@ def linear_attention(
         Katharopoulos, Vyas, Pappas, Fleuret, "Transformers are RNNs" (arXiv:2006.16236),
         equations 16 to 20 without the normaliser.
     """
-    check_fading(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory(
         q,
         k,
         v,
-        constant_decay(v, 0.0),
+        no_decay(v),
         scale=scale,
         initial_state=initial_state,
         segment_ids=segment_ids,
@@ -111,12 +110,12 @@ def linear_attention_reference(
     Source:
         Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236), section 3.4.
     """
-    check_fading(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory_reference(
         q,
         k,
         v,
-        constant_decay(v, 0.0),
+        no_decay(v),
         scale=scale,
         initial_state=initial_state,
         segment_ids=segment_ids,
@@ -158,5 +157,5 @@ def linear_attention_step(
         k_t=(k_t, "batch heads key"),
         v_t=(v_t, "batch value_heads value"),
     )
-    check_fading(q, k, v, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, k, v, constant_decay(v, 0.0), state, scale=scale)
+    check_recurrence(q, k, v, initial_state=state, segment_ids=None)
+    return fading_memory_step(q, k, v, no_decay(v), state, scale=scale)

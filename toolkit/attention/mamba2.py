@@ -16,14 +16,13 @@ gate belong to the layer around it.
 
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._checks import check_recurrence
 from toolkit.attention.fading_memory import (
-    add_time,
-    check_fading,
     fading_memory,
     fading_memory_reference,
     fading_memory_step,
-    state_dtype,
 )
+from toolkit.attention.recurrence import add_time, state_dtype
 
 
 def mamba2(
@@ -76,7 +75,7 @@ def mamba2(
         Dao, Gu, "Transformers are SSMs" (arXiv:2405.21060), equations 1 and 2 discretised as in
         section 7.1, and the chunks of section 6.
     """
-    check_fading(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
     out, state = fading_memory(
         q,
         k,
@@ -128,7 +127,7 @@ def mamba2_reference(
     Source:
         Dao, Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6, listing 1.
     """
-    check_fading(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
     out, state = fading_memory_reference(
         q,
         k,
@@ -182,7 +181,7 @@ def mamba2_step(
         g_t=(g_t, "batch value_heads"),
         dt_t=(dt_t, "batch value_heads"),
     )
-    check_fading(q, k, v, g=g, dt=dt, initial_state=state, segment_ids=None)
+    check_recurrence(q, k, v, g=g, dt=dt, initial_state=state, segment_ids=None)
     out, state = fading_memory_step(q, k, _written(v, dt), g, state, scale=scale)
     return out.astype(v_t.dtype), state
 

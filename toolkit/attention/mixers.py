@@ -9,10 +9,7 @@ call every row alike:
     out_t, state = row.step(q_t, k_t, v_t, *gates_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
-A new mixer is a file of mathematics and a row here. Cost formulas are closed forms in plain
-integers. FLOPs count the matrix products of this implementation, two a multiply-add; bytes count
-what must at least cross the memory bus: inputs and outputs once. `element_bytes` is the size of
-one number of q, k, v and o; gates and recurrent states are float32.
+A new mixer is a file of mathematics and a row here; its cost formulas are in `costs.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,13 +21,36 @@ from typing import Any
 import jax.numpy as jnp
 
 from toolkit.attention.cache import KVCache, softmax_attention_step
-from toolkit.attention.chunked_decay import BLOCK
-from toolkit.attention.fading_memory import chunk_size as fading_chunk_size
+from toolkit.attention.costs import (
+    delta_forward_flops,
+    delta_step_flops,
+    fading_forward_flops,
+    fading_step_flops,
+    product_forward_bytes,
+    product_forward_flops,
+    product_step_bytes,
+    product_step_flops,
+    recurrent_state_bytes,
+    recurrent_step_bytes,
+    rwkv7_forward_flops,
+    rwkv7_step_flops,
+    softmax_forward_bytes,
+    softmax_forward_flops,
+    softmax_state_bytes,
+    softmax_step_bytes,
+    softmax_step_flops,
+    token_bytes,
+)
+from toolkit.attention.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.gated_delta_net import (
-    chunk_size,
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
+)
+from toolkit.attention.gated_delta_product import (
+    gated_delta_product,
+    gated_delta_product_reference,
+    gated_delta_product_step,
 )
 from toolkit.attention.gated_linear_attention import (
     gated_linear_attention,
@@ -38,6 +58,11 @@ from toolkit.attention.gated_linear_attention import (
     gated_linear_attention_step,
 )
 from toolkit.attention.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
+from toolkit.attention.kimi_delta_attention import (
+    kimi_delta_attention,
+    kimi_delta_attention_reference,
+    kimi_delta_attention_step,
+)
 from toolkit.attention.linear_attention import (
     linear_attention,
     linear_attention_reference,
@@ -45,9 +70,8 @@ from toolkit.attention.linear_attention import (
 )
 from toolkit.attention.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.retention import retention, retention_reference, retention_step
+from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
-
-STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,8 @@ class Mixer:
         state_bytes: likewise: what decoding keeps after `context` tokens.
         inputs: names of the inputs before the gates. HGRN2 takes no k: it makes its keys of g.
         channel_gates: the gates with one number a key channel, [batch, time, heads, key].
+        step_inputs: inputs and gates with an axis more after the heads, one place for each of a
+            token's corrections: [batch, time, heads, steps, ...].
     """
 
     name: str
@@ -93,12 +119,7 @@ class Mixer:
     state_bytes: Callable[..., int]
     inputs: tuple[str, ...] = ("q", "k", "v")
     channel_gates: tuple[str, ...] = ()
-
-
-def _attended_pairs(time: int, sliding_window: int | None) -> int:
-    """Pairs of a query and a key it may see: sum over t of min(t, window)."""
-    window = time if sliding_window is None else min(sliding_window, time)
-    return window * (window + 1) // 2 + (time - window) * window
+    step_inputs: tuple[str, ...] = ()
 
 
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
@@ -106,99 +127,9 @@ def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_w
     return KVCache.empty(batch, heads, key, value, sliding_window or capacity, dtype)
 
 
-def _softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):
-    return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
-
-
-def _softmax_forward_bytes(batch, time, heads, key, value, *, sliding_window=None, element_bytes=4):
-    return 2 * batch * time * heads * (key + value) * element_bytes
-
-
-def _softmax_step_flops(batch, context, heads, key, value, *, sliding_window=None):
-    seen = context if sliding_window is None else min(context, sliding_window)
-    return 2 * batch * heads * seen * (key + value)
-
-
-def _softmax_state_bytes(
-    batch, context, heads, key, value, *, sliding_window=None, element_bytes=4
-):
-    seen = context if sliding_window is None else min(context, sliding_window)
-    return batch * heads * seen * (key + value) * element_bytes
-
-
-def _softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
-    seen = context if sliding_window is None else min(context, sliding_window)
-    # The cache is read; q, o and this token's k and v (written to the cache) cross once.
-    return batch * heads * (seen + 2) * (key + value) * element_bytes
-
-
 def _recurrent_empty_state(batch, heads, key, value, capacity, dtype):
     precise = jnp.float64 if dtype == jnp.float64 else jnp.float32
     return jnp.zeros((batch, heads, key, value), precise)
-
-
-def _delta_forward_flops(batch, time, heads, key, value, *, chunk=None):
-    size = chunk_size(time, key, value) if chunk is None else chunk
-    chunks = -(-time // size)
-    state = 3 * size * key * value  # read for k and for q, written once
-    within = 2 * size**2 * (key + value)  # q k^T, k k^T; T R, scores N
-    inverse = _inverse_multiply_adds(size)
-    return 2 * batch * heads * chunks * (state + within + inverse)
-
-
-def _inverse_multiply_adds(size: int) -> int:
-    """Columns of a 16 x 16 block one by one, then two products a merge of two blocks."""
-    if size <= 16:
-        return (size - 1) * size**2
-    half = size // 2
-    return 2 * _inverse_multiply_adds(half) + 2 * half**3
-
-
-def _delta_forward_bytes(batch, time, heads, key, value, *, chunk=None, element_bytes=4):
-    tokens = batch * time * heads
-    return tokens * (2 * (key + value) * element_bytes + 2 * STATE_BYTES)
-
-
-def _delta_step_flops(batch, context, heads, key, value):
-    # Read for k and for q, 4 K V; decay, outer product and sum, 3 K V.
-    return 7 * batch * heads * key * value
-
-
-def _recurrent_state_bytes(batch, context, heads, key, value, *, element_bytes=4):
-    return batch * heads * key * value * STATE_BYTES
-
-
-def _fading_forward_flops(batch, time, heads, key, value, *, decays_channels=False, chunk=None):
-    size = fading_chunk_size(time, key, value) if chunk is None else chunk
-    chunks = -(-time // size)
-    state = 2 * size * key * value  # read for q, written once
-    # Scores, and their product with v. By halves, scores above the diagonal are not computed.
-    scores = (size + BLOCK) / 2 if decays_channels else size
-    within = size * (int(scores) * key + size * value)
-    return 2 * batch * heads * chunks * (state + within)
-
-
-def _fading_step_flops(batch, context, heads, key, value, *, decays=True):
-    # Read for q, 2 K V; decay, outer product and sum, 3 K V.
-    return (5 if decays else 4) * batch * heads * key * value
-
-
-def _fading_forward_bytes(
-    batch, time, heads, key, value, *, keys=2, gates=0, channel_gates=0, element_bytes=4
-):
-    token = (keys * key + 2 * value) * element_bytes + (gates + channel_gates * key) * STATE_BYTES
-    return batch * time * heads * token
-
-
-def _fading_step_bytes(batch, context, heads, key, value, **sizes):
-    state = _recurrent_state_bytes(batch, context, heads, key, value)
-    return 2 * state + _fading_forward_bytes(batch, 1, heads, key, value, **sizes)
-
-
-def _delta_step_bytes(batch, context, heads, key, value, *, element_bytes=4):
-    state = _recurrent_state_bytes(batch, context, heads, key, value)
-    token = batch * heads * (2 * (key + value) * element_bytes + 2 * STATE_BYTES)
-    return 2 * state + token
 
 
 _FULL = Mixer(
@@ -212,11 +143,29 @@ _FULL = Mixer(
     step=softmax_attention_step,
     reference=softmax_attention_reference,
     empty_state=_softmax_empty_state,
-    forward_flops=_softmax_forward_flops,
-    forward_bytes=_softmax_forward_bytes,
-    step_flops=_softmax_step_flops,
-    step_bytes=_softmax_step_bytes,
-    state_bytes=_softmax_state_bytes,
+    forward_flops=softmax_forward_flops,
+    forward_bytes=softmax_forward_bytes,
+    step_flops=softmax_step_flops,
+    step_bytes=softmax_step_bytes,
+    state_bytes=softmax_state_bytes,
+)
+
+_DELTA = Mixer(
+    name="gdn",
+    title="Gated DeltaNet",
+    paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
+    is_linear_time=True,
+    gates=("g", "beta"),
+    options=MappingProxyType({}),
+    function=gated_delta_net,
+    step=gated_delta_net_step,
+    reference=gated_delta_net_reference,
+    empty_state=_recurrent_empty_state,
+    forward_flops=delta_forward_flops,
+    forward_bytes=partial(token_bytes, gates=2),
+    step_flops=delta_step_flops,
+    step_bytes=partial(recurrent_step_bytes, gates=2),
+    state_bytes=recurrent_state_bytes,
 )
 
 _LINEAR = Mixer(
@@ -230,11 +179,11 @@ _LINEAR = Mixer(
     step=linear_attention_step,
     reference=linear_attention_reference,
     empty_state=_recurrent_empty_state,
-    forward_flops=_fading_forward_flops,
-    forward_bytes=_fading_forward_bytes,
-    step_flops=partial(_fading_step_flops, decays=False),
-    step_bytes=_fading_step_bytes,
-    state_bytes=_recurrent_state_bytes,
+    forward_flops=fading_forward_flops,
+    forward_bytes=token_bytes,
+    step_flops=partial(fading_step_flops, decays=False),
+    step_bytes=recurrent_step_bytes,
+    state_bytes=recurrent_state_bytes,
 )
 
 _CHANNELS = replace(
@@ -247,10 +196,9 @@ _CHANNELS = replace(
     function=gated_linear_attention,
     step=gated_linear_attention_step,
     reference=gated_linear_attention_reference,
-    forward_flops=partial(_fading_forward_flops, decays_channels=True),
-    forward_bytes=partial(_fading_forward_bytes, channel_gates=1),
-    step_flops=_fading_step_flops,
-    step_bytes=partial(_fading_step_bytes, channel_gates=1),
+    forward_bytes=partial(token_bytes, channel_gates=1),
+    step_flops=fading_step_flops,
+    step_bytes=partial(recurrent_step_bytes, channel_gates=1),
 )
 
 MIXERS: dict[str, Mixer] = {
@@ -265,23 +213,7 @@ MIXERS: dict[str, Mixer] = {
             is_linear_time=True,
             options=MappingProxyType({"sliding_window": 256}),
         ),
-        Mixer(
-            name="gdn",
-            title="Gated DeltaNet",
-            paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
-            is_linear_time=True,
-            gates=("g", "beta"),
-            options=MappingProxyType({}),
-            function=gated_delta_net,
-            step=gated_delta_net_step,
-            reference=gated_delta_net_reference,
-            empty_state=_recurrent_empty_state,
-            forward_flops=_delta_forward_flops,
-            forward_bytes=_delta_forward_bytes,
-            step_flops=_delta_step_flops,
-            step_bytes=_delta_step_bytes,
-            state_bytes=_recurrent_state_bytes,
-        ),
+        _DELTA,
         _LINEAR,
         replace(
             _LINEAR,
@@ -291,7 +223,7 @@ MIXERS: dict[str, Mixer] = {
             function=retention,
             step=retention_step,
             reference=retention_reference,
-            step_flops=_fading_step_flops,
+            step_flops=fading_step_flops,
         ),
         replace(
             _LINEAR,
@@ -302,9 +234,9 @@ MIXERS: dict[str, Mixer] = {
             function=mamba2,
             step=mamba2_step,
             reference=mamba2_reference,
-            forward_bytes=partial(_fading_forward_bytes, gates=2),
-            step_flops=_fading_step_flops,
-            step_bytes=partial(_fading_step_bytes, gates=2),
+            forward_bytes=partial(token_bytes, gates=2),
+            step_flops=fading_step_flops,
+            step_bytes=partial(recurrent_step_bytes, gates=2),
         ),
         _CHANNELS,
         replace(
@@ -316,8 +248,61 @@ MIXERS: dict[str, Mixer] = {
             function=hgrn2,
             step=hgrn2_step,
             reference=hgrn2_reference,
-            forward_bytes=partial(_fading_forward_bytes, keys=1, channel_gates=1),
-            step_bytes=partial(_fading_step_bytes, keys=1, channel_gates=1),
+            forward_bytes=partial(token_bytes, keys=1, channel_gates=1),
+            step_bytes=partial(recurrent_step_bytes, keys=1, channel_gates=1),
+        ),
+        replace(
+            _DELTA,
+            name="delta",
+            title="DeltaNet",
+            paper="Yang, Wang, Zhang, Shen, Kim, DeltaNet in parallel (arXiv:2406.06484)",
+            gates=("beta",),
+            function=delta_net,
+            step=delta_net_step,
+            reference=delta_net_reference,
+            forward_bytes=partial(token_bytes, gates=1),
+            step_bytes=partial(recurrent_step_bytes, gates=1),
+        ),
+        replace(
+            _DELTA,
+            name="kda",
+            title="Kimi Delta Attention",
+            paper="Kimi Team, Kimi Linear (arXiv:2510.26692)",
+            channel_gates=("g",),
+            function=kimi_delta_attention,
+            step=kimi_delta_attention_step,
+            reference=kimi_delta_attention_reference,
+            forward_bytes=partial(token_bytes, gates=1, channel_gates=1),
+            step_bytes=partial(recurrent_step_bytes, gates=1, channel_gates=1),
+        ),
+        replace(
+            _DELTA,
+            name="delta_product",
+            title="Gated DeltaProduct",
+            paper="Siems et al., DeltaProduct (arXiv:2502.10297)",
+            step_inputs=("k", "v", "beta"),
+            function=gated_delta_product,
+            step=gated_delta_product_step,
+            reference=gated_delta_product_reference,
+            forward_flops=product_forward_flops,
+            forward_bytes=product_forward_bytes,
+            step_flops=product_step_flops,
+            step_bytes=product_step_bytes,
+        ),
+        replace(
+            _CHANNELS,
+            name="rwkv7",
+            title="RWKV-7",
+            paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
+            gates=("g", "removal_key", "rate"),
+            channel_gates=("g", "removal_key", "rate"),
+            function=rwkv7,
+            step=rwkv7_step,
+            reference=rwkv7_reference,
+            forward_flops=rwkv7_forward_flops,
+            forward_bytes=partial(token_bytes, channel_gates=3),
+            step_flops=rwkv7_step_flops,
+            step_bytes=partial(recurrent_step_bytes, channel_gates=3),
         ),
     )
 }

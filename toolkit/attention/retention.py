@@ -9,15 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_floating, check_log_decay, check_shape
+from toolkit.attention._checks import check_floating, check_log_decay, check_recurrence, check_shape
 from toolkit.attention.fading_memory import (
-    add_time,
-    check_fading,
-    constant_decay,
     fading_memory,
     fading_memory_reference,
     fading_memory_step,
 )
+from toolkit.attention.recurrence import add_time, no_decay
 
 
 def retention_log_decay(heads: int) -> Float[Array, "heads"]:
@@ -88,7 +86,7 @@ def retention(
         Sun et al., "Retentive Network: A Successor to Transformer for Large Language Models"
         (arXiv:2307.08621), equations 5 to 8.
     """
-    check_fading(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory(
         q,
         k,
@@ -137,7 +135,7 @@ def retention_reference(
     Source:
         Sun et al., "Retentive Network" (arXiv:2307.08621), equation 6.
     """
-    check_fading(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
     return fading_memory_reference(
         q,
         k,
@@ -186,14 +184,16 @@ def retention_step(
         k_t=(k_t, "batch heads key"),
         v_t=(v_t, "batch value_heads value"),
     )
-    check_fading(q, k, v, initial_state=state, segment_ids=None)
+    check_recurrence(q, k, v, initial_state=state, segment_ids=None)
     return fading_memory_step(q, k, v, _decay(v, log_decay), state, scale=scale)
 
 
 def _decay(v: Array, log_decay: Array | None) -> Array:
+    """[batch, time, value_heads] of every head's constant."""
     if log_decay is None:
-        return constant_decay(v, retention_log_decay(v.shape[2]))
+        log_decay = retention_log_decay(v.shape[2])
     check_shape("log_decay", log_decay, v.shape[2:3], "value_heads")
     check_floating("log_decay", log_decay)
     check_log_decay(log_decay)
-    return constant_decay(v, log_decay)
+    none = no_decay(v)
+    return none + jnp.broadcast_to(log_decay.astype(none.dtype), none.shape)

@@ -1,0 +1,129 @@
+"""What the token mixers cost: closed forms in plain integers, held against the compiler's counts.
+
+FLOPs count the matrix products of this implementation, two a multiply-add; bytes count what must
+at least cross the memory bus: inputs and outputs once. `element_bytes` is the size of one number
+of q, k, v and o; gates and recurrent states are float32. All functions take (batch, time, heads,
+key, value) and the options of their row of `MIXERS`.
+"""
+
+from toolkit.attention.delta_rule import chunk_size
+from toolkit.attention.fading_memory import chunk_size as fading_chunk_size
+from toolkit.attention.rwkv7 import chunk_size as rwkv7_chunk_size
+
+STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
+
+
+def _attended_pairs(time: int, sliding_window: int | None) -> int:
+    """Pairs of a query and a key it may see: sum over t of min(t, window)."""
+    window = time if sliding_window is None else min(sliding_window, time)
+    return window * (window + 1) // 2 + (time - window) * window
+
+
+def softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):
+    return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
+
+
+def softmax_forward_bytes(batch, time, heads, key, value, *, sliding_window=None, element_bytes=4):
+    return 2 * batch * time * heads * (key + value) * element_bytes
+
+
+def softmax_step_flops(batch, context, heads, key, value, *, sliding_window=None):
+    seen = context if sliding_window is None else min(context, sliding_window)
+    return 2 * batch * heads * seen * (key + value)
+
+
+def softmax_state_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
+    seen = context if sliding_window is None else min(context, sliding_window)
+    return batch * heads * seen * (key + value) * element_bytes
+
+
+def softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
+    seen = context if sliding_window is None else min(context, sliding_window)
+    # The cache is read; q, o and this token's k and v (written to the cache) cross once.
+    return batch * heads * (seen + 2) * (key + value) * element_bytes
+
+
+def delta_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    size = chunk_size(time, key, value) if chunk is None else chunk
+    chunks = -(-time // size)
+    state = 3 * size * key * value  # read for k and for q, written once
+    within = 2 * size**2 * (key + value)  # q k^T, k k^T; T R, scores N
+    inverse = _inverse_multiply_adds(size)
+    return 2 * batch * heads * chunks * (state + within + inverse)
+
+
+def _inverse_multiply_adds(size: int) -> int:
+    """Columns of a 16 x 16 block one by one, then two products a merge of two blocks."""
+    if size <= 16:
+        return (size - 1) * size**2
+    half = size // 2
+    return 2 * _inverse_multiply_adds(half) + 2 * half**3
+
+
+def product_forward_flops(batch, time, heads, key, value, *, steps=2, chunk=None):
+    return delta_forward_flops(batch, steps * time, heads, key, value, chunk=chunk)
+
+
+def product_step_flops(batch, context, heads, key, value, *, steps=2):
+    return steps * delta_step_flops(batch, context, heads, key, value)
+
+
+def product_forward_bytes(batch, time, heads, key, value, *, steps=2, element_bytes=4):
+    token = (key + value + steps * (key + value)) * element_bytes + (1 + steps) * STATE_BYTES
+    return batch * time * heads * token
+
+
+def product_step_bytes(batch, context, heads, key, value, *, steps=2, element_bytes=4):
+    state = recurrent_state_bytes(batch, context, heads, key, value)
+    token = product_forward_bytes(
+        batch, 1, heads, key, value, steps=steps, element_bytes=element_bytes
+    )
+    return 2 * state + token
+
+
+def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    size = rwkv7_chunk_size(time) if chunk is None else chunk
+    chunks = -(-time // size)
+    state = 4 * size * key * value  # read for q and for the removal key, written twice
+    # Two readers of two writers; T R, P(e, k) V, and two products with the values written.
+    within = 4 * size**2 * (key + value)
+    return 2 * batch * heads * chunks * (state + within + _inverse_multiply_adds(size))
+
+
+def rwkv7_step_flops(batch, context, heads, key, value):
+    # Read for q and for the removal key, 4 K V; decay, two outer products and sums, 5 K V.
+    return 9 * batch * heads * key * value
+
+
+def delta_step_flops(batch, context, heads, key, value):
+    # Read for k and for q, 4 K V; decay, outer product and sum, 3 K V.
+    return 7 * batch * heads * key * value
+
+
+def recurrent_state_bytes(batch, context, heads, key, value, *, element_bytes=4):
+    return batch * heads * key * value * STATE_BYTES
+
+
+def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    size = fading_chunk_size(time, key, value) if chunk is None else chunk
+    chunks = -(-time // size)
+    state = 2 * size * key * value  # read for q, written once
+    within = size**2 * (key + value)  # scores, and their product with v
+    return 2 * batch * heads * chunks * (state + within)
+
+
+def fading_step_flops(batch, context, heads, key, value, *, decays=True):
+    # Read for q, 2 K V; decay, outer product and sum, 3 K V.
+    return (5 if decays else 4) * batch * heads * key * value
+
+
+def token_bytes(
+    batch, time, heads, key, value, *, keys=2, gates=0, channel_gates=0, element_bytes=4
+):
+    token = (keys * key + 2 * value) * element_bytes + (gates + channel_gates * key) * STATE_BYTES
+    return batch * time * heads * token
+
+
+def recurrent_step_bytes(batch, context, heads, key, value, **sizes):
+    state = recurrent_state_bytes(batch, context, heads, key, value)
+    return 2 * state + token_bytes(batch, 1, heads, key, value, **sizes)
