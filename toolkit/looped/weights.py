@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
-from safetensors import safe_open
 
 from toolkit.looped.checkpoint_names import STYLES
 
@@ -115,6 +114,8 @@ def _tensors(source, prefix) -> dict[str, Array]:
     if isinstance(source, Mapping):
         named = {name: source[name] for name in source if name.startswith(prefix)}
         return {name[len(prefix) :]: jnp.asarray(np.asarray(t)) for name, t in named.items()}
+    from safetensors import safe_open
+
     path = Path(source)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not files[0].exists():
