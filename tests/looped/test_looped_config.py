@@ -7,10 +7,11 @@ import jax
 import pytest
 from flax import nnx
 
+from toolkit.attention import MIXERS
 from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
 from toolkit.looped.mixing.delta import GatedDeltaNetLayer
 
-PATTERNS = ("full", "window full", "gdn gdn full")
+PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ PATTERNS = ("full", "window full", "gdn gdn full")
         ("loops", 1.5, ["loops", "1.5"]),
         ("key_value_heads", 3, ["heads 4", "key_value_heads 3"]),
         ("gdn_value_heads", 6, ["gdn_value_heads 6", "multiple"]),
+        ("value_heads", 6, ["value_heads 6", "multiple"]),
+        ("delta_steps", 0, ["delta_steps", "0", "at least 1"]),
         ("head_size", 7, ["7", "even"]),
         ("dtype", "float16", ["float16", "bfloat16"]),
         ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),

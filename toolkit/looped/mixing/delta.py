@@ -35,6 +35,7 @@ class DeltaLayer(RecurrentLayer):
     Attributes:
         query_key_value, write: projections.
         convolution: the short convolution over queries, keys and values.
+        steps: corrections a token.
         negative_eigenvalues: whether beta reaches 2.
 
     Source: Schlag et al. 2021; Yang et al., "Parallelizing Linear Transformers with the Delta
@@ -50,6 +51,7 @@ class DeltaLayer(RecurrentLayer):
         self.convolution = ShortConvolution(
             channels, config.convolution_size, dtype=dtype, rngs=rngs
         )
+        self.steps = self.corrections(config)
         self.negative_eigenvalues = config.negative_eigenvalues
 
     @classmethod
@@ -78,9 +80,8 @@ class DeltaLayer(RecurrentLayer):
 
     def _heads(self, mixed):
         _, _, key_size, value_size = self.sizes
-        keys, values = self.sizes.keys, self.sizes.values
-        all_keys = keys * (mixed.shape[-1] - keys) // (keys + values)  # of every correction
-        q, k, v = jnp.split(jax.nn.silu(mixed), [keys, keys + all_keys], axis=-1)
+        keys = self.sizes.keys
+        q, k, v = jnp.split(jax.nn.silu(mixed), [keys, keys + self.steps * keys], axis=-1)
         q, k = unit_length(split_heads(q, key_size)), unit_length(split_heads(k, key_size))
         return q, k, split_heads(v, value_size)
 
@@ -131,10 +132,10 @@ class GatedDeltaLayer(DeltaLayer):
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        sizes, corrections = self.sizes_of(config), self.corrections(config)
+        sizes = self.sizes_of(config)
         self._set_projections(config, rngs)
         self.decay = linear(width, sizes.value_heads, dtype, rngs, std=std)
-        self.write = linear(width, corrections * sizes.value_heads, dtype, rngs, std=std)
+        self.write = linear(width, self.steps * sizes.value_heads, dtype, rngs, std=std)
         gate = linear(width, sizes.values, dtype, rngs, std=std)
         super().__init__(config, gate=gate, rngs=rngs)
         self.log_rate = log_rate(rngs, sizes.value_heads, lowest=0.01)
@@ -171,9 +172,6 @@ class DeltaProductLayer(GatedDeltaLayer):
     Write strengths always reach 2: products of reflections are the point. The channels of a head's
     corrections lie side by side.
 
-    Attributes:
-        steps: corrections a token.
-
     Source: Siems et al., "DeltaProduct", 2025, sections 3 and 4.
     """
 
@@ -181,7 +179,6 @@ class DeltaProductLayer(GatedDeltaLayer):
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
-        self.steps = config.delta_steps
         self.negative_eigenvalues = True
 
     @classmethod
