@@ -144,6 +144,9 @@ def bench(
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     rounds: int = 7,
     out: Path | None = None,
+    only: str = "",
+    plot: bool = False,
+    recorded: Path | None = None,
 ) -> None:
     """Time ours and its peers side by side, correctness first; writes a record.
 
@@ -151,10 +154,13 @@ def bench(
         suites: which to run (none: all of them).
         rounds: interleaved rounds a contender is timed for.
         out: folder for the records (none: runs/bench).
+        only: run the cases whose name holds this text, such as "gdn forward".
+        plot: also draw the ratios of suite mixers.
+        recorded: draw them from this file of an earlier run instead, and run nothing.
     """
     from toolkit.bench import run_suites
 
-    run_suites(suites, rounds=rounds, out=out)
+    run_suites(suites, rounds=rounds, out=out, only=only, plot=plot, recorded=recorded)
 
 
 def info() -> None:

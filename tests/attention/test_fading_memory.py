@@ -21,8 +21,6 @@ from toolkit.attention import (
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
-# Largest error over the largest value, float32 against float64 over the whole sequence.
-LONG_RANGE_TOLERANCE = 1e-4
 
 GLA, MAMBA2 = mixer("gla"), mixer("mamba2")
 
@@ -141,32 +139,6 @@ def test_gates_at_their_limits(draw_inputs, row):
         assert all(np.isfinite(x).all() for x in got)
         # The tolerance grows with the running sum of g, whose rounding the differences inherit.
         assert_close(got, wanted, FLOAT32_TOLERANCE * max(1.0, min(-decay, 87.0)))
-
-
-@pytest.mark.parametrize("row", [MAMBA2, GLA], ids=["mamba2", "gla"])
-def test_long_sequences_in_float32(draw_inputs, row):
-    """Strong, weak and no decay, over 8192 tokens with one key used again and again."""
-    q, k, v, g, *rest = draw_inputs(row, 8192, batch=1, heads=1)
-    k = k.at[:, ::2].set(k[:, :1])
-    cotangent = jax.random.normal(jax.random.key(0), v.shape)
-
-    def run(function):
-        def loss(cotangent, *inputs):
-            out, state = function(*inputs, *(x.astype(inputs[0].dtype) for x in rest))
-            return jnp.sum(out * cotangent), (out, state)
-
-        return jax.jit(jax.grad(loss, argnums=(1, 2, 3, 4), has_aux=True))
-
-    ours, oracle = run(row.function), run(row.reference)
-    for strength in (20.0, 1e-3, 0.0):
-        inputs = [q, k, v, strength * g]
-        got = ours(cotangent, *inputs)
-        with jax.enable_x64(True):
-            exact = [x.astype(jnp.float64) for x in (cotangent, *inputs)]
-            wanted = oracle(*exact)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-            error = np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b)))
-            assert error < LONG_RANGE_TOLERANCE * np.max(np.abs(np.asarray(b))), strength
 
 
 def test_every_chunk_size_gives_the_same_result(draw_inputs):

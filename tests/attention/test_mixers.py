@@ -1,5 +1,8 @@
 """The table of mixers: every row complete, and its cost formulas held against the compiler's."""
 
+from functools import partial
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from toolkit.attention import MIXERS, KVCache, mixer
 from toolkit.attention.softmax import softmax_attention
+from toolkit.attention.table import implementations, mixer_page
 
 # Matrix products are the formula; the compiler also counts exponentials, masks and sums.
 FLOPS_TOLERANCE = 0.15
@@ -119,3 +123,23 @@ def test_names_and_options_are_checked():
         mixer("rwkv")
     with pytest.raises(ValueError, match="'gdn' has the options: none; got sliding_window"):
         mixer("gdn", sliding_window=7)
+
+
+def test_the_page_of_mixers_is_what_the_rows_say():
+    page = Path(__file__).parents[2] / "docs/mixers.md"
+    assert page.read_text(encoding="utf-8") == mixer_page() + "\n", (
+        "run: python -m toolkit.attention.table > docs/mixers.md"
+    )
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_page_names_implementations_that_exist(draw_inputs, name):
+    row = MIXERS[name]
+    inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw_inputs(row, 16)]
+    for implementation in implementations(row):
+        if implementation != "pallas":
+            jax.eval_shape(
+                partial(row.function, implementation=implementation, **row.options), *inputs
+            )
+    with pytest.raises(ValueError, match="implementation"):
+        jax.eval_shape(partial(row.function, implementation="none such"), *inputs)

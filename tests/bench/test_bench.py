@@ -1,9 +1,12 @@
 """The bench harness: no ratio on a red check, a record for every contender."""
 
+import time
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
-from toolkit.bench import SUITES, Case, agree, run_case, run_suites
+from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
 from toolkit.measure import UncheckedRatioError, read_records
 
 
@@ -39,11 +42,41 @@ def test_a_contender_alone_that_fails_its_check_gets_no_figure(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_ours_is_held_against_the_machine_and_the_floor(capsys):
+    stick = Yardstick("rate", lambda: "not compared", work=4.0, ours=1.0, unit="FLOP", least=2.0)
+    assert stick.fraction(our_seconds=0.5, call_seconds=1.0) == 0.5
+    records = run_case(replace(case(0.0), yardstick=stick, floor=1e-30), rounds=1, cores=1)
+    printed = capsys.readouterr().out
+    assert "of rate   (wanted >= 200%: NOT reached)" in printed
+    assert "0% of the modelled floor" in printed
+    names = [r.name.removeprefix("add one | 1 cores | ") for r in records]
+    assert names == ["ours", "peer", "rate", "fraction of floor", "fraction of rate"]
+
+
+def test_growth_is_judged_from_one_size_to_the_next(capsys):
+    sizes = {"ours": lambda: time.sleep(0.03), "peer": lambda: time.sleep(0.12)}
+    growing = Case(
+        name="sleep",
+        contenders=sizes,
+        check=lambda results: None,
+        ours="peer",
+        growth=2.1,
+        facts=lambda: {"ours": {"memory": (100, "byte")}, "peer": {"memory": (200, "byte")}},
+    )
+    records = run_case(growing, rounds=1, cores=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert "the one before   (wanted <= 2.1: NOT reached)" in lines[-2]
+    assert lines[-1].endswith("memory 200 byte   2.00x the one before   (wanted <= 2.1: reached)")
+    assert [r.unit for r in records] == ["s", "byte", "s", "byte"]
+
+
 def test_unknown_suite_and_bad_rounds_are_refused():
     with pytest.raises(ValueError, match="nothing"):
         run_suites(["nothing"])
     with pytest.raises(ValueError, match="rounds"):
         run_suites(["gdn"], rounds=0)
+    with pytest.raises(ValueError, match="only suite mixers has a figure; got gdn"):
+        run_suites(["gdn"], plot=True)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""The attention notebook in JupyterLab, in a real Chromium, with a real mouse."""
+"""The notebooks in JupyterLab, in a real Chromium, with a real mouse."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,12 @@ PICTURE_IS_NEW = "([image, old]) => image.src !== old && image.complete && image
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The attention notebook open in JupyterLab, every cell run."""
+def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """name -> page with that notebook open in JupyterLab, every cell run."""
     playwright = pytest.importorskip("playwright.sync_api")
     notebooks, state = (tmp_path_factory.mktemp(name) for name in ("notebooks", "state"))
-    shutil.copy(ROOT / "notebooks" / "attention.ipynb", notebooks)
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        shutil.copy(path, notebooks)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with (
@@ -67,15 +68,25 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             executable_path=find_chromium(), headless=True, args=arguments
         ) as browser,
     ):
-        page = browser.new_page(viewport={"width": 1400, "height": 1100})
-        page.goto(f"{address}/lab/tree/attention.ipynb?reset", wait_until="domcontentloaded")
-        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
-        page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
-        page.set_default_timeout(RUN_MILLISECONDS)
-        page.evaluate(RUN_ALL)
-        page.wait_for_function(KERNEL_IS_IDLE)
-        page.set_default_timeout(UPDATE_MILLISECONDS)
-        yield page
+
+        def open_page(name: str) -> Any:
+            page = browser.new_page(viewport={"width": 1400, "height": 1100})
+            page.goto(f"{address}/lab/tree/{name}.ipynb?reset", wait_until="domcontentloaded")
+            page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
+            page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+            page.set_default_timeout(RUN_MILLISECONDS)
+            page.evaluate(RUN_ALL)
+            page.wait_for_function(KERNEL_IS_IDLE)
+            page.set_default_timeout(UPDATE_MILLISECONDS)
+            return page
+
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def page(open_notebook: Callable[[str], Any]) -> Any:
+    """The attention notebook."""
+    return open_notebook("attention")
 
 
 def drag(page: Any, slider: Any, fraction: float) -> None:
@@ -99,28 +110,38 @@ def assert_no_errors(page: Any) -> None:
     assert page.locator(".jupyter-widgets-error-widget").count() == 0
 
 
+def drag_and_check(page: Any, name: str, fraction: float, words: str) -> Any:
+    """Drag a slider; its panel's picture and caption follow, without an error. The panel."""
+    panel = page.locator(".toolkit-panel", has=page.locator(f".{name}")).first
+    slider = panel.locator(f".{name}")
+    slider.scroll_into_view_if_needed()
+    picture = panel.locator("img.panel-picture")
+    source, content = picture.get_attribute("src"), picture.evaluate(PICTURE_HASH)
+    drag(page, slider, fraction)
+    wait_for_new_picture(page, picture, source)
+    # A drag sends several values: wait for the caption of the one it ended on.
+    value = float(slider.locator(".noUi-handle").get_attribute("aria-valuenow"))
+    wait_for_caption(page, panel, words.format(round(value)))
+    page.wait_for_function(KERNEL_IS_IDLE)
+    assert picture.evaluate(PICTURE_HASH) != content
+    assert panel.locator(".panel-error").inner_text().strip() == ""
+    panel.scroll_into_view_if_needed()
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    return panel
+
+
+def wait_for_caption(page: Any, panel: Any, words: str) -> None:
+    caption = panel.locator(".panel-caption").element_handle()
+    page.wait_for_function(TEXT_CONTAINS, arg=[caption, words])
+
+
 def test_sliders_move_the_pictures(page: Any) -> None:
     assert_no_errors(page)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     for name, fraction, words in (
         ("slider-token", 0.2, "(token {} of 16)"),
         ("slider-sequences", 0.9, "at once"),
     ):
-        panel = page.locator(".toolkit-panel", has=page.locator(f".{name}")).first
-        slider = panel.locator(f".{name}")
-        slider.scroll_into_view_if_needed()
-        picture = panel.locator("img.panel-picture")
-        source, content = picture.get_attribute("src"), picture.evaluate(PICTURE_HASH)
-        drag(page, slider, fraction)
-        wait_for_new_picture(page, picture, source)
-        # A drag sends several values: wait for the caption of the one it ended on.
-        value = float(slider.locator(".noUi-handle").get_attribute("aria-valuenow"))
-        caption = panel.locator(".panel-caption").element_handle()
-        page.wait_for_function(TEXT_CONTAINS, arg=[caption, words.format(round(value))])
-        page.wait_for_function(KERNEL_IS_IDLE)
-        assert picture.evaluate(PICTURE_HASH) != content
-        assert panel.locator(".panel-error").inner_text().strip() == ""
-        panel.scroll_into_view_if_needed()
+        drag_and_check(page, name, fraction, words)
         page.screenshot(path=SCREENSHOTS / f"{name}.png")
     assert_no_errors(page)
 
@@ -146,3 +167,19 @@ def test_a_measurement_can_be_stopped_and_the_panel_lives_on(page: Any) -> None:
     words.scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / "measurement.png")
     assert_no_errors(page)
+
+
+def test_two_mixers_are_picked_and_read_on(open_notebook: Callable[[str], Any]) -> None:
+    page = open_notebook("mixers")
+    assert_no_errors(page)
+    panel = drag_and_check(page, "slider-token", 0.35, "(token {} of 24)")
+    panel.locator(".choice-left select").select_option("Mamba-2")
+    costs = page.locator(".toolkit-panel", has=page.locator(".slider-context_length")).first
+    for one in (panel, costs):  # the second panel follows the menus of the first
+        wait_for_caption(page, one, "Mamba-2")
+    panel.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "mixers.png")
+    costs.locator("img.panel-picture").scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "mixer-costs.png")
+    assert_no_errors(page)
+    page.close()

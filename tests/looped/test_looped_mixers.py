@@ -24,8 +24,6 @@ CONFIG = LoopedConfig.tiny(
 )
 # Two value heads to a key head where a mixer can, sizes that are no power of two.
 GROUPED = dataclasses.replace(CONFIG, value_heads=4, key_size=6, value_size=5)
-
-
 ONE_DOCUMENT = np.zeros((2, TIME), np.int32)
 
 

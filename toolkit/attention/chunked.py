@@ -18,7 +18,7 @@ entry and to its exit,
     O  = (E * q) S + P(q, w) N + P(q, k) V
     S' = Diag(E_C) S + (X * w)^T N + (X * k)^T V
 
-T and P(e, k) do not depend on the state: all chunks get theirs at once, before the scan.
+T and P(e, k) do not depend on the state: they are computed before the scan.
 
 The backward pass recomputes a chunk from T, N and the state it entered with. No decay is
 differentiated: every one stands between a reader r and a writer w, so with running sums G of g
@@ -152,6 +152,12 @@ def _erase_entry(rule: Rule, decays: Decays) -> Array:
         return entry
     own = decays.documents.token == decays.documents.incoming[..., None]
     return jnp.where(own[..., None], entry, 0)
+
+
+def _erasures(rule: Rule, dtype: jnp.dtype, inputs: Inputs) -> Erasure | None:
+    """For all chunks: at once, or one by one where the factors of their channels fill a cache."""
+    erasure = partial(_erasure, rule, dtype)
+    return erasure(inputs) if inputs.g.shape[-1] == 1 else lax.map(erasure, inputs)
 
 
 def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Inputs) -> Erasure | None:
@@ -293,7 +299,7 @@ def chunked(
 
 
 def _chunked_forward(rule, inputs, initial_state):
-    erasure = _erasure(rule, initial_state.dtype, inputs)
+    erasure = _erasures(rule, initial_state.dtype, inputs)
     final_state, (out, states, written) = lax.scan(
         partial(_forward_chunk, rule), initial_state, (inputs, erasure)
     )

@@ -43,8 +43,9 @@ def softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None
     return batch * heads * (seen + 2) * (key + value) * element_bytes
 
 
-def delta_forward_flops(batch, time, heads, key, value, *, chunk=None):
-    size = chunk_size(time, key, value) if chunk is None else chunk
+def delta_forward_flops(batch, time, heads, key, value, *, decays_channels=False, chunk=None):
+    channels = key if decays_channels else 1
+    size = chunk_size(time, key, value, channels) if chunk is None else chunk
     chunks = -(-time // size)
     state = 3 * size * key * value  # read for k and for q, written once
     within = 2 * size**2 * (key + value)  # q k^T, k k^T; T R, scores N

@@ -41,6 +41,8 @@ def fading_memory(
 ) -> tuple[Array, Array]:
     """Run checked inputs in chunks ("xla") or token by token ("scan")."""
     key, value = k.shape[-1], v.shape[-1]
+    if chunk is None:
+        chunk = chunk_size(q.shape[1], key, value)
     out, state = run(
         FADING,
         _inputs(q, k, v, g, scale),
@@ -48,7 +50,7 @@ def fading_memory(
         sizes=(key, value),
         segment_ids=segment_ids,
         implementation=implementation,
-        chunk=chunk_size(q.shape[1], key, value) if chunk is None else chunk,
+        chunk=chunk,
     )
     return out.astype(v.dtype), state
 

@@ -63,7 +63,7 @@ def kimi_delta_attention(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens),
+        With chunks of C = 16 tokens (32 beyond 4096),
         2 (3 K V + 2 C K + 2 C V) FLOPs and about 7 K exponentials a token and value head
         forward, about 2.2 times as much more backward. Channels that fade by more than e^-80
         within a chunk make its scores log2(C) products instead of one. Reads the inputs once.

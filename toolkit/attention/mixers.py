@@ -272,6 +272,7 @@ MIXERS: dict[str, Mixer] = {
             function=kimi_delta_attention,
             step=kimi_delta_attention_step,
             reference=kimi_delta_attention_reference,
+            forward_flops=partial(delta_forward_flops, decays_channels=True),
             forward_bytes=partial(token_bytes, gates=1, channel_gates=1),
             step_bytes=partial(recurrent_step_bytes, gates=1, channel_gates=1),
         ),

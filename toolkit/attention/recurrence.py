@@ -151,10 +151,17 @@ def _quarantine(inputs: Inputs, state: Array, starts: Array) -> tuple[Inputs, Ar
 
 
 def _update(rule: Rule, state: Array, inputs: Inputs) -> tuple[Array, Array]:
-    """One token, all of whose reads meet the old state, so that it is read once."""
+    """One token; where it corrects, all reads meet the old state, so that it is read once."""
     action = act(rule, state.dtype, inputs.tokens)
     correction, addition = action.correction, action.addition
     fade = jnp.exp(inputs.g)
+    if addition and not correction:
+        # The output reads the new state. Nothing else would make the compiler read the old one
+        # before it writes over it, and it would keep a copy.
+        state = fade[..., None] * state + addition.key[..., None] * addition.value[..., None, :]
+        return state, jnp.einsum(
+            "bhk,bhkv->bhv", action.query, state, precision=lax.Precision.HIGHEST
+        )
     readers = [fade * action.query]
     if correction:
         erase = correction.erase

@@ -1,4 +1,4 @@
-"""Worker of `toolkit bench`: python -m toolkit.bench SUITE CORES ROUNDS OUT."""
+"""Worker of `toolkit bench`: python -m toolkit.bench SUITE CORES ROUNDS OUT ONLY."""
 
 import sys
 from pathlib import Path
@@ -6,5 +6,5 @@ from pathlib import Path
 from toolkit.bench import run_suite_here
 
 if __name__ == "__main__":
-    suite, cores, rounds, out = sys.argv[1:]
-    run_suite_here(suite, int(cores), int(rounds), Path(out))
+    suite, cores, rounds, out, only = sys.argv[1:]
+    run_suite_here(suite, int(cores), int(rounds), Path(out), only)

@@ -13,8 +13,9 @@ from toolkit.attention import (
     gated_delta_net_step,
     softmax_attention_step,
 )
+from toolkit.bench.agreement import agree
 from toolkit.bench.gated_delta_net import inputs
-from toolkit.bench.harness import Case, agree
+from toolkit.bench.harness import Case
 from toolkit.bench.peers import torch_sdpa
 
 TOLERANCE = 1e-4

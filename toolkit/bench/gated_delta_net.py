@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import gated_delta_net, mixer
-from toolkit.bench.harness import Case, agree, bound, weighted_gradient
-from toolkit.bench.peers import over_heads, transformers_gated_delta_rule
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, bound, weighted_gradient
+from toolkit.bench.peers import over_heads, torch_contender
+from toolkit.bench.transformers_forms import transformers_form
 
 FORWARD_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
@@ -83,11 +85,13 @@ def cases(cores: int) -> Iterator[Case]:
                 )
             if not (backward and time > 2048):  # the scan would keep 3 GB of states
                 contenders["toolkit, token scan"] = bound(jax.jit(ours(scan)), args)
-            peer = transformers_gated_delta_rule(
-                [np.asarray(x) for x in arrays], np.asarray(weight) if backward else None, cores
-            )
-            if peer is not None:
-                contenders["transformers, torch chunk"] = peer
+            if (form := transformers_form("gdn")) is not None:
+                contenders["transformers, torch chunk"] = torch_contender(
+                    form,
+                    [np.asarray(x) for x in arrays],
+                    np.asarray(weight) if backward else None,
+                    cores,
+                )
             best = "toolkit, chunked, heads on devices" if cores > 1 else "toolkit, chunked"
             yield Case(
                 name=f"gated_delta_net {direction} B=1 T={time} H={heads} D={size} float32",

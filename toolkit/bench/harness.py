@@ -12,10 +12,45 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from toolkit.measure import Record, UncheckedRatioError, record, speedup, time_contenders
+from toolkit.measure import (
+    Record,
+    Timing,
+    UncheckedRatioError,
+    record,
+    speedup,
+    time_contenders,
+)
 from toolkit.measure.timing import PASSED
+
+FRACTION = "fraction of "  # how the record of a yardstick's fraction is named
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What the machine does at its best, timed in the same rounds as the contenders.
+
+        fraction = (work of ours / seconds of ours) / (work of the call / seconds of the call)
+
+    Attributes:
+        name: what it is, such as "float32 matmul".
+        call: function of no arguments that does `work`; its result is not compared.
+        work: what the call does, in `unit`.
+        ours: what our contender does, in `unit`.
+        unit: "FLOP" or "byte".
+        least: wanted fraction, or None where none is named.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    work: float
+    ours: float
+    unit: str
+    least: float | None = None
+
+    def fraction(self, our_seconds: float, call_seconds: float) -> float:
+        """Our rate as a fraction of the machine's."""
+        return (self.ours / our_seconds) / (self.work / call_seconds)
 
 
 @dataclass(frozen=True)
@@ -30,6 +65,12 @@ class Case:
         targets: peer -> least wanted ratio (time of the peer over ours).
         limit: most seconds wanted of ours, when that is the aim; None otherwise.
         note: a fact to print beside the figures, such as counted FLOPs.
+        yardstick: the machine at its best, to which the rate of ours is compared.
+        floor: least seconds the work can take by a chip's published peaks (modelled), or None.
+        growth: when the contenders are sizes, each twice the one before: most wanted ratio of
+            one to the one before, of seconds and of each of `facts`.
+        facts: contender -> numbers the compiler or a formula gives for it, as name -> (value,
+            unit); called after the timing, since compiling is slow.
     """
 
     name: str
@@ -39,6 +80,23 @@ class Case:
     targets: Mapping[str, float] = field(default_factory=dict)
     limit: float | None = None
     note: str = ""
+    yardstick: Yardstick | None = None
+    floor: float | None = None
+    growth: float | None = None
+    facts: Callable[[], Mapping[str, Mapping[str, tuple[float, str]]]] = dict
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """A case that is built only when it is wanted: inputs drawn, peers imported, work counted.
+
+    Attributes:
+        name: of the case.
+        build: makes the case of that name.
+    """
+
+    name: str
+    build: Callable[[str], Case]
 
 
 @dataclass(frozen=True)
@@ -46,52 +104,14 @@ class Suite:
     """A named list of cases and the numbers of cores it is run on.
 
     Attributes:
-        cases: yields the cases, given the number of cores.
+        cases: yields the cases, or plans of them, given the number of cores.
         cores: the process is run once for each of these.
         summary: one line for the user.
     """
 
-    cases: Callable[[int], Iterator[Case]]
+    cases: Callable[[int], Iterator[Case | PlannedCase]]
     cores: tuple[int, ...]
     summary: str
-
-
-def agree(tolerance: float) -> Callable[[Mapping[str, Any]], None]:
-    """A check that all contenders return the same arrays.
-
-        max |a - b| <= tolerance * max |b|   for every array of every result
-
-    Args:
-        tolerance: the relative error allowed.
-
-    Returns:
-        A function of the results by name; jax, NumPy and torch arrays are welcome.
-
-    Raises:
-        ValueError: (by the returned function) naming the two contenders and the error.
-
-    Cost:
-        One pass over the results on the host.
-    """
-
-    def check(results: Mapping[str, Any]) -> None:
-        names = list(results)
-        first = _arrays(results[names[0]])
-        for name in names[1:]:
-            for a, b in zip(_arrays(results[name]), first, strict=True):
-                error = float(np.max(np.abs(a - b)) / max(float(np.max(np.abs(b))), 1e-30))
-                if not error <= tolerance:
-                    raise ValueError(
-                        f"{name!r} and {names[0]!r} disagree: relative error {error:.1e}, "
-                        f"wanted at most {tolerance:.0e}"
-                    )
-
-    return check
-
-
-def _arrays(result: Any) -> list[np.ndarray]:
-    leaves = result if isinstance(result, tuple | list) else [result]
-    return [np.asarray(getattr(leaf, "detach", lambda leaf=leaf: leaf)()) for leaf in leaves]
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -141,7 +161,8 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         cores: how many cores the process has, for the record.
 
     Returns:
-        One record a contender: median seconds, with all samples.
+        One record a contender: median seconds, with all samples. One more for the yardstick, one
+        for our fraction of it, and one a fact.
 
     Raises:
         UncheckedRatioError: when the check fails; nothing is printed or recorded then.
@@ -149,33 +170,65 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
     Cost:
         About `rounds + 2` times the work of all contenders.
     """
-    timings = time_contenders(case.contenders, rounds=rounds, check=case.check)
+    calls = dict(case.contenders)
+    if case.yardstick is not None:
+        calls[case.yardstick.name] = case.yardstick.call
+
+    def check(results: Mapping[str, Any]) -> None:
+        case.check({name: results[name] for name in case.contenders})
+
+    timings = time_contenders(calls, rounds=rounds, check=check)
     if (verdict := timings[case.ours].check) != PASSED:
         raise UncheckedRatioError(f"no figures for {case.name}: its check {verdict}")
     print(f"\n{case.name}  ({cores} core{'s' * (cores > 1)}, measured here)")
     if case.note:
         print(f"  {case.note}")
+    prefix = f"{case.name} | {cores} cores | "
+    facts = case.facts()
     records = []
+    before: Timing | None = None
     for name, timing in timings.items():
         line = f"  {name:<34}{1e3 * timing.median:>11.3f} ms  +- {1e3 * timing.spread:.3f}"
         if name == case.ours and case.limit is not None:
             line += _verdict(f"< {1e3 * case.limit:g} ms", timing.median < case.limit)
-        if name != case.ours:
+        if case.yardstick is not None and name == case.yardstick.name:
+            line += f"   {case.yardstick.work / timing.median / 1e9:.1f} G{case.yardstick.unit}/s"
+        if case.growth is not None and before is not None:
+            line += _growth(timing.median / before.median, case.growth)
+        if name != case.ours and name in case.contenders and case.growth is None:
             ratio = speedup(timings, case.ours, name)
             line += f"   {ratio:.2f}x the time of ours"
             if (target := case.targets.get(name)) is not None:
                 line += _verdict(f">= {target:.3g}", ratio >= target)
         print(line, flush=True)
-        records.append(
-            record(
-                f"{case.name} | {cores} cores | {name}",
-                timing.median,
-                "s",
-                kind="measured",
-                samples=timing.samples,
-            )
+        records.append(record(prefix + name, timing.median, "s", samples=timing.samples))
+        for fact, (value, unit) in facts.get(name, {}).items():
+            line = f"    {fact} {value:,.0f} {unit}"
+            if case.growth is not None and before is not None:
+                line += _growth(value / facts[before.name][fact][0], case.growth)
+            print(line)
+            records.append(record(f"{prefix}{name}, {fact}", value, unit, kind="modelled"))
+        before = timing
+    seconds = timings[case.ours].median
+    if case.floor is not None:
+        fraction = case.floor / seconds
+        print(
+            f"  ours: {fraction:.0%} of the modelled floor, {1e3 * case.floor:.3f} ms", flush=True
         )
+        records.append(record(f"{prefix}{FRACTION}floor", fraction, "1"))
+    if (yardstick := case.yardstick) is not None:
+        fraction = yardstick.fraction(seconds, timings[yardstick.name].median)
+        rate = yardstick.ours / seconds / 1e9
+        line = f"  ours: {rate:.1f} G{yardstick.unit}/s, {fraction:.0%} of {yardstick.name}"
+        if yardstick.least is not None:
+            line += _verdict(f">= {yardstick.least:.0%}", fraction >= yardstick.least)
+        print(line, flush=True)
+        records.append(record(f"{prefix}{FRACTION}{yardstick.name}", fraction, "1"))
     return records
+
+
+def _growth(ratio: float, most: float) -> str:
+    return f"   {ratio:.2f}x the one before" + _verdict(f"<= {most:g}", ratio <= most)
 
 
 def _verdict(wanted: str, is_reached: bool) -> str:

@@ -1,78 +1,186 @@
-"""Every recurrent mixer in chunks against its own scan over tokens, forward and backward."""
+"""Every recurrent mixer: its chunks against its own token scan, transformers and the machine.
 
-from collections.abc import Callable, Iterator
+What `toolkit bench mixers` runs on a CPU: per mixer, sequences forward and backward (here), a step
+of decoding (`mixer_steps.py`) and sequences that double (`linear_time.py`). On a GPU it runs the
+shapes that flash-linear-attention publishes (`mixers_gpu.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from toolkit.attention import MIXERS, Mixer
-from toolkit.bench.harness import Case, agree, bound, weighted_gradient
+from toolkit.attention import MIXERS, Mixer, retention, retention_log_decay
+from toolkit.bench import linear_time, mixer_steps, mixers_gpu
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
+from toolkit.bench.matrix_products import matrix_flops
+from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
+from toolkit.bench.peers import over_heads, torch_contender
+from toolkit.bench.transformers_forms import transformers_form
 
-TIME, HEADS, SIZE = 2048, 8, 64
-TOLERANCE = 1e-3
-LEAST_RATIO = 10.0  # of the token scan's time over ours: it keeps one state a token
-
-
-def inputs(row: Mixer, seed: int = 0) -> list[jax.Array]:
-    """Random inputs as a trained layer would make them: unit keys, mild decay.
-
-    Args:
-        row: the mixer whose inputs and gates to draw.
-        seed: of the draw.
-
-    Returns:
-        The row's inputs `[1, TIME, HEADS, SIZE]` and gates, float32.
-
-    Cost:
-        A random draw each.
-    """
-    shape = (1, TIME, HEADS, SIZE)
-    drawn = []
-    for number, name in enumerate((*row.inputs, *row.gates)):
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        is_wide = name in row.inputs or name in row.channel_gates
-        x = jax.random.normal(key, shape if is_wide else shape[:3])
-        if name in ("q", "k"):
-            x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-        elif name == "g":
-            x = jax.nn.log_sigmoid(x) / 4
-        elif name in row.gates:
-            x = jax.nn.sigmoid(x)
-        drawn.append(x)
-    return drawn
+TIME, HEADS = 2048, 8
+FORWARD_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 1e-3
+OURS, SCAN, PEER = "toolkit, chunked", "toolkit, token scan", "transformers, torch"
+# Least ratios wanted, of the other's time over ours, forward+backward.
+WANTED = {SCAN: 10.0, PEER: 3.0}
+# Head sizes, and the least fraction wanted of the machine's matmul rate.
+SIZES: dict[int, float | None] = {64: None, 128: 0.5}
+MATMUL = "float32 matmul rate"
+MATMUL_SIZE = 1024
+CHECKED_TOKENS = 256
 
 
-def _form(row: Mixer, implementation: str) -> Callable[..., jax.Array]:
-    return lambda *args: row.function(*args, implementation=implementation, **row.options)[0]
-
-
-def cases(cores: int) -> Iterator[Case]:
-    """Forward+backward of every row of `MIXERS` that is a recurrence.
-
-    Args:
-        cores: cores this process may use.
+def recurrent_rows() -> list[Mixer]:
+    """The rows of `MIXERS` that keep a state of fixed size.
 
     Returns:
-        The comparisons; both contenders are ours, so what is compared is the form.
+        All but the forms of softmax attention, whose state grows with the context.
 
     Cost:
-        A second or two a round and mixer, nearly all of it in the scans over tokens.
+        Nothing.
     """
-    for row in MIXERS.values():
-        if row.name in ("full", "window"):
-            continue
-        arrays = inputs(row)
-        values = arrays[row.inputs.index("v")]
-        args = (jax.random.normal(jax.random.key(1), values.shape), *arrays)
-        flops = row.forward_flops(1, TIME, HEADS, SIZE, SIZE, **row.options)
-        yield Case(
-            name=f"{row.name} forward+backward B=1 T={TIME} H={HEADS} D={SIZE} float32",
-            contenders={
-                name: bound(jax.jit(weighted_gradient(_form(row, form), len(arrays))), args)
-                for name, form in (("toolkit, chunked", "xla"), ("toolkit, token scan", "scan"))
-            },
-            check=agree(TOLERANCE),
-            ours="toolkit, chunked",
-            targets={"toolkit, token scan": LEAST_RATIO},
-            note=f"modelled forward work: {flops / 1e9:.2f} GFLOP",
+    return [row for row in MIXERS.values() if _state(row, tokens=1) == _state(row, tokens=2)]
+
+
+def _state(row: Mixer, tokens: int) -> int:
+    return row.state_bytes(1, tokens, 1, 1, 1, **row.options)
+
+
+def cases(cores: int) -> Iterator[PlannedCase]:
+    """The whole suite: sequences, steps and doubled sequences; on a GPU, fla's shapes.
+
+    Args:
+        cores: cores this process may use; heads are spread over as many host devices.
+
+    Returns:
+        The comparisons, each built in its turn.
+
+    Cost:
+        Minutes, most of them in the scans over tokens and in transformers' forms.
+    """
+    if jax.default_backend() == "gpu":
+        yield from mixers_gpu.cases(recurrent_rows())
+        return
+    for row in recurrent_rows():
+        for size in SIZES:
+            for backward in (False, True):
+                yield PlannedCase(
+                    f"{row.name} {direction(backward)} B=1 T={TIME} H={HEADS} D={size} float32",
+                    partial(sequence_case, row, TIME, size, cores, backward=backward),
+                )
+    yield from mixer_steps.cases(recurrent_rows())
+    yield from linear_time.cases(recurrent_rows())
+
+
+def sequence_case(
+    row: Mixer, time: int, size: int, cores: int, name: str, *, backward: bool
+) -> Case:
+    """One mixer on one shape, all contenders on the same cores and the same inputs.
+
+    Args:
+        row: the mixer.
+        time: tokens.
+        size: key and value size of a head.
+        cores: host devices for our heads, threads for torch.
+        name: of the case.
+        backward: whether to differentiate.
+
+    Returns:
+        The comparison. The token scan takes part at head size 64 only: its gradient keeps a
+        state a token, 1 GiB at 128.
+
+    Source:
+        Peers: `toolkit.bench.transformers_forms`. Modelled work forward: the row's formula;
+        forward+backward: the matrix products of the traced program, which the formula agrees
+        with forward.
+    """
+    arrays = mixer_inputs(row, time, HEADS, size)
+    weight = output_weight(row, arrays)
+    args = (weight, *arrays) if backward else tuple(arrays)
+    spread = replace(row, function=_retention_of_device) if row.name == "retention" else row
+
+    def contender(implementation: str) -> Callable[[], Any]:
+        return over_heads(mixer_form(spread, implementation, backward=backward), args, cores)
+
+    contenders = {OURS: contender("xla")}
+    if size <= 64:
+        contenders[SCAN] = contender("scan")
+    if (form := transformers_form(row.name)) is not None:
+        contenders[PEER] = torch_contender(
+            form,
+            [np.asarray(x) for x in arrays],
+            np.asarray(weight) if backward else None,
+            cores,
         )
+    if backward:
+        flops = matrix_flops(mixer_form(row, "xla", backward=True), *args)
+        how = "matrix products counted in the program"
+    else:
+        flops = row.forward_flops(1, time, HEADS, size, size, **row.options)
+        how = "modelled work"
+    return Case(
+        name=name,
+        contenders=contenders,
+        check=_check(row, args, backward, alone=len(contenders) == 1),
+        ours=OURS,
+        targets=WANTED if backward else {},
+        note=f"{how}: {flops / 1e9:.2f} GFLOP; our heads on {cores} host devices, torch on "
+        f"{cores} threads",
+        yardstick=matmul_yardstick(flops, SIZES.get(size)),
+    )
+
+
+def matmul_yardstick(flops: float, least: float | None) -> Yardstick:
+    """This machine's float32 matmul rate, on all cores of the process.
+
+    Args:
+        flops: of our contender.
+        least: wanted fraction.
+
+    Returns:
+        A product of two square matrices of `MATMUL_SIZE`.
+
+    Cost:
+        2 n^3 FLOPs a call.
+    """
+    square = jnp.ones((MATMUL_SIZE, MATMUL_SIZE))
+    return Yardstick(
+        name=MATMUL,
+        call=bound(jax.jit(jnp.matmul), (square, square)),
+        work=2 * MATMUL_SIZE**3,
+        ours=flops,
+        unit="FLOP",
+        least=least,
+    )
+
+
+def _retention_of_device(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """Retention numbers its heads: a device that holds some of them says which."""
+    heads = arrays[0].shape[2]
+    first = jax.lax.axis_index("heads") * heads
+    log_decay = jax.lax.dynamic_slice_in_dim(retention_log_decay(HEADS), first, heads)
+    return retention(*arrays, log_decay=log_decay, **options)
+
+
+def _check(
+    row: Mixer, args: tuple[jax.Array, ...], backward: bool, *, alone: bool
+) -> Callable[[Mapping[str, Any]], None]:
+    """All contenders agree; one alone is held against the token scan of its first tokens."""
+    judge = agree(GRADIENT_TOLERANCE if backward else FORWARD_TOLERANCE)
+
+    def against_scan(_: Mapping[str, Any]) -> None:
+        short = [x[:, :CHECKED_TOKENS] for x in args]
+        judge(
+            {
+                name: jax.jit(mixer_form(row, form, backward=backward))(*short)
+                for name, form in ((OURS, "xla"), (SCAN, "scan"))
+            }
+        )
+
+    return against_scan if alone else judge

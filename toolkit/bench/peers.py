@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,49 +54,36 @@ def over_heads(
     return lambda: sharded(*placed)
 
 
-def transformers_gated_delta_rule(
-    arrays: list[np.ndarray], weight: np.ndarray | None, threads: int
-) -> Callable[[], Any] | None:
-    """Hugging Face's chunked Gated DeltaNet in PyTorch.
+def torch_contender(
+    form: Callable[..., Any], arrays: list[np.ndarray], weight: np.ndarray | None, threads: int
+) -> Callable[[], Any]:
+    """A function of torch tensors as a contender, with PyTorch's own gradient.
 
     Args:
-        arrays: q, k, v, g, beta as for `gated_delta_net`.
+        form: tensors -> output.
+        arrays: its inputs.
         weight: cotangent of the output; None for the forward pass alone.
         threads: torch threads.
 
     Returns:
-        A function of no arguments giving the output, or the five gradients; None when torch or
-        transformers is absent.
+        A function of no arguments giving the output, or a list of the gradients of all inputs.
 
     Cost:
-        Chunks of 64, all held in memory at once.
-
-    Source:
-        `transformers.models.qwen3_next.modeling_qwen3_next.torch_chunk_gated_delta_rule`.
+        That of `form` when it is called.
     """
-    if not has_torch() or importlib.util.find_spec("transformers") is None:
-        return None
     import torch
-    from transformers.models.qwen3_next import modeling_qwen3_next
 
     torch.set_num_threads(threads)
-    rule = modeling_qwen3_next.torch_chunk_gated_delta_rule
     tensors = [torch.tensor(x, requires_grad=weight is not None) for x in arrays]
-    q, k, v, g, beta = tensors
     if weight is None:
 
         def forward() -> Any:
             with torch.no_grad():
-                return rule(q, k, v, g=g, beta=beta)[0]
+                return form(*tensors)
 
         return forward
     cotangent = torch.tensor(weight)
-
-    def both() -> Any:
-        out = rule(q, k, v, g=g, beta=beta)[0]
-        return list(torch.autograd.grad(out, tensors, cotangent))
-
-    return both
+    return lambda: list(torch.autograd.grad(form(*tensors), tensors, cotangent))
 
 
 def torch_sdpa(
@@ -123,24 +111,13 @@ def torch_sdpa(
         return None
     import torch
 
-    torch.set_num_threads(threads)
     # Its layout is [batch, heads, time, size]; the transposition is done once, outside the timing.
-    q, k, v = (
-        torch.tensor(np.ascontiguousarray(x.swapaxes(1, 2)), requires_grad=weight is not None)
-        for x in arrays
+    call = torch_contender(
+        partial(torch.nn.functional.scaled_dot_product_attention, is_causal=is_causal),
+        [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays],
+        None if weight is None else np.ascontiguousarray(weight.swapaxes(1, 2)),
+        threads,
     )
-    attend = torch.nn.functional.scaled_dot_product_attention
     if weight is None:
-
-        def forward() -> Any:
-            with torch.no_grad():
-                return attend(q, k, v, is_causal=is_causal).swapaxes(1, 2)
-
-        return forward
-    cotangent = torch.tensor(np.ascontiguousarray(weight.swapaxes(1, 2)))
-
-    def both() -> Any:
-        out = attend(q, k, v, is_causal=is_causal)
-        return [x.swapaxes(1, 2) for x in torch.autograd.grad(out, (q, k, v), cotangent)]
-
-    return both
+        return lambda: call().swapaxes(1, 2)
+    return lambda: [x.swapaxes(1, 2) for x in call()]

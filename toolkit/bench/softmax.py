@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from toolkit.attention import mixer, softmax_attention
-from toolkit.bench.harness import Case, agree, bound, weighted_gradient
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, bound, weighted_gradient
 from toolkit.bench.peers import over_heads, torch_sdpa
 from toolkit.measure import program_cost
 

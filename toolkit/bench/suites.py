@@ -8,14 +8,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolkit.bench.harness import Suite, run_case
+from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
 # name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only.
 _TABLE = {
     "gdn": ("gated_delta_net", (2,), "Gated DeltaNet against its token scan and transformers"),
-    "mixers": ("mixers", (2,), "every recurrent mixer in chunks against its token scan"),
+    "mixers": (
+        "mixers",
+        (2,),
+        "every recurrent mixer against scan, transformers, machine; fla on a GPU",
+    ),
     "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
     "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
     "sliders": ("sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
@@ -33,19 +37,31 @@ def _suite(module: str, cores: tuple[int, ...], summary: str) -> Suite:
 SUITES: dict[str, Suite] = {name: _suite(*row) for name, row in _TABLE.items()}
 
 
-def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None = None) -> None:
+def run_suites(
+    names: Sequence[str] = (),
+    *,
+    rounds: int = 7,
+    out: Path | None = None,
+    only: str = "",
+    plot: bool = False,
+    recorded: Path | None = None,
+) -> None:
     """Run suites, print their tables and write their records.
 
     Args:
         names: which suites; none means all.
         rounds: interleaved rounds a contender is timed for.
         out: folder for `<suite>.json` files; none means `runs/bench`.
+        only: run the cases whose name holds this text; none means all.
+        plot: also draw the figure of suite `mixers`.
+        recorded: draw that figure from this file of records instead, and run nothing.
 
     Returns:
         None; the tables are printed.
 
     Raises:
-        ValueError: for an unknown suite or `rounds < 1`.
+        ValueError: for an unknown suite, `rounds < 1`, a figure of another suite, or a text in
+            the name of no case.
         RuntimeError: when a suite fails, as when contenders disagree.
 
     Cost:
@@ -56,6 +72,11 @@ def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None =
             raise ValueError(f"suites: got {name!r}, wanted some of {', '.join(SUITES)}")
     if rounds < 1:
         raise ValueError(f"rounds: got {rounds}, wanted at least 1")
+    if (plot or recorded) and (names and "mixers" not in names):
+        raise ValueError(f"plot: only suite mixers has a figure; got {', '.join(names)}")
+    if recorded is not None:
+        _draw(recorded, out or Path("runs/bench"), is_recorded=True)
+        return
     if not has_torch():
         print("PyTorch is not installed, so its contenders are left out: install extra `oracle`.")
     folder = out or Path("runs/bench")
@@ -66,14 +87,25 @@ def run_suites(names: Sequence[str] = (), *, rounds: int = 7, out: Path | None =
             with tempfile.TemporaryDirectory() as scratch:
                 part = Path(scratch) / "records.json"
                 command = [sys.executable, "-m", "toolkit.bench", name, str(cores), str(rounds)]
-                if subprocess.run([*command, str(part)], check=False).returncode:
+                if subprocess.run([*command, str(part), only], check=False).returncode:
                     raise RuntimeError(f"suite {name!r} on {cores} cores failed; see above")
                 records += read_records(part)
+        if not records:
+            raise ValueError(f"only: no case of suite {name} has {only!r} in its name")
         write_records(folder / f"{name}.json", records)
         print(f"\nrecorded: {folder / name}.json")
+        if plot and name == "mixers":
+            _draw(folder / "mixers.json", folder, is_recorded=False)
 
 
-def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
+def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
+    from toolkit.bench.mixers_figure import draw_mixers  # matplotlib, only when it is wanted
+
+    path = draw_mixers(read_records(records), folder / "mixers.png", is_recorded=is_recorded)
+    print(f"figure: {path}")
+
+
+def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = "") -> None:
     """Run one suite in this process, which jax must not have started in.
 
     Args:
@@ -81,6 +113,7 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
         cores: cores to keep to, and host devices to make.
         rounds: interleaved rounds a contender is timed for.
         out: the JSON file of records.
+        only: run the cases whose name holds this text.
 
     Returns:
         None; the table is printed.
@@ -97,7 +130,13 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path) -> None:
         allowed = sorted(os.sched_getaffinity(0))[:cores]
         os.sched_setaffinity(0, allowed)
     jax.config.update("jax_num_cpu_devices", cores)
+    # Where torch shares a GPU, jax must not take most of its memory at the start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     records = []
     for case in SUITES[name].cases(cores):
+        if only not in case.name:
+            continue
+        if isinstance(case, PlannedCase):
+            case = case.build(case.name)
         records += run_case(case, rounds=rounds, cores=cores)
     write_records(out, records)

@@ -5,6 +5,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `CostPanel`: what a longer context costs to read and to continue
 * `ReadingPanel`: softmax attention and the gated delta net read one sentence
 * `MemoryPanel`: what must be kept to write the next token
+* `MixerPanel`: two linear-time mixers on one text: state, effective memory, decay
+* `MixerCostPanel`: what one more token costs the two, beside softmax attention
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Notebooks:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
         stream_text,
         train_language_model,
     )
+    from toolkit.lab.mixer_cost_panel import MixerCostPanel
+    from toolkit.lab.mixer_panel import MixerPanel
     from toolkit.lab.panel import Panel
     from toolkit.lab.reading_panel import ReadingPanel
     from toolkit.lab.tour import run_tour
@@ -43,6 +47,8 @@ _HOMES = {
     "Choice": "controls",
     "CostPanel": "attention_instrument",
     "MemoryPanel": "attention_instrument",
+    "MixerCostPanel": "mixer_cost_panel",
+    "MixerPanel": "mixer_panel",
     "NotebookRun": "execute",
     "Number": "controls",
     "Panel": "panel",
@@ -61,6 +67,8 @@ __all__ = [
     "Choice",
     "CostPanel",
     "MemoryPanel",
+    "MixerCostPanel",
+    "MixerPanel",
     "NotebookRun",
     "Number",
     "Panel",

@@ -173,7 +173,7 @@ def costs(
             of_kernel = name != "gdn" or chunk == CHUNK_OF_THE_KERNEL
             options = dict(row.options) if of_kernel else {"chunk": chunk}
             flop = row.forward_flops(*sizes, **options)
-            moved = row.forward_bytes(*sizes, element_bytes=number, **options)
+            moved = row.forward_bytes(*sizes, element_bytes=number, **row.options)
             if softmax == "dense" and name != "gdn":
                 moved += DENSE_BYTES_PER_SCORE * heads * tokens**2
         else:

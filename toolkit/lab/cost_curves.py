@@ -1,6 +1,6 @@
 """Axes on which mixers are compared as the context grows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from toolkit.lab.attention_view import MIXER_NAMES, SHORT_NAMES, TOKENS, Point
-from toolkit.lab.figures import ACCENT, in_words, log_axes, look
+from toolkit.lab.attention_view import SHORT_NAMES, TOKENS, Point
+from toolkit.lab.figures import ACCENT, Look, in_words, log_axes, look
 
 # Nested, so that markers on the same spot all stay visible.
 MARKER_SIZES = (12.5, 9.5, 7.5)
+_LOOKS = {name: look(name) for name in SHORT_NAMES}
 BEHIND_WORDS = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
 
 
@@ -23,16 +24,34 @@ class CostCurves:
     Attributes:
         axes: where it draws.
         unit: of the vertical axis now.
+        names: the words beside each line's sample, one a line.
     """
 
-    def __init__(self, figure: Figure, axes: Axes, unit: str, title: str, *, columns: int) -> None:
+    def __init__(
+        self,
+        figure: Figure,
+        axes: Axes,
+        unit: str,
+        title: str,
+        *,
+        columns: int,
+        names: Mapping[str, str] = SHORT_NAMES,
+        looks: Mapping[str, Look] = _LOOKS,
+        name_inches: float = 0.65,
+        value_inches: float = 1.9,
+        limits: tuple[float, float] | None = None,
+    ) -> None:
         self.axes, self.unit = axes, unit
         self.lines: dict[str, Line2D] = {}
         self.dots: dict[str, Line2D] = {}
         self.points: dict[str, Line2D] = {}
+        self.names: dict[str, Text] = {}
         self.values: dict[str, Text] = {}
         log_axes(axes, x_unit="tokens", y_unit=unit)
         axes.set_xlim(TOKENS[0], TOKENS[-1])
+        self._has_fixed_limits = limits is not None
+        if limits is not None:
+            axes.set_ylim(*limits)
         axes.set_xlabel("context length (tokens)")
         self.mark = axes.axvline(TOKENS[0], color=ACCENT, linewidth=1, alpha=0.7)
         self.mark_name = axes.text(
@@ -41,10 +60,10 @@ class CostCurves:
         )  # fmt: skip
         box = axes.get_position()
         inch = 1 / (box.width * figure.get_figwidth()), 1 / (box.height * figure.get_figheight())
-        rows = -(-len(MIXER_NAMES) // columns)
+        rows = -(-len(names) // columns)
         axes.set_title(title, y=1 + (0.21 * rows + 0.07) * inch[1])
-        for place, name in enumerate(MIXER_NAMES):
-            seen = look(name)
+        for place, name in enumerate(names):
+            seen = looks[name]
             (self.lines[name],) = axes.plot(
                 TOKENS, np.ones(len(TOKENS)), color=seen.colour, linestyle=seen.dashes
             )
@@ -57,12 +76,14 @@ class CostCurves:
             left, height = column / columns, 1 + 0.21 * (rows - row - 0.3) * inch[1]
             above = {"transform": axes.transAxes, "clip_on": False}
             axes.plot(
-                [left, left + 0.55 * inch[0]], [height, height],
+                [left, left + (name_inches - 0.1) * inch[0]], [height, height],
                 color=seen.colour, linestyle=seen.dashes, **above,
             )  # fmt: skip
-            axes.text(left + 0.65 * inch[0], height, SHORT_NAMES[name], va="center", **above)
+            self.names[name] = axes.text(
+                left + name_inches * inch[0], height, names[name], va="center", **above
+            )
             self.values[name] = axes.text(
-                left + 1.9 * inch[0], height, "", va="center", fontweight="bold", **above
+                left + value_inches * inch[0], height, "", va="center", fontweight="bold", **above
             )
 
     def artists(self) -> list[Artist]:
@@ -93,6 +114,8 @@ class CostCurves:
         return self._set_limits(np.concatenate(drawn), unit)
 
     def _set_limits(self, values: np.ndarray, unit: str) -> bool:
+        if self._has_fixed_limits:
+            return False
         # Whole steps, so that the axis stands still while a slider moves within one.
         base = 16.0 if unit == "bytes" else 10.0
         low, high = np.log([values.min(), values.max()]) / np.log(base)

@@ -1,0 +1,37 @@
+"""Exercises in notebooks: the solution passes, and wrong answers fail for the stated reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+from toolkit.lab import MixerPanel
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+def said_by_check(name: str, capsys: pytest.CaptureFixture[str], **names: object) -> str:
+    """Run the cell that defines `check` with these names; what it printed."""
+    cells = json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
+    sources = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    (source,) = (source for source in sources if "def check(" in source)
+    exec(compile(source, name, "exec"), dict(names))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"left": "retention", "right": "gla", "decay_strength": 0}, "Right: retention and gla"),
+        ({"left": "linear", "right": "retention", "decay_strength": 0}, "Right: linear"),
+        ({"left": "retention", "right": "gdn"}, "Not yet: the share of one word differs by"),
+        ({"left": "linear", "right": "linear"}, "Two different mixers, please"),
+        ({"left": "linear", "right": "gdn", "token": 1}, "Two different mixers, please"),
+        ({"left": "gdn", "right": "hgrn2", "decay_strength": 0, "write_strength": 0}, "nothing"),
+    ],
+)
+def test_two_mixers_that_remember_alike(answer: dict, words: str, capsys) -> None:
+    panel = MixerPanel(**({"token": 19} | answer))
+    assert words in said_by_check("mixers", capsys, panel=panel)

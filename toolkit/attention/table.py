@@ -1,0 +1,127 @@
+"""The table of mixers as a page: `python -m toolkit.attention.table > docs/mixers.md`.
+
+Nothing on the page is typed by hand: sizes and work come from the cost formulas of `MIXERS`, what
+a mixer can do from the arguments its function takes. A test holds the page against this file.
+"""
+
+import inspect
+import re
+
+from toolkit.attention.mixers import MIXERS, Mixer
+
+HEAD_SIZE = 128
+CONTEXT = 8192
+_ARXIV, _LINK = re.compile(r"arXiv:(\d+\.\d+)"), r"[arXiv:\1](https://arxiv.org/abs/\1)"
+HEADER = f"""# Token mixers
+
+Every mixer of `toolkit.attention`, from its row of `MIXERS`. `python -m toolkit.attention.table`
+writes this page; change the row, not the page.
+
+All figures are *modelled*: the formulas of the row for one head of key and value size {HEAD_SIZE},
+float32, a sequence (or a context) of {CONTEXT:,} tokens. FLOPs are those of the matrix products of
+our XLA form, two a multiply-add; bytes are what must at least cross the memory bus. The tests hold
+the formulas against the compiler's counts.
+"""
+COSTS = """## State and cost of one head
+
+A *token of a sequence* is one of many mixed at once, as in training and prefill; a *decoded token*
+is one step, which reads the state and, when it is recurrent, writes it.
+"""
+ABILITIES = """## What each can do
+
+Gates are log-decays (`g`, at most 0), strengths and time steps: one number a token and head, or
+one a key channel where it says so. *Packed*: several documents in one sequence, told apart by
+`segment_ids`. *Initial state*: continues where an earlier call ended. `implementation=None` picks
+the best of those named.
+"""
+
+
+def mixer_page() -> str:
+    """The page docs/mixers.md.
+
+    Returns:
+        Markdown: a table of costs, a table of abilities, the papers.
+
+    Cost:
+        No array is made.
+    """
+    costs = _table(
+        ("name", "mixer", "state", "grows with the context", "FLOPs a token of a sequence",
+         "bytes", "FLOPs a decoded token", "bytes"),
+        [_costs(row) for row in MIXERS.values()],
+    )  # fmt: skip
+    abilities = _table(
+        ("name", "inputs", "gates", "causal", "packed", "initial state", "implementations"),
+        [_abilities(row) for row in MIXERS.values()],
+    )
+    papers = "\n".join(
+        f"* **{row.title}** (`{row.name}`): {_ARXIV.sub(_LINK, row.paper)}"
+        for row in MIXERS.values()
+    )
+    return "\n".join((HEADER, COSTS, costs, "", ABILITIES, abilities, "", "## Papers", "", papers))
+
+
+def _costs(row: Mixer) -> tuple[str, ...]:
+    sizes = (1, HEAD_SIZE, HEAD_SIZE)
+    state, earlier = (
+        row.state_bytes(1, context, *sizes, **row.options) for context in (CONTEXT, CONTEXT // 2)
+    )
+    sequence = (1, CONTEXT, *sizes)
+    return (
+        f"`{row.name}`",
+        row.title + "".join(f", {name} = {value}" for name, value in row.options.items()),
+        f"{state / 1024:,.0f} KiB",
+        "yes" if state > earlier else "no",
+        f"{row.forward_flops(*sequence, **row.options) / CONTEXT:,.0f}",
+        f"{row.forward_bytes(*sequence, **row.options) / CONTEXT:,.0f}",
+        f"{row.step_flops(*sequence, **row.options):,}",
+        f"{row.step_bytes(*sequence, **row.options):,}",
+    )
+
+
+def _abilities(row: Mixer) -> tuple[str, ...]:
+    takes = inspect.signature(row.function).parameters
+    return (
+        f"`{row.name}`",
+        ", ".join(f"`{name}`{_per_step(row, name)}" for name in row.inputs),
+        ", ".join(f"`{name}`{_per_channel(row, name)}{_per_step(row, name)}" for name in row.gates)
+        or "none",
+        "yes, or not" if "is_causal" in takes else "yes",
+        "yes" if "segment_ids" in takes else "no",
+        "yes" if "initial_state" in takes else "no",
+        ", ".join(f"`{name}`" for name in implementations(row)),
+    )
+
+
+def implementations(row: Mixer) -> tuple[str, ...]:
+    """Names that `implementation=` of a row's function takes.
+
+    Args:
+        row: the mixer.
+
+    Returns:
+        The row's `kernels` where it names them, else those of its family.
+
+    Cost:
+        Nothing.
+    """
+    family = ("xla", "scan") if "chunk" in inspect.signature(row.function).parameters else (
+        "dense", "blockwise")  # fmt: skip
+    return getattr(row, "kernels", family)
+
+
+def _per_channel(row: Mixer, name: str) -> str:
+    return " a channel" if name in row.channel_gates else ""
+
+
+def _per_step(row: Mixer, name: str) -> str:
+    return " a delta step" if name in row.step_inputs else ""
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(mixer_page())

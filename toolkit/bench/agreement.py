@@ -1,0 +1,62 @@
+"""Whether contenders return the same arrays: what every suite asks before it times anything."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+
+def agree(
+    tolerance: float, *, norm: Literal["max", "rms"] = "max"
+) -> Callable[[Mapping[str, Any]], None]:
+    """A check that all contenders return the same arrays.
+
+        norm(a - b) <= tolerance * norm(b)   for every array of every result
+
+    Args:
+        tolerance: the relative error allowed.
+        norm: "max" for the largest magnitude; "rms" for the root mean square, which suits
+            bfloat16, whose roundings are large in single numbers and small on the whole.
+
+    Returns:
+        A function of the results by name; jax, NumPy and torch arrays are welcome, on any device.
+
+    Raises:
+        ValueError: (by the returned function) naming the two contenders and the error, or the
+            first contender when its numbers are not finite.
+
+    Cost:
+        One pass over the results on the host.
+
+    Source:
+        "rms" is the criterion of flash-linear-attention's tests.
+    """
+    size = {"max": lambda x: np.max(np.abs(x)), "rms": lambda x: np.sqrt(np.mean(np.square(x)))}
+    measure = size[norm]
+
+    def check(results: Mapping[str, Any]) -> None:
+        names = list(results)
+        first = _arrays(results[names[0]])
+        if not all(np.isfinite(b).all() for b in first):
+            raise ValueError(f"{names[0]!r} gave a number that is not finite")
+        for name in names[1:]:
+            for a, b in zip(_arrays(results[name]), first, strict=True):
+                error = float(measure(a - b) / max(float(measure(b)), 1e-30))
+                if not error <= tolerance:
+                    raise ValueError(
+                        f"{name!r} and {names[0]!r} disagree: relative error {error:.1e}, "
+                        f"wanted at most {tolerance:.0e}"
+                    )
+
+    return check
+
+
+def _arrays(result: Any) -> list[np.ndarray]:
+    return [_array(leaf) for leaf in jax.tree.leaves(result)]
+
+
+def _array(leaf: Any) -> np.ndarray:
+    if hasattr(leaf, "detach"):  # a torch tensor
+        leaf = leaf.detach().float().cpu()
+    return np.asarray(leaf, np.float32)
