@@ -7,21 +7,25 @@ import jax
 import pytest
 from flax import nnx
 
+from toolkit.attention import MIXERS
 from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
+from toolkit.looped.mixing.delta import GatedDeltaNetLayer
 
-PATTERNS = ("full", "window full", "gdn gdn full")
+PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("pattern", "gdn mamba", ["mamba", "full, window, gdn"]),
+        ("pattern", "gdn mamba", ["'mamba'", "full, window, gdn"]),
         ("pattern", " ", ["no layer"]),
         ("width", 130, ["130", "divisible", "heads 4"]),
         ("loops", 0, ["loops", "0", "at least 1"]),
         ("loops", 1.5, ["loops", "1.5"]),
         ("key_value_heads", 3, ["heads 4", "key_value_heads 3"]),
         ("gdn_value_heads", 6, ["gdn_value_heads 6", "multiple"]),
+        ("value_heads", 6, ["value_heads 6", "multiple"]),
+        ("delta_steps", 0, ["delta_steps", "0", "at least 1"]),
         ("head_size", 7, ["7", "even"]),
         ("dtype", "float16", ["float16", "bfloat16"]),
         ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),
@@ -39,7 +43,7 @@ def test_default_sizes_follow_the_papers_rules():
     recipe = LoopedConfig(width=1024, heads=8)
     assert recipe.feed_forward_size == 2816
     assert recipe.attention_sizes == (8, 8, 128)
-    assert recipe.gated_delta_net_sizes == (8, 8, 96, 192)
+    assert GatedDeltaNetLayer.sizes_of(recipe) == (8, 8, 96, 192)
     assert dataclasses.replace(recipe, width=2048).feed_forward_size == 5632
 
 

@@ -21,7 +21,7 @@ from toolkit.looped import (
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits
-PATTERNS = ("full", "window", "gdn", "gdn window full")
+PATTERNS = ("full", "window", "gdn", "gdn window full", "retention mamba2 rwkv7")
 
 
 def build(pattern, loops=2, **overrides):
@@ -38,7 +38,7 @@ def some_tokens(batch=2, time=16):
 @pytest.mark.parametrize(
     ("pattern", "prompt"),
     # Prompts shorter and longer than the window of 4 and the convolution's tail of 3.
-    [("full", 1), ("gdn window", 2), ("gdn window full", 9)],
+    [("full", 1), ("gdn window", 2), ("gdn window full", 9), ("retention rwkv7", 5)],
 )
 def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
     model, tokens = build(pattern, key_value_heads=1), some_tokens()

@@ -11,7 +11,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
-from toolkit.looped.layers import ShortConvolution, rotary_embedding, unit_length
+from toolkit.looped.convolution import ShortConvolution, token_before
+from toolkit.looped.layers import rotary_embedding, unit_length
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -247,6 +248,24 @@ def test_short_convolution_gradient():
     )
     ours = jax.jit(spread)(weights, x)
     jax.tree.map(partial(np.testing.assert_allclose, **FLOAT32_TOLERANCE), ours, wanted)
+
+
+def test_what_continues_a_document_knows_no_other():
+    """The last document is two tokens long, the tails would hold three and one."""
+    convolution = ShortConvolution(3, 4, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 7, 3))
+    documents = jnp.array([[1, 1, 1, 1, 1, 2, 2]])
+    _, tail = convolution(x, segment_ids=documents)
+    np.testing.assert_array_equal(tail, x[:, 4:].at[:, 0].set(0))
+    # A tail handed in belongs to the first document.
+    out, tail = convolution(x[:, :1], tail=x[:, 4:], segment_ids=documents[:, :1])
+    np.testing.assert_array_equal(tail, jnp.concatenate([x[:, 5:], x[:, :1]], axis=1))
+    wanted, _ = convolution(x[:, :1], tail=x[:, 4:])
+    np.testing.assert_allclose(out, wanted, **FLOAT32_TOLERANCE)
+    before, tail = token_before(x, segment_ids=documents)
+    wanted = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :7].at[:, 5].set(0)
+    np.testing.assert_array_equal(before, wanted)
+    np.testing.assert_array_equal(tail, x[:, 6:])
 
 
 def test_unit_length():

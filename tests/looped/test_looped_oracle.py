@@ -1,16 +1,14 @@
-"""Against Hugging Face transformers: a Llama, and Qwen3-Next's gated delta net layer.
+"""Against Hugging Face transformers: a whole Llama, once and looped.
 
-Random tiny PyTorch models; their weights, laid out in our order, must give the same numbers.
+A random tiny PyTorch model; its weights, laid out in our order, must give the same numbers.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.looped.mixing import GatedDeltaNetLayer
+from toolkit.looped import LoopedConfig, LoopedLM, load_layer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -18,9 +16,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.oracle
 
 LOGITS_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-LAYER_TOLERANCE = 1e-5  # of the largest number: both sides run their recurrence in float32
-# Large enough to count, and not to magnify the float32 rounding of outputs that nearly cancel.
-NORM_EPSILON = 1e-3
 
 
 def array(tensor):
@@ -74,10 +69,8 @@ def llama_pair():
     for block, layer in zip(ours.blocks, theirs.model.layers, strict=True):
         block.mixer_norm.scale[...] = array(layer.input_layernorm.weight)
         block.feed_forward_norm.scale[...] = array(layer.post_attention_layernorm.weight)
-        set_linear(block.mixer.query, layer.self_attn.q_proj)
-        set_linear(block.mixer.key, layer.self_attn.k_proj)
-        set_linear(block.mixer.value, layer.self_attn.v_proj)
-        set_linear(block.mixer.output, layer.self_attn.o_proj)
+        tensors = {name: t.numpy() for name, t in layer.self_attn.state_dict().items()}
+        load_layer(block.mixer, tensors, style="llama")
         set_linear(block.feed_forward.gate, layer.mlp.gate_proj)
         set_linear(block.feed_forward.up, layer.mlp.up_proj)
         set_linear(block.feed_forward.down, layer.mlp.down_proj)
@@ -123,75 +116,3 @@ def test_llama_looped_by_hand(llama_pair):
             h = h + gate * start
         wanted = theirs.lm_head(theirs.model.norm(h)).numpy()
     np.testing.assert_allclose(looped(jnp.asarray(tokens)), wanted, **LOGITS_TOLERANCE)
-
-
-def gated_delta_net_pair(key_heads, value_heads):
-    from transformers.models.qwen3_next import modeling_qwen3_next
-
-    width, key_size, value_size = 24, 8, 12
-    theirs = modeling_qwen3_next.Qwen3NextGatedDeltaNet(
-        transformers.Qwen3NextConfig(
-            hidden_size=width,
-            num_hidden_layers=1,
-            layer_types=["linear_attention"],
-            linear_num_key_heads=key_heads,
-            linear_num_value_heads=value_heads,
-            linear_key_head_dim=key_size,
-            linear_value_head_dim=value_size,
-            linear_conv_kernel_dim=4,
-            rms_norm_eps=NORM_EPSILON,
-        ),
-        layer_idx=0,
-    )
-    redraw(theirs, seed=1, std=0.3)
-    with torch.no_grad():
-        # Decay rates near 1. At rates near 16 both chunked forms lose digits in the same place,
-        # differences of summed log-decays, and agree to 2e-5 only.
-        theirs.A_log.copy_(torch.linspace(-1.0, 0.5, value_heads))
-    config = LoopedConfig(
-        width=width,
-        pattern="gdn",
-        heads=key_heads,
-        gdn_value_heads=value_heads,
-        gdn_key_size=key_size,
-        gdn_value_size=value_size,
-        norm_epsilon=NORM_EPSILON,
-    )
-    ours = GatedDeltaNetLayer(config, rngs=nnx.Rngs(0))
-    # Their projection interleaves by key head: [q, k, the head's values, the head's gates], and
-    # [write strengths, decays]. Ours is all queries, all keys, all values, with gates apart.
-    per_head = value_heads // key_heads
-    fused = array(theirs.in_proj_qkvz.weight).T.reshape(width, key_heads, -1)
-    borders = np.cumsum([key_size, key_size, per_head * value_size])
-    parts = [part.reshape(width, -1) for part in jnp.split(fused, borders, axis=-1)]
-    ours.query_key_value.kernel[...] = jnp.concatenate(parts[:3], axis=-1)
-    ours.gate.kernel[...] = parts[3]
-    fused = array(theirs.in_proj_ba.weight).T.reshape(width, key_heads, 2, per_head)
-    ours.write.kernel[...] = fused[:, :, 0].reshape(width, -1)
-    ours.decay.kernel[...] = fused[:, :, 1].reshape(width, -1)
-    ours.convolution.kernel[...] = array(theirs.conv1d.weight)[:, 0].T
-    ours.log_rate[...] = array(theirs.A_log)
-    ours.step_bias[...] = array(theirs.dt_bias)
-    ours.norm.scale[...] = array(theirs.norm.weight)
-    set_linear(ours.output, theirs.out_proj)
-    return ours, theirs
-
-
-def test_gated_delta_net_layer():
-    # Three value heads to a key head: the order of grouped heads shows.
-    ours, theirs = gated_delta_net_pair(key_heads=2, value_heads=6)
-    generator = np.random.default_rng(0)
-    x, weight = generator.standard_normal((2, 2, 75, 24)).astype(np.float32)
-    x_torch = torch.tensor(x, requires_grad=True)
-    wanted = theirs(x_torch)
-    (wanted * torch.tensor(weight)).sum().backward()
-
-    @jax.jit
-    def value_and_gradient(layer, x):
-        out, pullback = jax.vjp(lambda x: layer(x)[0], x)
-        return out, pullback(jnp.asarray(weight))[0]
-
-    out, gradient = value_and_gradient(ours, jnp.asarray(x))
-    for ours, theirs in [(out, wanted.detach().numpy()), (gradient, x_torch.grad.numpy())]:
-        assert np.std(theirs) > 0.1
-        assert np.max(np.abs(ours - theirs)) < LAYER_TOLERANCE * np.max(np.abs(theirs))

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import SwiGLU
-from toolkit.looped.mixing import AttentionLayer, GatedDeltaNetLayer
+from toolkit.looped.mixing import LAYERS
 
 
 class Block(nnx.Module):
@@ -23,12 +23,9 @@ class Block(nnx.Module):
 
     def __init__(self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
-        if word == "gdn":
-            self.mixer = GatedDeltaNetLayer(config, rngs=rngs)
-        else:
-            self.mixer = AttentionLayer(config, sliding_window=_window(word, config), rngs=rngs)
+        self.mixer = LAYERS[word](config, rngs=rngs)
         # LT2 draws the down projection at width^-1/2 in linear-time blocks, hidden^-1/2 elsewhere.
-        down_std = (width if word == "gdn" else hidden) ** -0.5
+        down_std = (width if self.mixer.is_recurrent else hidden) ** -0.5
         self.feed_forward = SwiGLU(width, hidden, down_std=down_std, dtype=dtype, rngs=rngs)
         self.mixer_norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
         self.feed_forward_norm = nnx.RMSNorm(
@@ -52,24 +49,3 @@ class Block(nnx.Module):
         mixed, cache = self.mixer.step(self.mixer_norm(h), cache)
         h += mixed
         return h + self.feed_forward(self.feed_forward_norm(h)), cache
-
-
-def empty_layer_cache(word: str, config: LoopedConfig, batch: int, capacity: int) -> Any:
-    """The cache of one layer in one loop before the first token.
-
-    Args:
-        word: the layer's word in the pattern.
-        config: the model.
-        batch: sequences.
-        capacity: tokens a full-attention cache can hold.
-
-    Returns:
-        A `KVCache` or a `GatedDeltaNetCache`.
-    """
-    if word == "gdn":
-        return GatedDeltaNetLayer.empty_cache(config, batch)
-    return AttentionLayer.empty_cache(config, batch, capacity, sliding_window=_window(word, config))
-
-
-def _window(word: str, config: LoopedConfig) -> int | None:
-    return config.sliding_window if word == "window" else None

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from toolkit.looped.blocks import empty_layer_cache
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.mixing import LAYERS
 
 
 @jax.tree_util.register_dataclass
@@ -26,7 +26,7 @@ class LoopedCache:
 
     Attributes:
         loops: `loops[tau][layer]`: keys and values of a softmax layer (the window alone for
-            "window"), state and convolution tail of a gated delta net.
+            "window"), state and convolution tail of a recurrent one.
 
     Source: LT2, decode-time state; vLLM's Ouro keeps the same loops * layers caches.
     """
@@ -43,7 +43,7 @@ class LoopedCache:
             capacity: tokens a full-attention layer can hold, prompt included.
 
         Returns:
-            The cache, in the model's compute type (delta-net states in float32).
+            The cache, in the model's compute type (recurrent states in float32).
 
         Raises:
             ValueError: if batch or capacity is less than one.
@@ -51,19 +51,28 @@ class LoopedCache:
         for name, number in (("batch", batch), ("capacity", capacity)):
             if number < 1:
                 raise ValueError(f"{name} is {number}; a cache needs at least 1.")
-        return cls(
-            tuple(
-                tuple(empty_layer_cache(word, config, batch, capacity) for word in config.layers)
-                for _ in range(config.loops)
-            )
-        )
+        return cls(tuple(empty_loop(config, batch, capacity) for _ in range(config.loops)))
+
+
+def empty_loop(config: LoopedConfig, batch: int, capacity: int) -> tuple[Any, ...]:
+    """The caches of one loop before the first token, one a physical layer.
+
+    Args:
+        config: the model.
+        batch: sequences.
+        capacity: tokens a full-attention cache can hold.
+
+    Returns:
+        A `KVCache` for a softmax layer, a `RecurrentCache` for any other.
+    """
+    return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in config.layers)
 
 
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
     """Bytes of decode-time state one sequence needs, nothing allocated.
 
     Softmax layers take loops * 2 * key_value_heads * head_size numbers a token; a window stops
-    growing at its length; a gated delta net never grows.
+    growing at its length; a recurrent layer never grows.
 
     Args:
         config: the model.

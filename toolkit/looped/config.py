@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-LAYER_WORDS = ("full", "window", "gdn")
-"""Words a pattern may contain: causal attention, sliding-window attention, gated delta net."""
+from toolkit.attention import MIXERS
+
+LAYER_WORDS = tuple(MIXERS)
+"""Words a pattern may contain: "full", "window", "gdn" and every other token mixer."""
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
@@ -23,35 +25,32 @@ class AttentionSizes(NamedTuple):
     head_size: int
 
 
-class GatedDeltaNetSizes(NamedTuple):
-    """Head counts and head sizes of a gated delta net layer."""
-
-    heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-
-
 @dataclasses.dataclass(frozen=True)
 class LoopedConfig:
     """Sizes and switches of a looped language model; checked when made.
 
     The physical layers are named by `pattern` and run `loops` times with the same parameters.
-    Sizes left at None follow the rules of LT2 and are read through `attention_sizes`,
-    `gated_delta_net_sizes` and `feed_forward_size`.
+    Sizes left at None follow the papers' rules: see `attention_sizes`, `feed_forward_size` and the
+    `sizes_of` of each recurrent layer.
 
     Attributes:
         vocabulary: number of tokens; 256 means the model reads bytes.
         width: size of the residual stream.
         pattern: the physical layers in order, e.g. "gdn gdn gdn gdn full".
         loops: how often the stack of physical layers runs.
-        heads: query heads of softmax layers, key heads of gated delta net layers.
+        heads: query heads of softmax layers, key heads of recurrent layers.
         key_value_heads: key/value heads of softmax layers (None: as many as `heads`).
         head_size: size of a softmax head (None: width / heads).
-        gdn_value_heads: value heads of a gated delta net, a multiple of `heads` (None: `heads`).
-        gdn_key_size: key size of a delta-net head (None: 0.75 width / heads, to a multiple of 8).
-        gdn_value_size: value size of a delta-net head (None: twice the key size).
-        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect.
+        value_heads: value heads of recurrent layers, a multiple of `heads` (None: `heads`);
+            "hgrn2" and "rwkv7" always have `heads`.
+        key_size: key size of a recurrent head (None: the paper's share of width / heads).
+        value_size: value size of a recurrent head (None: likewise).
+        gdn_value_heads: `value_heads` of "gdn" layers alone.
+        gdn_key_size: `key_size` of "gdn" layers alone (None: 0.75 width / heads).
+        gdn_value_size: `value_size` of "gdn" layers alone (None: twice the key size).
+        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
+            does in "delta_product").
+        delta_steps: corrections a token of a "delta_product" layer.
         sliding_window: tokens a "window" layer sees, the current one included.
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
@@ -60,7 +59,7 @@ class LoopedConfig:
         norm_epsilon: added to the mean square in every RMSNorm.
         residual_gate: learn rho, the per-loop gate on the previous loop's hidden state.
         attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
-        convolution_size: taps of the short causal convolution before a gated delta net.
+        convolution_size: taps of the short causal convolution, in the layers that have one.
         dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 
@@ -74,10 +73,14 @@ class LoopedConfig:
     heads: int = 4
     key_value_heads: int | None = None
     head_size: int | None = None
+    value_heads: int | None = None
+    key_size: int | None = None
+    value_size: int | None = None
     gdn_value_heads: int | None = None
     gdn_key_size: int | None = None
     gdn_value_size: int | None = None
     negative_eigenvalues: bool = False
+    delta_steps: int = 2
     sliding_window: int = 64
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
@@ -140,8 +143,12 @@ class LoopedConfig:
             "sliding_window",
             "feed_forward_multiple_of",
             "convolution_size",
+            "delta_steps",
             "key_value_heads",
             "head_size",
+            "value_heads",
+            "key_size",
+            "value_size",
             "gdn_value_heads",
             "gdn_key_size",
             "gdn_value_size",
@@ -180,10 +187,11 @@ class LoopedConfig:
                 f"the attention head size {head_size} is odd; rotary embeddings rotate pairs, "
                 "so it must be even."
             )
-        if self.gated_delta_net_sizes.value_heads % heads:
-            raise ValueError(
-                f"gdn_value_heads {self.gdn_value_heads} is not a multiple of heads {heads}."
-            )
+        for name in ("value_heads", "gdn_value_heads"):
+            if (getattr(self, name) or heads) % heads:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not a multiple of heads {heads}."
+                )
         if self.dtype not in COMPUTE_DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}.")
         for name in ("rope_theta", "norm_epsilon"):
@@ -210,94 +218,9 @@ class LoopedConfig:
         )
 
     @property
-    def gated_delta_net_sizes(self) -> GatedDeltaNetSizes:
-        """Heads, value heads, key and value sizes of "gdn" layers."""
-        key_size = self.gdn_key_size or max(8, 8 * round(0.75 * self.width / self.heads / 8))
-        return GatedDeltaNetSizes(
-            self.heads,
-            self.gdn_value_heads or self.heads,
-            key_size,
-            self.gdn_value_size or 2 * key_size,
-        )
-
-    @property
     def feed_forward_size(self) -> int:
         """Hidden size of the SwiGLU: given, or 2/3 of 4 x width rounded up."""
         if self.feed_forward is not None:
             return self.feed_forward
         multiple = self.feed_forward_multiple_of
         return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
-
-
-def parameter_count(config: LoopedConfig) -> int:
-    """Number of trained parameters, from the sizes alone.
-
-    All layers are shared by the loops: only rho, `loops x width` numbers, grows with `loops`.
-
-    Args:
-        config: the model.
-
-    Returns:
-        The number of parameters, embedding (tied with the head) included.
-
-    Source: LT2, architecture section.
-    """
-    width = config.width
-    heads, key_value_heads, head_size = config.attention_sizes
-    attention = 2 * width * (heads + key_value_heads) * head_size
-    if config.attention_output_gate:
-        attention += width * heads * head_size
-
-    heads, value_heads, key_size, value_size = config.gated_delta_net_sizes
-    keys, values = heads * key_size, value_heads * value_size
-    gated_delta_net = (
-        width * (2 * keys + values)  # query, key, value
-        + config.convolution_size * (2 * keys + values)
-        + 2 * width * value_heads  # decay and write strength
-        + 2 * value_heads  # A_log and dt_bias
-        + value_size  # output norm
-        + 2 * width * values  # output gate and output projection
-    )
-    mixers = {"full": attention, "window": attention, "gdn": gated_delta_net}
-    rest_of_block = 3 * width * config.feed_forward_size + 2 * width
-    blocks = sum(mixers[word] + rest_of_block for word in config.layers)
-    rho = config.loops * width if config.residual_gate else 0
-    return config.vocabulary * width + blocks + width + rho
-
-
-def match_parameters(
-    config: LoopedConfig, target: LoopedConfig | int, *, tolerance: float = 0.01
-) -> LoopedConfig:
-    """Change the feed-forward size so that a model has as many parameters as another.
-
-    Comparing mixers is fair only at equal parameters, and a gated delta net layer has more than
-    a softmax layer; its SwiGLU gives them back.
-
-    Args:
-        config: the model to change.
-        target: a number of parameters, or the model that has it.
-        tolerance: largest accepted |parameters / target - 1|.
-
-    Returns:
-        `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
-
-    Raises:
-        ValueError: if no feed-forward size comes within the tolerance.
-
-    Cost: arithmetic on sizes; no array is made.
-
-    Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.
-    """
-    wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
-    per_unit = 3 * config.width * len(config.layers)
-    fixed = parameter_count(config) - per_unit * config.feed_forward_size
-    exact = (wanted - fixed) / per_unit
-    for multiple in (8, 1):
-        feed_forward = max(multiple, multiple * round(exact / multiple))
-        matched = dataclasses.replace(config, feed_forward=feed_forward)
-        if abs(parameter_count(matched) / wanted - 1) <= tolerance:
-            return matched
-    raise ValueError(
-        f"no feed_forward brings {parameter_count(config)} parameters within {tolerance:.1%} of "
-        f"{wanted}: the rest of the model has {fixed}; change width or pattern."
-    )

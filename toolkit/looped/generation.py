@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.blocks import empty_layer_cache
-from toolkit.looped.cache import LoopedCache
+from toolkit.looped.cache import LoopedCache, empty_loop
 from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import sample_token
 
@@ -192,8 +191,8 @@ def _chunks(model, logits, cache, key, how, length, size):
 
 @functools.partial(jax.jit, static_argnames="capacity")
 def _prefill(model, tokens, capacity):
-    config, batch = model.config, tokens.shape[0]
-    empty = tuple(empty_layer_cache(word, config, batch, capacity) for word in config.layers)
+    config = model.config
+    empty = empty_loop(config, tokens.shape[0], capacity)
 
     def body(h, rho):
         return model.loop(h, rho, caches=empty)

@@ -1,0 +1,88 @@
+"""Loading a layer by names: from memory and from files; refusals that say what does not fit."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.flax import save_file
+
+from toolkit.looped import LoopedConfig, load_layer
+from toolkit.looped.checkpoint_names import STYLES
+from toolkit.looped.mixing import LAYERS
+
+CONFIG = LoopedConfig(width=8, heads=2, key_value_heads=1)
+PREFIX = "model.layers.3.self_attn."
+
+
+def empty_layer(word="full", config=CONFIG):
+    return nnx.eval_shape(lambda: LAYERS[word](config, rngs=nnx.Rngs(0)))
+
+
+def some_tensors(dtype=jnp.float32):
+    shapes = {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8)}
+    generator = np.random.default_rng(0)
+    return {
+        f"{PREFIX}{name}.weight": jnp.asarray(generator.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_files_and_arrays_in_memory_alike(tmp_path, dtype):
+    tensors = some_tensors(dtype)
+    # In two files, among tensors of other layers.
+    halves = list(tensors.items())
+    save_file(dict(halves[:2]), tmp_path / "model-1.safetensors")
+    save_file(
+        {**dict(halves[2:]), "lm_head.weight": jnp.zeros(3)}, tmp_path / "model-2.safetensors"
+    )
+    for source in (tmp_path, tensors):
+        layer = load_layer(empty_layer(), source, style="llama", prefix=PREFIX)
+        assert layer.key.kernel.dtype == jnp.float32
+        np.testing.assert_array_equal(layer.key.kernel[...], tensors[f"{PREFIX}k_proj.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({}, {"style": "gpt"}, ["style must be one of", "'llama'", "'gpt'"]),
+        ({}, {"style": "mamba2"}, ["mamba2", "'full'"]),
+        ({}, {"prefix": "layers.0."}, ["'layers.0.'", "missing k_proj.weight", "o_proj.weight"]),
+        ({"q_norm.weight": (4,)}, {}, ["unused q_norm.weight"]),
+        ({"k_proj.weight": (8, 8)}, {}, ["k_proj.weight (8, 8)", "key.kernel", "(8, 4)"]),
+    ],
+)
+def test_what_does_not_fit_is_named(change, options, words):
+    tensors = some_tensors() | {PREFIX + name: jnp.zeros(s) for name, s in change.items()}
+    layer = empty_layer()
+    with pytest.raises(ValueError, match=r".") as error:
+        load_layer(layer, tensors, **({"style": "llama", "prefix": PREFIX} | options))
+    for word in words:
+        assert word in str(error.value)
+    # Nothing has been changed: the layer still has no arrays.
+    assert not isinstance(layer.query.kernel.get_value(), jnp.ndarray)
+
+
+def test_options_the_checkpoint_does_not_know():
+    gated = empty_layer(config=dataclasses.replace(CONFIG, attention_output_gate=True))
+    with pytest.raises(ValueError, match=r"does not fill gate\.kernel"):
+        load_layer(gated, some_tensors(), style="llama", prefix=PREFIX)
+
+
+def test_no_file(tmp_path):
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(FileNotFoundError, match="safetensors"):
+            load_layer(empty_layer(), path, style="llama")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_styles_fill_every_parameter_once(style):
+    words, rules = STYLES[style]
+    for word in words:
+        state = nnx.to_flat_state(nnx.state(empty_layer(word), nnx.Param))
+        parameters = [".".join(map(str, path)) for path, _ in state]
+        assert sorted(path for rule in rules for path in rule.ours) == sorted(parameters)
+    names = [name for rule in rules for name in rule.theirs]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,191 @@
+"""Layers whose memory corrects itself: the delta rule, with and without decay.
+
+    S <- S + beta k (v - S^T k)^T
+
+What they share: queries, keys and values through one projection and one short convolution, keys of
+unit length (longer ones would expand the state), and a write strength beta = sigmoid(x W_b),
+doubled on request so that a step can reflect.
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.convolution import ShortConvolution
+from toolkit.looped.layers import linear, unit_length
+from toolkit.looped.mixing.gates import log_rate, step_bias, time_step
+from toolkit.looped.mixing.recurrent import (
+    Projection,
+    RecurrentLayer,
+    RecurrentSizes,
+    split_heads,
+)
+
+
+class DeltaLayer(RecurrentLayer):
+    """The shared part of delta-rule layers.
+
+        q, k, v = silu(conv(x W_qkv)),  q and k scaled to unit length
+        beta = sigmoid(x W_b)                          (write strength; doubled on request)
+
+    Attributes:
+        query_key_value, write: projections.
+        convolution: the short convolution over queries, keys and values.
+        steps: corrections a token.
+        negative_eigenvalues: whether beta reaches 2.
+
+    Source: Schlag et al. 2021; Yang et al., "Parallelizing Linear Transformers with the Delta
+        Rule", 2024.
+    """
+
+    write: nnx.Linear
+
+    def _set_projections(self, config: LoopedConfig, rngs: nnx.Rngs):
+        width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
+        channels = self._channels(config)
+        self.query_key_value = linear(width, channels, dtype, rngs, std=std)
+        self.convolution = ShortConvolution(
+            channels, config.convolution_size, dtype=dtype, rngs=rngs
+        )
+        self.steps = self.corrections(config)
+        self.negative_eigenvalues = config.negative_eigenvalues
+
+    @classmethod
+    def corrections(cls, config: LoopedConfig) -> int:
+        """Keys, values and write strengths a token."""
+        return 1
+
+    @classmethod
+    def _channels(cls, config):
+        sizes = cls.sizes_of(config)
+        return sizes.keys + cls.corrections(config) * (sizes.keys + sizes.values)
+
+    @classmethod
+    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
+        return config.convolution_size - 1, cls._channels(config)
+
+    def project(self, x, past, segment_ids):
+        mixed, tail = self.convolution(
+            self.query_key_value(x),
+            tail=None if past is None else past.tail,
+            segment_ids=segment_ids,
+        )
+        beta = jax.nn.sigmoid(self.write(x).astype(jnp.float32))
+        beta = 2 * beta if self.negative_eigenvalues else beta
+        return Projection((*self._heads(mixed), *self._decay(x), beta), tail)
+
+    def _heads(self, mixed):
+        _, _, key_size, value_size = self.sizes
+        keys = self.sizes.keys
+        q, k, v = jnp.split(jax.nn.silu(mixed), [keys, keys + self.steps * keys], axis=-1)
+        q, k = unit_length(split_heads(q, key_size)), unit_length(split_heads(k, key_size))
+        return q, k, split_heads(v, value_size)
+
+    def _decay(self, x) -> tuple[Array, ...]:
+        return ()
+
+
+class DeltaNetLayer(DeltaLayer):
+    """The delta rule without decay or output gate.
+
+        q, k, v, beta as in `DeltaLayer`
+        y = RMSNorm(delta_net(q, k, v, beta)) W_o
+
+    Attributes:
+        query_key_value, write, output: projections.
+        convolution: the short convolution over queries, keys and values.
+        norm: RMSNorm over the value channels, one weight vector for all heads.
+
+    Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024, section 3.3.
+    """
+
+    word: ClassVar[str] = "delta"
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype = config.width, config.compute_dtype
+        self._set_projections(config, rngs)
+        value_heads = self.sizes_of(config).value_heads
+        self.write = linear(width, value_heads, dtype, rngs, std=width**-0.5)
+        super().__init__(config, gate=None, rngs=rngs)
+
+
+class GatedDeltaLayer(DeltaLayer):
+    """The delta rule with one decay a head and a SiLU gate on its outputs.
+
+        q, k, v, beta as in `DeltaLayer`
+        g = -exp(A_log) softplus(x W_a + dt_bias)      (log-decay of the state, float32)
+        y = ( RMSNorm(mixer(q, k, v, g, beta)) * silu(x W_g) ) W_o
+
+    Attributes:
+        query_key_value, decay, write, gate, output: projections.
+        convolution: the short convolution over queries, keys and values.
+        log_rate: A_log, [value heads].
+        step_bias: dt_bias, [value heads].
+        norm: RMSNorm over the value channels, one weight vector for all heads.
+
+    Source: Yang et al., "Gated Delta Networks", 2024, section 3.4.
+    """
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
+        sizes = self.sizes_of(config)
+        self._set_projections(config, rngs)
+        self.decay = linear(width, sizes.value_heads, dtype, rngs, std=std)
+        self.write = linear(width, self.steps * sizes.value_heads, dtype, rngs, std=std)
+        gate = linear(width, sizes.values, dtype, rngs, std=std)
+        super().__init__(config, gate=gate, rngs=rngs)
+        self.log_rate = log_rate(rngs, sizes.value_heads, lowest=0.01)
+        self.step_bias = step_bias(rngs, sizes.value_heads)
+
+    def _decay(self, x) -> tuple[Float[Array, "batch time heads"]]:
+        return (-jnp.exp(self.log_rate[...]) * time_step(self.decay(x), self.step_bias),)
+
+
+class GatedDeltaNetLayer(GatedDeltaLayer):
+    """Gated DeltaNet: `GatedDeltaLayer` with one correction a token.
+
+    Source: Yang et al., "Gated Delta Networks", 2024; LT2 for the sizes.
+    """
+
+    word: ClassVar[str] = "gdn"
+
+    @classmethod
+    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
+        """0.75 width / heads a key, to a multiple of 8, and twice as much a value."""
+        key_size = config.gdn_key_size or config.key_size
+        key_size = key_size or max(8, 8 * round(0.75 * config.width / config.heads / 8))
+        return RecurrentSizes(
+            config.heads,
+            config.gdn_value_heads or config.value_heads or config.heads,
+            key_size,
+            config.gdn_value_size or config.value_size or 2 * key_size,
+        )
+
+
+class DeltaProductLayer(GatedDeltaLayer):
+    """Gated DeltaProduct: several keys, values and write strengths a token, after one decay.
+
+    Write strengths always reach 2: products of reflections are the point. The channels of a head's
+    corrections lie side by side.
+
+    Source: Siems et al., "DeltaProduct", 2025, sections 3 and 4.
+    """
+
+    word: ClassVar[str] = "delta_product"
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.negative_eigenvalues = True
+
+    @classmethod
+    def corrections(cls, config: LoopedConfig) -> int:
+        return config.delta_steps
+
+    def project(self, x, past, segment_ids):
+        (q, k, v, g, beta), tail, _ = super().project(x, past, segment_ids)
+        k, v = (a.reshape(*x.shape[:2], -1, self.steps, a.shape[-1]) for a in (k, v))
+        return Projection((q, k, v, g, beta.reshape(*x.shape[:2], -1, self.steps)), tail)

@@ -1,0 +1,54 @@
+"""Kimi Delta Attention as a layer: a decay a key channel, gates of low rank."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.delta import DeltaLayer
+from toolkit.looped.mixing.gates import LowRank, log_rate, step_bias, time_step
+from toolkit.looped.mixing.recurrent import split_heads
+
+
+class KimiDeltaLayer(DeltaLayer):
+    """The delta rule with one decay a key channel and a sigmoid gate on its outputs.
+
+        q, k, v, beta as in `DeltaLayer`
+        g = -exp(A_log) softplus(x W_f1 W_f2 + dt_bias)      (log-decays of a head's key channels)
+        y = ( RMSNorm(kimi_delta_attention(q, k, v, g, beta)) * sigmoid(x W_g1 W_g2) ) W_o
+
+    Both low-rank maps pass through as many channels as a head has values.
+
+    Attributes:
+        query_key_value, write, output: projections.
+        decay, gate: low-rank projections.
+        convolution: the short convolution over queries, keys and values.
+        log_rate: A_log, [value heads].
+        step_bias: dt_bias, [value heads * key].
+        norm: RMSNorm over the value channels, one weight vector for all heads.
+
+    Source: Kimi Team, "Kimi Linear", 2025, sections 3 and 4.
+    """
+
+    word: ClassVar[str] = "kda"
+    gate_activation = staticmethod(jax.nn.sigmoid)
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
+        _, value_heads, key_size, rank = sizes = self.sizes_of(config)
+        channels = value_heads * key_size
+        self._set_projections(config, rngs)
+        self.decay = LowRank(width, rank, channels, dtype=dtype, rngs=rngs)
+        self.write = linear(width, value_heads, dtype, rngs, std=std)
+        gate = LowRank(width, rank, sizes.values, dtype=dtype, rngs=rngs)
+        super().__init__(config, gate=gate, rngs=rngs)
+        self.log_rate = log_rate(rngs, value_heads, lowest=1.0)
+        self.step_bias = step_bias(rngs, channels)
+
+    def _decay(self, x) -> tuple[Float[Array, "batch time heads key"]]:
+        dt = split_heads(time_step(self.decay(x), self.step_bias), self.sizes.key_size)
+        return (-jnp.exp(self.log_rate[...])[:, None] * dt,)

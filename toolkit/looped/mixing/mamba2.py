@@ -1,0 +1,95 @@
+"""Mamba-2 as a layer: one projection, a biased convolution, a skip, a gate before the norm."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.convolution import ShortConvolution
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias, time_step
+from toolkit.looped.mixing.recurrent import (
+    Projection,
+    RecurrentLayer,
+    RecurrentSizes,
+    split_heads,
+)
+
+STATE_SIZE = 64
+"""Numbers a channel of x remembers, unless the configuration has a key size."""
+
+
+class Mamba2Layer(RecurrentLayer):
+    """State-space duality: the state decays at the rate at which the input enters it.
+
+        [z, x', B, C, dt'] = x W_in;    [x', B, C] <- silu(conv([x', B, C]) + b)
+        dt = softplus(dt' + dt_bias);   g = -exp(A_log) dt
+        y = GroupNorm( (mamba2(C, B, x', g, dt) + D x') * silu(z) ) W_o
+
+    The groups of the norm (without mean) are those of B and C. x' is twice the width.
+
+    Attributes:
+        input: the projection to z, x', B, C and dt'.
+        convolution: over x', B and C, with bias.
+        log_rate: A_log, [heads].
+        step_bias: dt_bias, [heads].
+        skip: D, [heads].
+        norm: RMSNorm over the channels of a group.
+        output: projection.
+
+    Source: Dao and Gu, "Transformers are SSMs", 2024, section 7; LT2 for the sizes.
+    """
+
+    word: ClassVar[str] = "mamba2"
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype = config.width, config.compute_dtype
+        sizes = self.sizes_of(config)
+        _, channels = self.tail_shape(config)
+        inputs = sizes.values + channels + sizes.value_heads
+        self.input = linear(width, inputs, dtype, rngs, std=width**-0.5)
+        self.convolution = ShortConvolution(
+            channels, config.convolution_size, dtype=dtype, rngs=rngs, use_bias=True
+        )
+        super().__init__(config, gate=None, rngs=rngs)
+        self.norm = GroupNorm(
+            sizes.values, sizes.heads, epsilon=config.norm_epsilon, is_centred=False, dtype=dtype
+        )
+        self.log_rate = log_rate(rngs, sizes.value_heads, lowest=1.0)
+        self.step_bias = step_bias(rngs, sizes.value_heads)
+        self.skip = nnx.Param(jnp.ones(sizes.value_heads))
+
+    @classmethod
+    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
+        """Without `value_heads`, one group of B and C serves all `heads` heads of x."""
+        value_heads = config.value_heads or config.heads
+        return RecurrentSizes(
+            config.heads if config.value_heads else 1,
+            value_heads,
+            config.key_size or STATE_SIZE,
+            config.value_size or max(1, round(2 * config.width / value_heads)),
+        )
+
+    @classmethod
+    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
+        sizes = cls.sizes_of(config)
+        return config.convolution_size - 1, sizes.values + 2 * sizes.keys
+
+    def project(self, x, past, segment_ids):
+        _, _, key_size, value_size = self.sizes
+        values, keys = self.sizes.values, self.sizes.keys
+        z, mixed, raw_step = jnp.split(self.input(x), [values, 2 * (values + keys)], axis=-1)
+        mixed, tail = self.convolution(
+            mixed, tail=None if past is None else past.tail, segment_ids=segment_ids
+        )
+        v, k, q = jnp.split(jax.nn.silu(mixed), [values, values + keys], axis=-1)
+        q, k, v = split_heads(q, key_size), split_heads(k, key_size), split_heads(v, value_size)
+        dt = time_step(raw_step, self.step_bias)
+        return Projection((q, k, v, -jnp.exp(self.log_rate[...]) * dt, dt), tail, (z, v))
+
+    def finish(self, x, out, aside):
+        z, v = aside
+        out += self.skip[...].astype(v.dtype)[:, None] * v
+        return self.output(self.norm(out.reshape(z.shape) * jax.nn.silu(z)))

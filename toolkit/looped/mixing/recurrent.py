@@ -1,0 +1,191 @@
+"""What every recurrent layer does alike: project, mix through a state, norm, gate, project.
+
+A layer says what the mixer's inputs are (`project`) and, if it is not the usual way, what becomes
+of its outputs (`finish`). Both work on [batch, time, ...]; decoding is a sequence of one token,
+mixed by the step of the mixer instead of its chunks. The mathematics of mixing is the row of
+`toolkit.attention.MIXERS` that the layer's word names.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention import MIXERS
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.layers import linear
+
+
+class RecurrentSizes(NamedTuple):
+    """Head counts and head sizes; each head of q and k serves a group of value heads."""
+
+    heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def keys(self) -> int:
+        """Channels of all heads of q, or of k."""
+        return self.heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Channels of all heads of v."""
+        return self.value_heads * self.value_size
+
+
+class RecurrentCache(NamedTuple):
+    """What a recurrent layer remembers: constant in size however long the text.
+
+    Attributes:
+        state: float32 [batch, value heads, key, value].
+        tail: the last inputs of what sees a few tokens back [batch, past, channels], or None.
+        length: tokens read so far, int32, for layers with positions; None for the others.
+    """
+
+    state: Float[Array, "batch heads key value"]
+    tail: Float[Array, "batch past channels"] | None = None
+    length: Int[Array, ""] | None = None
+
+
+class Projection(NamedTuple):
+    """What a layer makes of its input before tokens are mixed.
+
+    Attributes:
+        inputs: arguments of the mixer in the order of its row, each [batch, time, heads, ...].
+        tail: what the next token must know of the last ones, or None.
+        aside: arrays that pass the mixer by, for `finish`.
+    """
+
+    inputs: tuple[Array, ...]
+    tail: Array | None = None
+    aside: Any = None
+
+
+class RecurrentLayer(nnx.Module):
+    """Linear-time mixing through a state [key, value] a head: the frame of all such layers.
+
+        y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o      (norm a head; gate optional)
+
+    Attributes:
+        word: its name in patterns and in `MIXERS`.
+        key_share, value_share: default sizes of a head's key and value, in units of width / heads.
+        has_value_groups: whether one head of q and k may serve several value heads.
+        has_positions: whether the cache counts tokens.
+        sizes: head counts and head sizes.
+        norm, gate, output: what `finish` applies; gate may be None.
+
+    Source: LT2, section on mixers, for what the layers have in common and their default sizes.
+    """
+
+    word: ClassVar[str]
+    key_share: ClassVar[float] = 1.0
+    value_share: ClassVar[float] = 1.0
+    is_recurrent: ClassVar[bool] = True
+    has_value_groups: ClassVar[bool] = True
+    has_positions: ClassVar[bool] = False
+    gate_activation = staticmethod(jax.nn.silu)
+
+    def __init__(
+        self, config: LoopedConfig, *, gate: Callable[[Array], Array] | None, rngs: nnx.Rngs
+    ):
+        width, dtype = config.width, config.compute_dtype
+        self.sizes = self.sizes_of(config)
+        self.gate = nnx.data(gate)
+        self.output = linear(self.sizes.values, width, dtype, rngs, std=width**-0.5)
+        self.norm = nnx.RMSNorm(
+            self.sizes.value_size, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
+        )
+
+    @classmethod
+    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
+        """Head counts and sizes: those of the configuration, or the paper's share of the width."""
+        share = config.width / config.heads
+        value_heads = config.value_heads if cls.has_value_groups else None
+        return RecurrentSizes(
+            config.heads,
+            value_heads or config.heads,
+            config.key_size or max(1, round(cls.key_share * share)),
+            config.value_size or max(1, round(cls.value_share * share)),
+        )
+
+    @classmethod
+    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int] | None:
+        """Tokens and channels of the tail; None if the layer looks at each token alone."""
+        return None
+
+    @classmethod
+    def empty_cache(cls, config: LoopedConfig, batch: int, capacity: int) -> RecurrentCache:
+        """A zero state and tail; the capacity does not matter."""
+        _, *shape = cls.sizes_of(config)
+        dtype, tail = config.compute_dtype, cls.tail_shape(config)
+        return RecurrentCache(
+            state=MIXERS[cls.word].empty_state(batch, *shape, capacity, dtype),
+            tail=None if tail is None else jnp.zeros((batch, *tail), dtype),
+            length=jnp.zeros((), jnp.int32) if cls.has_positions else None,
+        )
+
+    def project(
+        self,
+        x: Float[Array, "batch time width"],
+        past: RecurrentCache | None,
+        segment_ids: Int[Array, "batch time"] | None,
+    ) -> Projection:
+        """The mixer's inputs; `past` is what came before x, if anything did."""
+        raise NotImplementedError
+
+    def finish(
+        self, x: Float[Array, "batch time width"], out: Array, aside: Any
+    ) -> Float[Array, "batch time width"]:
+        """Norm every head, gate, project to the width."""
+        out = self.norm(out)
+        if self.gate is not None:
+            out *= self.gate_activation(self.gate(x)).reshape(out.shape)
+        return self.output(out.reshape(*x.shape[:-1], -1))
+
+    def __call__(
+        self,
+        x: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: RecurrentCache | None = None,
+    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
+        """Mix a sequence; with a cache it continues from the cache's state."""
+        inputs, tail, aside = self.project(x, cache, segment_ids)
+        out, state = MIXERS[self.word].function(
+            *inputs,
+            initial_state=None if cache is None else cache.state,
+            segment_ids=segment_ids,
+        )
+        y = self.finish(x, out, aside)
+        return y, None if cache is None else _after(cache, state, tail, x.shape[1])
+
+    def step(
+        self, x_t: Float[Array, "batch width"], cache: RecurrentCache
+    ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
+        """Mix one token: one read and one write of the state."""
+        x = x_t[:, None]
+        inputs, tail, aside = self.project(x, cache, None)
+        out_t, state = MIXERS[self.word].step(*(a[:, 0] for a in inputs), cache.state)
+        return self.finish(x, out_t[:, None], aside)[:, 0], _after(cache, state, tail, 1)
+
+
+def _after(cache, state, tail, tokens):
+    return RecurrentCache(state, tail, None if cache.length is None else cache.length + tokens)
+
+
+def split_heads(x: Float[Array, "... channels"], size: int) -> Float[Array, "... heads size"]:
+    """[..., heads * size] -> [..., heads, size].
+
+    Args:
+        x: channels of all heads, head by head.
+        size: channels of one.
+
+    Returns:
+        The same numbers.
+    """
+    return x.reshape(*x.shape[:-1], -1, size)

@@ -1,0 +1,122 @@
+"""RWKV-7 as a layer: token shift, low-rank decay, rate and gate, a bonus for the present token."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.convolution import token_before
+from toolkit.looped.layers import linear, unit_length
+from toolkit.looped.mixing.gates import GroupNorm, LowRank
+from toolkit.looped.mixing.recurrent import Projection, RecurrentLayer, split_heads
+
+NORM_EPSILON = 64e-5
+SHIFT_EXPONENTS = {
+    "query": 0.2,
+    "decay": 0.9,
+    "key": 0.7,
+    "value": 0.7,
+    "rate": 0.9,
+    "gate": 0.2,
+}
+"""How soon the mix with the token before falls off over the channels, at the start."""
+DEPTH = 0.5
+"""The paper starts each layer by its depth; a looped layer has every depth, so the middle."""
+
+
+class RWKV7Layer(RecurrentLayer):
+    """RWKV-7's time mixing, without the mixing of values across layers.
+
+        x_* = x_t + mu_* (x_{t-1} - x_t)                         for * = r, w, k, v, a, g
+        r, k', v = x_r W_r, x_k W_k, x_v W_v
+        g = -e^(-1/2) sigmoid(w0 + tanh(x_w W_1) W_2)            (log-decay a key channel)
+        a = sigmoid(a0 + x_a A_1 A_2)                            (in-context learning rate)
+        kappa = k' * k_k, to unit length a head;   k = k' (1 + (a - 1) k_a)
+        o = GroupNorm(rwkv7(r, k, v, g, kappa, a)) + (sum over a head of r k r_k) v
+        y = ( o * (sigmoid(x_g G_1) G_2) ) W_o
+
+    In a stack of RWKV-7 layers the values of later ones lean towards the first one's; here a layer
+    stands alone in a pattern, so that part is left out.
+
+    Attributes:
+        query, key, value, output: projections W_r, W_k, W_v, W_o.
+        decay, rate, gate: low-rank maps; those of decay and rate have biases w0 and a0.
+        shift_query, shift_decay, shift_key, shift_value, shift_rate, shift_gate: mu, [width].
+        removal_scale: k_k, [keys].
+        replacement: k_a, [keys].
+        bonus: r_k, [keys].
+        norm: GroupNorm over the value channels of a head.
+
+    Source: Peng et al., "RWKV-7 Goose", 2025, section 4; ranks those of the released models.
+    """
+
+    word: ClassVar[str] = "rwkv7"
+    has_value_groups: ClassVar[bool] = False
+    gate: LowRank
+
+    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+        width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
+        sizes = self.sizes_of(config)
+        keys, values = sizes.keys, sizes.values
+        self.query = linear(width, keys, dtype, rngs, std=std)
+        self.key = linear(width, keys, dtype, rngs, std=std)
+        self.value = linear(width, values, dtype, rngs, std=std)
+        rank, gate_rank = _rank(1.8 * width**0.5), _rank(0.6 * width**0.8)
+        # Both start at their biases: the way in is zero.
+        start = {"use_bias": True, "down_std": 0.0, "dtype": dtype, "rngs": rngs}
+        self.decay = LowRank(width, rank, keys, activation=jnp.tanh, **start)
+        ramp = jnp.linspace(0.0, 1.0, keys)
+        self.decay.bias = nnx.Param(-6.5 + 5 * ramp ** (0.85 + DEPTH**0.5))
+        self.rate = LowRank(width, rank, keys, **start)
+        gate = LowRank(width, gate_rank, values, activation=jax.nn.sigmoid, dtype=dtype, rngs=rngs)
+        for name, exponent in SHIFT_EXPONENTS.items():
+            shift = 1 - (jnp.arange(width) / width) ** (exponent * DEPTH)
+            setattr(self, f"shift_{name}", nnx.Param(shift))
+        self.removal_scale = nnx.Param(jnp.full(keys, 0.85))
+        self.replacement = nnx.Param(jnp.ones(keys))
+        self.bonus = nnx.Param(jnp.zeros(keys))
+        super().__init__(config, gate=gate, rngs=rngs)
+        self.norm = GroupNorm(
+            values, sizes.heads, epsilon=NORM_EPSILON, is_centred=True, dtype=dtype
+        )
+        self.dtype = dtype
+
+    @classmethod
+    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
+        return 1, config.width
+
+    def project(self, x, past, segment_ids):
+        before, tail = token_before(
+            x, tail=None if past is None else past.tail, segment_ids=segment_ids
+        )
+        r, w, k, v, a, g = (
+            x + getattr(self, f"shift_{name}")[...].astype(x.dtype) * (before - x)
+            for name in SHIFT_EXPONENTS
+        )
+        q, k, v = self.query(r), self.key(k), self.value(v)
+        log_decay = -np.exp(-0.5) * jax.nn.sigmoid(self.decay(w).astype(jnp.float32))
+        rate = jax.nn.sigmoid(self.rate(a))
+        size = self.sizes.key_size
+        removal_key = unit_length(split_heads(k * self._of(self.removal_scale), size))
+        k = k * (1 + (rate - 1) * self._of(self.replacement))
+        q, k, log_decay, rate = (split_heads(part, size) for part in (q, k, log_decay, rate))
+        v = split_heads(v, self.sizes.value_size)
+        present = jnp.sum(q * k * split_heads(self._of(self.bonus), size), axis=-1, keepdims=True)
+        return Projection(
+            (q, k, v, log_decay, removal_key, rate), tail, (present * v, self.gate(g))
+        )
+
+    def finish(self, x, out, aside):
+        bonus, gate = aside
+        out = self.norm(out.reshape(gate.shape)) + bonus.reshape(gate.shape)
+        return self.output(out * gate)
+
+    def _of(self, parameter):
+        return parameter[...].astype(self.dtype)
+
+
+def _rank(exact: float) -> int:
+    return max(32, 32 * round(exact / 32))

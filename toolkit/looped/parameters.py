@@ -1,0 +1,95 @@
+"""How many parameters a configuration has, and how to give two the same number.
+
+Counted on shapes: nothing is allocated.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+from flax import nnx
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.mixing import LAYERS
+
+
+def parameter_count(config: LoopedConfig) -> int:
+    """Number of trained parameters, from the sizes alone.
+
+    All layers are shared by the loops: only rho, `loops x width` numbers, grows with `loops`.
+
+    Args:
+        config: the model.
+
+    Returns:
+        The number of parameters, embedding (tied with the head) included.
+
+    Source: LT2, architecture section.
+    """
+    width = config.width
+    rest_of_block = 3 * width * config.feed_forward_size + 2 * width
+    blocks = sum(layer_parameters(word, config) + rest_of_block for word in config.layers)
+    rho = config.loops * width if config.residual_gate else 0
+    return config.vocabulary * width + blocks + width + rho
+
+
+def layer_parameters(word: str, config: LoopedConfig) -> int:
+    """Number of trained parameters of one token-mixing layer.
+
+    Args:
+        word: the layer's word.
+        config: the model.
+
+    Returns:
+        The number of parameters of the mixer, without the rest of its block.
+
+    Cost: the first call with these sizes traces the layer's initialisation; later ones look up.
+    """
+    # The layer does not depend on these: one trace serves every slider position.
+    sizes = dataclasses.replace(config, pattern=word, vocabulary=1, loops=1, feed_forward=1)
+    return _traced_parameters(sizes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced_parameters(config):
+    layer = nnx.eval_shape(lambda: LAYERS[config.pattern](config, rngs=nnx.Rngs(0)))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(layer, nnx.Param)))
+
+
+def match_parameters(
+    config: LoopedConfig, target: LoopedConfig | int, *, tolerance: float = 0.01
+) -> LoopedConfig:
+    """Change the feed-forward size so that a model has as many parameters as another.
+
+    Comparing mixers is fair only at equal parameters, and a gated delta net layer has more than
+    a softmax layer; its SwiGLU gives them back.
+
+    Args:
+        config: the model to change.
+        target: a number of parameters, or the model that has it.
+        tolerance: largest accepted |parameters / target - 1|.
+
+    Returns:
+        `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
+
+    Raises:
+        ValueError: if no feed-forward size comes within the tolerance.
+
+    Cost: arithmetic on sizes; no array is made.
+
+    Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.
+    """
+    wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
+    per_unit = 3 * config.width * len(config.layers)
+    fixed = parameter_count(config) - per_unit * config.feed_forward_size
+    exact = (wanted - fixed) / per_unit
+    for multiple in (8, 1):
+        feed_forward = max(multiple, multiple * round(exact / multiple))
+        matched = dataclasses.replace(config, feed_forward=feed_forward)
+        if abs(parameter_count(matched) / wanted - 1) <= tolerance:
+            return matched
+    raise ValueError(
+        f"no feed_forward brings {parameter_count(config)} parameters within {tolerance:.1%} of "
+        f"{wanted}: the rest of the model has {fixed}; change width or pattern."
+    )
