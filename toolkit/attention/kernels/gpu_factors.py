@@ -20,7 +20,6 @@ default precision (TF32 on Hopper, 10 bits against the 7 of the bf16 they are ro
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention.chunked_decay import decayed_scores
@@ -53,7 +52,8 @@ def cut(x: Array) -> Array:
     return x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
 
 
-def _dot(equation: str, x: Array, y: Array) -> Array:
+def dot(equation: str, x: Array, y: Array) -> Array:
+    """A product of bf16 or float32 operands, summed in float32."""
     return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
 
 
@@ -71,13 +71,15 @@ def _masks(documents: Int[Array, "rows time"]) -> Masks:
 
 def _scores(q: Array, k: Array, decay: Array) -> Array:
     """sum_c q_ic k_jc exp(G_ic - G_jc) for j <= i, else 0."""
+    shape = q.shape[:2]
     if decay.shape[-1] == 1:
         between = decay - jnp.swapaxes(decay, -1, -2)
         causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
         survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        return _dot("rnik,rnjk->rnij", q, k) * survives
-    flat = [x.astype(jnp.float32).reshape(-1, *x.shape[2:]) for x in (q, k, decay)]
-    return decayed_scores(*flat, None).reshape(*q.shape[:2], CHUNK, CHUNK)
+        return dot("rnik,rnjk->rnij", q, k) * survives
+    together = (-1, CHUNK, q.shape[-1])
+    q, k, decay = (x.astype(jnp.float32).reshape(together) for x in (q, k, decay))
+    return decayed_scores(q, k, decay, None).reshape(*shape, CHUNK, CHUNK)
 
 
 def factors(
@@ -115,6 +117,6 @@ def factors(
     if masks is not None:
         a = jnp.where(masks.pair, a, 0)
     inverse = unit_lower_inverse(a)
-    values = _dot("rnij,rnjv->rniv", inverse, strength * v.astype(jnp.float32))
-    erase = -_dot("rnij,rnjk->rnik", inverse, strength * entry * wide_k)
+    values = dot("rnij,rnjv->rniv", inverse, strength * v.astype(jnp.float32))
+    erase = -dot("rnij,rnjk->rnik", inverse, strength * entry * wide_k)
     return Factors(read, leaving, scores, through, values, erase)

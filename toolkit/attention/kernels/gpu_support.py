@@ -8,7 +8,9 @@ programming model, so it is refused rather than run wrongly or slowly.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
 
 CHUNK = 64  # tokens a chunk: the M of a WGMMA instruction
 SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
@@ -29,6 +31,18 @@ def check_chip(interpret: Any) -> None:
         raise NotImplementedError(
             f"The Pallas kernels need a Hopper GPU (compute capability 9.0: H100, H200, GH200); "
             f'{device.device_kind} has {capability}. Use implementation="xla".'
+        )
+
+
+def check_heads(key: int, value: int) -> None:
+    """Raise for heads whose state does not fit the registers of a thread block.
+
+    Raises:
+        ValueError: a key or a value of more than 256 channels.
+    """
+    if max(key, value) > 256:
+        raise ValueError(
+            f"The Pallas kernels take heads of at most 256 channels; got key {key}, value {value}."
         )
 
 
@@ -60,3 +74,9 @@ def launch(body: Any, *, interpret: Any, **arguments: Any) -> Any:
 def tile_columns(columns: int, limit: int) -> int:
     """The widest tile of at most `limit` columns, a multiple of 32, that divides `columns`."""
     return max(size for size in range(32, limit + 1, 32) if columns % size == 0)
+
+
+def padded(x: Array, multiple: int) -> Array:
+    """Zeros behind the last axis up to a multiple: a channel of zeros changes no other."""
+    missing = -x.shape[-1] % multiple
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

@@ -51,7 +51,7 @@ def sum_of_products(shape: tuple[int, int], pairs: Sequence[tuple[Any, Any]]) ->
             plgpu.wgmma(sums, left, right)
         return sums[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC(shape, F32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, F32))
 
 
 def _walk(
