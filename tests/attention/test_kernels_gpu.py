@@ -13,18 +13,19 @@ import pytest
 from jax import lax
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from 0.11
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu_chunked import chunked
 from toolkit.attention.kernels.gpu_step import step
-from toolkit.attention.kernels.gpu_support import launch
+from toolkit.attention.kernels.gpu_support import check_chip, launch
 
 OUTPUT, QKV, GATE = 0.005, 0.008, 0.02  # relative errors, as flash-linear-attention tests them
 FLOAT32 = 1e-6
 BF16, F32 = jnp.bfloat16, jnp.float32
-INTERPRETER = InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
+# jax 0.12 can raise where it sees a race; here all versions note it, and the tests ask.
+NOTED = {"on_race": "warn"} if hasattr(InterpretGPUParams, "on_race") else {}
+INTERPRETER = InterpretGPUParams(detect_races=True, uninitialized_memory="nan", **NOTED)
 
 # batch, time, heads, head size: the shapes of the published speeds.
 REAL_SHAPES = [(2, 16384, 16, 128), (1, 8192, 96, 128), (4, 4096, 64, 128), (8, 2048, 32, 256)]
@@ -117,15 +118,15 @@ def clean_interpreter():
 
 
 def assert_no_races() -> None:
-    # jax 0.12 raises by itself; 0.10 and 0.11 print, and remember the last kernel.
+    """In the last kernel interpreted."""
     assert not gpu_callbacks.get_races().races_found
 
 
 CASES = {
-    "simple decay": dict(time=192, key=64, value=64, is_delta=False),
-    "simple decay, channels": dict(time=64, key=64, value=32, is_delta=False, channels=64, decay=9),
-    "gated delta net": dict(time=192, key=64, value=32),
-    "kimi delta attention": dict(time=128, key=60, value=24, channels=60),
+    "simple decay": {"time": 192, "key": 64, "value": 64, "is_delta": False},
+    "channels": {"time": 64, "key": 64, "value": 32, "is_delta": False, "channels": 64, "decay": 9},
+    "gated delta net": {"time": 192, "key": 64, "value": 32},
+    "kimi delta attention": {"time": 128, "key": 60, "value": 24, "channels": 60},
 }
 
 
@@ -148,3 +149,102 @@ def test_chunks_equal_the_token_loop(name):
         value, reference = getattr(got[2], field), getattr(want[2], field)
         if value is not None:
             assert relative_error(value, reference) < limit, field
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_step_equals_one_token_of_the_loop(is_delta):
+    key = 60 if is_delta else 64
+    inputs = make_inputs(2, 1, key, 40, channels=key if is_delta else 1, is_delta=is_delta)
+    tokens = [None if x is None else x[:, 0] for x in inputs[:5]]
+    tokens[2] = tokens[2].astype(F32)  # so that the output is not rounded
+    out, state = step(*tokens, inputs.state, interpret=INTERPRETER)
+    assert_no_races()
+    want, want_state = token_loop(inputs)
+    assert relative_error(out, want[:, 0]) < FLOAT32
+    assert relative_error(state, want_state) < FLOAT32
+
+
+def test_detector_sees_a_race():
+    """A kernel that reads a copy it did not wait for."""
+
+    def body(source, result, buffer, loaded):
+        plgpu.copy_gmem_to_smem(source, buffer, loaded)
+        result[...] = buffer[...]
+        plgpu.barrier_wait(loaded)
+
+    copy = launch(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), F32),
+        scratch_types=[plgpu.SMEM((128,), F32), plgpu.Barrier()],
+        interpret=INTERPRETER,
+    )
+    jax.block_until_ready(copy(jnp.ones(128)))
+    assert gpu_callbacks.get_races().races_found
+
+
+def lowered(function, *arguments) -> str:
+    """The program for CUDA. Lowering fails where shared memory does not suffice."""
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def abstract(rows, time, size, channels, is_delta) -> Inputs:
+    def array(*shape, dtype=F32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    qkv = [array(rows, time, size, dtype=BF16)] * 3
+    beta = array(rows, time) if is_delta else None
+    return Inputs(*qkv, array(rows, time, channels), beta, array(rows, size, size))
+
+
+@pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
+def test_real_shapes_lower_for_cuda(shape):
+    batch, time, heads, size = shape
+    families = [(1, True)] if shape != REAL_SHAPES[0] else [(1, False), (1, True), (size, True)]
+    for channels, is_delta in families:
+
+        def train(x):
+            out, pull = jax.vjp(chunked, *x)
+            return out, pull(out)
+
+        inputs = abstract(batch * heads, time, size, channels, is_delta)
+        program = lowered(train, inputs)
+        assert program.count("custom_call @mosaic_gpu") == 3  # walk, outputs, walk backward
+        token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
+        assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
+
+
+def test_lowering_refuses_too_much_shared_memory():
+    def body(source, result, buffer, loaded):
+        plgpu.copy_gmem_to_smem(source, buffer, loaded)
+        plgpu.barrier_wait(loaded)
+        plgpu.copy_smem_to_gmem(buffer, result)
+        plgpu.wait_smem_to_gmem(0)
+
+    shape = jax.ShapeDtypeStruct((256, 256), F32)  # 256 KB
+    scratch = [plgpu.SMEM(shape.shape, F32), plgpu.Barrier()]
+    with pytest.raises(Exception, match="smem"):
+        lowered(launch(body, out_type=shape, scratch_types=scratch, interpret=False), shape)
+
+
+def test_unfit_inputs_are_refused():
+    good = abstract(1, 128, 64, 1, True)
+
+    def refuse(error, message, chunk=64, **changes):
+        with pytest.raises(error, match=message):
+            jax.eval_shape(lambda *x: chunked(*x, chunk=chunk), *good._replace(**changes))
+
+    refuse(TypeError, "bfloat16", k=jax.ShapeDtypeStruct(good.k.shape, F32))
+    refuse(ValueError, "chunk must be 64", chunk=32)
+    odd = abstract(1, 100, 64, 1, True)
+    refuse(ValueError, "multiple of 64; got 100", **odd._asdict())
+    wide = abstract(1, 128, 320, 1, True)
+    refuse(ValueError, "at most 256", **wide._asdict())
+
+
+def test_other_chips_are_refused(monkeypatch):
+    device = SimpleNamespace(platform="gpu", compute_capability="10.0", device_kind="NVIDIA B200")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    with pytest.raises(NotImplementedError, match=r"B200 has 10\.0"):
+        check_chip(interpret=False)
+    device.compute_capability = "9.0"
+    check_chip(interpret=False)

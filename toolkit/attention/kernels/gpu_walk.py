@@ -117,6 +117,7 @@ def _walk(
                 plgpu.copy_smem_to_gmem(written_smem, written_hbm[0].at[row, chunk, :, columns])
             kept = lax.broadcast_in_dim(through_smem[stage], state_shape, (0,)) * state
             state = kept + products(state_shape, updates)
+            plgpu.commit_smem()  # whatever was read of this stage has been read
             pl.when(i + stages < count)(lambda: load(i + stages, stage))
             return state
 
