@@ -40,9 +40,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Factors, cut, dot, factors
+from toolkit.attention.kernels.gpu_factors import Factors, cut, dot, factors, solve
 from toolkit.attention.kernels.gpu_outputs import outputs
-from toolkit.attention.kernels.gpu_support import CHUNK, check_chip, check_heads, padded
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu_walk import walk, walk_backward
 
 
@@ -124,27 +124,36 @@ def _chunked(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Arr
 
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
     matrices = factors(q, k, v, g, beta, documents)
-    states, written, final_state = walk(matrices, initial_state, interpret=interpret)
+    solution = None if beta is None else solve(matrices)
+    states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
     out = outputs(matrices, states, written, interpret=interpret).reshape(v.shape)
-    return (out, final_state), (q, k, v, g, beta, documents, states, written)
+    inverse = None if solution is None else solution.inverse
+    return (out, final_state), (q, k, v, g, beta, documents, states, written, inverse)
 
 
 def _backward(interpret, saved, cotangents):
-    q, k, v, g, beta, documents, states, written = saved
+    q, k, v, g, beta, documents, states, written, inverse = saved
     d_out, d_final_state = cotangents
     matrices, pull = jax.vjp(partial(factors, documents=documents), q, k, v, g, beta)
     d_out = cut(d_out)
     # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
     d_states, d_written, d_initial_state = walk_backward(
-        matrices, d_out, d_final_state, interpret=interpret
+        matrices, inverse, d_out, d_final_state, interpret=interpret
     )
+    d_values, d_system, d_keys = d_written, None, None
+    if inverse is not None:
+        # N = T (beta * V - beta * e^G * K S), so one product with T^T serves all three.
+        d_values = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
+        d_system = -dot("rniv,rnjv->rnij", d_values, written)
+        d_keys = -dot("rniv,rnkv->rnik", d_values, states).astype(BF16)
     d_matrices = Factors(
-        read=dot("rniv,rnkv->rnik", d_out, states),
-        leave=dot("rniv,rnkv->rnik", written, d_states),
-        scores=dot("rniv,rnjv->rnij", d_out, written),
-        through=jnp.sum(states.astype(jnp.float32) * d_states.astype(jnp.float32), axis=-1),
-        values=d_written.astype(jnp.float32),
-        erase=None if matrices.erase is None else dot("rniv,rnkv->rnik", d_written, states),
+        read=dot("rniv,rnkv->rnik", d_out, states).astype(BF16),
+        leave=dot("rniv,rnkv->rnik", written, d_states).astype(BF16),
+        scores=dot("rniv,rnjv->rnij", d_out, written).astype(BF16),
+        through=jnp.sum(states.astype(F32) * d_states.astype(F32), axis=-1),
+        values=d_values,
+        system=d_system,
+        keys=d_keys,
     )
     return (*pull(d_matrices), None, d_initial_state)
 

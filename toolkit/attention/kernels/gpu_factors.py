@@ -24,18 +24,27 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention.chunked_decay import decayed_scores
 from toolkit.attention.inverse import unit_lower_inverse
-from toolkit.attention.kernels.gpu_support import CHUNK
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK
 
 
 class Factors(NamedTuple):
-    """Matrices of all chunks, float32; see the equations of this module."""
+    """Matrices of all chunks; see the equations of this module. Rounded once, from float32."""
 
-    read: Float[Array, "rows chunks C key"]  # R
-    leave: Float[Array, "rows chunks C key"]  # L
-    scores: Float[Array, "rows chunks C C"]  # P
-    through: Float[Array, "rows chunks key"]
-    values: Float[Array, "rows chunks C value"]  # U, or V without a delta rule
-    erase: Float[Array, "rows chunks C key"] | None  # E
+    read: Float[Array, "rows chunks C key"]  # R, bf16
+    leave: Float[Array, "rows chunks C key"]  # L, bf16
+    scores: Float[Array, "rows chunks C C"]  # P, bf16
+    through: Float[Array, "rows chunks key"]  # float32
+    values: Float[Array, "rows chunks C value"]  # beta * V, or V without a delta rule, bf16
+    system: Float[Array, "rows chunks C C"] | None  # A, float32
+    keys: Float[Array, "rows chunks C key"] | None  # beta * e^G * K, bf16
+
+
+class Solution(NamedTuple):
+    """The delta rule of all chunks solved for the values written: N = U + E S."""
+
+    inverse: Float[Array, "rows chunks C C"]  # T, bf16
+    values: Float[Array, "rows chunks C value"]  # U, bf16
+    erase: Float[Array, "rows chunks C key"]  # E, bf16
 
 
 class Masks(NamedTuple):
@@ -93,8 +102,7 @@ def factors(
     """Everything about the chunks that can be known before walking over them.
 
     Cost:
-        A chunk: C^2 K multiply-adds of scores, and with a delta rule C^2 (2 K + V) + C^3 / 3
-        more. Differentiated by JAX; the gradient of T is `unit_lower_inverse`'s own.
+        A chunk: C^2 K multiply-adds of scores, twice with a delta rule. Differentiated by JAX.
     """
     q, k, v, g = (cut(x) for x in (q, k, v, g))
     decay = jnp.cumsum(g, axis=2)
@@ -108,15 +116,28 @@ def factors(
         through = jnp.where(masks.through, through, 0)
         scores = jnp.where(masks.pair, scores, 0)
     through = jnp.broadcast_to(through, (*k.shape[:2], k.shape[-1]))
-    wide_k = k.astype(jnp.float32)
-    read, leaving = entry * q.astype(jnp.float32), leave * wide_k
+    wide_q, wide_k = q.astype(jnp.float32), k.astype(jnp.float32)
+    read, leave = (entry * wide_q).astype(BF16), (leave * wide_k).astype(BF16)
+    scores = scores.astype(BF16)
     if beta is None:
-        return Factors(read, leaving, scores, through, v.astype(jnp.float32), None)
+        return Factors(read, leave, scores, through, v, None, None)
     strength = cut(beta)[..., None]
-    a = jnp.tril(strength * _scores(k, k, decay), -1)
+    system = jnp.tril(strength * _scores(k, k, decay), -1)
     if masks is not None:
-        a = jnp.where(masks.pair, a, 0)
-    inverse = unit_lower_inverse(a)
-    values = dot("rnij,rnjv->rniv", inverse, strength * v.astype(jnp.float32))
-    erase = -dot("rnij,rnjk->rnik", inverse, strength * entry * wide_k)
-    return Factors(read, leaving, scores, through, values, erase)
+        system = jnp.where(masks.pair, system, 0)
+    values = (strength * v.astype(jnp.float32)).astype(BF16)
+    keys = (strength * entry * wide_k).astype(BF16)
+    return Factors(read, leave, scores, through, values, system, keys)
+
+
+def solve(factors: Factors) -> Solution:
+    """T = (I + A)^-1, U = T (beta * V) and E = -T (beta * e^G * K) of all chunks.
+
+    Cost:
+        A chunk: C^3 / 3 multiply-adds in float32 and C^2 (K + V) / 2 of bf16, summed in float32.
+    """
+    assert factors.system is not None and factors.keys is not None
+    inverse = unit_lower_inverse(factors.system).astype(BF16)
+    values = dot("rnij,rnjv->rniv", inverse, factors.values).astype(BF16)
+    erase = -dot("rnij,rnjk->rnik", inverse, factors.keys).astype(BF16)
+    return Solution(inverse, values, erase)

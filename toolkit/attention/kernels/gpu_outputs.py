@@ -10,17 +10,14 @@ float32 and read it again: 2 C V floats a chunk, more than the operands R and P 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from toolkit.attention.kernels.gpu_factors import Factors
-from toolkit.attention.kernels.gpu_support import CHUNK, launch, tile_columns
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK, launch, tile_columns
 from toolkit.attention.kernels.gpu_walk import sum_of_products
-
-BF16 = jnp.bfloat16
 
 
 def outputs(
@@ -80,4 +77,4 @@ def outputs(
         grid_names=("row", "chunk", "tile"),
         interpret=interpret,
     )
-    return kernel(factors.read.astype(BF16), factors.scores.astype(BF16), states, written)
+    return kernel(factors.read, factors.scores, states, written)

@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from toolkit.attention.kernels.gpu_support import (
+    F32,
     PROCESSORS,
     check_chip,
     check_heads,
@@ -27,7 +28,6 @@ from toolkit.attention.kernels.gpu_support import (
     tile_columns,
 )
 
-F32 = jnp.float32
 DECAY, ERASE, WRITE, READ = range(4)  # vectors over the key: e^g, beta k, k, q
 
 

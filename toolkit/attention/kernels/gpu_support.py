@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+BF16, F32 = jnp.bfloat16, jnp.float32
 CHUNK = 64  # tokens a chunk: the M of a WGMMA instruction
 SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)

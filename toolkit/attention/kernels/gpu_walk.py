@@ -27,10 +27,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Factors
-from toolkit.attention.kernels.gpu_support import CHUNK, PROCESSORS, SHARED_MEMORY, launch
-
-BF16, F32 = jnp.bfloat16, jnp.float32
+from toolkit.attention.kernels.gpu_factors import Factors, Solution, dot
+from toolkit.attention.kernels.gpu_support import (
+    BF16,
+    CHUNK,
+    F32,
+    PROCESSORS,
+    SHARED_MEMORY,
+    launch,
+)
 
 # Names of the two operands that live on chip: the state a chunk starts from, and what it writes.
 STATE, WRITTEN = "state", "written"
@@ -148,8 +153,7 @@ def _walk(
         grid_names=("row", "tile"),
         interpret=interpret,
     )
-    operands = [x.astype(BF16) for x in (*matrices.values(), *tiles.values())]
-    return kernel(through, *operands, initial)
+    return kernel(through, *matrices.values(), *tiles.values(), initial)
 
 
 def _transposed(x: Array) -> Array:
@@ -157,12 +161,17 @@ def _transposed(x: Array) -> Array:
 
 
 def walk(
-    factors: Factors, initial_state: Float[Array, "rows key value"], *, interpret: Any = False
+    factors: Factors,
+    solution: Solution | None,
+    initial_state: Float[Array, "rows key value"],
+    *,
+    interpret: Any = False,
 ) -> tuple[Array, Array, Array]:
     """Every chunk's incoming state and written values (bf16), and the final state.
 
     Args:
         factors: of all chunks; key a multiple of 64, value of 32.
+        solution: of the delta rule, or None without one.
         initial_state: float32.
         interpret: False, or the interpreter's parameters.
 
@@ -174,16 +183,16 @@ def walk(
         A chunk: 2 C K V multiply-adds (C K V without a delta rule). Its longest chain is two
         dependent WGMMA and two trips of [64, tile] and [key, tile] through shared memory.
     """
-    matrices, tiles = {"L^T": _transposed(factors.leave)}, {"U": factors.values}
-    if factors.erase is None:
+    matrices = {"L^T": _transposed(factors.leave)}
+    if solution is None:
         states, final = _walk(
-            factors.through, matrices, tiles, initial_state,
-            writes=[], updates=[("L^T", "U")], interpret=interpret,
+            factors.through, matrices, {"N": factors.values}, initial_state,
+            writes=[], updates=[("L^T", "N")], interpret=interpret,
         )  # fmt: skip
-        return states, factors.values.astype(BF16), final
-    matrices["E"] = factors.erase
+        return states, factors.values, final
+    matrices["E"] = solution.erase
     states, written, final = _walk(
-        factors.through, matrices, tiles, initial_state,
+        factors.through, matrices, {"U": solution.values}, initial_state,
         writes=[("E", STATE)], plus="U", updates=[("L^T", WRITTEN)], interpret=interpret,
     )  # fmt: skip
     return states, written, final
@@ -191,6 +200,7 @@ def walk(
 
 def walk_backward(
     factors: Factors,
+    inverse: Float[Array, "rows chunks C C"] | None,
     d_out: Float[Array, "rows chunks C value"],
     d_final_state: Float[Array, "rows key value"],
     *,
@@ -200,6 +210,7 @@ def walk_backward(
 
     Args:
         factors: as `walk` took them.
+        inverse: T, or None without a delta rule.
         d_out: gradient of the outputs.
         d_final_state: gradient of the final state, float32.
         interpret: False, or the interpreter's parameters.
@@ -216,8 +227,9 @@ def walk_backward(
         "R^T": _transposed(factors.read),
     }
     updates = [("R^T", "dO")]
-    if factors.erase is not None:
-        matrices["E^T"] = _transposed(factors.erase)
+    if inverse is not None:
+        assert factors.keys is not None
+        matrices["E^T"] = -dot("rnij,rnjk->rnki", inverse, factors.keys).astype(BF16)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,
