@@ -111,14 +111,13 @@ def chunked(
     if g.shape[-1] != 1:
         g = padded(g, 64)
     state = jnp.pad(initial_state, [(0, 0), (0, -key % 64), (0, -value % 32)])
-    out, state = _chunked(
+    out, state = _differentiable(
         padded(q, 64), padded(k, 64), padded(v, 32), g, beta, documents, state, interpret
     )
     return out[..., :value], state[:, :key, :value]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(7,))
-def _chunked(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Array, Array]:
+def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Array, Array]:
     return _forward(q, k, v, g, beta, documents, initial_state, interpret)[0]
 
 
@@ -158,4 +157,5 @@ def _backward(interpret, saved, cotangents):
     return (*pull(d_matrices), None, d_initial_state)
 
 
-_chunked.defvjp(_forward, _backward)
+_differentiable = jax.custom_vjp(_values, nondiff_argnums=(7,))
+_differentiable.defvjp(_forward, _backward)

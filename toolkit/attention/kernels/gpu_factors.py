@@ -11,10 +11,9 @@ Kimi Delta Attention) differ in their factors only. A chunk that enters with sta
     A_ij = beta_i sum_c k_ic k_jc exp(G_ic - G_jc)  for j < i,    T = (I + A)^-1
     U = T (beta * V),   E = -T (beta * e^G * K)
 
-No exponent is positive: a decay of every channel goes through `decayed_scores`, which factors it
-between halves of a block. Where documents meet, the same factors are masked. Products of bf16
-queries and keys are exact in float32; T stays float32, and its products run at the platform's
-default precision (TF32 on Hopper, 10 bits against the 7 of the bf16 they are rounded to next).
+No exponent is positive: `gpu_channels` factors a decay of every channel between halves of a block.
+Where documents meet, the same factors are masked. Products of bf16 queries and keys are exact
+before they are summed in float32; T is found in float32 at full precision, then rounded.
 """
 
 from typing import NamedTuple
@@ -22,9 +21,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.chunked_decay import decayed_scores
 from toolkit.attention.inverse import unit_lower_inverse
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK
+from toolkit.attention.kernels.gpu_channels import channel_scores
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32
 
 
 class Factors(NamedTuple):
@@ -63,7 +62,7 @@ def cut(x: Array) -> Array:
 
 def dot(equation: str, x: Array, y: Array) -> Array:
     """A product of bf16 or float32 operands, summed in float32."""
-    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+    return jnp.einsum(equation, x, y, preferred_element_type=F32)
 
 
 def _masks(documents: Int[Array, "rows time"]) -> Masks:
@@ -78,17 +77,16 @@ def _masks(documents: Int[Array, "rows time"]) -> Masks:
     )
 
 
-def _scores(q: Array, k: Array, decay: Array) -> Array:
-    """sum_c q_ic k_jc exp(G_ic - G_jc) for j <= i, else 0."""
-    shape = q.shape[:2]
+def _scores(x: Array, k: Array, decay: Array) -> Array:
+    """sum_c x_ic k_jc exp(G_ic - G_jc) for j <= i, else 0."""
     if decay.shape[-1] == 1:
         between = decay - jnp.swapaxes(decay, -1, -2)
         causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
         survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        return dot("rnik,rnjk->rnij", q, k) * survives
-    together = (-1, CHUNK, q.shape[-1])
-    q, k, decay = (x.astype(jnp.float32).reshape(together) for x in (q, k, decay))
-    return decayed_scores(q, k, decay, None).reshape(*shape, CHUNK, CHUNK)
+        return dot("rnik,rnjk->rnij", x, k) * survives
+    shape = (-1, *k.shape[2:])
+    x, k_wide, decay = (z.astype(F32).reshape(shape) for z in (x, k, decay))
+    return channel_scores(x, k_wide, decay).reshape(*k.shape[:2], CHUNK, CHUNK)
 
 
 def factors(
@@ -116,7 +114,7 @@ def factors(
         through = jnp.where(masks.through, through, 0)
         scores = jnp.where(masks.pair, scores, 0)
     through = jnp.broadcast_to(through, (*k.shape[:2], k.shape[-1]))
-    wide_q, wide_k = q.astype(jnp.float32), k.astype(jnp.float32)
+    wide_q, wide_k = q.astype(F32), k.astype(F32)
     read, leave = (entry * wide_q).astype(BF16), (leave * wide_k).astype(BF16)
     scores = scores.astype(BF16)
     if beta is None:
@@ -125,7 +123,7 @@ def factors(
     system = jnp.tril(strength * _scores(k, k, decay), -1)
     if masks is not None:
         system = jnp.where(masks.pair, system, 0)
-    values = (strength * v.astype(jnp.float32)).astype(BF16)
+    values = (strength * v.astype(F32)).astype(BF16)
     keys = (strength * entry * wide_k).astype(BF16)
     return Factors(read, leave, scores, through, values, system, keys)
 
@@ -136,7 +134,8 @@ def solve(factors: Factors) -> Solution:
     Cost:
         A chunk: C^3 / 3 multiply-adds in float32 and C^2 (K + V) / 2 of bf16, summed in float32.
     """
-    assert factors.system is not None and factors.keys is not None
+    assert factors.system is not None
+    assert factors.keys is not None
     inverse = unit_lower_inverse(factors.system).astype(BF16)
     values = dot("rnij,rnjv->rniv", inverse, factors.values).astype(BF16)
     erase = -dot("rnij,rnjk->rnik", inverse, factors.keys).astype(BF16)
