@@ -40,8 +40,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Factors, cut, dot, factors, solve
+from toolkit.attention.kernels.gpu_factors import Factors, cut, dot, factors
 from toolkit.attention.kernels.gpu_outputs import outputs
+from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu_walk import walk, walk_backward
 
@@ -123,7 +124,7 @@ def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Arra
 
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
     matrices = factors(q, k, v, g, beta, documents)
-    solution = None if beta is None else solve(matrices)
+    solution = None if beta is None else solve(matrices, interpret=interpret)
     states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
     out = outputs(matrices, states, written, interpret=interpret).reshape(v.shape)
     inverse = None if solution is None else solution.inverse

@@ -13,7 +13,7 @@ Kimi Delta Attention) differ in their factors only. A chunk that enters with sta
 
 No exponent is positive: `gpu_channels` factors a decay of every channel between halves of a block.
 Where documents meet, the same factors are masked. Products of bf16 queries and keys are exact
-before they are summed in float32; T is found in float32 at full precision, then rounded.
+before they are summed in float32; `gpu_solve` finds T.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.inverse import unit_lower_inverse
 from toolkit.attention.kernels.gpu_channels import channel_scores
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32
 
@@ -126,17 +125,3 @@ def factors(
     values = (strength * v.astype(F32)).astype(BF16)
     keys = (strength * entry * wide_k).astype(BF16)
     return Factors(read, leave, scores, through, values, system, keys)
-
-
-def solve(factors: Factors) -> Solution:
-    """T = (I + A)^-1, U = T (beta * V) and E = -T (beta * e^G * K) of all chunks.
-
-    Cost:
-        A chunk: C^3 / 3 multiply-adds in float32 and C^2 (K + V) / 2 of bf16, summed in float32.
-    """
-    assert factors.system is not None
-    assert factors.keys is not None
-    inverse = unit_lower_inverse(factors.system).astype(BF16)
-    values = dot("rnij,rnjv->rniv", inverse, factors.values).astype(BF16)
-    erase = -dot("rnij,rnjk->rnik", inverse, factors.keys).astype(BF16)
-    return Solution(inverse, values, erase)
