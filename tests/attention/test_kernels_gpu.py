@@ -9,26 +9,53 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from 0.11
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.topologies import get_topology_desc
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu_chunked import chunked
+from toolkit.attention.kernels.gpu_factors import Factors
+from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch
 
 OUTPUT, QKV, GATE = 0.005, 0.008, 0.02  # relative errors, as flash-linear-attention tests them
 FLOAT32 = 1e-6
+ROUNDING = 2**-9  # bf16's largest relative rounding error
 BF16, F32 = jnp.bfloat16, jnp.float32
 # jax 0.12 can raise where it sees a race; here all versions note it, and the tests ask.
 NOTED = {"on_race": "warn"} if hasattr(InterpretGPUParams, "on_race") else {}
 INTERPRETER = InterpretGPUParams(detect_races=True, uninitialized_memory="nan", **NOTED)
 
-# batch, time, heads, head size: the shapes of the published speeds.
-REAL_SHAPES = [(2, 16384, 16, 128), (1, 8192, 96, 128), (4, 4096, 64, 128), (8, 2048, 32, 256)]
+# Batch, time, heads, head size of the published speeds; channels that decay apart; a delta rule?
+REAL_SHAPES = [
+    (2, 16384, 16, 128, 1, True),
+    (1, 8192, 96, 128, 128, True),
+    (4, 4096, 64, 128, 1, False),
+    (8, 2048, 32, 256, 1, True),
+]
+
+# What the compiler must know of the chip.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 150000000000 cuda_compute_capability { major: 9 minor: 0 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
 
 
 class Inputs(NamedTuple):
@@ -90,8 +117,8 @@ def kimi_loop(inputs: Inputs):
 
 
 def relative_error(got, want) -> float:
-    got, want = got.astype(F32), want.astype(F32)
-    return float(jnp.sqrt(jnp.mean((got - want) ** 2) / jnp.mean(want**2)))
+    got, want = np.array(got, np.float64), np.array(want, np.float64)
+    return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
 
 
 def values_and_gradients(function, inputs: Inputs):
@@ -123,8 +150,8 @@ def assert_no_races() -> None:
 
 
 CASES = {
-    "simple decay": {"time": 192, "key": 64, "value": 64, "is_delta": False},
-    "channels": {"time": 64, "key": 64, "value": 32, "is_delta": False, "channels": 64, "decay": 9},
+    "simple decay": {"time": 192, "key": 64, "value": 32, "is_delta": False},
+    "channels": {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
     "gated delta net": {"time": 192, "key": 64, "value": 32},
     "kimi delta attention": {"time": 128, "key": 60, "value": 24, "channels": 60},
 }
@@ -152,16 +179,19 @@ def test_chunks_equal_the_token_loop(name):
 
 
 @pytest.mark.parametrize("is_delta", [False, True])
-def test_step_equals_one_token_of_the_loop(is_delta):
+def test_step_equals_the_equations(is_delta):
     key = 60 if is_delta else 64
     inputs = make_inputs(2, 1, key, 40, channels=key if is_delta else 1, is_delta=is_delta)
-    tokens = [None if x is None else x[:, 0] for x in inputs[:5]]
-    tokens[2] = tokens[2].astype(F32)  # so that the output is not rounded
-    out, state = step(*tokens, inputs.state, interpret=INTERPRETER)
+    q, k, v, g, beta = (None if x is None else x[:, 0].astype(F32) for x in inputs[:5])
+    out, state = step(q, k, v, g, beta, inputs.state, interpret=INTERPRETER)
     assert_no_races()
-    want, want_state = token_loop(inputs)
-    assert relative_error(out, want[:, 0]) < FLOAT32
-    assert relative_error(state, want_state) < FLOAT32
+    q, k, v, decay, old = (np.array(x, np.float64) for x in (q, k, v, jnp.exp(g), inputs.state))
+    old *= decay[..., None]
+    if is_delta:
+        v = np.array(beta)[:, None] * (v - np.einsum("rk,rkv->rv", k, old))
+    want = old + k[..., None] * v[:, None]
+    assert relative_error(out, np.einsum("rk,rkv->rv", q, want)) < FLOAT32
+    assert relative_error(state, want) < FLOAT32
 
 
 def test_detector_sees_a_race():
@@ -182,6 +212,24 @@ def test_detector_sees_a_race():
     assert gpu_callbacks.get_races().races_found
 
 
+def test_inverse_of_repeated_keys():
+    """Where T cancels most: one direction written over and over, with reflections."""
+    k = make_inputs(1, 64, 64, 32).k[None].astype(F32)
+    k = k[:, :, :1] + 0.05 * k
+    k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(BF16)
+    gram = jnp.einsum("rnik,rnjk->rnij", k, k, preferred_element_type=F32)
+    system = 1.9 * jnp.tril(gram, -1)
+    values = make_inputs(1, 64, 64, 32).v[None]
+    nothing = jnp.zeros(())
+    got = solve(Factors(nothing, k, nothing, nothing, values, system, k), interpret=INTERPRETER)
+    assert_no_races()
+    inverse = np.linalg.inv(np.eye(64) + np.array(system[0, 0], np.float64))
+    want = inverse @ np.array(values[0, 0], np.float64), -inverse @ np.array(k[0, 0], np.float64)
+    assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
+    assert relative_error(got.values[0, 0], want[0]) < ROUNDING
+    assert relative_error(got.erase[0, 0], want[1]) < ROUNDING
+
+
 def lowered(function, *arguments) -> str:
     """The program for CUDA. Lowering fails where shared memory does not suffice."""
     return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
@@ -198,19 +246,17 @@ def abstract(rows, time, size, channels, is_delta) -> Inputs:
 
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
 def test_real_shapes_lower_for_cuda(shape):
-    batch, time, heads, size = shape
-    families = [(1, True)] if shape != REAL_SHAPES[0] else [(1, False), (1, True), (size, True)]
-    for channels, is_delta in families:
+    batch, time, heads, size, channels, is_delta = shape
 
-        def train(x):
-            out, pull = jax.vjp(chunked, *x)
-            return out, pull(out)
+    def train(x):
+        out, pull = jax.vjp(chunked, *x)
+        return out, pull(out)
 
-        inputs = abstract(batch * heads, time, size, channels, is_delta)
-        program = lowered(train, inputs)
-        assert program.count("custom_call @mosaic_gpu") == 3  # walk, outputs, walk backward
-        token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
-        assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
+    inputs = abstract(batch * heads, time, size, channels, is_delta)
+    kernels = 4 if is_delta else 3  # solve, walk, outputs, walk backward
+    assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
+    token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
+    assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
 
 
 def test_lowering_refuses_too_much_shared_memory():
@@ -248,3 +294,31 @@ def test_other_chips_are_refused(monkeypatch):
         check_chip(interpret=False)
     device.compute_capability = "9.0"
     check_chip(interpret=False)
+
+
+@pytest.fixture
+def hopper_without_a_gpu(monkeypatch):
+    """A compile-only H200, where jax's CUDA plugin and nvcc are installed. No GPU is needed."""
+    nvcc = pytest.importorskip("nvidia.cuda_nvcc", reason="needs nvidia-cuda-nvcc")
+    monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", nvcc.__path__[0])
+    try:
+        topology = get_topology_desc("1x1x1", "cuda", topology="1x1x1", target_config=H200)
+    except NotImplementedError:
+        pytest.skip("needs jax's CUDA plugin")
+    mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def test_kernels_compile_to_machine_code(hopper_without_a_gpu):
+    inputs = abstract(2, 256, 128, 1, True)
+
+    def train(x):
+        out, pull = jax.vjp(chunked, *x)
+        return out, pull(out)
+
+    def place(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=hopper_without_a_gpu)
+
+    inputs = jax.tree.map(place, inputs)
+    compiled = jax.jit(train, out_shardings=hopper_without_a_gpu).lower(inputs).compile()
+    assert compiled.as_text().count("mosaic_gpu") >= 4

@@ -6,17 +6,18 @@ the carried state are float32, and the state is rounded to bf16 only as an opera
 
 A chunk is 64 tokens. The work is split where its parallelism changes:
 
-    factors    all chunks at once   scores, inverse, U and E             XLA     gpu_factors
-    walk       chunk after chunk    states at boundaries, N              Pallas  gpu_walk
-    outputs    all chunks at once   O = R S + P N                        Pallas  gpu_outputs
+    factors    all chunks at once    scores and decays                   XLA     gpu_factors
+    solve      all chunks at once    T = (I + A)^-1, U, E                Pallas  gpu_solve
+    walk       chunk after chunk     states at boundaries, N             Pallas  gpu_walk
+    outputs    all chunks at once    O = R S + P N                       Pallas  gpu_outputs
     backward   factors again, the walk in reverse (Pallas), batched products and the pullback of
-               the factors (XLA), from the inputs, N and the states at chunk boundaries
+               the factors (XLA), from the inputs, T, N and the states at chunk boundaries
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
-fused kernel would do everything in those blocks; split, the walk does 2 of the 6 products of a
-chunk, and the rest runs in 8,192 independent blocks. The price is states and N through memory:
-96 KB a chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
+fused kernel would do everything in those blocks. Split, the walk does 2 of a chunk's 6 products
+and none of its inverse, and the rest runs in 8,192 independent blocks. The price is states and N
+through memory: 96 KB a chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
 
 The floor on an H200 (989 TFLOP/s bf16, 4.8 TB/s) at batch 2, time 16384, heads 16, key = value =
 128, that is 524,288 tokens of a head, counting each input and output once:
@@ -26,11 +27,24 @@ The floor on an H200 (989 TFLOP/s bf16, 4.8 TB/s) at batch 2, time 16384, heads 
                simple decay           52 GFLOP  52 us    539 MB  112 us    floor 112 us
     backward   Gated DeltaNet        180 GFLOP 182 us    948 MB  198 us    floor 198 us
 
+What the programs move there, summed over the kernels that XLA compiles for this chip, and how long
+that takes at 4.8 TB/s (modelled, as is the floor):
+
+                           forward            forward and backward
+    simple decay            2.4 GB  0.5 ms     8.6 GB  1.8 ms
+    Gated DeltaNet          4.7 GB  1.0 ms    15.5 GB  3.2 ms
+    Kimi Delta Attention    9.7 GB  2.0 ms    34.7 GB  7.2 ms
+
+The Pallas kernels move 2.3 GB of the 4.7; next to gain is the pullback of the factors, whose
+batched products and sums XLA runs one after another, and the scores of channels.
+
 What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
-token loop in values and gradients, with uninitialised memory as NaN and no races between copies
-and reads; and the kernels lower for CUDA within shared memory. That a kernel lowers does not say
-that it runs, nor how fast: the interpreter does WGMMA and stores to global memory at once, so it
-cannot see a missing wait for them, and no time has been measured.
+token loop in values and gradients, with uninitialised memory as NaN and no race found; the
+kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
+them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (255 and
+120 bytes in the walk back of heads of 256). None of this says that they run, or how fast: the
+interpreter does WGMMA and stores to global memory at once, so it cannot see a missing wait for
+them, and no time has been measured.
 """
 
 from functools import partial
