@@ -19,7 +19,7 @@ from jax.experimental.topologies import get_topology_desc
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu_chunked import chunked
-from toolkit.attention.kernels.gpu_factors import Factors
+from toolkit.attention.kernels.gpu_factors import Delta
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch
@@ -220,14 +220,14 @@ def test_inverse_of_repeated_keys():
     gram = jnp.einsum("rnik,rnjk->rnij", k, k, preferred_element_type=F32)
     system = 1.9 * jnp.tril(gram, -1)
     values = make_inputs(1, 64, 64, 32).v[None]
-    nothing = jnp.zeros(())
-    got = solve(Factors(nothing, k, nothing, nothing, values, system, k), interpret=INTERPRETER)
+    delta = Delta(system, k, jnp.full((1, 1, 2, 64), 1.9))
+    got = solve(delta, values, interpret=INTERPRETER)
     assert_no_races()
     inverse = np.linalg.inv(np.eye(64) + np.array(system[0, 0], np.float64))
-    want = inverse @ np.array(values[0, 0], np.float64), -inverse @ np.array(k[0, 0], np.float64)
+    want = [1.9 * inverse @ np.array(x[0, 0], np.float64) for x in (values, k)]
     assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
     assert relative_error(got.values[0, 0], want[0]) < ROUNDING
-    assert relative_error(got.erase[0, 0], want[1]) < ROUNDING
+    assert relative_error(-got.erase[0, 0], want[1]) < ROUNDING
 
 
 def lowered(function, *arguments) -> str:

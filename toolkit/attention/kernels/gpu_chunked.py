@@ -32,10 +32,10 @@ that takes at 4.8 TB/s (modelled, as is the floor):
 
                            forward            forward and backward
     simple decay            2.4 GB  0.5 ms     8.6 GB  1.8 ms
-    Gated DeltaNet          4.7 GB  1.0 ms    15.5 GB  3.2 ms
-    Kimi Delta Attention    9.7 GB  2.0 ms    34.7 GB  7.2 ms
+    Gated DeltaNet          4.1 GB  0.9 ms    15.6 GB  3.3 ms
+    Kimi Delta Attention    9.6 GB  2.0 ms    35.0 GB  7.3 ms
 
-The Pallas kernels move 2.3 GB of the 4.7; next to gain is the pullback of the factors, whose
+The Pallas kernels move 2.3 GB of the 4.1; next to gain is the pullback of the factors, whose
 batched products and sums XLA runs one after another, and the scores of channels.
 
 What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
@@ -54,7 +54,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Factors, cut, dot, factors
+from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors
 from toolkit.attention.kernels.gpu_outputs import outputs
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
@@ -138,7 +138,9 @@ def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Arra
 
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
     matrices = factors(q, k, v, g, beta, documents)
-    solution = None if beta is None else solve(matrices, interpret=interpret)
+    solution = None
+    if matrices.delta is not None:
+        solution = solve(matrices.delta, matrices.values, interpret=interpret)
     states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
     out = outputs(matrices, states, written, interpret=interpret).reshape(v.shape)
     inverse = None if solution is None else solution.inverse
@@ -154,20 +156,29 @@ def _backward(interpret, saved, cotangents):
     d_states, d_written, d_initial_state = walk_backward(
         matrices, inverse, d_out, d_final_state, interpret=interpret
     )
-    d_values, d_system, d_keys = d_written, None, None
-    if inverse is not None:
-        # N = T (beta * V - beta * e^G * K S), so one product with T^T serves all three.
-        d_values = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
-        d_system = -dot("rniv,rnjv->rnij", d_values, written)
-        d_keys = -dot("rniv,rnkv->rnik", d_values, states).astype(BF16)
+    d_values, d_delta = d_written, None
+    if matrices.delta is not None:
+        # N = T (beta V - strength * keys S), so one product with T^T serves every gradient.
+        d_right = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
+        d_keys = -dot("rniv,rnkv->rnik", d_right, states)
+        strength, key_strength = jnp.moveaxis(matrices.delta.strengths[..., None], 2, 0)
+        d_strengths = [
+            jnp.sum(matrices.values * d_right.astype(F32), axis=-1),
+            jnp.sum(matrices.delta.keys * d_keys, axis=-1),
+        ]
+        d_values = (strength * d_right).astype(BF16)
+        d_delta = Delta(
+            system=-dot("rniv,rnjv->rnij", d_right, written),
+            keys=(key_strength * d_keys).astype(BF16),
+            strengths=jnp.stack(d_strengths, axis=2),
+        )
     d_matrices = Factors(
         read=dot("rniv,rnkv->rnik", d_out, states).astype(BF16),
         leave=dot("rniv,rnkv->rnik", written, d_states).astype(BF16),
         scores=dot("rniv,rnjv->rnij", d_out, written).astype(BF16),
         through=jnp.sum(states.astype(F32) * d_states.astype(F32), axis=-1),
         values=d_values,
-        system=d_system,
-        keys=d_keys,
+        delta=d_delta,
     )
     return (*pull(d_matrices), None, d_initial_state)
 

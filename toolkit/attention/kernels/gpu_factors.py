@@ -9,7 +9,7 @@ Kimi Delta Attention) differ in their factors only. A chunk that enters with sta
 
     P_ij = sum_c q_ic k_jc exp(G_ic - G_jc)         for j <= i
     A_ij = beta_i sum_c k_ic k_jc exp(G_ic - G_jc)  for j < i,    T = (I + A)^-1
-    U = T (beta * V),   E = -T (beta * e^G * K)
+    U = T diag(beta) V,   E = -T diag(beta) (e^G * K)
 
 No exponent is positive: `gpu_channels` factors a decay of every channel between halves of a block.
 Where documents meet, the same factors are masked. Products of bf16 queries and keys are exact
@@ -25,6 +25,14 @@ from toolkit.attention.kernels.gpu_channels import channel_scores
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32
 
 
+class Delta(NamedTuple):
+    """What a delta rule adds: the system of equations of what a chunk writes."""
+
+    system: Float[Array, "rows chunks C C"]  # A, float32
+    keys: Float[Array, "rows chunks C key"]  # K, or e^G * K if channels decay apart, bf16
+    strengths: Float[Array, "rows chunks 2 C"]  # of V: beta; of `keys`: what they lack; float32
+
+
 class Factors(NamedTuple):
     """Matrices of all chunks; see the equations of this module. Rounded once, from float32."""
 
@@ -32,9 +40,8 @@ class Factors(NamedTuple):
     leave: Float[Array, "rows chunks C key"]  # L, bf16
     scores: Float[Array, "rows chunks C C"]  # P, bf16
     through: Float[Array, "rows chunks key"]  # float32
-    values: Float[Array, "rows chunks C value"]  # beta * V, or V without a delta rule, bf16
-    system: Float[Array, "rows chunks C C"] | None  # A, float32
-    keys: Float[Array, "rows chunks C key"] | None  # beta * e^G * K, bf16
+    values: Float[Array, "rows chunks C value"]  # V, bf16
+    delta: Delta | None
 
 
 class Solution(NamedTuple):
@@ -117,11 +124,14 @@ def factors(
     read, leave = (entry * wide_q).astype(BF16), (leave * wide_k).astype(BF16)
     scores = scores.astype(BF16)
     if beta is None:
-        return Factors(read, leave, scores, through, v, None, None)
+        return Factors(read, leave, scores, through, v, None)
     strength = cut(beta)[..., None]
     system = jnp.tril(strength * _scores(k, k, decay), -1)
     if masks is not None:
         system = jnp.where(masks.pair, system, 0)
-    values = (strength * v.astype(F32)).astype(BF16)
-    keys = (strength * entry * wide_k).astype(BF16)
-    return Factors(read, leave, scores, through, values, system, keys)
+    if decay.shape[-1] == 1:
+        keys, key_strength = k, strength * entry
+    else:
+        keys, key_strength = (entry * wide_k).astype(BF16), strength
+    strengths = jnp.stack([strength[..., 0], key_strength[..., 0]], axis=2)
+    return Factors(read, leave, scores, through, v, Delta(system, keys, strengths))

@@ -227,9 +227,9 @@ def walk_backward(
         "R^T": _transposed(factors.read),
     }
     updates = [("R^T", "dO")]
-    if inverse is not None:
-        assert factors.keys is not None
-        matrices["E^T"] = -dot("rnij,rnjk->rnki", inverse, factors.keys).astype(BF16)
+    if factors.delta is not None and inverse is not None:
+        scaled = (inverse * factors.delta.strengths[:, :, 1:]).astype(BF16)
+        matrices["E^T"] = -dot("rnij,rnjk->rnki", scaled, factors.delta.keys).astype(BF16)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,
