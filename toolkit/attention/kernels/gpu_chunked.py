@@ -38,6 +38,11 @@ that takes at 4.8 TB/s (modelled, as is the floor):
 The Pallas kernels move 2.3 GB of the 4.1; next to gain is the pullback of the factors, whose
 batched products and sums XLA runs one after another, and the scores of channels.
 
+What bf16 costs: with keys of unit length in directions of their own, outputs and gradients stay
+within 0.005 and 0.008 of the float32 token loop (relative, root mean square). Keys that hardly
+differ, written with beta near 2 and no decay, make N alternate in sign and cancel in the state:
+there outputs lose 1 % and gates 4 %. Where that matters, take implementation="xla" in float32.
+
 What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles

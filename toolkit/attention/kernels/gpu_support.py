@@ -5,10 +5,12 @@ H100, H200 and GH200. Earlier chips have neither; Blackwell dropped WGMMA for tc
 programming model, so it is refused rather than run wrongly or slowly.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
@@ -63,13 +65,26 @@ def interpreter(interpret: Any) -> Any:
     return parameters()
 
 
-def launch(body: Any, *, interpret: Any, **arguments: Any) -> Any:
-    """`plgpu.kernel` with layouts of registers and shared memory inferred by the compiler."""
+def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
+    """`plgpu.kernel` with layouts of registers and shared memory inferred by the compiler.
+
+    Under `jax.shard_map` the results vary over every mesh axis over which an operand does.
+    """
     semantics = plgpu.LoweringSemantics.Warpgroup
     parameters = plgpu.CompilerParams(lowering_semantics=semantics)
-    return plgpu.kernel(
+    kernel = plgpu.kernel(
         body, compiler_params=parameters, interpret=interpreter(interpret), **arguments
     )
+
+    def run(*operands: Array) -> Any:
+        axes = [jax.typeof(x).manual_axis_type.varying for x in operands]
+        varying = tuple(sorted(frozenset().union(*axes)))
+        results = kernel(*operands)
+        if not varying:
+            return results
+        return jax.tree.map(lambda x: lax.pcast(x, varying, to="varying"), results)
+
+    return run
 
 
 def tile_columns(columns: int, limit: int) -> int:
