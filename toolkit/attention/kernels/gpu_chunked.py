@@ -168,10 +168,10 @@ def _backward(interpret, saved, cotangents):
         d_keys = -dot("rniv,rnkv->rnik", d_right, states)
         strength, key_strength = jnp.moveaxis(matrices.delta.strengths[..., None], 2, 0)
         d_strengths = [
-            jnp.sum(matrices.values * d_right.astype(F32), axis=-1),
-            jnp.sum(matrices.delta.keys * d_keys, axis=-1),
+            jnp.sum(matrices.values.astype(F32) * d_right.astype(F32), axis=-1),
+            jnp.sum(matrices.delta.keys.astype(F32) * d_keys, axis=-1),
         ]
-        d_values = (strength * d_right).astype(BF16)
+        d_values = (strength * d_right.astype(F32)).astype(BF16)
         d_delta = Delta(
             system=-dot("rniv,rnjv->rnij", d_right, written),
             keys=(key_strength * d_keys).astype(BF16),

@@ -228,7 +228,7 @@ def walk_backward(
     }
     updates = [("R^T", "dO")]
     if factors.delta is not None and inverse is not None:
-        scaled = (inverse * factors.delta.strengths[:, :, 1:]).astype(BF16)
+        scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
         matrices["E^T"] = -dot("rnij,rnjk->rnki", scaled, factors.delta.keys).astype(BF16)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
