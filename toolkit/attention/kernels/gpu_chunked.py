@@ -1,8 +1,9 @@
 r"""Chunked linear-time mixers on Hopper GPUs: simple decay, Gated DeltaNet, Kimi Delta Attention.
 
 Runs on NVIDIA H100, H200 and GH200 (compute capability 9.0). Blackwell has no WGMMA and is
-refused; earlier chips too. Queries, keys and values are bf16; gates, the chunk inverse, sums and
-the carried state are float32, and the state is rounded to bf16 only as an operand of a product.
+refused; earlier chips too. Queries, keys and values are bf16. Gates, sums, the chunk inverse and
+the carried state are float32; the state is rounded to bf16 as an operand of a product, and the
+inverse is found from products of pairs of bf16 numbers (16 bits).
 
 A chunk is 64 tokens. The work is split where its parallelism changes:
 
@@ -15,7 +16,7 @@ A chunk is 64 tokens. The work is split where its parallelism changes:
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
-fused kernel would do everything in those blocks. Split, the walk does 2 of a chunk's 6 products
+fused kernel would do everything in those blocks. Split, the walk does 2 of a chunk's 8 products
 and none of its inverse, and the rest runs in 8,192 independent blocks. The price is states and N
 through memory: 96 KB a chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
 
