@@ -121,7 +121,7 @@ def test_program_does_not_grow_with_loops():
         loss = jax.grad(lambda model, tokens: jnp.mean(model(tokens)))
         return len(jax.jit(loss).lower(model, some_tokens()).as_text().splitlines())
 
-    assert program_size(2) == program_size(16)
+    assert program_size(3) == program_size(16)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
