@@ -1,0 +1,232 @@
+r"""What survives inside a chunk, for one decay a token and for one a channel, with the gradients.
+
+With G the running sum of the log-decay inside a chunk (C tokens; a column, or one column for
+every channel of the key), both classes compute the same five things for a kernel:
+
+    read     (e^G * R) S                     what the readers R get from the incoming state
+    scores   sum_c R_ic K_jc e^(G_ic - G_jc)   what they get from earlier tokens, j <= i
+    write    (e^(G_C - G) * K)^T N           what values N written under keys leave in the state
+    carry    e^(G_C) S                       what is left of the incoming state
+
+and the gradients of each. The readers are the queries, and under a delta rule also the keys,
+below them in one block [2 C, key], so that one product serves both; a key reads only the tokens
+before its own.
+
+One decay a token stays outside the products, which then multiply inputs as they are. One decay a
+channel sits between the two factors: e^(G_i) and e^(-G_j) apart would overflow, e^(G_i - G_j)
+for all pairs is C x C x K numbers. Instead every pair passes through a token m between them:
+exponents -|G_i - G_m| and -|G_m - G_j| are never positive. Halves of blocks of 16, 32, ... meet at
+their middle and take one product each; inside blocks of 8, every token is m once.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from toolkit.attention.kernels.tpu_blocks import (
+    as_column,
+    as_row,
+    causal,
+    dot,
+    rows_and_columns,
+    spread_row,
+)
+
+# Tokens of a block whose pairs are decayed one by one: the sublanes of a tile.
+PAIRED = 8
+
+
+def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "readers*C C"]:
+    """What a query (first C rows) and a key (next C rows) may read of the chunk's tokens."""
+    i, j = rows_and_columns((size, size))
+    masks = [j <= i, j < i][:readers]
+    if documents is not None:
+        same = as_column(documents) == documents
+        masks = [mask & same for mask in masks]
+    # Joined as numbers: a block of booleans has no tiles of its own.
+    return jnp.concatenate([jnp.where(mask, 1.0, 0.0) for mask in masks]) > 0
+
+
+def _ends(documents: Array | None) -> tuple[Array, Array, Array] | None:
+    """Which tokens the incoming state reaches, which reach the outgoing one, and if it passes."""
+    if documents is None:
+        return None
+    column = as_column(documents)
+    last = column[-1:]
+    return column == 0.0, column == last, last == 0.0
+
+
+def _stack(x: Array, readers: int) -> Array:
+    return x if readers == 1 else jnp.concatenate([x] * readers)
+
+
+def _fold(x: Array, readers: int) -> Array:
+    """The sum over the readers of each token."""
+    size = x.shape[0] // readers
+    return x if readers == 1 else x[:size] + x[size:]
+
+
+class ScalarDecay(NamedTuple):
+    """One log-decay a token."""
+
+    between: Float[Array, "readers*C C"]  # e^(G_i - G_j), 0 where nothing may pass
+    entry: Float[Array, "readers*C 1"]  # e^G
+    leaving: Float[Array, "C 1"]  # e^(G_C - G)
+    through: Float[Array, "1 1"]  # e^(G_C)
+    readers: int  # 1 for queries alone, 2 for queries and keys
+
+    @classmethod
+    def of(cls, g: Float[Array, "1 C"], documents: Float[Array, "1 C"] | None, readers: int):
+        """From log-decays, and document numbers that are 0 in the incoming state's document."""
+        size = g.shape[1]
+        total = jnp.sum(jnp.where(causal(size), g, 0.0), axis=1, keepdims=True)
+        last = total[-1:]
+        visible = _visible(size, readers, documents)
+        # Masked before exp: the upper half would overflow.
+        log_between = _stack(total - as_row(total), readers)
+        between = jnp.exp(jnp.where(visible, log_between, -jnp.inf))
+        entry, leaving, through = jnp.exp(total), jnp.exp(last - total), jnp.exp(last)
+        if (ends := _ends(documents)) is not None:
+            entry = jnp.where(ends[0], entry, 0.0)
+            leaving = jnp.where(ends[1], leaving, 0.0)
+            through = jnp.where(ends[2], through, 0.0)
+        return cls(between, _stack(entry, readers), leaving, through, readers)
+
+    def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
+        return dot(readers, k, (1, 1)) * self.between
+
+    def scores_gradient(self, d_scores: Array, readers: Array, k: Array) -> tuple[Array, Array]:
+        d_product = d_scores * self.between
+        return dot(d_product, k), dot(d_product, readers, (0, 0))
+
+    def read(self, readers: Array, state: Array) -> Float[Array, "readers*C value"]:
+        return self.entry * dot(readers, state)
+
+    def read_gradient(self, d_reads: Array, readers: Array, state: Array) -> tuple[Array, Array]:
+        d_reads = self.entry * d_reads
+        return dot(d_reads, state, (1, 1)), dot(readers, d_reads, (0, 0))
+
+    def write(self, k: Array, written: Array) -> Float[Array, "key value"]:
+        return dot(k, self.leaving * written, (0, 0))
+
+    def write_gradient(self, d_state: Array, k: Array, written: Array) -> tuple[Array, Array]:
+        return self.leaving * dot(written, d_state, (1, 1)), self.leaving * dot(k, d_state)
+
+    def carry(self, state: Array) -> Float[Array, "key value"]:
+        return self.through * state
+
+    def gradient(
+        self, d_total: Float[Array, "C key"], d_last: Float[Array, "1 key"], carried: Array
+    ) -> Float[Array, "1 C"]:
+        """From gradients of G, and of G_C alone, by channels, to the gradient of g."""
+        total = jnp.sum(d_total, axis=1, keepdims=True)
+        last = jnp.sum(d_last, keepdims=True) + jnp.sum(carried, keepdims=True)
+        return jnp.sum(jnp.where(causal(d_total.shape[0]), total, 0.0), axis=0, keepdims=True) + last
+
+
+class ChannelDecay(NamedTuple):
+    """One log-decay a token and channel of the key."""
+
+    total: Float[Array, "C key"]  # G
+    visible: Bool[Array, "readers*C C"]
+    entry: Float[Array, "readers*C key"]  # e^G
+    leaving: Float[Array, "C key"]  # e^(G_C - G)
+    through: Float[Array, "key 1"]  # e^(G_C)
+    readers: int
+
+    @classmethod
+    def of(cls, g: Float[Array, "C key"], documents: Float[Array, "1 C"] | None, readers: int):
+        """From log-decays, and document numbers that are 0 in the incoming state's document."""
+        size = g.shape[0]
+        total = dot(jnp.where(causal(size), 1.0, 0.0).astype(jnp.bfloat16), g)
+        last = total[-1:]
+        entry, leaving, through = jnp.exp(total), jnp.exp(last - total), as_column(jnp.exp(last))
+        if (ends := _ends(documents)) is not None:
+            entry = jnp.where(ends[0], entry, 0.0)
+            leaving = jnp.where(ends[1], leaving, 0.0)
+            through = jnp.where(ends[2], through, 0.0)
+        visible = _visible(size, readers, documents)
+        return cls(total, visible, _stack(entry, readers), leaving, through, readers)
+
+    def _passing(self, block: int, row: int) -> tuple[Array, Array]:
+        """What survives between each token and row `row` of its block: to readers, to keys."""
+        survives = jnp.exp(-jnp.abs(self.total - spread_row(self.total, block, row)))
+        return _stack(survives, self.readers), survives
+
+    def _halves(self):
+        """Widths 8, 16, ... and where the second half of 2 widths reads the first."""
+        i, j = rows_and_columns(self.visible.shape)
+        size = self.total.shape[0]
+        i = jnp.where(i < size, i, i - size)
+        width = PAIRED
+        while width < size:
+            yield width, (i // width % 2 == 1) & (j // width == i // width - 1)
+            width *= 2
+
+    def _pairs(self):
+        """Rows of a block, and which column of the scores is that row of the reader's block."""
+        i, j = rows_and_columns(self.visible.shape)
+        size = self.total.shape[0]
+        i = jnp.where(i < size, i, i - size)
+        own_column = j - i // PAIRED * PAIRED
+        for row in range(PAIRED):
+            yield row, own_column == row
+
+    def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
+        readers, k = readers.astype(jnp.float32), k.astype(jnp.float32)
+        scores = jnp.zeros(self.visible.shape, jnp.float32)
+        for row, place in self._pairs():
+            to_readers, _ = self._passing(PAIRED, row)
+            keys = _stack(spread_row(k, PAIRED, row), self.readers)
+            pair = jnp.sum(readers * to_readers * keys, axis=1, keepdims=True)
+            scores = jnp.where(place, pair, scores)
+        for width, place in self._halves():
+            to_readers, to_keys = self._passing(2 * width, width)
+            product = dot(readers * to_readers, k * to_keys, (1, 1))
+            scores = jnp.where(place, product, scores)
+        return jnp.where(self.visible, scores, 0.0)
+
+    def scores_gradient(self, d_scores: Array, readers: Array, k: Array) -> tuple[Array, Array]:
+        readers, k = readers.astype(jnp.float32), k.astype(jnp.float32)
+        d_scores = jnp.where(self.visible, d_scores, 0.0)
+        d_readers, d_k = jnp.zeros_like(readers), jnp.zeros_like(k)
+        row_number = rows_and_columns(k.shape)[0] % PAIRED
+        for row, place in self._pairs():
+            to_readers, _ = self._passing(PAIRED, row)
+            d_pair = jnp.sum(jnp.where(place, d_scores, 0.0), axis=1, keepdims=True) * to_readers
+            d_readers += d_pair * _stack(spread_row(k, PAIRED, row), self.readers)
+            blocks = _fold(d_pair * readers, self.readers).reshape(-1, PAIRED, k.shape[1])
+            sums = jnp.broadcast_to(jnp.sum(blocks, axis=1, keepdims=True), blocks.shape)
+            d_k += jnp.where(row_number == row, sums.reshape(k.shape), 0.0)
+        for width, place in self._halves():
+            to_readers, to_keys = self._passing(2 * width, width)
+            d_product = jnp.where(place, d_scores, 0.0)
+            d_readers += to_readers * dot(d_product, k * to_keys)
+            d_k += to_keys * dot(d_product, readers * to_readers, (0, 0))
+        return d_readers, d_k
+
+    def read(self, readers: Array, state: Array) -> Float[Array, "readers*C value"]:
+        return dot(self.entry * readers.astype(jnp.float32), state)
+
+    def read_gradient(self, d_reads: Array, readers: Array, state: Array) -> tuple[Array, Array]:
+        d_state = dot(self.entry * readers.astype(jnp.float32), d_reads, (0, 0))
+        return self.entry * dot(d_reads, state, (1, 1)), d_state
+
+    def write(self, k: Array, written: Array) -> Float[Array, "key value"]:
+        return dot(self.leaving * k.astype(jnp.float32), written, (0, 0))
+
+    def write_gradient(self, d_state: Array, k: Array, written: Array) -> tuple[Array, Array]:
+        d_written = dot(self.leaving * k.astype(jnp.float32), d_state)
+        return self.leaving * dot(written, d_state, (1, 1)), d_written
+
+    def carry(self, state: Array) -> Float[Array, "key value"]:
+        return self.through * state
+
+    def gradient(
+        self, d_total: Float[Array, "C key"], d_last: Float[Array, "1 key"], carried: Array
+    ) -> Float[Array, "C key"]:
+        """From gradients of G, and of G_C alone, to the gradient of g."""
+        later = jnp.where(causal(d_total.shape[0]), 1.0, 0.0).astype(jnp.bfloat16)
+        last = d_last + as_row(jnp.sum(carried, axis=1, keepdims=True))
+        return dot(later, d_total, (0, 0)) + last
