@@ -25,17 +25,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from toolkit.attention.kernels.tpu_blocks import (
+    TILE,
     as_column,
     as_row,
     causal,
     dot,
+    interleave,
     rows_and_columns,
+    second_halves,
+    second_reads_first,
     spread_row,
 )
-
-# Tokens of a block whose pairs are decayed one by one: the sublanes of a tile.
-PAIRED = 8
-
 
 def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "readers*C C"]:
     """What a query (first C rows) and a key (next C rows) may read of the chunk's tokens."""
@@ -155,55 +155,55 @@ class ChannelDecay(NamedTuple):
         return _stack(survives, self.readers), survives
 
     def _halves(self):
-        """Widths 8, 16, ... and where the second half of 2 widths reads the first."""
-        i, j = rows_and_columns(self.visible.shape)
-        size = self.total.shape[0]
-        i = jnp.where(i < size, i, i - size)
-        width = PAIRED
+        """Widths 8, 16, ..., and where the second half of 2 widths reads the first."""
+        size, width = self.total.shape[0], TILE
         while width < size:
-            yield width, (i // width % 2 == 1) & (j // width == i // width - 1)
+            yield width, _stack(second_reads_first(size, width), self.readers)
             width *= 2
 
     def _pairs(self):
         """Rows of a block, and which column of the scores is that row of the reader's block."""
         i, j = rows_and_columns(self.visible.shape)
         size = self.total.shape[0]
-        i = jnp.where(i < size, i, i - size)
-        own_column = j - i // PAIRED * PAIRED
-        for row in range(PAIRED):
+        i = i & (size - 1)
+        own_column = j - (i & -TILE)
+        for row in range(TILE):
             yield row, own_column == row
 
     def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
         readers, k = readers.astype(jnp.float32), k.astype(jnp.float32)
         scores = jnp.zeros(self.visible.shape, jnp.float32)
         for row, place in self._pairs():
-            to_readers, _ = self._passing(PAIRED, row)
-            keys = _stack(spread_row(k, PAIRED, row), self.readers)
+            to_readers, _ = self._passing(TILE, row)
+            keys = _stack(spread_row(k, TILE, row), self.readers)
             pair = jnp.sum(readers * to_readers * keys, axis=1, keepdims=True)
             scores = jnp.where(place, pair, scores)
         for width, place in self._halves():
             to_readers, to_keys = self._passing(2 * width, width)
-            product = dot(readers * to_readers, k * to_keys, (1, 1))
-            scores = jnp.where(place, product, scores)
+            later = second_halves(readers * to_readers, width)
+            product = jnp.where(place, dot(later, k * to_keys, (1, 1)), 0.0)
+            scores += interleave(jnp.zeros_like(product), product, width)
         return jnp.where(self.visible, scores, 0.0)
 
     def scores_gradient(self, d_scores: Array, readers: Array, k: Array) -> tuple[Array, Array]:
         readers, k = readers.astype(jnp.float32), k.astype(jnp.float32)
         d_scores = jnp.where(self.visible, d_scores, 0.0)
         d_readers, d_k = jnp.zeros_like(readers), jnp.zeros_like(k)
-        row_number = rows_and_columns(k.shape)[0] % PAIRED
+        row_number = rows_and_columns(k.shape)[0] & (TILE - 1)
         for row, place in self._pairs():
-            to_readers, _ = self._passing(PAIRED, row)
+            to_readers, _ = self._passing(TILE, row)
             d_pair = jnp.sum(jnp.where(place, d_scores, 0.0), axis=1, keepdims=True) * to_readers
-            d_readers += d_pair * _stack(spread_row(k, PAIRED, row), self.readers)
-            blocks = _fold(d_pair * readers, self.readers).reshape(-1, PAIRED, k.shape[1])
+            d_readers += d_pair * _stack(spread_row(k, TILE, row), self.readers)
+            blocks = _fold(d_pair * readers, self.readers).reshape(-1, TILE, k.shape[1])
             sums = jnp.broadcast_to(jnp.sum(blocks, axis=1, keepdims=True), blocks.shape)
             d_k += jnp.where(row_number == row, sums.reshape(k.shape), 0.0)
         for width, place in self._halves():
             to_readers, to_keys = self._passing(2 * width, width)
-            d_product = jnp.where(place, d_scores, 0.0)
-            d_readers += to_readers * dot(d_product, k * to_keys)
-            d_k += to_keys * dot(d_product, readers * to_readers, (0, 0))
+            d_product = jnp.where(place, second_halves(d_scores, width), 0.0)
+            d_later = dot(d_product, k * to_keys)
+            d_readers += to_readers * interleave(jnp.zeros_like(d_later), d_later, width)
+            later = second_halves(readers * to_readers, width)
+            d_k += to_keys * dot(d_product, later, (0, 0))
         return d_readers, d_k
 
     def read(self, readers: Array, state: Array) -> Float[Array, "readers*C value"]:
