@@ -37,6 +37,7 @@ from toolkit.attention.kernels.tpu_blocks import (
     spread_row,
 )
 
+
 def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "readers*C C"]:
     """What a query (first C rows) and a key (next C rows) may read of the chunk's tokens."""
     i, j = rows_and_columns((size, size))
@@ -122,7 +123,9 @@ class ScalarDecay(NamedTuple):
         """From gradients of G, and of G_C alone, by channels, to the gradient of g."""
         total = jnp.sum(d_total, axis=1, keepdims=True)
         last = jnp.sum(d_last, keepdims=True) + jnp.sum(carried, keepdims=True)
-        return jnp.sum(jnp.where(causal(d_total.shape[0]), total, 0.0), axis=0, keepdims=True) + last
+        return (
+            jnp.sum(jnp.where(causal(d_total.shape[0]), total, 0.0), axis=0, keepdims=True) + last
+        )
 
 
 class ChannelDecay(NamedTuple):
