@@ -56,7 +56,7 @@ def dot(
     )
 
 
-def rows_and_columns(shape: tuple[int, int]) -> tuple[Int[Array, "m n"], Int[Array, "m n"]]:
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[Int[Array, "m n"], Int[Array, "m n"]]:
     """The row number and the column number of every place of a block."""
     return lax.broadcasted_iota(jnp.int32, shape, 0), lax.broadcasted_iota(jnp.int32, shape, 1)
 

@@ -35,7 +35,7 @@ def vary_alike(tree: Any) -> Any:
 
 
 def shapes_of(tree: Any, like: Array) -> Any:
-    """Shapes and dtypes of a kernel's outputs, varying over the mesh axes that `like` varies over."""
+    """Shapes and dtypes of a kernel's outputs, which vary over the mesh axes of `like`."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
             x.shape, x.dtype, manual_axis_type=jax.typeof(like).manual_axis_type

@@ -29,7 +29,7 @@ and substituting around small products.
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ ROWS = 4
 
 
 def _load(refs: Chunk) -> Chunk:
-    return Chunk(*(None if ref is None else ref[...] for ref in refs))
+    return jax.tree.map(lambda ref: ref[...], refs)
 
 
 def _forward_kernel(refs: Chunk, initial_ref, out_ref, states_ref, final_ref, state_ref):
@@ -75,9 +75,8 @@ def _backward_kernel(
     d_chunk, d_state = jax.vmap(backward_chunk)(
         _load(refs), states_ref[...], d_out_ref[...], d_state_ref[...]
     )
-    for d_ref, d in zip(d_refs, d_chunk, strict=True):
-        if d_ref is not None:
-            d_ref[...] = d.astype(d_ref.dtype)
+    for d_ref, d in zip(jax.tree.leaves(d_refs), jax.tree.leaves(d_chunk), strict=True):
+        d_ref[...] = d.astype(d_ref.dtype)
     d_state_ref[...] = d_state
 
     @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
@@ -98,10 +97,8 @@ class _Grid(NamedTuple):
     def _number(self, c):
         return self.chunks - 1 - c if self.is_reversed else c
 
-    def tokens(self, x: Array | None):
+    def tokens(self, x: Any) -> pl.BlockSpec:
         """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk."""
-        if x is None:
-            return None
         if x.ndim == 3:
             return pl.BlockSpec(
                 (self.row_block, self.size, x.shape[2]), lambda r, c: (r, self._number(c), 0)
@@ -111,9 +108,9 @@ class _Grid(NamedTuple):
         )
 
     def chunk(self, chunk: Chunk) -> Chunk:
-        return Chunk(*map(self.tokens, chunk))
+        return jax.tree.map(self.tokens, chunk)
 
-    def state(self, x: Array):
+    def state(self, x: Any) -> pl.BlockSpec:
         """[rows, key, value], the same for all chunks."""
         return pl.BlockSpec((self.row_block, *x.shape[1:]), lambda r, c: (r, 0, 0))
 

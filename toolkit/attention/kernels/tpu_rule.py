@@ -33,16 +33,23 @@ class Chunk(NamedTuple):
     documents: Float[Array, "1 C"] | None  # 0 in the document of the incoming state
 
 
+class _Delta(NamedTuple):
+    """What the delta rule adds."""
+
+    beta: Float[Array, "C 1"]
+    inverse: Float[Array, "C C"]  # (I + beta * P_k)^-1
+    error: Float[Array, "C value"]  # V - read_k
+
+
 class _Parts(NamedTuple):
     """What both passes compute first."""
 
     decay: ScalarDecay | ChannelDecay
     readers: Float[Array, "readers*C key"]  # the queries, and under a delta rule the keys
-    scores: Float[Array, "readers*C C"]
+    scores: Float[Array, "readers*C C"]  # P
     reads: Float[Array, "readers*C value"]
     written: Float[Array, "C value"]  # N
-    inverse: Float[Array, "C C"] | None
-    error: Float[Array, "C value"] | None  # V - read_k
+    delta: _Delta | None
 
 
 def _parts(chunk: Chunk, state: Float[Array, "key value"]) -> _Parts:
@@ -50,14 +57,15 @@ def _parts(chunk: Chunk, state: Float[Array, "key value"]) -> _Parts:
     if chunk.beta is None:
         decay = kind.of(chunk.g, chunk.documents, readers=1)
         scores, reads = decay.scores(chunk.q, chunk.k), decay.read(chunk.q, state)
-        return _Parts(decay, chunk.q, scores, reads, chunk.v, None, None)
+        return _Parts(decay, chunk.q, scores, reads, chunk.v, None)
     decay = kind.of(chunk.g, chunk.documents, readers=2)
     readers, beta = jnp.concatenate([chunk.q, chunk.k]), as_column(chunk.beta)
     scores, reads = decay.scores(readers, chunk.k), decay.read(readers, state)
     size = chunk.q.shape[0]
     inverse = unit_lower_inverse(beta * scores[size:])
     error = chunk.v.astype(jnp.float32) - reads[size:]
-    return _Parts(decay, readers, scores, reads, dot(inverse, beta * error), inverse, error)
+    written = dot(inverse, beta * error)
+    return _Parts(decay, readers, scores, reads, written, _Delta(beta, inverse, error))
 
 
 def forward_chunk(
@@ -76,7 +84,7 @@ def backward_chunk(
     d_new_state: Float[Array, "key value"],
 ) -> tuple[Chunk, Float[Array, "key value"]]:
     """Gradients of the inputs and of the incoming state."""
-    decay, readers, scores, _, written, inverse, error = _parts(chunk, state)
+    decay, readers, scores, _, written, delta = _parts(chunk, state)
     size, k = chunk.q.shape[0], chunk.k.astype(jnp.float32)
 
     # Outputs and outgoing state -> values written -> values and scores.
@@ -84,15 +92,14 @@ def backward_chunk(
     d_written += dot(scores[:size], d_out, (0, 0))
     d_scores = dot(d_out, written, (1, 1))
     d_reads, d_v, d_beta = d_out.astype(jnp.float32), d_written, None
-    if chunk.beta is not None:
+    if delta is not None:
         # N = T R with T = (I + A)^-1, so dR = T^T dN and dA = -dR N^T.
-        beta = as_column(chunk.beta)
-        d_residual = dot(inverse, d_written, (0, 0))
+        d_residual = dot(delta.inverse, d_written, (0, 0))
         d_a = -dot(d_residual, written, (1, 1))
-        d_beta = jnp.sum(d_residual * error, axis=1, keepdims=True)
+        d_beta = jnp.sum(d_residual * delta.error, axis=1, keepdims=True)
         d_beta = as_row(d_beta + jnp.sum(d_a * scores[size:], axis=1, keepdims=True))
-        d_v = beta * d_residual
-        d_scores = jnp.concatenate([d_scores, beta * d_a])
+        d_v = delta.beta * d_residual
+        d_scores = jnp.concatenate([d_scores, delta.beta * d_a])
         d_reads = jnp.concatenate([d_reads, -d_v])
 
     # Scores and reads -> readers, keys and the incoming state.
@@ -105,7 +112,7 @@ def backward_chunk(
     # the gradient of G needs no products of its own.
     reader_terms = readers.astype(jnp.float32) * d_readers
     d_total = reader_terms[:size] - k * d_k
-    if chunk.beta is not None:
+    if delta is not None:
         d_total, d_k = d_total + reader_terms[size:], d_k + d_readers[size:]
     d_last = jnp.sum(k * d_k_written, axis=0, keepdims=True)
     d_g = decay.gradient(d_total, d_last, carried * state)

@@ -49,7 +49,7 @@ def _update(token: Token, state: Float[Array, "key value"]) -> tuple[Array, Arra
 
 
 def _step_kernel(state_ref, refs: Token, new_state_ref, out_ref):
-    token = Token(*(None if ref is None else ref[...] for ref in refs))
+    token = jax.tree.map(lambda ref: ref[...], refs)
     out, new_state = jax.vmap(_update)(token, state_ref[...])
     new_state_ref[...] = new_state
     out_ref[...] = out.astype(out_ref.dtype)
@@ -103,8 +103,7 @@ def step(
     if beta_t is not None:
         check_shape("beta_t", beta_t, (rows,), "rows")
         beta_t = beta_t[:, None]
-    inputs = (q_t, k_t, v_t, g_t, beta_t)
-    token = Token(*(None if x is None else x[:, None] for x in inputs))
+    token = jax.tree.map(lambda x: x[:, None], Token(q_t, k_t, v_t, g_t, beta_t))
     token, state = vary_alike((token, state))
     block = rows_per_program(state, ROWS)
     inputs, outputs = (state, token), (state, token.v)
