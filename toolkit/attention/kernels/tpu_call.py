@@ -7,8 +7,10 @@ import jax
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-# A block of states may take this much of VMEM (16 MiB on a v5e), which holds two blocks of every
-# input and output, to fetch the next while one is in use.
+# Of the 128 MiB of VMEM of a v5e or v6e, what a kernel may take; unasked it gets 16 or 32.
+VMEM_BYTES = 48 << 20
+# A block of states may take this much of it: there are two of each input and output, to fetch the
+# next while one is in use, and what is computed between.
 STATE_BYTES = 1 << 20
 
 

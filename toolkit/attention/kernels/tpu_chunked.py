@@ -38,7 +38,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
-from toolkit.attention.kernels.tpu_call import cost, rows_per_program, shapes_of, vary_alike
+from toolkit.attention.kernels.tpu_call import (
+    VMEM_BYTES,
+    cost,
+    rows_per_program,
+    shapes_of,
+    vary_alike,
+)
 from toolkit.attention.kernels.tpu_rule import Chunk, backward_chunk, forward_chunk
 
 # Rows of one program, unrolled: their chains of dependent products fill each other's gaps.
@@ -136,7 +142,9 @@ def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs
         out_specs=out_specs,
         out_shape=shapes_of(outputs, like=state),
         scratch_shapes=[pltpu.VMEM((grid.row_block, *state.shape[1:]), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
+        ),
         cost_estimate=cost(products, exponentials, inputs, outputs),
         interpret=grid.interpret,
         name=name,

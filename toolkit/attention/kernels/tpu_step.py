@@ -20,7 +20,13 @@ from jaxtyping import Array, Float
 
 from toolkit.attention._checks import check_rank, check_shape
 from toolkit.attention.kernels.tpu_blocks import as_column
-from toolkit.attention.kernels.tpu_call import cost, rows_per_program, shapes_of, vary_alike
+from toolkit.attention.kernels.tpu_call import (
+    VMEM_BYTES,
+    cost,
+    rows_per_program,
+    shapes_of,
+    vary_alike,
+)
 
 # Rows of one program: enough to fetch in one go what hides the cost of starting it.
 ROWS = 8
@@ -117,7 +123,9 @@ def step(
         out_specs=specs[1],
         out_shape=shapes_of(outputs, like=state),
         input_output_aliases={0: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES
+        ),
         cost_estimate=cost(rows * key * value * 3, g_t.size, inputs, outputs),
         interpret=interpret,
         name="mixer_step",
