@@ -61,12 +61,6 @@ def rows_and_columns(shape: tuple[int, ...]) -> tuple[Int[Array, "m n"], Int[Arr
     return lax.broadcasted_iota(jnp.int32, shape, 0), lax.broadcasted_iota(jnp.int32, shape, 1)
 
 
-def causal(size: int) -> Bool[Array, "C C"]:
-    """Where token i (row) may read token j (column): j <= i."""
-    i, j = rows_and_columns((size, size))
-    return j <= i
-
-
 def as_column(row: Float[Array, "1 n"]) -> Float[Array, "n 1"]:
     """From lanes to sublanes, by way of a diagonal."""
     i, j = rows_and_columns((row.shape[1], row.shape[1]))

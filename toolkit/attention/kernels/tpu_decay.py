@@ -14,9 +14,13 @@ before its own.
 
 One decay a token stays outside the products, which then multiply inputs as they are. One decay a
 channel sits between the two factors: e^(G_i) and e^(-G_j) apart would overflow, e^(G_i - G_j)
-for all pairs is C x C x K numbers. Instead every pair passes through a token m between them:
-exponents -|G_i - G_m| and -|G_m - G_j| are never positive. Halves of blocks of 16, 32, ... meet at
-their middle and take one product each; inside blocks of 8, every token is m once.
+for all pairs is C x C x K numbers. Instead second halves of blocks of 16, 32, ... tokens read the
+first through the border between them, with one product for each size: what is lost up to the
+border goes with the key, what is lost from there with the reader. Inside tiles of 8 tokens, the
+readers meet one token after another.
+
+Every exponent is a sum of the g on its way, by a product with ones: never positive, and exact
+where G_i - G_j would have lost it beside a large G.
 """
 
 from typing import NamedTuple
@@ -28,7 +32,6 @@ from toolkit.attention.kernels.tpu_blocks import (
     TILE,
     as_column,
     as_row,
-    causal,
     dot,
     interleave,
     rows_and_columns,
@@ -49,13 +52,30 @@ def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "r
     return jnp.concatenate([jnp.where(mask, 1.0, 0.0) for mask in masks]) > 0
 
 
-def _ends(documents: Array | None) -> tuple[Array, Array, Array] | None:
-    """Which tokens the incoming state reaches, which reach the outgoing one, and if it passes."""
+def _ones(mask: Bool[Array, "C C"]) -> Float[Array, "C C"]:
+    """A matrix that sums the tokens of the mask: in bfloat16, as 1 and 0 are exact there."""
+    return jnp.where(mask, 1.0, 0.0).astype(jnp.bfloat16)
+
+
+def _masked_ends(
+    total: Float[Array, "C channels"], later: Float[Array, "C channels"], documents: Array | None
+) -> tuple[Array, Array, Array]:
+    """What survives from the incoming state to a token, from there to the outgoing, and across."""
+    entry, leaving, through = jnp.exp(total), jnp.exp(later), jnp.exp(total[-1:])
     if documents is None:
-        return None
+        return entry, leaving, through
     column = as_column(documents)
     last = column[-1:]
-    return column == 0.0, column == last, last == 0.0
+    return (
+        jnp.where(column == 0.0, entry, 0.0),
+        jnp.where(column == last, leaving, 0.0),
+        jnp.where(last == 0.0, through, 0.0),
+    )
+
+
+def _widths(size: int) -> list[int]:
+    """Halves of blocks of 16, 32, ... tokens."""
+    return [TILE << n for n in range((size // TILE).bit_length() - 1)]
 
 
 def _stack(x: Array, readers: int) -> Array:
@@ -80,18 +100,13 @@ class ScalarDecay(NamedTuple):
     @classmethod
     def of(cls, g: Float[Array, "1 C"], documents: Float[Array, "1 C"] | None, readers: int):
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
-        size = g.shape[1]
-        total = jnp.sum(jnp.where(causal(size), g, 0.0), axis=1, keepdims=True)
-        last = total[-1:]
-        visible = _visible(size, readers, documents)
-        # Masked before exp: the upper half would overflow.
-        log_between = _stack(total - as_row(total), readers)
-        between = jnp.exp(jnp.where(visible, log_between, -jnp.inf))
-        entry, leaving, through = jnp.exp(total), jnp.exp(last - total), jnp.exp(last)
-        if (ends := _ends(documents)) is not None:
-            entry = jnp.where(ends[0], entry, 0.0)
-            leaving = jnp.where(ends[1], leaving, 0.0)
-            through = jnp.where(ends[2], through, 0.0)
+        i, j = rows_and_columns((g.shape[1], g.shape[1]))
+        total = jnp.sum(jnp.where(j <= i, g, 0.0), axis=1, keepdims=True)
+        later = jnp.sum(jnp.where(j > i, g, 0.0), axis=1, keepdims=True)
+        between = jnp.exp(dot(_ones(j <= i), jnp.where(i > j, as_column(g), 0.0)))
+        entry, leaving, through = _masked_ends(total, later, documents)
+        visible = _visible(g.shape[1], readers, documents)
+        between = jnp.where(visible, _stack(between, readers), 0.0)
         return cls(between, _stack(entry, readers), leaving, through, readers)
 
     def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
@@ -121,17 +136,17 @@ class ScalarDecay(NamedTuple):
         self, d_total: Float[Array, "C key"], d_last: Float[Array, "1 key"], carried: Array
     ) -> Float[Array, "1 C"]:
         """From gradients of G, and of G_C alone, by channels, to the gradient of g."""
+        i, j = rows_and_columns((d_total.shape[0], d_total.shape[0]))
         total = jnp.sum(d_total, axis=1, keepdims=True)
         last = jnp.sum(d_last, keepdims=True) + jnp.sum(carried, keepdims=True)
-        return (
-            jnp.sum(jnp.where(causal(d_total.shape[0]), total, 0.0), axis=0, keepdims=True) + last
-        )
+        return jnp.sum(jnp.where(j <= i, total, 0.0), axis=0, keepdims=True) + last
 
 
 class ChannelDecay(NamedTuple):
     """One log-decay a token and channel of the key."""
 
-    total: Float[Array, "C key"]  # G
+    g: Float[Array, "C key"]
+    halves: tuple[Float[Array, "C key"], ...]  # between a token and the middle of 2 widths
     visible: Bool[Array, "readers*C C"]
     entry: Float[Array, "readers*C key"]  # e^G
     leaving: Float[Array, "C key"]  # e^(G_C - G)
@@ -142,47 +157,47 @@ class ChannelDecay(NamedTuple):
     def of(cls, g: Float[Array, "C key"], documents: Float[Array, "1 C"] | None, readers: int):
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         size = g.shape[0]
-        total = dot(jnp.where(causal(size), 1.0, 0.0).astype(jnp.bfloat16), g)
-        last = total[-1:]
-        entry, leaving, through = jnp.exp(total), jnp.exp(last - total), as_column(jnp.exp(last))
-        if (ends := _ends(documents)) is not None:
-            entry = jnp.where(ends[0], entry, 0.0)
-            leaving = jnp.where(ends[1], leaving, 0.0)
-            through = jnp.where(ends[2], through, 0.0)
+        i, j = rows_and_columns((size, size))
+        total, later = dot(_ones(j <= i), g), dot(_ones(j > i), g)
+        entry, leaving, through = _masked_ends(total, later, documents)
+        halves = []
+        for width in _widths(size):
+            own = (i & -width) == (j & -width)
+            is_second = (i & width) == width
+            halves.append(jnp.exp(dot(_ones(own & ((j <= i) == is_second)), g)))
         visible = _visible(size, readers, documents)
-        return cls(total, visible, _stack(entry, readers), leaving, through, readers)
-
-    def _passing(self, block: int, row: int) -> tuple[Array, Array]:
-        """What survives between each token and row `row` of its block: to readers, to keys."""
-        survives = jnp.exp(-jnp.abs(self.total - spread_row(self.total, block, row)))
-        return _stack(survives, self.readers), survives
+        entry, through = _stack(entry, readers), as_column(through)
+        return cls(g, tuple(halves), visible, entry, leaving, through, readers)
 
     def _halves(self):
-        """Widths 8, 16, ..., and where the second half of 2 widths reads the first."""
-        size, width = self.total.shape[0], TILE
-        while width < size:
-            yield width, _stack(second_reads_first(size, width), self.readers)
-            width *= 2
+        """Widths, where second halves read the first, and what survives: to readers, to keys."""
+        size = self.g.shape[0]
+        for width, survives in zip(_widths(size), self.halves, strict=True):
+            place = _stack(second_reads_first(size, width), self.readers)
+            yield width, place, _stack(survives, self.readers), survives
 
     def _pairs(self):
-        """Rows of a block, and which column of the scores is that row of the reader's block."""
+        """Rows of a tile, their columns in the scores, and what survives from there to readers.
+
+        Sums of g from row to reader, longest last: differences of sums from the start would lose
+        what is small beside them.
+        """
         i, j = rows_and_columns(self.visible.shape)
-        size = self.total.shape[0]
-        i = i & (size - 1)
-        own_column = j - (i & -TILE)
-        for row in range(TILE):
-            yield row, own_column == row
+        own_column = j - (i & (self.g.shape[0] - 1) & -TILE)
+        row_number = rows_and_columns(self.g.shape)[0] & (TILE - 1)
+        total = jnp.zeros_like(self.g)
+        for row in reversed(range(TILE)):
+            yield row, own_column == row, _stack(jnp.exp(total), self.readers)
+            total = jnp.where(row_number >= row, total + spread_row(self.g, TILE, row), 0.0)
 
     def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
         readers, k = readers.astype(jnp.float32), k.astype(jnp.float32)
         scores = jnp.zeros(self.visible.shape, jnp.float32)
-        for row, place in self._pairs():
-            to_readers, _ = self._passing(TILE, row)
+        for row, place, to_readers in self._pairs():
             keys = _stack(spread_row(k, TILE, row), self.readers)
             pair = jnp.sum(readers * to_readers * keys, axis=1, keepdims=True)
             scores = jnp.where(place, pair, scores)
-        for width, place in self._halves():
-            to_readers, to_keys = self._passing(2 * width, width)
+        for width, place, to_readers, to_keys in self._halves():
             later = second_halves(readers * to_readers, width)
             product = jnp.where(place, dot(later, k * to_keys, (1, 1)), 0.0)
             scores += interleave(jnp.zeros_like(product), product, width)
@@ -193,15 +208,13 @@ class ChannelDecay(NamedTuple):
         d_scores = jnp.where(self.visible, d_scores, 0.0)
         d_readers, d_k = jnp.zeros_like(readers), jnp.zeros_like(k)
         row_number = rows_and_columns(k.shape)[0] & (TILE - 1)
-        for row, place in self._pairs():
-            to_readers, _ = self._passing(TILE, row)
+        for row, place, to_readers in self._pairs():
             d_pair = jnp.sum(jnp.where(place, d_scores, 0.0), axis=1, keepdims=True) * to_readers
             d_readers += d_pair * _stack(spread_row(k, TILE, row), self.readers)
             blocks = _fold(d_pair * readers, self.readers).reshape(-1, TILE, k.shape[1])
             sums = jnp.broadcast_to(jnp.sum(blocks, axis=1, keepdims=True), blocks.shape)
             d_k += jnp.where(row_number == row, sums.reshape(k.shape), 0.0)
-        for width, place in self._halves():
-            to_readers, to_keys = self._passing(2 * width, width)
+        for width, place, to_readers, to_keys in self._halves():
             d_product = jnp.where(place, second_halves(d_scores, width), 0.0)
             d_later = dot(d_product, k * to_keys)
             d_readers += to_readers * interleave(jnp.zeros_like(d_later), d_later, width)
@@ -231,6 +244,5 @@ class ChannelDecay(NamedTuple):
     ) -> Float[Array, "C key"]:
         """From gradients of G, and of G_C alone, to the gradient of g."""
         i, j = rows_and_columns((d_total.shape[0], d_total.shape[0]))
-        later = jnp.where(j >= i, 1.0, 0.0).astype(jnp.bfloat16)
         last = d_last + as_row(jnp.sum(carried, axis=1, keepdims=True))
-        return dot(later, d_total) + last
+        return dot(_ones(j >= i), d_total) + last
