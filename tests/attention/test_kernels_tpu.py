@@ -328,7 +328,7 @@ def test_compiles_for_real_chips(chip, dtype):
         # Nothing but inputs and outputs forward; backward the states at the boundaries, which
         # the compiler may keep in VMEM, and copies of what is one number a token.
         assert forward["temp"] < 0.05 * block, family
-        assert training["temp"] < boundaries + 0.05 * block, family
+        assert training["temp"] < boundaries + 0.1 * block, family
         assert decode["aliased"] == states, family
         assert decode["temp"] < 0.2 * states, family
         assert 2 * states < decode["bytes"] < 2.3 * states, family

@@ -9,22 +9,27 @@ pass and backward in the other, with the state, or its gradient, in VMEM from ch
 The products of a chunk depend on one another, and a lone chain of them leaves the matrix units
 waiting. So a program takes `ROWS` rows, and `jax.vmap` runs each product for all of them before
 the next: 900 bundles of instructions a chunk and row of Gated DeltaNet, against 1400 for one row
-at a time (compiled for v5e, C = 64, key = value = 128, bfloat16).
+at a time and 1450 where a loop over the rows is unrolled.
 
 Kept for the backward pass: the inputs and the float32 state [key, value] that enters each chunk.
 Scores, inverse and written values are computed again.
 
-Floor at 16 rows x 4096 tokens, key = value = 128, C = 64, bfloat16, Gated DeltaNet forward
+Floor of Gated DeltaNet forward at 16 rows x 4096 tokens, key = value = 128, C = 64, bfloat16
 (modelled: 12.3 GFLOP, or 45 GFLOP in bfloat16 passes, as a float32 factor takes three and two
 take six; 68 MB, and 67 MB more where states are kept):
 
              FLOPs / peak      passes / peak     bytes / bandwidth     compiled schedule
-    v5e      0.06 ms           0.23 ms           0.08 ms (0.16)        0.61 ms
-    v6e      0.01 ms           0.05 ms           0.04 ms (0.08)        0.46 ms
+    v5e      0.06 ms           0.23 ms           0.08 ms (0.16)        0.64 ms
+    v6e      0.01 ms           0.05 ms           0.04 ms (0.08)        0.48 ms
 
-with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. The schedule counts bundles at one
-a cycle of 1.5 and 1.75 GHz: above the floors, for the vector unit's work of splitting, masking
-and substituting around small products.
+with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. The schedule is what the compiler
+packed into bundles, one a cycle at 1.5 and 1.75 GHz (what the peaks imply for four matrix units).
+It stands above the floors for the vector unit's work around small products: parts of float32
+factors, masks, substitution. Bundles a chunk and row, forward and backward, from the compiler:
+
+             fading memory     Gated DeltaNet    Kimi Delta Attention
+    v5e      372 and 612       944 and 1594      1870 and 3346
+    v6e      311 and 504       818 and 1256      1485 and 2780
 """
 
 import math

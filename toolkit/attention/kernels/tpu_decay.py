@@ -19,8 +19,9 @@ first through the border between them, with one product for each size: what is l
 border goes with the key, what is lost from there with the reader. Inside tiles of 8 tokens, the
 readers meet one token after another.
 
-Every exponent is a sum of the g on its way, by a product with ones: never positive, and exact
-where G_i - G_j would have lost it beside a large G.
+Every exponent is a sum of the g on its way, by a product with ones, or, for one decay a token, a
+difference of sums that are exact: never positive, and exact also where a rounded G_i - G_j would
+have lost it beside a large G.
 """
 
 from typing import NamedTuple
@@ -101,9 +102,14 @@ class ScalarDecay(NamedTuple):
     def of(cls, g: Float[Array, "1 C"], documents: Float[Array, "1 C"] | None, readers: int):
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         i, j = rows_and_columns((g.shape[1], g.shape[1]))
-        total = jnp.sum(jnp.where(j <= i, g, 0.0), axis=1, keepdims=True)
+        # Sums of multiples of 1/256 are exact, and so are their differences; the rest is small.
+        coarse = (256.0 * g).astype(jnp.int32).astype(jnp.float32) / 256.0
+        total = log_between = 0.0
+        for part in (coarse, g - coarse):
+            sums = jnp.sum(jnp.where(j <= i, part, 0.0), axis=1, keepdims=True)
+            total, log_between = total + sums, log_between + (sums - as_row(sums))
+        between = jnp.exp(jnp.where(j <= i, log_between, 0.0))
         later = jnp.sum(jnp.where(j > i, g, 0.0), axis=1, keepdims=True)
-        between = jnp.exp(dot(_ones(j <= i), jnp.where(i > j, as_column(g), 0.0)))
         entry, leaving, through = _masked_ends(total, later, documents)
         visible = _visible(g.shape[1], readers, documents)
         between = jnp.where(visible, _stack(between, readers), 0.0)
