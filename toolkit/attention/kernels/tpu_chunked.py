@@ -52,7 +52,7 @@ from toolkit.attention.kernels.tpu_call import (
 )
 from toolkit.attention.kernels.tpu_rule import Chunk, backward_chunk, forward_chunk
 
-# Rows of one program, unrolled: their chains of dependent products fill each other's gaps.
+# Rows of one program, side by side: their chains of dependent products fill each other's gaps.
 ROWS = 4
 
 
@@ -276,7 +276,8 @@ def chunked(
             divides time; pad with k = v = beta = g = 0.
         documents: [rows, time] number of each token's document, which no state crosses;
             `initial_state` belongs to the first.
-        interpret: run on any device, `True` plainly or as `pltpu.InterpretParams` says.
+        interpret: run on any device, `True` plainly or as `pltpu.InterpretParams` says; under
+            `jax.shard_map` that takes `check_vma=False`, which compiled kernels do not need.
 
     Returns:
         Outputs [rows, time, value] in the dtype of v, and the final state [rows, key, value].
