@@ -1,0 +1,229 @@
+"""Where a loss curve is going: an exponential fitted to its beginning, and how sure one may be.
+
+    loss(t) = amplitude * exp(-t / time_constant) + asymptote
+
+The loss of a noisy quadratic at a constant rate has exactly this form. Two fits are offered: a
+robust one that knows its own variance, and AutoLRS's published one, kept for comparison. Both run
+on the host in float64: a window is a few hundred numbers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Grid of time constants: finer than the error of a well-determined one (2 % for 100 points).
+SHORTEST_TIME_CONSTANT = 0.1  # steps: all is over at the second point
+LONGEST_TIME_CONSTANT = 20.0  # windows: beyond, a line and an exponential look the same
+GRID_SIZE = 512
+HUBER_THRESHOLD = 1.345  # standard deviations; 95 % efficient under normal noise
+ROUNDS = 10  # of weighting
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A loss to come.
+
+    Attributes:
+        mean: the loss expected at the horizon; infinity where the curve diverged.
+        variance: of that forecast, without the noise of the loss measured there.
+        time_constant: of the exponential, in points of the curve; None where none was fitted.
+        reason: how the forecast was made, in words.
+    """
+
+    mean: float
+    variance: float
+    time_constant: float | None
+    reason: str
+
+
+def forecast_loss(losses: Any, horizon: float) -> Forecast:
+    """Extrapolates a loss curve by a robust exponential and says how sure that is.
+
+        minimise over time constants s:  min over a, c of  sum_i w_i (y_i - a e^(-i/s) - c)^2
+        variance = sum_s p(s) [(f_s - mean)^2 + var(f_s | s)],   p(s) ~ exp(-fit(s) / (2 sigma^2))
+
+    The inner minimum is linear least squares (variable projection); s runs over a log grid, and
+    the best is polished by Gauss-Newton. Huber weights w_i keep single wild batches from mattering.
+    The variance sums over the whole grid: when the time constant is longer than the window, many
+    fit equally well and say different things, and that is what it reports. When the longest fits
+    best, the curve is a line as far as anyone can tell, and the forecast is the mean of its last
+    tenth.
+
+    Args:
+        losses: [points], equally spaced, the first at time 0.
+        horizon: time of the forecast, in points; usually beyond the last.
+
+    Returns:
+        A `Forecast`.
+
+    Raises:
+        ValueError: losses is not a vector, is empty, or horizon is not a finite number >= 0.
+
+    Cost:
+        About 512 * 11 fits of two numbers, each O(points): some 10 ms for 100 points.
+
+    Source: Golub and Pereyra (1973) for variable projection; Huber (1964) for the weights; the
+        model is AutoLRS's (arXiv:2105.10762).
+    """
+    curve = _check_curve(losses, horizon)
+    if not np.isfinite(curve).all():
+        return Forecast(np.inf, 0.0, None, "the loss is not finite")
+    if len(curve) < 5:
+        return _tail(curve, "too few points to fit a curve")
+    times = np.arange(len(curve), dtype=np.float64)
+    longest = LONGEST_TIME_CONSTANT * len(curve)
+    grid = np.geomspace(SHORTEST_TIME_CONSTANT, longest, GRID_SIZE)
+    # A weight must be the same for all time constants, or their fits could not be compared.
+    weights = np.ones_like(curve)
+    for _ in range(ROUNDS):
+        fits, _, _ = _project(curve, times, grid, weights)
+        residuals = curve - fits[np.argmin((weights * (curve - fits) ** 2).sum(-1))]
+        weights = _huber_weights(residuals, curve)
+    fits, means, variances = _project(curve, times, grid, weights, horizon)
+    misfits = (weights * (curve - fits) ** 2).sum(-1)
+    best = int(np.argmin(misfits))
+    mean, constant, reason = _tail(curve, "").mean, None, "a line: mean of the last tenth"
+    misfit, variance = misfits[best], variances[best]
+    if best < GRID_SIZE - 1:
+        reason = "exponential"
+        constant = _polish(curve, times, weights, grid[best], grid[1] / grid[0])
+        fit, mean, variance = (
+            one[0] for one in _project(curve, times, np.array([constant]), weights, horizon)
+        )
+        misfit = (weights * (curve - fit) ** 2).sum()
+    sigma2 = misfit / max(weights.sum() - 3, 1.0) + np.finfo(np.float64).tiny
+    # The point between the grid's counts as one of it: of a noiseless curve it is the only one.
+    odds = np.exp(-0.5 * np.maximum(misfits - misfit, 0.0) / sigma2)
+    spread = odds @ ((means - mean) ** 2 + sigma2 * variances) + sigma2 * variance
+    return Forecast(float(mean), float(spread / (odds.sum() + 1)), constant, reason)
+
+
+def published_forecast(
+    losses: Any, horizon: float, *, is_validation: bool = False, ceiling: float = np.inf
+) -> Forecast:
+    """AutoLRS's own forecast: an outlier-trimmed spline, then an exponential through the spline.
+
+    Ten times (once for validation losses), fit a quadratic smoothing spline and drop the 3 %
+    (the one) farthest from it, if in the first half; fit the spline again; find the exponential
+    nearest to its values by Nelder-Mead over log(-b) from b = -1 a point. With SciPy's default
+    smoothing the spline of losses around 1 is one parabola, so the exponential is fitted to that.
+    Kept as published, apart from windows too short to trim, which are left whole.
+
+    Args:
+        losses: [points], equally spaced, the first at time 0.
+        horizon: time of the forecast, in points.
+        is_validation: whether these are few validation losses rather than many training losses.
+        ceiling: if any validation loss reaches it, the last loss is the forecast.
+
+    Returns:
+        A `Forecast` with variance 0: the published one claims to be exact.
+
+    Raises:
+        ValueError: as `forecast_loss`.
+
+    Cost:
+        Up to 11 spline fits and some 30 least-squares fits, about 10 ms.
+
+    Source: Jin et al., AutoLRS (arXiv:2105.10762), section 4.3, and its published code.
+    """
+    from scipy.interpolate import UnivariateSpline
+    from scipy.optimize import fmin
+
+    curve = _check_curve(losses, horizon)
+    if not np.isfinite(curve).all():
+        return Forecast(np.inf, 0.0, None, "the loss is not finite")
+    if is_validation and (curve >= ceiling).any():
+        return Forecast(float(curve[-1]), 0.0, None, "above the first loss: the last one")
+    count = 1 if is_validation else round(0.03 * len(curve))
+    kept = np.arange(len(curve))
+    for _ in range(1 if is_validation else 10):
+        if len(kept) - count < 4:
+            break
+        spline = UnivariateSpline(kept, curve[kept], k=2, s=len(kept))
+        order = np.argsort(np.abs(curve[kept] - spline(kept)))
+        farthest = kept[order[len(kept) - count :]]
+        kept = np.setdiff1d(kept, farthest[farthest < len(curve) / 2])
+    if len(kept) < 4:
+        return Forecast(float(curve[-1]), 0.0, None, "too few points for a spline: the last one")
+    times = np.arange(len(curve), dtype=np.float64)
+    smooth = UnivariateSpline(kept, curve[kept], k=2, s=len(kept))(times)
+    ones = np.ones_like(smooth)
+
+    def misfit(log_rate: np.ndarray) -> float:
+        constant = np.exp(-np.clip(log_rate, -30.0, 30.0))
+        fits, _, _ = _project(smooth, times, constant, ones)
+        return float(((smooth - fits[0]) ** 2).sum())
+
+    log_rate = fmin(misfit, np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)
+    constant = np.exp(-np.clip(log_rate, -30.0, 30.0))
+    _, means, _ = _project(smooth, times, constant, ones, horizon)
+    return Forecast(float(means[0]), 0.0, float(constant[0]), "exponential through a spline")
+
+
+def _project(
+    curve: np.ndarray,
+    times: np.ndarray,
+    constants: np.ndarray,
+    weights: np.ndarray,
+    horizon: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each time constant the best a and c: values [constants, points], and the mean and the
+    variance (of unit noise) of the value at the horizon [constants].
+    """
+    decay = np.exp(-times / constants[:, None])
+    total = weights.sum()
+    decay_mean, curve_mean = decay @ weights / total, curve @ weights / total
+    centred = decay - decay_mean[:, None]
+    energy = np.maximum((centred**2) @ weights, 1e-300)
+    amplitude = (centred * (curve - curve_mean)) @ weights / energy
+    fits = curve_mean + amplitude[:, None] * centred
+    ahead = np.exp(-horizon / constants) - decay_mean
+    return fits, curve_mean + amplitude * ahead, 1 / total + ahead**2 / energy
+
+
+def _polish(
+    curve: np.ndarray, times: np.ndarray, weights: np.ndarray, constant: float, ratio: float
+) -> float:
+    """The best time constant within a grid step of `constant`, by Gauss-Newton on its logarithm."""
+    from scipy.optimize import least_squares
+
+    def residuals(log_constant: np.ndarray) -> np.ndarray:
+        fits, _, _ = _project(curve, times, np.exp(log_constant), weights)
+        return np.sqrt(weights) * (curve - fits[0]) / scale
+
+    scale = max(float(np.abs(curve).max()), 1e-300)
+    start, step = np.log(constant), np.log(ratio)
+    found = least_squares(
+        residuals,
+        [start],
+        bounds=([start - step], [start + step]),
+        jac="3-point",
+        x_scale=step,
+        xtol=1e-15,
+        ftol=1e-15,
+        gtol=1e-15,
+    )
+    return float(np.exp(found.x[0]))
+
+
+def _huber_weights(residuals: np.ndarray, curve: np.ndarray) -> np.ndarray:
+    # 0.6745 makes the median of |normal noise| its standard deviation.
+    scale = np.median(np.abs(residuals)) / 0.6745
+    scale = max(float(scale), 1e-12 * float(np.abs(curve).max()), 1e-300)
+    return np.minimum(1.0, HUBER_THRESHOLD * scale / np.maximum(np.abs(residuals), 1e-300))
+
+
+def _tail(curve: np.ndarray, reason: str) -> Forecast:
+    tail = curve[-max(len(curve) // 10, 1) :]
+    variance = float(curve.var()) if len(tail) < 2 else float(tail.var(ddof=1)) / len(tail)
+    return Forecast(float(tail.mean()), variance, None, reason)
+
+
+def _check_curve(losses: Any, horizon: float) -> np.ndarray:
+    curve = np.asarray(losses, np.float64)
+    if curve.ndim != 1 or not len(curve):
+        raise ValueError(f"losses must be [points] with points >= 1, got shape {curve.shape}")
+    if not (np.isfinite(horizon) and horizon >= 0):
+        raise ValueError(f"horizon must be a finite number of points >= 0, got {horizon}")
+    return curve

@@ -1,0 +1,252 @@
+"""The schedules of the learning rate that users miss in optax, as optax schedules.
+
+Each is a function step -> rate that may be jitted, and goes where optax takes a schedule:
+`optax.adamw(warmup_stable_decay_schedule(...))`. A step is the number of updates made before, so
+the first update reads the rate of step 0.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+COOLDOWNS = ("linear", "sqrt")
+
+
+def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.Schedule:
+    """Falls from `peak` to zero, for the last stretch of a run whose rate was constant.
+
+        rate(t) = peak * (1 - t / steps)            "linear"
+        rate(t) = peak * (1 - sqrt(t / steps))      "sqrt": fast at first, then slowly to zero
+
+    Args:
+        peak: the rate at step 0.
+        steps: the step at which the rate reaches zero; it stays there.
+        shape: "linear" or "sqrt".
+
+    Returns:
+        A schedule, step -> rate.
+
+    Raises:
+        ValueError: peak is not positive, steps is less than 1, or the shape is unknown.
+
+    Source: Hägele et al., Scaling laws and compute-optimal training beyond fixed training
+        durations (arXiv:2405.18392), section 3.
+    """
+    _check_positive("peak", peak)
+    _check_steps(1, steps=steps)
+    _check_shape(shape)
+    return lambda step: peak * _fall(jnp.asarray(step) / steps, shape)
+
+
+def warmup_stable_decay_schedule(
+    peak: float,
+    total_steps: int,
+    *,
+    warmup_steps: int = 0,
+    cooldown_steps: int,
+    shape: str = "linear",
+) -> optax.Schedule:
+    """Rises linearly, stays at `peak`, then cools down to zero along a line or 1 - sqrt (WSD).
+
+        rate(t) = peak * (t + 1) / warmup                         t < warmup
+        rate(t) = peak                                            t < total - cooldown
+        rate(t) = peak * fall((t - total + cooldown) / cooldown)  after
+
+    The part before the cooldown does not know `total_steps`: a run can be prolonged, and several
+    cooldowns branched off it. The rise counts from one, so that no update is wasted on a rate of
+    zero.
+
+    Args:
+        peak: the highest rate.
+        total_steps: the step at which the rate reaches zero.
+        warmup_steps: steps of the rise.
+        cooldown_steps: steps of the fall, the last ones of the run.
+        shape: of the fall, "linear" or "sqrt".
+
+    Returns:
+        A schedule, step -> rate.
+
+    Raises:
+        ValueError: peak is not positive, a part is negative, there is no cooldown, the parts are
+            longer than the run, or the shape is unknown.
+
+    Source: Hu et al., MiniCPM (arXiv:2404.06395), section 4; for the shape, arXiv:2405.18392.
+    """
+    _check_positive("peak", peak)
+    _check_parts(total_steps, warmup_steps, cooldown_steps)
+    _check_shape(shape)
+
+    def rate(step: Any) -> Any:
+        envelope = _envelope(step, total_steps, warmup_steps, cooldown_steps, shape)
+        return peak * envelope
+
+    return rate
+
+
+def power_schedule(
+    peak: float,
+    total_steps: int,
+    *,
+    tokens_per_step: int,
+    amplitude: float,
+    exponent: float = -0.51,
+    warmup_steps: int = 0,
+    cooldown_steps: int,
+    shape: str = "linear",
+) -> optax.Schedule:
+    """A power of the tokens seen, cut off at `peak`, inside a warm-up and a cooldown.
+
+        n(t) = (t + 1) * tokens_per_step
+        rate(t) = min(peak, amplitude * n(t)^exponent) * envelope(t)
+
+    where the envelope is that of `warmup_stable_decay_schedule` with peak 1. The best constant
+    rate falls with the number of tokens as a power of it; following that power makes one schedule
+    serve every length of run. The paper sets amplitude to a constant times the batch size.
+
+    Args:
+        peak: the highest rate.
+        total_steps: the step at which the rate reaches zero.
+        tokens_per_step: tokens of one update.
+        amplitude: rate at one token, in the paper a * batch size.
+        exponent: of the tokens, negative.
+        warmup_steps: steps of the rise.
+        cooldown_steps: steps of the fall, the last ones of the run.
+        shape: of the fall, "linear" or "sqrt".
+
+    Returns:
+        A schedule, step -> rate.
+
+    Raises:
+        ValueError: peak, amplitude or tokens_per_step is not positive, exponent is not negative,
+            or the parts do not fit, as in `warmup_stable_decay_schedule`.
+
+    Source: Shen et al., Power scheduler (arXiv:2408.13359).
+    """
+    _check_positive("peak", peak)
+    _check_positive("amplitude", amplitude)
+    _check_steps(1, tokens_per_step=tokens_per_step)
+    if not exponent < 0:
+        raise ValueError(f"exponent must be negative, got {exponent}")
+    _check_parts(total_steps, warmup_steps, cooldown_steps)
+    _check_shape(shape)
+
+    def rate(step: Any) -> Any:
+        tokens = (jnp.asarray(step, jnp.float32) + 1) * tokens_per_step
+        envelope = _envelope(step, total_steps, warmup_steps, cooldown_steps, shape)
+        return jnp.minimum(peak, amplitude * tokens**exponent) * envelope
+
+    return rate
+
+
+def refined_schedule(
+    gradient_norms: Any, peak: float, total_steps: int | None = None, *, smoothing: float = 0.1
+) -> optax.Schedule:
+    """The schedule that a convex last-iterate bound prefers, given a past run's gradient norms.
+
+        w_t = G_t^-2;   rate(t) = peak * u_t / max(u),   u_t = w_t * sum_{p > t} w_p
+
+    Constant norms give linear decay; norms that grow near the end make it fall sooner. G is first
+    smoothed by a running median whose window is a fraction of the run, reflected at its ends, and
+    the whole is stretched to `total_steps` by linear interpolation.
+
+    Args:
+        gradient_norms: [steps], of the unclipped gradients of a run with any sensible schedule.
+        peak: the highest rate.
+        total_steps: length of the new run; None for that of the old one.
+        smoothing: window of the median as a fraction of the run, in [0, 1].
+
+    Returns:
+        A schedule, step -> rate.
+
+    Raises:
+        ValueError: fewer than two norms, a norm that is not positive and finite, peak or
+            total_steps not positive, or smoothing outside [0, 1].
+
+    Source: Defazio et al., When, why and how much? Adaptive learning rate scheduling by refinement
+        (arXiv:2310.07831), section 3.
+    """
+    norms = np.asarray(gradient_norms, np.float64)
+    if norms.ndim != 1 or len(norms) < 2:
+        raise ValueError(f"gradient_norms must be [steps] with steps >= 2, got {norms.shape}")
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        raise ValueError("gradient_norms must be positive and finite in every step")
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing must lie in [0, 1], got {smoothing}")
+    _check_positive("peak", peak)
+    total_steps = len(norms) if total_steps is None else total_steps
+    _check_steps(2, total_steps=total_steps)
+    weights = _running_median(norms, smoothing) ** -2.0
+    weights /= weights.max()
+    later = np.cumsum(weights[::-1])[::-1] - weights
+    shape = weights * later
+    old, new = np.linspace(0.0, 1.0, len(norms)), np.linspace(0.0, 1.0, total_steps)
+    return tabulated_schedule(np.interp(new, old, peak * shape / shape.max()))
+
+
+def tabulated_schedule(rates: Any) -> optax.Schedule:
+    """One rate a step, from a table; after its end the last one stays.
+
+        rate(t) = rates[min(t, steps - 1)]
+
+    Args:
+        rates: [steps], kept as float32.
+
+    Returns:
+        A schedule, step -> rate, a constant of 4 bytes a step in the compiled program.
+
+    Raises:
+        ValueError: the table is not a vector, is empty, or holds a rate that is negative or not
+            finite.
+
+    Cost:
+        One gather.
+    """
+    table = np.asarray(rates, np.float32)
+    if table.ndim != 1 or not len(table):
+        raise ValueError(f"rates must be [steps] with steps >= 1, got shape {table.shape}")
+    if not (np.isfinite(table) & (table >= 0)).all():
+        raise ValueError("rates must be finite and not negative in every step")
+    return lambda step: jnp.asarray(table)[jnp.clip(step, 0, len(table) - 1)]
+
+
+def _fall(fraction: Any, shape: str) -> Any:
+    fraction = jnp.clip(fraction, 0.0, 1.0)
+    return 1 - (fraction if shape == "linear" else jnp.sqrt(fraction))
+
+
+def _envelope(step: Any, total: int, warmup: int, cooldown: int, shape: str) -> Any:
+    step = jnp.asarray(step)
+    rise = jnp.minimum((step + 1) / max(warmup, 1), 1.0)
+    return rise * _fall((step - (total - cooldown)) / cooldown, shape)
+
+
+def _running_median(values: np.ndarray, fraction: float) -> np.ndarray:
+    half = min(int(fraction * len(values) / 2), len(values) - 1)
+    padded = np.pad(values, half, mode="reflect")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=-1)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def _check_steps(least: int, **counts: int) -> None:
+    for name, count in counts.items():
+        if count < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}")
+
+
+def _check_parts(total: int, warmup: int, cooldown: int) -> None:
+    if warmup < 0 or cooldown < 1 or warmup + cooldown > total:
+        raise ValueError(
+            f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
+            f"{warmup}, {cooldown} and total_steps={total}"
+        )
+
+
+def _check_shape(shape: str) -> None:
+    if shape not in COOLDOWNS:
+        raise ValueError(f"shape must be one of {', '.join(COOLDOWNS)}, got {shape!r}")
