@@ -17,11 +17,12 @@ FLOORS = {
     "attention": set(),
     "measure": set(),
     "parallel": {"measure"},
+    "lr": {"parallel"},
     "looped": {"attention", "parallel"},
-    "training": {"measure", "parallel"},
-    "lab": {"attention", "measure", "parallel", "looped", "training"},
-    "bench": {"attention", "measure", "parallel", "looped", "training", "lab"},
-    "cli": {"attention", "measure", "parallel", "looped", "training", "bench", "lab"},
+    "training": {"lr", "measure", "parallel"},
+    "lab": {"attention", "lr", "measure", "parallel", "looped", "training"},
+    "bench": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
+    "cli": {"attention", "lr", "measure", "parallel", "looped", "training", "bench", "lab"},
 }
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.

@@ -5,6 +5,7 @@ Rooms, each imported on first use so that `import toolkit` costs `import jax` an
 * `toolkit.attention`: token mixers as pure functions of arrays
 * `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
 * `toolkit.parallel`: meshes and layouts
+* `toolkit.lr`: learning-rate schedules and their search
 * `toolkit.looped`: looped language models (flax nnx)
 * `toolkit.training`: text data, train step, loop, checkpoints, metrics
 * `toolkit.lab`: figures, panels, reports
@@ -18,7 +19,7 @@ import jax as _jax  # noqa: F401  (the one cost of `import toolkit`, paid openly
 
 __version__ = "0.1.0"
 
-_ROOMS = ("attention", "bench", "lab", "looped", "measure", "parallel", "training")
+_ROOMS = ("attention", "bench", "lab", "looped", "lr", "measure", "parallel", "training")
 __all__ = ["__version__", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

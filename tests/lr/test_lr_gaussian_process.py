@@ -47,7 +47,7 @@ def test_posterior_and_likelihood_are_scikit_learns(seed):
     # Theirs is the next observation's: the function's plus the common noise.
     peer_variance = peer_deviation**2 - 0.02 * values.std() ** 2
     np.testing.assert_allclose(deviation**2, peer_variance, rtol=EXACT, atol=1e-9)
-    assert ours.log_marginal_likelihood() == pytest.approx(
+    assert ours.log_marginal_likelihood()[0] == pytest.approx(
         peer.log_marginal_likelihood_value_, rel=EXACT
     )
 
@@ -63,7 +63,22 @@ def test_the_fit_is_as_likely_as_scikit_learns(seed):
     ) + kernels.WhiteKernel(0.1, (1e-5, 1e1))
     peer = scikit_learn(inputs, values, variances, kernel, "fmin_l_bfgs_b", 4)
     ours = fit_gaussian_process(inputs, values, variances)
-    assert ours.log_marginal_likelihood() > peer.log_marginal_likelihood_value_ - 1e-3
+    assert ours.log_marginal_likelihood()[0] > peer.log_marginal_likelihood_value_ - 1e-3
+
+
+def test_the_likelihoods_gradient_is_its_differences():
+    inputs, values, variances = points()
+    kernel, step = np.log([1.7, 0.4, 0.02]), 1e-5
+
+    def likelihood(kernel):
+        process = GaussianProcess(inputs, values, variances, *np.exp(kernel))
+        return process.log_marginal_likelihood()
+
+    differences = [
+        (likelihood(kernel + move)[0] - likelihood(kernel - move)[0]) / (2 * step)
+        for move in step * np.eye(3)
+    ]
+    np.testing.assert_allclose(likelihood(kernel)[1], differences, rtol=1e-5)
 
 
 def test_known_variance_is_noise():

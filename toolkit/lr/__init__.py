@@ -1,6 +1,38 @@
-"""Schedules."""
+"""Learning-rate schedules and their search, for any optax loop.
 
+Schedules that optax has no name for (step -> rate)
+* `warmup_stable_decay_schedule`: rise, plateau, cooldown along a line or 1 - sqrt (WSD)
+* `cooldown_schedule`: the cooldown alone
+* `power_schedule`: a power of the tokens seen
+* `refined_schedule`: from the gradient norms of a past run
+* `tabulated_schedule`: one rate a step, from a table
+
+Search
+* `search`: AutoLRS in one call; returns a `SearchResult` with schedule, ledger and table
+* `AutoLRS`: its constants; the paper's, the code's, and some scaled to a short run
+* `SearchProgress`, `SearchState`: a search in the middle, as a checkpoint may hold it
+
+The same for loops that keep control
+* `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing
+* `Request`: the steps to make next
+* `Ledger`: gradient evaluations, depth, seconds
+
+Its parts
+* `forecast_loss`: a robust exponential through a loss curve, and how sure it is
+* `published_forecast`: AutoLRS's own
+* `Forecast`: mean, variance, time constant, reason
+* `fit_gaussian_process`, `GaussianProcess`: Matern-5/2 over one number, with noise known a point
+* `lowest_confidence_bound`: where to look next
+"""
+
+from toolkit.lr.autolrs import Controller, Ledger, Request, ask, init, tell
+from toolkit.lr.constants import AutoLRS
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
+from toolkit.lr.gaussian_process import (
+    GaussianProcess,
+    fit_gaussian_process,
+    lowest_confidence_bound,
+)
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,
@@ -8,3 +40,29 @@ from toolkit.lr.schedules import (
     tabulated_schedule,
     warmup_stable_decay_schedule,
 )
+from toolkit.lr.search import SearchProgress, SearchResult, SearchState, search
+
+__all__ = [
+    "AutoLRS",
+    "Controller",
+    "Forecast",
+    "GaussianProcess",
+    "Ledger",
+    "Request",
+    "SearchProgress",
+    "SearchResult",
+    "SearchState",
+    "ask",
+    "cooldown_schedule",
+    "fit_gaussian_process",
+    "forecast_loss",
+    "init",
+    "lowest_confidence_bound",
+    "power_schedule",
+    "published_forecast",
+    "refined_schedule",
+    "search",
+    "tabulated_schedule",
+    "tell",
+    "warmup_stable_decay_schedule",
+]

@@ -1,0 +1,188 @@
+"""The decisions of AutoLRS, with losses made up: stages, budget, divergence, resuming."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+from toolkit.lr import AutoLRS, Controller, ask, init, tell
+
+INTERVAL = (1e-3, 1e-1)
+
+
+def losses_of(request, best=1e-2):
+    """Curves that fall to a floor, lowest for the rate `best`."""
+    points = request.rates.shape[1] // (request.validate_every or 1)
+    floors = 1 + np.log10(request.rates[:, :1] / best) ** 2
+    return floors + np.exp(-np.arange(points) / max(points / 8, 1))
+
+
+def run(method, losses_of=losses_of, controller=None, most=None):
+    controller, requests = init(method) if controller is None else controller, []
+    while (request := ask(method, controller)) is not None and len(requests) != most:
+        controller, is_kept = tell(method, controller, request, losses_of(request))
+        requests.append((request, is_kept))
+    return controller, requests
+
+
+def test_stages_of_the_paper():
+    controller, requests = run(AutoLRS.paper(INTERVAL, 60_000))
+    lengths = [len(r.rates[0]) for r, _ in requests if r.kind == "train"]
+    assert lengths == [1000, 2000, 4000, 8000, 8000, 7000]
+    probes = [len(r.rates[0]) for r, _ in requests if r.kind == "probe"]
+    assert probes == [n for n in (100, 200, 400, 800, 800, 700) for _ in range(10)]
+    assert controller.ledger.gradient_evaluations == 60_000
+    assert controller.ledger.kept_steps == len(controller.rates) == 30_000
+    assert all(is_kept == (r.kind != "probe") for r, is_kept in requests)
+    assert all(len(set(r.rates[0])) == 1 for r, _ in requests)
+
+
+@pytest.mark.parametrize(("preset", "first_validated"), [(AutoLRS.paper, 3), (AutoLRS.code, 4)])
+def test_when_validation_losses_begin(preset, first_validated):
+    controller, requests = run(preset(INTERVAL, 62_000, has_validation=True))
+    every = [r.validate_every for r, _ in requests if r.kind == "probe"][::10]
+    assert every == [0] * first_validated + [50] * (6 - first_validated)
+    assert controller.ledger.forward_evaluations == 16 * 10 * (6 - first_validated)
+    assert not any(r.validate_every for r, _ in requests if r.kind == "train")
+
+
+def test_presets():
+    assert AutoLRS.paper(INTERVAL, 10).kappa == 1e3
+    assert AutoLRS.code(INTERVAL, 10).kappa == 1e6
+    assert AutoLRS.code(INTERVAL, 10, kappa=2.0).kappa == 2.0
+
+
+@pytest.mark.parametrize("proposals", ["sequential", "together"])
+@pytest.mark.parametrize("forecast", ["published", "robust"])
+def test_the_best_candidate_is_trained(proposals, forecast):
+    method = AutoLRS(
+        INTERVAL, 4000, first_stage=200, longest_stage=400, proposals=proposals, forecast=forecast
+    )
+    controller, requests = run(method)
+    table = controller.table
+    for stage in range(int(table["stage"].max()) + 1):
+        rows = np.flatnonzero(table["stage"] == stage)
+        assert len(rows) == method.candidates
+        assert len(set(table["rate"][rows])) == method.candidates  # no proposal is a repeat
+        assert table["rate"][rows].min() < 2e-3
+        assert table["rate"][rows].max() > 5e-2
+        train = [r for r, _ in requests if r.kind == "train"][stage]
+        best = table["rate"][rows][np.argmin(table["forecast"][rows])]
+        assert train.rates[0, 0] == np.float32(best)
+        assert abs(np.log10(best / 1e-2)) < 0.2
+    depth = controller.ledger.sequential_depth
+    assert (depth == 4000) if proposals == "sequential" else (2000 <= depth < 2500)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 99, 100, 399, 400, 401, 777, 2001, 4000])
+@pytest.mark.parametrize("final_decay", [0.0, 0.2])
+def test_budget_is_kept_to_the_step_and_never_ends_in_a_probe(budget, final_decay):
+    method = AutoLRS.scaled(INTERVAL, budget, final_decay=final_decay)
+    controller, requests = run(method)
+    assert controller.ledger.gradient_evaluations == budget
+    assert sum(r.rates.size for r, _ in requests) == budget
+    assert requests[-1][0].kind == ("decay" if method.decay_steps else "train")
+    rates = controller.rates
+    assert ((rates > 0) & (rates <= np.float32(INTERVAL[1]))).all()
+    if method.decay_steps > 1:
+        decay = rates[-method.decay_steps :]
+        np.testing.assert_allclose(decay, decay[0] * np.linspace(1, 0, len(decay) + 1)[:-1], 1e-5)
+
+
+def test_warmup_rises_and_is_not_searched():
+    method = AutoLRS.paper(INTERVAL, 3000, warmup_steps=4, warmup_rate=0.02)
+    controller, requests = run(method)
+    assert requests[0][0].kind == "warmup"
+    np.testing.assert_allclose(controller.rates[:4], [0.005, 0.01, 0.015, 0.02], rtol=1e-6)
+    with pytest.raises(ValueError, match="warmup_rate"):
+        tell(method, init(method), ask(method, init(method)), np.full((1, 4), np.nan))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("proposals", ["sequential", "together"])
+def test_diverged_candidates_are_never_chosen(bad, proposals):
+    def diverging(request):
+        losses = losses_of(request)
+        losses[request.rates[:, 0] > 5e-3, -1] = bad
+        return losses
+
+    method = AutoLRS.scaled(INTERVAL, 2000, proposals=proposals)
+    controller, requests = run(method, diverging)
+    assert all(r.rates.max() <= 5e-3 for r, is_kept in requests if is_kept)
+    assert np.isinf(controller.table["forecast"]).any()
+    assert controller.ledger.gradient_evaluations == 2000
+
+
+def test_everything_diverged_still_ends_at_the_budget():
+    controller, requests = run(
+        AutoLRS.scaled(INTERVAL, 1000), lambda r: np.full((len(r.rates), r.rates.shape[1]), np.nan)
+    )
+    assert controller.ledger.gradient_evaluations == 1000
+    assert controller.ledger.kept_steps == len(controller.rates) == 0
+    trained = [r.rates.max() for r, _ in requests if r.kind == "train"]
+    assert set(trained) == {np.float32(INTERVAL[0])}
+
+
+def test_training_that_diverges_is_taken_back_and_the_next_best_rate_trained():
+    def diverging_later(request):
+        losses = losses_of(request)
+        if request.kind == "train" and request.rates[0, 0] > 5e-3:
+            losses[0, -1] = np.nan
+        return losses
+
+    controller, requests = run(AutoLRS.scaled(INTERVAL, 4000), diverging_later)
+    trained = [(r.rates[0, 0], is_kept) for r, is_kept in requests if r.kind == "train"]
+    assert any(not is_kept for _, is_kept in trained)
+    assert all(is_kept == (rate <= 5e-3) for rate, is_kept in trained)
+    assert controller.rates.max() <= 5e-3
+    assert controller.ledger.gradient_evaluations == 4000
+
+
+@pytest.mark.parametrize("cut", [4, 11])
+@pytest.mark.parametrize("proposals", ["sequential", "together"])
+def test_a_controller_resumes_from_its_arrays(cut, proposals):
+    method = AutoLRS.scaled(INTERVAL, 2000, proposals=proposals)
+    whole, _ = run(method)
+    part, _ = run(method, most=cut)
+    leaves, structure = jax.tree.flatten(part)
+    leaves = pickle.loads(pickle.dumps([np.asarray(leaf) for leaf in leaves]))
+    resumed, _ = run(method, controller=jax.tree.unflatten(structure, leaves))
+    assert isinstance(resumed, Controller)
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+def test_asking_twice_gives_the_same_answer():
+    method = AutoLRS.paper(INTERVAL, 4000)
+    controller, _ = run(method, most=3)
+    first, second = ask(method, controller), ask(method, controller)
+    np.testing.assert_array_equal(first.rates, second.rates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"interval": (1e-1, 1e-3)}, "interval"),
+        ({"interval": (0.0, 1e-3)}, "interval"),
+        ({"budget": 0}, "budget"),
+        ({"candidates": 0}, "candidates"),
+        ({"longest_stage": 10}, "longest_stage"),
+        ({"kappa": -1.0}, "kappa"),
+        ({"proposals": "random"}, "random"),
+        ({"forecast": "oracle"}, "oracle"),
+        ({"final_decay": 1.0}, "final_decay"),
+        ({"warmup_steps": 10}, "warmup_rate"),
+        ({"warmup_steps": 6000, "warmup_rate": 0.1}, "budget"),
+        ({"validation_points": 0}, "validation_points"),
+    ],
+)
+def test_wrong_constants_are_named(changes, word):
+    with pytest.raises(ValueError, match=word):
+        AutoLRS(**{"interval": INTERVAL, "budget": 5000, **changes})
+
+
+def test_losses_of_another_shape_are_refused():
+    method = AutoLRS.scaled(INTERVAL, 2000)
+    controller = init(method)
+    with pytest.raises(ValueError, match="losses"):
+        tell(method, controller, ask(method, controller), np.zeros((1, 3)))

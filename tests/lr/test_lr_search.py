@@ -1,0 +1,251 @@
+"""The search on problems small enough to follow: restores are exact, nothing stale, nothing spent
+beyond the budget.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from toolkit.lr import AutoLRS, Request, ask, init, search, tell
+from toolkit.lr.search import SearchState, Trainer
+
+INTERVAL = (1e-3, 1.0)
+EXACT = 1e-5  # float32
+
+FEATURES = jax.random.normal(jax.random.key(0), (8, 16, 4))
+TARGETS = FEATURES @ jnp.array([1.0, -2.0, 0.5, 3.0]) + 0.1
+DATA = {"x": FEATURES, "y": TARGETS}
+PARAMS = {"w": jnp.zeros(4), "b": jnp.zeros(())}
+
+
+def loss_fn(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def request(rate, steps, kind="train", validate_every=0):
+    return Request(kind, np.full((1, steps), rate, np.float32), validate_every)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search(loss_fn, PARAMS, DATA, interval=INTERVAL, budget=600)
+
+
+def test_five_lines(found):
+    assert found.ledger.gradient_evaluations == 600
+    assert found.ledger.kept_steps == int(found.progress.state.cursor)
+    assert found.ledger.seconds > 0
+    assert loss_fn(found.params, jax.tree.map(lambda x: x[0], DATA)) < 0.1
+    optimizer, params = optax.adamw(found.schedule), PARAMS
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, batch):
+        updates, state = optimizer.update(jax.grad(loss_fn)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    for index in range(found.ledger.kept_steps):
+        batch = {name: rows[index % 8] for name, rows in DATA.items()}
+        params, state = step(params, state, batch)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), params, found.params)
+
+
+@pytest.mark.parametrize("evaluation", ["loop", "vmap"])
+def test_training_is_bit_identical_to_a_run_without_the_search(evaluation):
+    optimizer = optax.adamw(1.0)
+    before = jax.tree.map(np.array, PARAMS)
+    found = search(
+        loss_fn,
+        PARAMS,
+        DATA,
+        interval=INTERVAL,
+        budget=400,
+        evaluation=evaluation,
+    )
+    assert_same_bits(before, PARAMS)
+    trainer = Trainer(loss_fn, optimizer, DATA)
+    rates = np.asarray(jax.vmap(found.schedule)(np.arange(found.ledger.kept_steps)))[None]
+    state, _ = trainer.run(SearchState(PARAMS, optimizer.init(PARAMS), 0), Request("train", rates))
+    assert_same_bits(state, found.progress.state)
+
+
+def test_candidates_together_are_candidates_one_by_one():
+    losses = {}
+    for evaluation in ("loop", "vmap"):
+        found = search(loss_fn, PARAMS, DATA, interval=INTERVAL, budget=200, evaluation=evaluation)
+        losses[evaluation] = found.table
+    np.testing.assert_allclose(losses["loop"]["rate"], losses["vmap"]["rate"])
+    np.testing.assert_allclose(
+        losses["loop"]["forecast"][:10], losses["vmap"]["forecast"][:10], rtol=1e-3
+    )
+
+
+def test_no_first_step_at_a_stale_rate():
+    """On w^2 / 2 with plain steps the first update alone tells at which rate it was made."""
+    trainer = Trainer(lambda w, batch: 0.5 * w**2, optax.sgd(1.0), jnp.zeros(1))
+    state = SearchState(jnp.float32(1.0), optax.sgd(1.0).init(jnp.float32(1.0)), 0)
+    state, _ = trainer.run(state, request(0.9, 1))
+    for rate in (0.5, 0.01, 0.25):
+        _, losses = trainer.run(state, request(rate, 3, "probe"))
+        expected = 0.5 * 0.1**2 * (1 - rate) ** (2 * np.arange(3))
+        np.testing.assert_allclose(losses[0], expected, rtol=EXACT)
+
+
+def test_candidates_and_training_see_the_same_batches():
+    seen = Trainer(lambda w, batch: 0.0 * w + batch, optax.sgd(1.0), lambda step: 1.0 * step)
+    state = SearchState(jnp.float32(0.0), optax.sgd(1.0).init(jnp.float32(0.0)), 700)
+    rates = np.ones((3, 300), np.float32)
+    _, together = seen.run_together(state, Request("probe", rates))
+    after, alone = seen.run(state, request(0.1, 300))
+    np.testing.assert_array_equal(together, np.broadcast_to(np.arange(700.0, 1000.0), (3, 300)))
+    np.testing.assert_array_equal(alone, together[:1])
+    assert after.cursor == 1000
+
+
+@pytest.mark.parametrize("evaluation", ["loop", "vmap"])
+def test_divergence_in_one_candidate_touches_no_other(evaluation):
+    found = search(
+        loss_fn,
+        PARAMS,
+        DATA,
+        interval=(1e-3, 1e6),
+        budget=400,
+        evaluation=evaluation,
+        optimizer=optax.sgd(1.0),
+    )
+    first = found.table["stage"] == 0
+    assert np.isinf(found.table["forecast"][first]).any()
+    assert np.isfinite(found.table["forecast"][first]).any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))
+    assert found.ledger.gradient_evaluations == 400
+
+
+def test_divergence_in_the_last_update_is_noticed():
+    trainer = Trainer(lambda w, batch: w, optax.sgd(1.0), jnp.zeros(1))
+    state = SearchState(jnp.float32(1.0), optax.sgd(1.0).init(jnp.float32(1.0)), 0)
+    _, losses = trainer.run(state, request(np.inf, 1, "probe"))
+    assert np.isnan(losses).all()
+
+
+@pytest.mark.parametrize("cut", [2, 7])
+@pytest.mark.parametrize("proposals", ["sequential", "together"])
+def test_a_stopped_search_resumes_bit_for_bit(cut, proposals):
+    options = {
+        "interval": INTERVAL,
+        "budget": 300,
+        "method": partial(AutoLRS.scaled, proposals=proposals, candidates=4),
+    }
+    whole = search(loss_fn, PARAMS, DATA, **options)
+    asked = []
+
+    def stop(progress):
+        asked.append(progress)
+        return len(asked) == cut
+
+    part = search(loss_fn, PARAMS, DATA, callback=stop, **options)
+    saved = jax.tree.map(np.array, part.progress)  # as a checkpoint would hold it
+    resumed = search(loss_fn, PARAMS, DATA, start=saved, **options)
+    without_time = jax.tree.map(np.asarray, (whole.progress.state, whole.table, whole.ledger))
+    again = jax.tree.map(np.asarray, (resumed.progress.state, resumed.table, resumed.ledger))
+    assert_same_bits(without_time[:2], again[:2])
+    assert whole.ledger.gradient_evaluations == resumed.ledger.gradient_evaluations
+
+
+def test_groups_of_parameters_keep_their_ratio():
+    optimizer = optax.multi_transform(
+        {"fast": optax.sgd(1.0), "slow": optax.sgd(0.01)}, {"w": "fast", "b": "slow"}
+    )
+    trainer = Trainer(lambda p, batch: p["w"].sum() + p["b"], optimizer, jnp.zeros(1))
+    state = SearchState(PARAMS, optimizer.init(PARAMS), 0)
+    state, _ = trainer.run(state, request(0.5, 1))
+    np.testing.assert_allclose(state.params["w"], -0.5 * np.ones(4), rtol=EXACT)
+    np.testing.assert_allclose(state.params["b"], -0.005, rtol=EXACT)
+
+
+@pytest.mark.parametrize("evaluation", ["loop", "vmap"])
+def test_validation_losses_come_at_their_steps(evaluation):
+    method = partial(AutoLRS.scaled, first_stage=100, longest_stage=100, validation_points=5)
+    found = search(
+        loss_fn,
+        PARAMS,
+        DATA,
+        interval=INTERVAL,
+        budget=400,
+        method=method,
+        validation=lambda params: jnp.sum(params["w"] ** 2),
+        evaluation=evaluation,
+    )
+    assert found.ledger.forward_evaluations >= 50
+    trainer = Trainer(
+        lambda w, batch: 0.5 * w**2, optax.sgd(1.0), jnp.zeros(1), validation=lambda w: w
+    )
+    state = SearchState(jnp.float32(1.0), optax.sgd(1.0).init(jnp.float32(1.0)), 0)
+    _, losses = trainer.run(state, request(0.5, 11, "probe", 2))
+    np.testing.assert_allclose(losses[0], 0.25 ** np.arange(1, 6), rtol=EXACT)
+
+
+def test_compiles_once_however_long_the_request():
+    traces = []
+
+    def counted(w, batch):
+        traces.append(1)
+        return 0.5 * w**2
+
+    trainer = Trainer(counted, optax.sgd(1.0), jnp.zeros(1))
+    state = SearchState(jnp.float32(1.0), optax.sgd(1.0).init(jnp.float32(1.0)), 0)
+    state, _ = trainer.run(state, request(0.5, 2))
+    count = len(traces)
+    for steps in (1, 7, 300):
+        state, _ = trainer.run(state, request(0.1, steps))
+    assert len(traces) == count
+
+
+def test_nothing_kept_still_gives_a_usable_schedule():
+    found = search(
+        lambda w, batch: w * jnp.nan, jnp.float32(1.0), jnp.zeros(1), interval=INTERVAL, budget=100
+    )
+    assert float(found.schedule(0)) == np.float32(INTERVAL[0])
+    assert float(found.params) == 1.0
+
+
+def test_a_loop_of_ones_own_finds_the_best_constant_rate():
+    """Expected loss of the noisy quadratic, where the best rate of a stage is known."""
+    curvature, noise = 0.7, 0.3
+    method = AutoLRS(
+        (1e-3, 1.9),
+        2000,
+        first_stage=100,
+        longest_stage=100,
+        proposals="together",
+        forecast="robust",
+        candidates=40,
+        probe_ratio=4,
+    )
+
+    def train(second_moment, rates):
+        losses = []
+        for rate in rates.astype(np.float64):
+            losses.append(curvature * second_moment / 2)
+            second_moment = (1 - rate * curvature) ** 2 * second_moment + rate**2 * noise
+        return second_moment, losses
+
+    controller, second_moment = init(method), 2.0
+    request = ask(method, controller)
+    runs = [train(second_moment, rates) for rates in request.rates]
+    controller, is_kept = tell(method, controller, request, [losses for _, losses in runs])
+    assert not is_kept
+    ends = [train(second_moment, np.full(100, rate))[0] for rate in request.rates[:, 0]]
+    assert ask(method, controller).rates[0, 0] == request.rates[np.argmin(ends), 0]
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="evaluation"):
+        search(loss_fn, PARAMS, DATA, evaluation="threads")
