@@ -23,6 +23,9 @@ Its parts
 * `Forecast`: mean, variance, time constant, reason
 * `fit_gaussian_process`, `GaussianProcess`: Matern-5/2 over one number, with noise known a point
 * `lowest_confidence_bound`: where to look next
+
+Ground truth
+* `NoisyQuadratic`: where every schedule's final loss is exact, and some best ones are known
 """
 
 from toolkit.lr.autolrs import Controller, Ledger, Request, ask, init, tell
@@ -33,6 +36,7 @@ from toolkit.lr.gaussian_process import (
     fit_gaussian_process,
     lowest_confidence_bound,
 )
+from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,
@@ -48,6 +52,7 @@ __all__ = [
     "Forecast",
     "GaussianProcess",
     "Ledger",
+    "NoisyQuadratic",
     "Request",
     "SearchProgress",
     "SearchResult",

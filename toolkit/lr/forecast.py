@@ -147,7 +147,7 @@ def published_forecast(
     if len(kept) < 4:
         return Forecast(float(curve[-1]), 0.0, None, "too few points for a spline: the last one")
     times = np.arange(len(curve), dtype=np.float64)
-    smooth = UnivariateSpline(kept, curve[kept], k=2, s=len(kept))(times)
+    smooth = np.asarray(UnivariateSpline(kept, curve[kept], k=2, s=len(kept))(times))
     ones = np.ones_like(smooth)
 
     def misfit(log_rate: np.ndarray) -> float:

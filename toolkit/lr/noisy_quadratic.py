@@ -1,0 +1,170 @@
+"""The noisy quadratic: a problem whose best schedules are known, to test every search against.
+
+    parameter_i <- parameter_i - rate * (h_i parameter_i + noise_i),   Var noise_i = v_i
+    A_i <- (1 - rate h_i)^2 A_i + rate^2 v_i,   A_i = E parameter_i^2,   loss = sum_i h_i A_i / 2
+
+The expectation needs no sampling: every schedule's final loss is exact, in milliseconds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class NoisyQuadratic:
+    """Gradient descent on a quadratic with noisy gradients, in expectation.
+
+    Attributes:
+        curvatures: [dimensions], h, positive.
+        noise: [dimensions], v, variance of the gradient's noise.
+        start: [dimensions], A before the first step.
+    """
+
+    curvatures: np.ndarray
+    noise: np.ndarray
+    start: np.ndarray
+
+    def __post_init__(self):
+        for name in ("curvatures", "noise", "start"):
+            values = np.atleast_1d(np.asarray(getattr(self, name), np.float64))
+            if values.ndim != 1 or not (np.isfinite(values) & (values >= 0)).all():
+                raise ValueError(f"{name} must be [dimensions], finite and not negative")
+            object.__setattr__(self, name, values)
+        if not len(self.curvatures) == len(self.noise) == len(self.start):
+            raise ValueError("curvatures, noise and start must be of one length")
+        if not (self.curvatures > 0).all():
+            raise ValueError("curvatures must be positive")
+
+    @classmethod
+    def harmonic(cls, batch: float, dimensions: int = 1000) -> "NoisyQuadratic":
+        """Curvatures 1, 1/2, 1/3, ... with noise that is the curvature over the batch size.
+
+        Args:
+            batch: batch size.
+            dimensions: how many curvatures.
+
+        Returns:
+            The problem, every second moment starting at 1.
+
+        Raises:
+            ValueError: batch is not positive.
+
+        Source: Zhang et al., Which algorithmic choices matter at which batch sizes?
+            (arXiv:1907.04164), section 3.
+        """
+        if not batch > 0:
+            raise ValueError(f"batch must be positive, got {batch}")
+        curvatures = 1.0 / np.arange(1, dimensions + 1)
+        return cls(curvatures, curvatures / batch, np.ones(dimensions))
+
+    def advance(self, second_moment: Any, rates: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Follows a schedule from a given second moment.
+
+            A <- (1 - rate h)^2 A + rate^2 v
+
+        Args:
+            second_moment: [dimensions], A.
+            rates: [steps].
+
+        Returns:
+            A after the last step [dimensions], and the losses [steps] before each.
+
+        Cost:
+            O(steps * dimensions).
+
+        Source: Wu et al., Short-horizon bias (arXiv:1803.02021), section 2.
+        """
+        second_moment = np.asarray(second_moment, np.float64)
+        losses = np.empty(len(rates))
+        for step, rate in enumerate(np.asarray(rates, np.float64)):
+            losses[step] = self.loss(second_moment)
+            second_moment = (1 - rate * self.curvatures) ** 2 * second_moment
+            second_moment += rate**2 * self.noise
+        return second_moment, losses
+
+    def loss(self, second_moment: np.ndarray) -> float:
+        """Expected loss at a second moment.
+
+            sum_i h_i A_i / 2
+
+        Args:
+            second_moment: [dimensions], A.
+
+        Returns:
+            The loss.
+
+        Cost:
+            O(dimensions).
+        """
+        return float(self.curvatures @ second_moment / 2)
+
+    def final_loss(self, rates: Any) -> float:
+        """Expected loss after a whole schedule from the start.
+
+        Args:
+            rates: [steps].
+
+        Returns:
+            The loss.
+
+        Cost:
+            O(steps * dimensions).
+        """
+        return self.loss(self.advance(self.start, rates)[0])
+
+    def greedy_rates(self, steps: int) -> np.ndarray:
+        """The rates that lower the loss most in each single step.
+
+            rate_t = sum_i h_i^2 A_i / sum_i h_i (h_i^2 A_i + v_i)
+
+        With one dimension this is the best schedule; with several it is far from it, since it
+        fights the noise of the steep ones before the flat ones have moved.
+
+        Args:
+            steps: length of the schedule.
+
+        Returns:
+            [steps].
+
+        Cost:
+            O(steps * dimensions).
+
+        Source: Wu et al., Short-horizon bias (arXiv:1803.02021), theorem 1.
+        """
+        second_moment, rates = self.start, np.empty(steps)
+        for step in range(steps):
+            pull = self.curvatures**2 * second_moment
+            rates[step] = pull.sum() / (self.curvatures * (pull + self.noise)).sum()
+            second_moment, _ = self.advance(second_moment, rates[step : step + 1])
+        return rates
+
+    def constant_rate_moment(self, rate: float, steps: Any) -> np.ndarray:
+        """Second moments after so many steps at one rate, in closed form.
+
+            A_t = r^t A_0 + (1 - r^t) * rate v / (h (2 - rate h)),   r = (1 - rate h)^2
+
+        Every loss curve at a constant rate is thus a sum of exponentials and a constant; with one
+        dimension, a single one.
+
+        Args:
+            rate: positive, below 2 / max(h).
+            steps: [points] or a number.
+
+        Returns:
+            [points, dimensions] or [dimensions].
+
+        Raises:
+            ValueError: the rate is not stable.
+
+        Source: summing the geometric series of the recursion.
+        """
+        if not 0 < rate < 2 / self.curvatures.max():
+            raise ValueError(
+                f"rate must lie in (0, {2 / self.curvatures.max():g}), beyond which the moments "
+                f"grow for ever, got {rate}"
+            )
+        decay = (1 - rate * self.curvatures) ** (2 * np.asarray(steps)[..., None])
+        floor = rate * self.noise / (self.curvatures * (2 - rate * self.curvatures))
+        return decay * self.start + (1 - decay) * floor
