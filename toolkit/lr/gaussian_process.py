@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-# Bounds of the published code's kernel, on inputs scaled to [0, 1] and standardised values.
+# Bounds of the published code's kernel, on inputs scaled to [0, 1] and standardised values; its
+# noise may go to 1e5, which says no more than 10: the values are noise and nothing else.
 SIGNAL_BOUNDS = (1e-2, 1e3)  # variance
 LENGTH_BOUNDS = (1e-2, 1e2)
 NOISE_BOUNDS = (1e-5, 1e1)  # variance
@@ -128,8 +129,8 @@ def matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
 def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> GaussianProcess:
     """The kernel of highest marginal likelihood, and the posterior that goes with it.
 
-    Truncated Newton steps over the logarithms of signal, length and noise, within the published code's bounds,
-    from three starts. With a single point there is nothing to learn a kernel from: the first start
+    Truncated Newton steps over the logarithms of signal, length and noise, from three starts,
+    within the published code's bounds. With a single point there is nothing to learn a kernel from: the first start
     is taken.
 
     Args:
