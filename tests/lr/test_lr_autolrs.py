@@ -40,8 +40,8 @@ def test_stages_of_the_paper():
 
 @pytest.mark.parametrize(("preset", "first_validated"), [(AutoLRS.paper, 3), (AutoLRS.code, 4)])
 def test_when_validation_losses_begin(preset, first_validated):
-    controller, requests = run(preset(INTERVAL, 62_000, has_validation=True))
-    every = [r.validate_every for r, _ in requests if r.kind == "probe"][::10]
+    controller, requests = run(preset(INTERVAL, 62_000, has_validation=True, proposals="together"))
+    every = [r.validate_every for r, _ in requests if r.kind == "probe"]
     assert every == [0] * first_validated + [50] * (6 - first_validated)
     assert controller.ledger.forward_evaluations == 16 * 10 * (6 - first_validated)
     assert not any(r.validate_every for r, _ in requests if r.kind == "train")
@@ -75,7 +75,7 @@ def test_the_best_candidate_is_trained(proposals, forecast):
     assert (depth == 4000) if proposals == "sequential" else (2000 <= depth < 2500)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 99, 100, 399, 400, 401, 777, 2001, 4000])
+@pytest.mark.parametrize("budget", [1, 7, 99, 400, 401, 2001])
 @pytest.mark.parametrize("final_decay", [0.0, 0.2])
 def test_budget_is_kept_to_the_step_and_never_ends_in_a_probe(budget, final_decay):
     method = AutoLRS.scaled(INTERVAL, budget, final_decay=final_decay)
@@ -91,7 +91,7 @@ def test_budget_is_kept_to_the_step_and_never_ends_in_a_probe(budget, final_deca
 
 
 def test_warmup_rises_and_is_not_searched():
-    method = AutoLRS.paper(INTERVAL, 3000, warmup_steps=4, warmup_rate=0.02)
+    method = AutoLRS.scaled(INTERVAL, 500, warmup_steps=4, warmup_rate=0.02)
     controller, requests = run(method)
     assert requests[0][0].kind == "warmup"
     np.testing.assert_allclose(controller.rates[:4], [0.005, 0.01, 0.015, 0.02], rtol=1e-6)
@@ -99,8 +99,10 @@ def test_warmup_rises_and_is_not_searched():
         tell(method, init(method), ask(method, init(method)), np.full((1, 4), np.nan))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("proposals", ["sequential", "together"])
+@pytest.mark.parametrize(
+    ("bad", "proposals"),
+    [(np.nan, "sequential"), (np.nan, "together"), (np.inf, "together"), (-np.inf, "together")],
+)
 def test_diverged_candidates_are_never_chosen(bad, proposals):
     def diverging(request):
         losses = losses_of(request)
@@ -139,7 +141,7 @@ def test_training_that_diverges_is_taken_back_and_the_next_best_rate_trained():
     assert controller.ledger.gradient_evaluations == 4000
 
 
-@pytest.mark.parametrize("cut", [4, 11])
+@pytest.mark.parametrize("cut", [11])
 @pytest.mark.parametrize("proposals", ["sequential", "together"])
 def test_a_controller_resumes_from_its_arrays(cut, proposals):
     method = AutoLRS.scaled(INTERVAL, 2000, proposals=proposals)

@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_is_a_diverged_curve(forecast, bad):
 
 
 @pytest.mark.parametrize("forecast", [forecast_loss, published_forecast])
-@pytest.mark.parametrize("points", range(1, 18))
+@pytest.mark.parametrize("points", [1, 2, 3, 4, 5, 10, 16, 17])
 def test_short_windows_and_constant_losses(forecast, points):
     assert np.isfinite(forecast(exponential(4.0, points), 100.0).mean)
     assert forecast(np.full(points, 2.5), 100.0).mean == pytest.approx(2.5)

@@ -135,7 +135,7 @@ def test_divergence_in_the_last_update_is_noticed():
     assert np.isnan(losses).all()
 
 
-@pytest.mark.parametrize("cut", [2, 7])
+@pytest.mark.parametrize("cut", [2, 6])
 @pytest.mark.parametrize("proposals", ["sequential", "together"])
 def test_a_stopped_search_resumes_bit_for_bit(cut, proposals):
     options = {

@@ -130,8 +130,8 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
     """The kernel of highest marginal likelihood, and the posterior that goes with it.
 
     Truncated Newton steps over the logarithms of signal, length and noise, from three starts,
-    within the published code's bounds. With a single point there is nothing to learn a kernel from: the first start
-    is taken.
+    within the published code's bounds. With a single point there is nothing to learn a kernel
+    from: the first start is taken.
 
     Args:
         inputs: [points].
