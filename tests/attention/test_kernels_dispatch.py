@@ -85,7 +85,7 @@ def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, draw_inputs, name):
 
 
 def test_without_a_device_or_a_kernel_it_is_refused(draw_inputs):
-    with pytest.raises(ValueError, match="needs a TPU or an NVIDIA GPU .* cpu here"):
+    with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* cpu here"):
         mixer("gdn").function(*draw_inputs(mixer("gdn"), 3), implementation="pallas")
     with pytest.raises(ValueError, match="no kernel for this mixer"):
         mixer("rwkv7").function(*draw_inputs(mixer("rwkv7"), 3), implementation="pallas")
