@@ -51,21 +51,27 @@ class LoopedCache:
         for name, number in (("batch", batch), ("capacity", capacity)):
             if number < 1:
                 raise ValueError(f"{name} is {number}; a cache needs at least 1.")
-        return cls(tuple(empty_loop(config, batch, capacity) for _ in range(config.loops)))
+        return cls(tuple(empty_loop(config, batch, capacity, tau) for tau in range(config.loops)))
 
 
-def empty_loop(config: LoopedConfig, batch: int, capacity: int) -> tuple[Any, ...]:
+def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:
     """The caches of one loop before the first token, one a physical layer.
 
     Args:
         config: the model.
         batch: sequences.
         capacity: tokens a full-attention cache can hold.
+        tau: the loop, from 0; only windows that differ by loop make a difference.
 
     Returns:
         A `KVCache` for a softmax layer, a `RecurrentCache` for any other.
     """
-    return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in config.layers)
+    return tuple(
+        LAYERS[word].empty_cache(
+            config, batch, capacity, **({} if window is None else {"window": window})
+        )
+        for word, window in zip(config.layers, config.loop_windows[tau], strict=True)
+    )
 
 
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:

@@ -52,6 +52,9 @@ class LoopedConfig:
             does in "delta_product").
         delta_steps: corrections a token of a "delta_product" layer.
         sliding_window: tokens a "window" layer sees, the current one included.
+        windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
+            loops, or one part for all of them. A part is one word for all "full" layers or a word
+            for each: "full" or a number of tokens (None: they see everything).
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
@@ -82,6 +85,7 @@ class LoopedConfig:
     negative_eigenvalues: bool = False
     delta_steps: int = 2
     sliding_window: int = 64
+    windows: str | None = None
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
     rope_theta: float = 10_000.0
@@ -197,11 +201,55 @@ class LoopedConfig:
         for name in ("rope_theta", "norm_epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
+        if self.windows is not None:
+            self._check_windows()
+
+    def _check_windows(self):
+        parts = [part.split() for part in self.windows.split("->")]
+        full = self.layers.count("full")
+        if not full:
+            raise ValueError(
+                f'windows is {self.windows!r}; pattern {self.pattern!r} has no "full" layer.'
+            )
+        if len(parts) not in (1, self.loops) or any(len(words) not in (1, full) for words in parts):
+            raise ValueError(
+                f'windows {self.windows!r} must have 1 or {self.loops} parts joined by "->", one a '
+                f'loop, each of 1 or {full} words, one a "full" layer.'
+            )
+        for word in (word for words in parts for word in words):
+            if word != "full" and (not word.isdecimal() or int(word) < 1):
+                raise ValueError(
+                    f'windows {self.windows!r} names {word!r}; write "full" or a number of tokens.'
+                )
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The words of the pattern, one a physical layer."""
         return tuple(self.pattern.split())
+
+    @property
+    def loop_windows(self) -> tuple[tuple[int | None, ...], ...]:
+        """Tokens each physical layer sees, loop by loop; None for no limit."""
+        own = tuple(self.sliding_window if word == "window" else None for word in self.layers)
+        if self.windows is None:
+            return (own,) * self.loops
+        full = self.layers.count("full")
+        loops = []
+        for part in self.windows.split("->"):
+            words = part.split()
+            narrowed = iter(words * full if len(words) == 1 else words)
+            loops.append(
+                tuple(
+                    _window(next(narrowed)) if word == "full" else window
+                    for word, window in zip(self.layers, own, strict=True)
+                )
+            )
+        return tuple(loops) * (self.loops if len(loops) == 1 else 1)
+
+    @property
+    def loops_differ(self) -> bool:
+        """Whether some loop has other windows than another, so that no scan can run them."""
+        return len(set(self.loop_windows)) > 1
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -224,3 +272,7 @@ class LoopedConfig:
             return self.feed_forward
         multiple = self.feed_forward_multiple_of
         return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
+
+
+def _window(word):
+    return None if word == "full" else int(word)

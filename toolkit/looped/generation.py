@@ -192,22 +192,20 @@ def _chunks(model, logits, cache, key, how, length, size):
 @functools.partial(jax.jit, static_argnames="capacity")
 def _prefill(model, tokens, capacity):
     config = model.config
-    empty = empty_loop(config, tokens.shape[0], capacity)
 
-    def body(h, rho):
-        return model.loop(h, rho, caches=empty)
+    def body(tau, h, rho):
+        empty = empty_loop(config, tokens.shape[0], capacity, tau)
+        return model.loop(h, rho, tau=tau, caches=empty)
 
-    h, stacked = jax.lax.scan(
-        body, model.embedding(tokens), model.residual_gates(), length=config.loops
-    )
-    loops = (jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(config.loops))
-    return model.head(h[:, -1]), LoopedCache(tuple(loops))
+    h, loops = model.run_loops(body, model.embedding(tokens))
+    return model.head(h[:, -1]), LoopedCache(loops)
 
 
 def _step(model, token, cache):
     h, gates, loops = model.embedding(token), model.residual_gates(), []
     for tau, caches in enumerate(cache.loops):
-        h, caches = model.loop_step(h, None if gates is None else gates[tau], caches)
+        rho = None if gates is None else gates[tau]
+        h, caches = model.loop_step(h, rho, caches, tau=tau)
         loops.append(caches)
     return model.head(h), LoopedCache(tuple(loops))
 

@@ -1,5 +1,7 @@
 """The looped language model: one stack of layers, run several times over the same positions."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import jax
@@ -70,7 +72,8 @@ class LoopedLM(nnx.Module):
     ):
         """Logits of the next token at every position.
 
-        The loops are one `lax.scan`: the program does not grow with their number.
+        The loops are one `lax.scan`: the program does not grow with their number. Loops that
+        differ in their windows are written out, one after another.
 
         Args:
             tokens: whole numbers below the vocabulary.
@@ -97,22 +100,51 @@ class LoopedLM(nnx.Module):
                 "they must be equal."
             )
 
-        def body(h, rho):
-            h, _ = self.loop(h, rho, segment_ids=segment_ids)
+        def body(tau, h, rho):
+            h, _ = self.loop(h, rho, tau=tau, segment_ids=segment_ids)
             return h, (h if return_loops else None)
 
-        if self.config.remat:
-            body = jax.checkpoint(body, prevent_cse=False)
-        h, loops = jax.lax.scan(
-            body, self.embedding(tokens), self.residual_gates(), length=self.config.loops
-        )
-        return (self.head(h), loops) if return_loops else self.head(h)
+        h, loops = self.run_loops(body, self.embedding(tokens))
+        return (self.head(h), jnp.stack(loops)) if return_loops else self.head(h)
+
+    def run_loops(
+        self,
+        body: Callable[[int, Array, Array | None], tuple[Array, Any]],
+        h: Float[Array, "... width"],
+    ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
+        """Run a function for every loop: by `lax.scan` where all are alike, else written out.
+
+        Args:
+            body: (loop from 0, hidden states, its residual gate) -> (hidden states, anything);
+                under a scan the loop is always 0. Recomputed in the backward pass with `remat`.
+            h: hidden states before the first loop.
+
+        Returns:
+            The hidden states after the last loop, and what each loop returned beside them.
+        """
+        config, gates = self.config, self.residual_gates()
+        if not config.loops_differ:
+            first = functools.partial(body, 0)
+            if config.remat:
+                first = jax.checkpoint(first, prevent_cse=False)
+            h, stacked = jax.lax.scan(first, h, gates, length=config.loops)
+            loop = lambda tau: jax.tree.map(lambda leaf: leaf[tau], stacked)  # noqa: E731
+            return h, tuple(loop(tau) for tau in range(config.loops))
+        results = []
+        for tau in range(config.loops):
+            one = functools.partial(body, tau)
+            h, result = (jax.checkpoint(one) if config.remat else one)(
+                h, None if gates is None else gates[tau]
+            )
+            results.append(result)
+        return h, tuple(results)
 
     def loop(
         self,
         h: Float[Array, "batch time width"],
         rho: Float[Array, "width"] | None,
         *,
+        tau: int = 0,
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "batch time width"], tuple[Any, ...] | None]:
@@ -121,6 +153,7 @@ class LoopedLM(nnx.Module):
         Args:
             h: hidden states.
             rho: this loop's residual gate, or None.
+            tau: the loop, from 0; only windows that differ by loop make a difference.
             segment_ids: documents of a packed sequence.
             caches: one a physical layer, to continue from; None in training.
 
@@ -129,8 +162,13 @@ class LoopedLM(nnx.Module):
         """
         new_caches = []
         start = h
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            h, cache = block(h, segment_ids=segment_ids, cache=cache)
+        for block, window, cache in zip(
+            self.blocks,
+            self.config.loop_windows[tau],
+            caches or [None] * len(self.blocks),
+            strict=True,
+        ):
+            h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
             new_caches.append(cache)
         return _gated(h, rho, start), None if caches is None else tuple(new_caches)
 
@@ -139,6 +177,8 @@ class LoopedLM(nnx.Module):
         h: Float[Array, "batch width"],
         rho: Float[Array, "width"] | None,
         caches: tuple[Any, ...],
+        *,
+        tau: int = 0,
     ) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
         """`loop` for one token.
 
@@ -146,14 +186,16 @@ class LoopedLM(nnx.Module):
             h: hidden state of the token.
             rho: this loop's residual gate, or None.
             caches: one a physical layer.
+            tau: the loop, from 0.
 
         Returns:
             The new hidden state, and the caches with the token in them.
         """
         new_caches = []
         start = h
-        for block, cache in zip(self.blocks, caches, strict=True):
-            h, cache = block.step(h, cache)
+        windows = self.config.loop_windows[tau]
+        for block, window, cache in zip(self.blocks, windows, caches, strict=True):
+            h, cache = block.step(h, cache, window=window)
             new_caches.append(cache)
         return _gated(h, rho, start), tuple(new_caches)
 

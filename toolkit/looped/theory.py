@@ -106,7 +106,7 @@ def permutation_steps(
 def tokens_reached(config: LoopedConfig) -> int | None:
     """How many tokens, itself included, a position of a looped model can know of.
 
-        1 + loops * (sum over layers of window - 1)
+        1 + sum over loops and layers of (window - 1)
 
     A window of w tokens includes the token itself, so a layer reaches w - 1 back and T loops of it
     T (w - 1) + 1 tokens, not T w.
@@ -119,9 +119,8 @@ def tokens_reached(config: LoopedConfig) -> int | None:
 
     Source: LT2, section on sparse mixers, with the token itself counted.
     """
-    if any(word != "window" for word in config.layers):
-        return None
-    return 1 + config.loops * len(config.layers) * (config.sliding_window - 1)
+    windows = [window for loop in config.loop_windows for window in loop]
+    return None if None in windows else 1 + sum(window - 1 for window in windows if window)
 
 
 def influence_bound(distance: int, window: int, layers: int, residual_share: float) -> float:
