@@ -205,7 +205,7 @@ class LoopedConfig:
             self._check_windows()
 
     def _check_windows(self):
-        parts = [part.split() for part in self.windows.split("->")]
+        parts = [part.split() for part in (self.windows or "").split("->")]
         full = self.layers.count("full")
         if not full:
             raise ValueError(

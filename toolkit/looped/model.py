@@ -73,7 +73,7 @@ class LoopedLM(nnx.Module):
         """Logits of the next token at every position.
 
         The loops are one `lax.scan`: the program does not grow with their number. Loops that
-        differ in their windows are written out, one after another.
+        differ in their windows are written out, one after another (see `run_loops`).
 
         Args:
             tokens: whole numbers below the vocabulary.
@@ -104,40 +104,51 @@ class LoopedLM(nnx.Module):
             h, _ = self.loop(h, rho, tau=tau, segment_ids=segment_ids)
             return h, (h if return_loops else None)
 
-        h, loops = self.run_loops(body, self.embedding(tokens))
+        h, loops = self.run_loops(body, self.embedding(tokens), remat=self.config.remat)
         return (self.head(h), jnp.stack(loops)) if return_loops else self.head(h)
 
     def run_loops(
         self,
         body: Callable[[int, Array, Array | None], tuple[Array, Any]],
         h: Float[Array, "... width"],
+        *,
+        remat: bool = False,
     ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
         """Run a function for every loop: by `lax.scan` where all are alike, else written out.
 
         Args:
             body: (loop from 0, hidden states, its residual gate) -> (hidden states, anything);
-                under a scan the loop is always 0. Recomputed in the backward pass with `remat`.
+                of loops that are alike it is given the first one's number.
             h: hidden states before the first loop.
+            remat: recompute each loop in the backward pass. Loops that differ are then a scan
+                too, over a `lax.switch`: XLA for CPUs would merge the recomputation of loops
+                written out with their first computation, and keep the memory.
 
         Returns:
             The hidden states after the last loop, and what each loop returned beside them.
         """
         config, gates = self.config, self.residual_gates()
-        if not config.loops_differ:
-            first = functools.partial(body, 0)
-            if config.remat:
-                first = jax.checkpoint(first, prevent_cse=False)
-            h, stacked = jax.lax.scan(first, h, gates, length=config.loops)
-            loop = lambda tau: jax.tree.map(lambda leaf: leaf[tau], stacked)  # noqa: E731
-            return h, tuple(loop(tau) for tau in range(config.loops))
-        results = []
-        for tau in range(config.loops):
-            one = functools.partial(body, tau)
-            h, result = (jax.checkpoint(one) if config.remat else one)(
-                h, None if gates is None else gates[tau]
-            )
-            results.append(result)
-        return h, tuple(results)
+        if config.loops_differ and not remat:
+            results = []
+            for tau in range(config.loops):
+                h, result = body(tau, h, None if gates is None else gates[tau])
+                results.append(result)
+            return h, tuple(results)
+        first = [config.loop_windows.index(windows) for windows in config.loop_windows]
+        kinds = sorted(set(first))
+
+        def one(h, which):
+            kind, rho = which
+            branches = [functools.partial(body, tau) for tau in kinds]
+            return jax.lax.switch(kind, branches, h, rho)
+
+        if remat:
+            one = jax.checkpoint(one, prevent_cse=False)
+        which = jnp.array([kinds.index(tau) for tau in first])
+        h, stacked = jax.lax.scan(one, h, (which, gates))
+        return h, tuple(
+            jax.tree.map(lambda leaf, tau=tau: leaf[tau], stacked) for tau in range(config.loops)
+        )
 
     def loop(
         self,
