@@ -6,6 +6,9 @@ parameter_count           parameters of a configuration, without allocating any
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
+exit_probabilities        chances to stop after each loop, of a model with an exit gate
+exit_loss                 trains them, with the model
+exit_loop                 the loop to stop after
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
@@ -28,6 +31,7 @@ load_layer                give a layer the weights of a published checkpoint
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
@@ -64,6 +68,9 @@ __all__ = [
     "cache_bytes_per_sequence",
     "decode_step",
     "effective_transition",
+    "exit_loop",
+    "exit_loss",
+    "exit_probabilities",
     "front_loaded",
     "generate",
     "influence_bound",

@@ -106,7 +106,7 @@ def permutation_steps(
 def tokens_reached(config: LoopedConfig) -> int | None:
     """How many tokens, itself included, a position of a looped model can know of.
 
-        1 + sum over loops and layers of (window - 1)
+        1 + sum over loops and layers of (window - 1), prelude and coda included
 
     A window of w tokens includes the token itself, so a layer reaches w - 1 back and T loops of it
     T (w - 1) + 1 tokens, not T w.
@@ -120,6 +120,8 @@ def tokens_reached(config: LoopedConfig) -> int | None:
     Source: LT2, section on sparse mixers, with the token itself counted.
     """
     windows = [window for loop in config.loop_windows for window in loop]
+    for word in (*config.prelude_layers, *config.coda_layers):
+        windows.append(config.sliding_window if word == "window" else None)
     return None if None in windows else 1 + sum(window - 1 for window in windows if window)
 
 
