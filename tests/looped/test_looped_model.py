@@ -125,14 +125,11 @@ def test_program_does_not_grow_with_loops():
     assert program_size(5) == program_size(11)
 
 
-@pytest.mark.parametrize("windows", [None, "full -> {} -> 7"])
-def test_memory_of_training_does_not_grow_with_loops(windows):
+def test_memory_of_training_does_not_grow_with_loops():
     """With `remat`, a loop more costs its input (and a row of rho), no activation inside it."""
 
-    def temporary_bytes(loops):
-        # Many loops, three kinds: the windows of the middle ones are alike.
-        middle = None if windows is None else windows.format(" -> ".join(["9"] * (loops - 2)))
-        config = small("full", loops, remat=True, windows=middle)
+    def temporary_bytes(loops, windows=None):
+        config = small("full", loops, remat=True, windows=windows)
         model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
         loss = jax.grad(lambda model, tokens: jnp.mean(jnp.square(model(tokens))))
         compiled = jax.jit(loss).lower(model, some_tokens()).compile()
@@ -140,8 +137,10 @@ def test_memory_of_training_does_not_grow_with_loops(windows):
 
     hidden_states = 2 * 19 * 32 * 4
     fewer, more = temporary_bytes(3), temporary_bytes(9)
-    assert more - fewer <= 6 * 1.1 * hidden_states
     assert fewer > 20 * hidden_states
+    assert more - fewer <= 6 * 1.1 * hidden_states
+    # Nor where loops differ; written out and not recomputed, nine need several times as much.
+    assert temporary_bytes(9, " -> ".join(["full"] * 8 + ["7"])) < 1.5 * more
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -101,7 +101,7 @@ def test_the_transition_is_what_the_mixers_do(float64):
     state = jnp.asarray(np.random.default_rng(2).normal(size=(1, 1, size, size)))
     nothing = jnp.zeros((1, steps, 1, size))
     wanted = effective_transition(*map(jnp.asarray, (keys, beta, log_decay))) @ state[0, 0]
-    _, ours = kimi_delta_attention(k, k, nothing, g, b, initial_state=state)
+    _, ours = kimi_delta_attention(k, k, nothing, g, b, initial_state=state, implementation="scan")
     np.testing.assert_allclose(ours[0, 0], wanted, atol=EXACT)
     # The same corrections within one token: only the decay is taken once.
     wanted = effective_transition(jnp.asarray(keys), jnp.asarray(beta)) @ state[0, 0]
@@ -112,6 +112,7 @@ def test_the_transition_is_what_the_mixers_do(float64):
         jnp.full((1, 1, 1), -0.5),
         jnp.asarray(beta)[None, None, None],
         initial_state=state,
+        implementation="scan",
     )
     np.testing.assert_allclose(ours[0, 0], np.exp(-0.5) * wanted, atol=EXACT)
 
@@ -168,6 +169,7 @@ def test_a_delta_product_cell_tracks_permutations(float64):
         jnp.zeros((1, 300, 1)),
         beta,
         initial_state=items[None, None, :, None],
+        implementation="scan",
     )
     np.testing.assert_allclose(state[0, 0, :, 0], held, atol=EXACT)
 
@@ -238,25 +240,30 @@ def test_other_layers_reach_everything():
     assert tokens_reached(LoopedConfig.tiny("full")) is None
 
 
-def averages(window, layers, share, time):
-    """Weight of each earlier token, by distance, after averaging windows next to a residual."""
+@jax.jit
+def spread(layers, share, still):
+    """Weight of a token in the later ones, by distance, after averaging windows of five.
 
-    def stream(h):
-        still = jnp.zeros((1, time, 1, 1))
+    It stands at position 4, where windows are complete; the averaging is linear, so what becomes
+    of a one at that position is its weight.
+    """
 
-        def layer(h, _):
-            mean, _ = softmax_attention(still, still, h, sliding_window=window)
-            return share * h + (1 - share) * mean, None
+    def layer(_, h):
+        mean, _ = softmax_attention(still, still, h, sliding_window=5)
+        return share * h + (1 - share) * mean
 
-        return jax.lax.scan(layer, h, length=layers)[0][0, -1, 0, 0]
+    h = jax.lax.fori_loop(0, layers, layer, still.at[0, 4].set(1.0))
+    return h[0, 4:, 0, 0]
 
-    return np.asarray(jax.jit(jax.grad(stream))(jnp.zeros((1, time, 1, 1))))[0, ::-1, 0, 0]
+
+def averages(layers, share):
+    return np.asarray(spread(layers, share, jnp.zeros((1, 260, 1, 1))))
 
 
 def test_influence_falls_geometrically_with_every_window(float64):
-    window, share, time = 5, 0.95, 64
+    window, share, time = 5, 0.95, 256
     for layers in (4, 16):
-        weight = averages(window, layers, share, time)
+        weight = averages(layers, share)
         assert weight.sum() == pytest.approx(1.0)
         bound = [influence_bound(distance, window, layers, share) for distance in range(time)]
         assert np.all(weight <= np.array(bound) + EXACT)
@@ -268,10 +275,10 @@ def test_influence_falls_geometrically_with_every_window(float64):
 
 def test_more_loops_do_look_further(float64):
     """(1 - a)^ceil(D / w) would not depend on loops; the number of ways to look back does."""
-    window, share, time = 5, 0.95, 256
+    window, share = 5, 0.95
     horizon = []
     for layers in (4, 16, 64):
-        beyond = 1 - np.cumsum(averages(window, layers, share, time))
+        beyond = 1 - np.cumsum(averages(layers, share))
         horizon.append(int(np.argmax(beyond < 0.01)) / window)
         # Mass further away than d windows is that of looking back more than d times.
         for looks in (1, 2, 3):
@@ -324,8 +331,9 @@ def test_writing_one_key_again_and_again(float64):
     """The delta rule replaces and stays at the value; retention adds up to 1 / (1 - decay)."""
     time, decay = 400, 0.97
     one, value = jnp.ones((1, time, 1, 1)), jnp.full((1, time, 1, 1), 3.0)
-    _, replaced = delta_net(one, one, value, jnp.full((1, time, 1), 0.5))
-    _, added = retention(one, one, value, log_decay=jnp.log(jnp.array([decay])))
+    _, replaced = delta_net(one, one, value, jnp.full((1, time, 1), 0.5), implementation="scan")
+    log_decay = jnp.log(jnp.array([decay]))
+    _, added = retention(one, one, value, log_decay=log_decay, implementation="scan")
     assert replaced.item() == pytest.approx(3.0)
     assert added.item() == pytest.approx(3.0 * (1 - decay**time) / (1 - decay))
 
@@ -333,7 +341,7 @@ def test_writing_one_key_again_and_again(float64):
 def test_the_stream_and_its_gradient_do_not_explode_over_loops():
     """Each block reads a normalised stream, so a loop adds and does not multiply (at the start)."""
     loops = 8
-    model, tokens = small("gdn", loops), some_tokens(batch=2)
+    model, tokens = small("full", loops), some_tokens(batch=2)
     model.rho[...] = jnp.zeros_like(model.rho[...])
 
     @jax.jit
@@ -367,7 +375,13 @@ def halving(x, loops, carried):
     one = jnp.ones_like(out)
     for _ in range(loops):
         out, state = gated_linear_attention(
-            one, one, out / 2, half, scale=1.0, initial_state=state if carried else None
+            one,
+            one,
+            out / 2,
+            half,
+            scale=1.0,
+            initial_state=state if carried else None,
+            implementation="scan",
         )
     return np.asarray(out[0, :, 0, 0])
 
@@ -408,22 +422,29 @@ def test_the_past_is_bit_identical_after_every_loop():
 def test_the_state_of_a_loop_knows_the_hidden_states_before_it_only():
     """S^(tau) follows from h^(tau-1) alone, and S_t^(tau) from no position after t."""
     model, tokens = small("gdn", loops=2), some_tokens()
-    _, hidden = jax.jit(lambda model: model(tokens, return_loops=True))(model)
-    _, cache = prefill(model, tokens, 12)
     empty = LoopedCache.empty(model.config, 1, 12).loops[0]
-    _, (alone,) = jax.jit(lambda model, h: model.loop(h, None, caches=empty))(model, hidden[0])
+    _, cache = prefill(model, tokens, 12)
+
+    @jax.jit
+    def two_loops(model):
+        first, _ = model.loop(model.embedding(tokens), model.rho[0], caches=empty)
+        return first, model.loop(first, None, caches=empty)[1][0]
+
+    hidden, alone = two_loops(model)
     np.testing.assert_allclose(alone.state, cache.loops[1][0].state, **FLOAT32_TOLERANCE)
 
     @jax.jit
     def states(h):
         """One number of the state after every token, from its steps."""
 
-        def step(caches, h_t):
-            _, caches = model.loop_step(h_t, None, caches)
-            return caches, jnp.sum(jnp.sin(caches[0].state))
+        layer = model.blocks[0]
 
-        return jax.lax.scan(step, empty, jnp.moveaxis(h, 1, 0))[1]
+        def step(cache, h_t):
+            _, cache = layer.mixer.step(layer.mixer_norm(h_t), cache)
+            return cache, jnp.sum(jnp.sin(cache.state))
 
-    influence = np.abs(jax.jacrev(states)(hidden[0])).sum(axis=(1, 3))
+        return jax.lax.scan(step, empty[0], jnp.moveaxis(h, 1, 0))[1]
+
+    influence = np.abs(jax.jacrev(states)(hidden)).sum(axis=(1, 3))
     assert np.all(influence[np.triu_indices(12, 1)] == 0)
     assert np.all(influence[np.tril_indices(12)] > 0)

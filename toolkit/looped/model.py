@@ -1,7 +1,7 @@
 """The looped language model: one stack of layers, run several times over the same positions."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -273,13 +273,13 @@ class LoopedLM(nnx.Module):
 
 
 def run_blocks(
-    blocks: Iterable[Block],
+    blocks: nnx.List[Block],
     h: Float[Array, "batch time width"],
     *,
     windows: tuple[int | None, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
     caches: tuple[Any, ...] | None = None,
-) -> tuple[Float[Array, "batch time width"], tuple[Any, ...] | None]:
+) -> tuple[Float[Array, "batch time width"], Any]:
     """A stack of physical layers on a sequence.
 
     Args:
@@ -293,19 +293,15 @@ def run_blocks(
         The new hidden states, and the caches that follow (None without caches).
     """
     new_caches = []
-    for i, block in enumerate(blocks):
-        h, cache = block(
-            h,
-            segment_ids=segment_ids,
-            cache=caches and caches[i],
-            window=windows and windows[i],
-        )
+    none = (None,) * len(blocks)
+    for block, window, cache in zip(blocks, windows or none, caches or none, strict=True):
+        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
         new_caches.append(cache)
     return h, None if caches is None else tuple(new_caches)
 
 
 def step_blocks(
-    blocks: Iterable[Block],
+    blocks: nnx.List[Block],
     h: Float[Array, "batch width"],
     caches: tuple[Any, ...],
     *,
@@ -323,8 +319,9 @@ def step_blocks(
         The new hidden state, and the caches with the token in them.
     """
     new_caches = []
-    for i, block in enumerate(blocks):
-        h, cache = block.step(h, caches[i], window=windows and windows[i])
+    windows = windows or (None,) * len(blocks)
+    for block, window, cache in zip(blocks, windows, caches, strict=True):
+        h, cache = block.step(h, cache, window=window)
         new_caches.append(cache)
     return h, tuple(new_caches)
 
