@@ -132,7 +132,9 @@ def test_memory_of_training_does_not_grow_with_loops():
         config = small("full", loops, remat=True, windows=windows)
         model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
         loss = jax.grad(lambda model, tokens: jnp.mean(jnp.square(model(tokens))))
-        compiled = jax.jit(loss).lower(model, some_tokens()).compile()
+        # Buffers are laid out before machine code is made; its quality does not matter here.
+        options = {"xla_backend_optimization_level": 0}
+        compiled = jax.jit(loss).lower(model, some_tokens()).compile(options)
         return compiled.memory_analysis().temp_size_in_bytes
 
     hidden_states = 2 * 19 * 32 * 4

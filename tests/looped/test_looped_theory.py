@@ -191,6 +191,7 @@ def test_one_step_a_token_tracks_swaps(float64):
             jnp.zeros((1, 1000, 1, 5)),
             jnp.full((1, 1000, 1), beta),
             initial_state=jnp.eye(5)[None, None],
+            implementation="scan",
         )
         return state[0, 0]
 
@@ -395,7 +396,7 @@ def test_the_smallest_counter_example_to_carried_state():
 
 
 def test_a_model_that_carried_its_state_would_see_the_future():
-    model, tokens = small("gdn", loops=2), some_tokens()
+    model, tokens = small("linear", loops=2), some_tokens()
     changed = tokens.at[:, -1].add(7) % 50
 
     @jax.jit
@@ -412,7 +413,7 @@ def test_a_model_that_carried_its_state_would_see_the_future():
 
 
 def test_the_past_is_bit_identical_after_every_loop():
-    model, tokens = small("gdn window", loops=4), some_tokens()
+    model, tokens = small("linear window", loops=4), some_tokens()
     states = jax.jit(lambda model, tokens: model(tokens, return_loops=True)[1])
     before, after = states(model, tokens), states(model, tokens.at[:, 7:].add(3) % 50)
     np.testing.assert_array_equal(before[:, :, :7], after[:, :, :7])
