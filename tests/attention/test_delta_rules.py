@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
     delta_net,
@@ -22,32 +23,6 @@ HARD_KEYS_TOLERANCE = 1e-4
 TIME = 50
 
 GDN, KDA, PRODUCT, RWKV7 = (mixer(name) for name in ("gdn", "kda", "delta_product", "rwkv7"))
-
-
-def results(function, inputs, **options):
-    """Output, final state and the gradients of a loss that uses both."""
-
-    def loss(*inputs):
-        out, state = function(*inputs, **options)
-        return jnp.sum(jnp.sin(3 * out)) + jnp.sum(jnp.cos(2 * state)), (out, state)
-
-    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
-    (_, (out, state)), gradients = run(*inputs)
-    return out, state, *gradients
-
-
-def assert_close(got, wanted, tolerance):
-    for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
-def with_state(function):
-    """The function with its initial state as one more argument, to differentiate it too."""
-    return lambda *inputs, **options: function(*inputs[:-1], initial_state=inputs[-1], **options)
-
-
-def random_state(heads, dtype, key=16, value=8):
-    return jnp.asarray(np.random.default_rng(5).standard_normal((2, heads, key, value)), dtype)
 
 
 def test_gated_delta_net_without_decay_is_delta_net(draw_inputs):

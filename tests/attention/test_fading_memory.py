@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
     gated_linear_attention,
@@ -23,33 +24,6 @@ FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
 
 GLA, MAMBA2 = mixer("gla"), mixer("mamba2")
-
-
-def results(function, inputs, **options):
-    """Output, final state and the gradients of a loss that uses both."""
-
-    def loss(*inputs):
-        out, state = function(*inputs, **options)
-        return jnp.sum(jnp.sin(3 * out)) + jnp.sum(jnp.cos(2 * state)), (out, state)
-
-    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
-    (_, (out, state)), gradients = run(*inputs)
-    return out, state, *gradients
-
-
-def assert_close(got, wanted, tolerance):
-    for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
-def with_state(function):
-    """The function with its initial state as one more argument, to differentiate it too."""
-    return lambda *inputs, **options: function(*inputs[:-1], initial_state=inputs[-1], **options)
-
-
-def random_state(inputs, heads, value=8, seed=5):
-    shape = (inputs[0].shape[0], heads, inputs[0].shape[-1], value)
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), inputs[0].dtype)
 
 
 def over_channels(g, key=16):
@@ -104,7 +78,7 @@ def test_states_and_grouped_values_carry_gradients(draw_inputs, row, implementat
     with jax.enable_x64(True):
         inputs = draw_inputs(row, 70, heads=4, dtype=jnp.float64)
         inputs = [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
-        inputs.append(random_state(inputs, heads=4))
+        inputs.append(random_state(4, inputs[0].dtype))
         # Ends of documents inside a chunk, at its edge, of one token, and a number used twice.
         first = np.repeat([4, 1, 2, 4, 9], [10, 22, 1, 30, 7])
         segment_ids = jnp.asarray(np.stack([first, np.repeat([0, 1], [64, 6])]))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
     gated_delta_net,
@@ -22,30 +23,9 @@ PEER_TOLERANCE = 2e-5
 ROW = mixer("gdn")
 
 
-def results(function, inputs, **options):
-    """Output, final state and the gradient of a loss that uses both."""
-    *tokens, state = inputs
-
-    def loss(*tokens_and_state):
-        *tokens, state = tokens_and_state
-        out, final = function(*tokens, initial_state=state, **options)
-        return jnp.sum(jnp.sin(3 * out)) + jnp.sum(jnp.cos(2 * final)), (out, final)
-
-    run = jax.jit(jax.value_and_grad(loss, argnums=range(6), has_aux=True))
-    (_, (out, final)), gradients = run(*tokens, state)
-    return out, final, *gradients
-
-
-def assert_close(got, wanted, tolerance):
-    for a, b in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
-def with_state(inputs, seed=5):
-    _, _, heads, value = inputs[2].shape
-    shape = (inputs[0].shape[0], heads, inputs[0].shape[-1], value)
-    state = np.random.default_rng(seed).standard_normal(shape)
-    return [*inputs, jnp.asarray(state, inputs[2].dtype)]
+def inputs_and_state(inputs):
+    batch, _, heads, value = inputs[2].shape
+    return [*inputs, random_state(heads, inputs[2].dtype, batch, value=value)]
 
 
 def grouped(draw_inputs, time, groups, **options):
@@ -58,20 +38,28 @@ def grouped(draw_inputs, time, groups, **options):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_initial_and_final_states_carry_gradients(draw_inputs, implementation, groups):
     with jax.enable_x64(True):
-        inputs = with_state(grouped(draw_inputs, 70, groups, dtype=jnp.float64))
-        got = results(gated_delta_net, inputs, implementation=implementation, scale=0.7)
-        assert_close(got, results(gated_delta_net_reference, inputs, scale=0.7), FLOAT64_TOLERANCE)
+        inputs = inputs_and_state(grouped(draw_inputs, 70, groups, dtype=jnp.float64))
+        got = results(with_state(gated_delta_net), inputs, implementation=implementation, scale=0.7)
+        assert_close(
+            got,
+            results(with_state(gated_delta_net_reference), inputs, scale=0.7),
+            FLOAT64_TOLERANCE,
+        )
 
 
 def test_document_boundaries_anywhere_in_a_chunk(draw_inputs):
     with jax.enable_x64(True):
-        inputs = with_state(draw_inputs(ROW, 70, dtype=jnp.float64))
+        inputs = inputs_and_state(draw_inputs(ROW, 70, dtype=jnp.float64))
         # Ends of documents inside a chunk, at its edge, of one token, and a number used twice.
         first = np.repeat([4, 1, 2, 4, 9], [10, 22, 1, 30, 7])
         segment_ids = jnp.asarray(np.stack([first, np.repeat([0, 1], [64, 6])]))
         options = {"segment_ids": segment_ids}
-        got = results(gated_delta_net, inputs, **options)
-        assert_close(got, results(gated_delta_net_reference, inputs, **options), FLOAT64_TOLERANCE)
+        got = results(with_state(gated_delta_net), inputs, **options)
+        assert_close(
+            got,
+            results(with_state(gated_delta_net_reference), inputs, **options),
+            FLOAT64_TOLERANCE,
+        )
 
 
 def test_not_finite_values_show_in_their_own_document_only(draw_inputs):
@@ -95,12 +83,12 @@ def test_not_finite_values_show_in_their_own_document_only(draw_inputs):
 @pytest.mark.parametrize("decay", [0.0, -30.0, -200.0, -jnp.inf])
 def test_gates_at_their_limits(draw_inputs, decay):
     """No decay at all, a nearly cleared state, and an exactly cleared one, at half the tokens."""
-    inputs = with_state(draw_inputs(ROW, 45))
+    inputs = inputs_and_state(draw_inputs(ROW, 45))
     inputs[3] = inputs[3].at[:, ::2].set(decay)
-    got = results(gated_delta_net, inputs)
+    got = results(with_state(gated_delta_net), inputs)
     with jax.enable_x64(True):
         exact = [x.astype(jnp.float64) for x in inputs]
-        wanted = results(gated_delta_net_reference, exact)
+        wanted = results(with_state(gated_delta_net_reference), exact)
     assert all(np.isfinite(x).all() for x in got)
     # The tolerance grows with the running sum of g, whose rounding the differences inherit.
     tolerance = FLOAT32_TOLERANCE * max(1.0, min(-decay, 87.0))
@@ -135,10 +123,12 @@ def test_bfloat16_keeps_its_state_in_float32(draw_inputs):
 
 
 def test_every_chunk_size_gives_the_same_result(draw_inputs):
-    inputs = with_state(draw_inputs(ROW, 70))
-    wanted = results(gated_delta_net, inputs, chunk=16)
+    inputs = inputs_and_state(draw_inputs(ROW, 70))
+    wanted = results(with_state(gated_delta_net), inputs, chunk=16)
     for chunk in (32, 64):
-        assert_close(results(gated_delta_net, inputs, chunk=chunk), wanted, FLOAT32_TOLERANCE)
+        assert_close(
+            results(with_state(gated_delta_net), inputs, chunk=chunk), wanted, FLOAT32_TOLERANCE
+        )
     for chunk in (8, 48):
         with pytest.raises(ValueError, match=f"chunk must be a power of two .*got {chunk}"):
             gated_delta_net(*inputs[:5], chunk=chunk)
@@ -177,7 +167,7 @@ def test_wrong_states_and_lengths_are_named(draw_inputs):
 def test_equal_to_transformers(draw_inputs, time):
     torch = pytest.importorskip("torch")
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
-    inputs = with_state(draw_inputs(ROW, time))
+    inputs = inputs_and_state(draw_inputs(ROW, time))
     out, state = jax.jit(gated_delta_net)(*inputs[:5], initial_state=inputs[5])
     q, k, v, g, beta, initial = (torch.tensor(np.asarray(x)) for x in inputs)
     peer = modeling.torch_chunk_gated_delta_rule(

@@ -5,8 +5,8 @@ decays in between: e^(G_i - G_j) with running sums G of the log-decay g. One dec
 channels makes that a C x C matrix. With one decay a channel it has to be taken apart into a factor
 of the reader and a factor of the writer:
 
-* From the chunk's entry, e^(G_i) and e^(-G_j): two exponentials a number and one matrix product,
-  as long as no channel fades by more than e^-`MILD_RANGE` within the chunk.
+* From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential a number and one matrix product,
+  as long as no channel fades by more than `LEAST_FACTOR` within the chunk.
 * By halves, for any decay: what the second half of a block reads in its first half passes the
   border between them, so (decay from j to the border) times (decay from the border to i), both
   at most 1. Doubling a block multiplies both by what survives its other half. A decay of zero
@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._precision import precise_einsum
 
-MILD_RANGE = 64.0  # e^64 times any sensible key is far from the largest float32
+LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
 
 
 class Documents(NamedTuple):
@@ -41,6 +41,7 @@ class Decays(NamedTuple):
 
     g: Float[Array, "*chunks C channels"]
     running: Float[Array, "*chunks C channels"]  # G
+    since_entry: Float[Array, "*chunks C channels"]  # e^G, across documents too
     entry: Float[Array, "*chunks C channels"]  # from the incoming state to token i
     exit: Float[Array, "*chunks C channels"]  # from token j to the outgoing state
     through: Float[Array, "*chunks channels 1"]  # from the incoming to the outgoing state
@@ -54,14 +55,16 @@ def chunk_decays(
     # Finite, so that differences are defined; e^g below the smallest normal number is zero.
     running = jnp.cumsum(jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype)), axis=-2)
     last = running[..., -1:, :]
-    entry, leaving, through = jnp.exp(running), jnp.exp(last - running), jnp.exp(last)
+    entry = since_entry = jnp.exp(running)
+    leaving, through = jnp.exp(last - running), since_entry[..., -1:, :]
     if documents is not None:
         token, incoming = documents.token, documents.incoming[..., None]
         outgoing = token[..., -1:]
         entry = jnp.where((token == incoming)[..., None], entry, 0)
         leaving = jnp.where((token == outgoing)[..., None], leaving, 0)
         through = jnp.where((incoming == outgoing)[..., None], through, 0)
-    return Decays(g, running, entry, leaving, jnp.swapaxes(through, -1, -2), documents)
+    through = jnp.swapaxes(through, -1, -2)
+    return Decays(g, running, since_entry, entry, leaving, through, documents)
 
 
 def decayed_scores(
@@ -81,51 +84,50 @@ def decayed_scores(
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
         scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
         return scores * between[..., :, None, :]
-    return _channel_scores(readers, writers, decays.g, decays.running)
+    return _channel_scores(readers, writers, decays.g, decays.since_entry)
 
 
 @jax.custom_vjp
-def _channel_scores(readers, writers, g, running):
-    return _channel_scores_forward(readers, writers, g, running)[0]
+def _channel_scores(readers, writers, g, since_entry):
+    return _channel_scores_forward(readers, writers, g, since_entry)[0]
 
 
-def _is_mild(running):
-    return jnp.all(running[..., -1, :] > -MILD_RANGE)
+def _is_mild(since_entry):
+    return jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
 
 
-def _channel_scores_forward(readers, writers, g, running):
-    scores = lax.cond(
-        _is_mild(running), _scores_from_entry, _scores_by_halves, readers, writers, g, running
-    )
-    return scores, (readers, writers, g, running)
+def _channel_scores_forward(*inputs):
+    scores = lax.cond(_is_mild(inputs[-1]), _scores_from_entry, _scores_by_halves, *inputs)
+    return scores, inputs
 
 
-def _pull(form, d_scores, readers, writers, g, running):
-    return jax.vjp(lambda r, w: form(r, w, g, running), readers, writers)[1](d_scores)
+def _pull(form, d_scores, readers, writers, g, since_entry):
+    return jax.vjp(lambda r, w: form(r, w, g, since_entry), readers, writers)[1](d_scores)
 
 
-def _channel_scores_backward(saved, d_scores):
-    *_, g, running = saved
+def _channel_scores_backward(inputs, d_scores):
+    *_, g, since_entry = inputs
     d_readers, d_writers = lax.cond(
-        _is_mild(running),
+        _is_mild(since_entry),
         partial(_pull, _scores_from_entry),
         partial(_pull, _scores_by_halves),
         d_scores,
-        *saved,
+        *inputs,
     )
-    return d_readers, d_writers, jnp.zeros_like(g), jnp.zeros_like(running)
+    # Nothing for the decays: the engine has their gradient from those of readers and writers.
+    return d_readers, d_writers, jnp.zeros_like(g), jnp.zeros_like(since_entry)
 
 
 _channel_scores.defvjp(_channel_scores_forward, _channel_scores_backward)
 
 
-def _scores_from_entry(readers, writers, g, running):
-    late, early = readers * jnp.exp(running), writers * jnp.exp(-running)[..., None, :, :]
+def _scores_from_entry(readers, writers, g, since_entry):
+    late, early = readers * since_entry, writers / since_entry[..., None, :, :]
     causal = jnp.tril(jnp.ones((g.shape[-2],) * 2, bool))[:, None, :]
     return jnp.where(causal, precise_einsum("...ik,...wjk->...iwj", late, early), 0)
 
 
-def _scores_by_halves(readers, writers, g, running):
+def _scores_by_halves(readers, writers, g, since_entry):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
     blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]

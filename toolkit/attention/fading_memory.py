@@ -9,17 +9,15 @@ here, which take g as [batch, time, heads, channels] with channels 1 (one decay 
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention.chunked import Action, Addition, Rule
 from toolkit.attention.recurrence import (
     Inputs,
-    document_starts,
     for_value_heads,
-    initial,
     log_decay_channels,
     run,
+    run_equation,
     scaled_queries,
     step,
 )
@@ -66,20 +64,19 @@ def fading_memory_reference(
     segment_ids: Int[Array, "batch time"] | None,
 ) -> tuple[Array, Array]:
     """The recurrence of checked inputs, token by token: slow, and the oracle of the others."""
-    inputs = _inputs(q, k, v, g, scale)
-    state = initial(inputs, initial_state, (k.shape[-1], v.shape[-1]))
-    starts = jnp.zeros(q.shape[:2], bool) if segment_ids is None else document_starts(segment_ids)
 
-    def one_token(state, arrays):
-        q_t, k_t, v_t, g_t, is_start = arrays
-        state = jnp.where(is_start[:, None, None, None], 0, state)
+    def one_token(state, g_t, q_t, k_t, v_t):
         state = jnp.exp(g_t)[..., None] * state + jnp.einsum("bhk,bhv->bhkv", k_t, v_t)
         return state, jnp.einsum("bhk,bhkv->bhv", q_t, state)
 
-    tokens = [x.astype(state.dtype) for x in (*inputs.tokens, inputs.g)]
-    by_time = [jnp.moveaxis(x, 1, 0) for x in (*tokens, starts)]
-    state, out = lax.scan(one_token, state, by_time)
-    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
+    out, state = run_equation(
+        one_token,
+        _inputs(q, k, v, g, scale),
+        initial_state,
+        sizes=(k.shape[-1], v.shape[-1]),
+        segment_ids=segment_ids,
+    )
+    return out.astype(v.dtype), state
 
 
 def fading_memory_step(

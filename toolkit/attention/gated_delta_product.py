@@ -11,7 +11,6 @@ through the same engine. Keys are not normalised here: give unit keys.
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import (
@@ -25,10 +24,9 @@ from toolkit.attention.delta_rule import delta_rule, delta_rule_step
 from toolkit.attention.recurrence import (
     Inputs,
     add_time,
-    document_starts,
     for_value_heads,
-    initial,
     log_decay_channels,
+    run_equation,
     scaled_queries,
 )
 
@@ -142,23 +140,22 @@ def gated_delta_product_reference(
     """
     _check(q, k, v, g, beta, initial_state, segment_ids)
     queries, keys = (for_value_heads(x, v.shape[2]) for x in (scaled_queries(q, scale), k))
-    inputs = Inputs((queries, keys, v, beta), log_decay_channels(g, v))
-    state = initial(inputs, initial_state, (k.shape[-1], v.shape[-1]))
-    starts = jnp.zeros(q.shape[:2], bool) if segment_ids is None else document_starts(segment_ids)
 
-    def one_token(state, arrays):
-        q_t, k_t, v_t, beta_t, g_t, is_start = arrays
-        state = jnp.where(is_start[:, None, None, None], 0, state)
+    def one_token(state, g_t, q_t, k_t, v_t, beta_t):
         state = jnp.exp(g_t)[..., None] * state
         for i in range(k_t.shape[2]):
             error = v_t[:, :, i] - jnp.einsum("bhk,bhkv->bhv", k_t[:, :, i], state)
             state += jnp.einsum("bh,bhk,bhv->bhkv", beta_t[:, :, i], k_t[:, :, i], error)
         return state, jnp.einsum("bhk,bhkv->bhv", q_t, state)
 
-    tokens = [x.astype(state.dtype) for x in (*inputs.tokens, inputs.g)]
-    by_time = [jnp.moveaxis(x, 1, 0) for x in (*tokens, starts)]
-    state, out = lax.scan(one_token, state, by_time)
-    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
+    out, state = run_equation(
+        one_token,
+        Inputs((queries, keys, v, beta), log_decay_channels(g, v)),
+        initial_state,
+        sizes=(k.shape[-1], v.shape[-1]),
+        segment_ids=segment_ids,
+    )
+    return out.astype(v.dtype), state
 
 
 def gated_delta_product_step(

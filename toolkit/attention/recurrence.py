@@ -6,6 +6,7 @@ documents that share a sequence, and the ways through time.
 """
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple, cast
 
@@ -118,6 +119,30 @@ def _kernels(rule: Rule) -> ModuleType:
             'implementation="pallas" has no kernel for this mixer; "xla" and "scan" run it.'
         )
     return importlib.import_module("toolkit.attention.kernels.dispatch")
+
+
+def run_equation(
+    equation: Callable[..., tuple[Array, Array]],
+    inputs: Inputs,
+    initial_state: Float[Array, "batch heads key value"] | None,
+    *,
+    sizes: tuple[int, int],
+    segment_ids: Int[Array, "batch time"] | None,
+) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+    """Run `equation`, (state, g_t, *tokens_t) -> (state, out_t), token by token: the oracle."""
+    state = initial(inputs, initial_state, sizes)
+    starts = jnp.zeros(inputs.g.shape[:2], bool)
+    if segment_ids is not None:
+        starts = document_starts(segment_ids)
+
+    def one_token(state, arrays):
+        is_start, g_t, tokens_t = arrays
+        state = jnp.where(is_start[:, None, None, None], 0, state)
+        return equation(state, g_t, *(x.astype(state.dtype) for x in tokens_t))
+
+    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (starts, inputs.g, inputs.tokens))
+    state, out = lax.scan(one_token, state, by_time)
+    return jnp.moveaxis(out, 0, 1), state
 
 
 def add_time(**tokens: tuple[Array, str]) -> list[Array]:

@@ -16,7 +16,6 @@ rates and beta = rate it corrects as DeltaNet does.
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_rank, check_recurrence, check_shape
@@ -24,10 +23,9 @@ from toolkit.attention.chunked import Action, Addition, Correction, Rule
 from toolkit.attention.recurrence import (
     Inputs,
     add_time,
-    document_starts,
-    initial,
     log_decay_channels,
     run,
+    run_equation,
     scaled_queries,
     step,
 )
@@ -149,23 +147,22 @@ def rwkv7_reference(
         equation 17 and section 3.
     """
     _check(q, k, v, g, removal_key, rate, initial_state, segment_ids)
-    inputs = _inputs(q, k, v, g, removal_key, rate, scale)
-    state = initial(inputs, initial_state, (k.shape[-1], v.shape[-1]))
-    starts = jnp.zeros(q.shape[:2], bool) if segment_ids is None else document_starts(segment_ids)
 
-    def one_token(state, arrays):
-        q_t, k_t, v_t, removal_t, rate_t, g_t, is_start = arrays
-        state = jnp.where(is_start[:, None, None, None], 0, state)
+    def one_token(state, g_t, q_t, k_t, v_t, removal_t, rate_t):
         erased = jnp.einsum("bhk,bhkv->bhv", removal_t, state)
         state = jnp.exp(g_t)[..., None] * state
         state -= jnp.einsum("bhk,bhv->bhkv", rate_t * removal_t, erased)
         state += jnp.einsum("bhk,bhv->bhkv", k_t, v_t)
         return state, jnp.einsum("bhk,bhkv->bhv", q_t, state)
 
-    tokens = [x.astype(state.dtype) for x in (*inputs.tokens, inputs.g)]
-    by_time = [jnp.moveaxis(x, 1, 0) for x in (*tokens, starts)]
-    state, out = lax.scan(one_token, state, by_time)
-    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
+    out, state = run_equation(
+        one_token,
+        _inputs(q, k, v, g, removal_key, rate, scale),
+        initial_state,
+        sizes=(k.shape[-1], v.shape[-1]),
+        segment_ids=segment_ids,
+    )
+    return out.astype(v.dtype), state
 
 
 def rwkv7_step(

@@ -68,7 +68,7 @@ def run_kernels(
         rows(k),
         rows(v),
         rows(_bounded(g)),
-        None if beta is None else rows(beta),
+        None if beta is None else rows(beta.astype(g.dtype)),
         state.reshape(-1, *state.shape[2:]),
         chunk=size,
         documents=documents,
@@ -91,7 +91,7 @@ def step_kernels(
         rows(k),
         rows(v),
         rows(_bounded(g)),
-        None if beta is None else rows(beta),
+        None if beta is None else rows(beta.astype(g.dtype)),
         rows(state),
     )
     return new_state.reshape(state.shape), out.reshape(batch, heads, -1)

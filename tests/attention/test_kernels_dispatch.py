@@ -1,0 +1,91 @@
+"""`implementation="pallas"` from the mixers' side: heads, odd lengths, documents, states.
+
+The kernels themselves are tested by device; here the TPU's run interpreted, and the GPU's are
+lowered, in place of those of a device this machine does not have.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention import mixer
+from toolkit.attention.kernels import dispatch, gpu_chunked, gpu_step, tpu_chunked, tpu_step
+
+TOLERANCE = 2e-5
+TIME = 21
+
+
+@pytest.fixture
+def tpu_interpreted(monkeypatch):
+    kernels = dispatch.Kernels(
+        partial(tpu_chunked.chunked, interpret=True), partial(tpu_step.step, interpret=True)
+    )
+    monkeypatch.setattr(dispatch, "device_kernels", lambda: kernels)
+
+
+def quick(function):
+    """Compiled without optimisation: a kernel interpreted is a large program, run once."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gdn", "kda", "hgrn2"])
+def test_equal_to_the_xla_form(tpu_interpreted, draw_inputs, name):
+    row = mixer(name)
+    inputs = draw_inputs(row, TIME, heads=2)
+    if "k" in row.inputs:  # one head of q and k serves both heads of v
+        inputs = [x[:, :, :1] for x in inputs[:2]] + inputs[2:]
+    state = jnp.asarray(np.random.default_rng(3).standard_normal((2, 2, 16, 8)), jnp.float32)
+    documents = jnp.asarray(np.repeat([0, 1, 5], [4, 15, 2])[None].repeat(2, 0))
+
+    def outputs_and_gradients(implementation, chunk):
+        def loss(state, *inputs):
+            out, final = row.function(
+                *inputs,
+                initial_state=state,
+                segment_ids=documents,
+                implementation=implementation,
+                chunk=chunk,
+            )
+            return jnp.sum(jnp.sin(3 * out)) + jnp.sum(jnp.cos(2 * final)), (out, final)
+
+        run = jax.grad(loss, argnums=range(len(inputs) + 1), has_aux=True)
+        gradients, values = quick(run)(state, *inputs)
+        return *values, *gradients
+
+    got, wanted = outputs_and_gradients("pallas", 16), outputs_and_gradients("xla", None)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["retention", "gdn"])
+def test_the_decode_step_equals_the_xla_form(tpu_interpreted, draw_inputs, name):
+    row = mixer(name)
+    inputs = [x[:, 0] for x in draw_inputs(row, 1)]
+    state = jnp.asarray(np.random.default_rng(3).standard_normal((2, 2, 16, 8)), jnp.float32)
+    got = quick(partial(row.step, implementation="pallas"))(*inputs, state)
+    for a, b in zip(got, row.step(*inputs, state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["linear", "delta", "kda"])
+def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, draw_inputs, name):
+    kernels = dispatch.Kernels(gpu_chunked.chunked, gpu_step.step)
+    monkeypatch.setattr(dispatch, "device_kernels", lambda: kernels)
+    row = mixer(name)
+    inputs = draw_inputs(row, 100, dtype=jnp.bfloat16, key=64, value=64)
+
+    def loss(*inputs):
+        return jnp.sum(row.function(*inputs, implementation="pallas")[0].astype(jnp.float32))
+
+    traced = jax.jit(jax.grad(loss, argnums=range(len(inputs)))).trace(*inputs)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_without_a_device_or_a_kernel_it_is_refused(draw_inputs):
+    with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* cpu here"):
+        mixer("gdn").function(*draw_inputs(mixer("gdn"), 3), implementation="pallas")
+    with pytest.raises(ValueError, match="no kernel for this mixer"):
+        mixer("rwkv7").function(*draw_inputs(mixer("rwkv7"), 3), implementation="pallas")

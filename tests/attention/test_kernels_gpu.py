@@ -1,0 +1,337 @@
+"""The Hopper kernels without a GPU: interpreted against the token loop, and lowered for CUDA.
+
+Queries, keys and values are bf16 and so are the operands of every product, so the tolerances are
+those of bf16: the error's root mean square over the reference's.
+"""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from 0.11
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.topologies import get_topology_desc
+
+from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
+from toolkit.attention.kernels.gpu_chunked import chunked
+from toolkit.attention.kernels.gpu_factors import Delta
+from toolkit.attention.kernels.gpu_solve import solve
+from toolkit.attention.kernels.gpu_step import step
+from toolkit.attention.kernels.gpu_support import check_chip, launch
+
+OUTPUT, QKV, GATE = 0.005, 0.008, 0.02  # relative errors, as flash-linear-attention tests them
+FLOAT32 = 1e-6
+ROUNDING = 2**-9  # bf16's largest relative rounding error
+BF16, F32 = jnp.bfloat16, jnp.float32
+# jax 0.12 can raise where it sees a race; here all versions note it, and the tests ask.
+NOTED = {"on_race": "warn"} if hasattr(InterpretGPUParams, "on_race") else {}
+INTERPRETER = InterpretGPUParams(detect_races=True, uninitialized_memory="nan", **NOTED)
+
+# Batch, time, heads, head size of the published speeds; channels that decay apart; a delta rule?
+REAL_SHAPES = [
+    (2, 16384, 16, 128, 1, True),
+    (1, 8192, 96, 128, 128, True),
+    (4, 4096, 64, 128, 1, False),
+    (8, 2048, 32, 256, 1, True),
+]
+
+# What the compiler must know of the chip.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 150000000000 cuda_compute_capability { major: 9 minor: 0 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+
+
+class Inputs(NamedTuple):
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    g: jax.Array
+    beta: jax.Array | None
+    state: jax.Array
+
+
+def make_inputs(rows, time, key, value, *, channels=1, is_delta=True, decay=0.1) -> Inputs:
+    keys = jax.random.split(jax.random.key(0), 6)
+    q, k = (jax.random.normal(x, (rows, time, key)) for x in keys[:2])
+    q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    return Inputs(
+        (q * key**-0.5).astype(BF16),
+        k.astype(BF16),
+        jax.random.normal(keys[2], (rows, time, value)).astype(BF16),
+        decay * jax.nn.log_sigmoid(jax.random.normal(keys[3], (rows, time, channels))),
+        2 * jax.nn.sigmoid(jax.random.normal(keys[4], (rows, time))) if is_delta else None,
+        jax.random.normal(keys[5], (rows, key, value)),
+    )
+
+
+def token_loop(inputs: Inputs, documents=None):
+    """The references, in float32; Kimi Delta Attention is spelled out."""
+    q, k, v = (jnp.moveaxis(x.astype(F32), 0, 1)[None] for x in inputs[:3])
+    g = jnp.moveaxis(inputs.g, 0, 1)[None]
+    state = inputs.state[None]
+    ids = None if documents is None else documents[:1]
+    if inputs.beta is None:
+        g = jnp.broadcast_to(g, k.shape)
+        out, state = gated_linear_attention_reference(
+            q, k, v, g, scale=1.0, initial_state=state, segment_ids=ids
+        )
+    elif inputs.g.shape[-1] == 1:
+        beta = inputs.beta.T[None]
+        out, state = gated_delta_net_reference(
+            q, k, v, g[..., 0], beta, scale=1.0, initial_state=state, segment_ids=ids
+        )
+    else:
+        assert documents is None
+        return kimi_loop(inputs)
+    return jnp.moveaxis(out[0], 0, 1), state[0]
+
+
+def kimi_loop(inputs: Inputs):
+    def one_token(state, token):
+        q, k, v, g, beta = token
+        state = jnp.exp(g)[..., None] * state
+        error = v - jnp.einsum("rk,rkv->rv", k, state)
+        state += beta[:, None, None] * k[..., None] * error[:, None]
+        return state, jnp.einsum("rk,rkv->rv", q, state)
+
+    tokens = [jnp.moveaxis(x.astype(F32), 1, 0) for x in inputs[:5]]
+    state, out = lax.scan(one_token, inputs.state, tokens)
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def relative_error(got, want) -> float:
+    got, want = np.array(got, np.float64), np.array(want, np.float64)
+    return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
+
+
+def values_and_gradients(function, inputs: Inputs):
+    """Outputs, final state and the gradients of a loss that weighs both."""
+
+    def loss(inputs):
+        out, state = function(inputs)
+        weight = jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(BF16).astype(F32)
+        total = jnp.sum(out.astype(F32) * weight)
+        return total + jnp.sum(state * jnp.sin(jnp.arange(state.size)).reshape(state.shape)), (
+            out,
+            state,
+        )
+
+    gradients, (out, state) = jax.jit(jax.grad(loss, has_aux=True))(inputs)
+    return out, state, gradients
+
+
+@pytest.fixture(autouse=True)
+def clean_interpreter():
+    """The interpreter keeps the memory of a kernel that raised."""
+    yield
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
+def assert_no_races() -> None:
+    """In the last kernel interpreted."""
+    assert not gpu_callbacks.get_races().races_found
+
+
+CASES = {
+    "simple decay": {"time": 192, "key": 64, "value": 32, "is_delta": False},
+    "channels": {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
+    "gated delta net": {"time": 192, "key": 64, "value": 32},
+    "kimi delta attention": {"time": 128, "key": 60, "value": 24, "channels": 60},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_equal_the_token_loop(name):
+    inputs = make_inputs(1, **CASES[name])
+    documents = None
+    if name in ("simple decay", "gated delta net"):  # inside a chunk, and at its edge
+        documents = jnp.searchsorted(jnp.array([30, 64, 130]), jnp.arange(192), side="right")
+        documents = documents[None].astype(jnp.int32)
+    got = values_and_gradients(
+        lambda x: chunked(*x, documents=documents, interpret=INTERPRETER), inputs
+    )
+    assert_no_races()
+    want = values_and_gradients(lambda x: token_loop(x, documents), inputs)
+    assert relative_error(got[0], want[0]) < OUTPUT
+    assert relative_error(got[1], want[1]) < OUTPUT
+    limits = Inputs(q=QKV, k=QKV, v=QKV, g=GATE, beta=GATE, state=QKV)
+    for field, limit in limits._asdict().items():
+        value, reference = getattr(got[2], field), getattr(want[2], field)
+        if value is not None:
+            assert relative_error(value, reference) < limit, field
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_step_equals_the_equations(is_delta):
+    key = 60 if is_delta else 64
+    inputs = make_inputs(2, 1, key, 40, channels=key if is_delta else 1, is_delta=is_delta)
+    q, k, v, g, beta = (None if x is None else x[:, 0].astype(F32) for x in inputs[:5])
+    out, state = step(q, k, v, g, beta, inputs.state, interpret=INTERPRETER)
+    assert_no_races()
+    q, k, v, decay, old = (np.array(x, np.float64) for x in (q, k, v, jnp.exp(g), inputs.state))
+    old *= decay[..., None]
+    if is_delta:
+        v = np.array(beta)[:, None] * (v - np.einsum("rk,rkv->rv", k, old))
+    want = old + k[..., None] * v[:, None]
+    assert relative_error(out, np.einsum("rk,rkv->rv", q, want)) < FLOAT32
+    assert relative_error(state, want) < FLOAT32
+
+
+def test_detector_sees_a_race():
+    """A kernel that reads a copy it did not wait for."""
+
+    def body(source, result, buffer, loaded):
+        plgpu.copy_gmem_to_smem(source, buffer, loaded)
+        result[...] = buffer[...]
+        plgpu.barrier_wait(loaded)
+
+    copy = launch(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), F32),
+        scratch_types=[plgpu.SMEM((128,), F32), plgpu.Barrier()],
+        interpret=INTERPRETER,
+    )
+    jax.block_until_ready(copy(jnp.ones(128)))
+    assert gpu_callbacks.get_races().races_found
+
+
+def test_inverse_of_repeated_keys():
+    """Where T cancels most: one direction written over and over, with reflections."""
+    k = make_inputs(1, 64, 64, 32).k[None].astype(F32)
+    k = k[:, :, :1] + 0.05 * k
+    k = (k / jnp.linalg.norm(k, axis=-1, keepdims=True)).astype(BF16)
+    gram = jnp.einsum("rnik,rnjk->rnij", k, k, preferred_element_type=F32)
+    system = 1.9 * jnp.tril(gram, -1)
+    values = make_inputs(1, 64, 64, 32).v[None]
+    delta = Delta(system, k, jnp.full((1, 1, 2, 64), 1.9))
+    got = solve(delta, values, interpret=INTERPRETER)
+    assert_no_races()
+    inverse = np.linalg.inv(np.eye(64) + np.array(system[0, 0], np.float64))
+    want = [1.9 * inverse @ np.array(x[0, 0], np.float64) for x in (values, k)]
+    assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
+    assert relative_error(got.values[0, 0], want[0]) < ROUNDING
+    assert relative_error(-got.erase[0, 0], want[1]) < ROUNDING
+
+
+def lowered(function, *arguments) -> str:
+    """The program for CUDA. Lowering fails where shared memory does not suffice."""
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def abstract(rows, time, size, channels, is_delta) -> Inputs:
+    def array(*shape, dtype=F32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    qkv = [array(rows, time, size, dtype=BF16)] * 3
+    beta = array(rows, time) if is_delta else None
+    return Inputs(*qkv, array(rows, time, channels), beta, array(rows, size, size))
+
+
+@pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
+def test_real_shapes_lower_for_cuda(shape):
+    batch, time, heads, size, channels, is_delta = shape
+
+    def train(x):
+        out, pull = jax.vjp(chunked, *x)
+        return out, pull(out)
+
+    inputs = abstract(batch * heads, time, size, channels, is_delta)
+    kernels = 4 if is_delta else 3  # solve, walk, outputs, walk backward
+    assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
+    token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
+    assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
+
+
+def test_sharded_rows_lower_for_cuda():
+    """Each device takes its rows; the results say that they vary from device to device."""
+    rows = jax.sharding.PartitionSpec("rows")
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def train(x):
+        out, pull = jax.vjp(chunked, *x)
+        return out, pull(out)
+
+    sharded = jax.shard_map(train, mesh=mesh, in_specs=rows, out_specs=rows)
+    assert lowered(sharded, abstract(4, 128, 64, 1, True)).count("custom_call @mosaic_gpu") == 4
+
+
+def test_lowering_refuses_too_much_shared_memory():
+    def body(source, result, buffer, loaded):
+        plgpu.copy_gmem_to_smem(source, buffer, loaded)
+        plgpu.barrier_wait(loaded)
+        plgpu.copy_smem_to_gmem(buffer, result)
+        plgpu.wait_smem_to_gmem(0)
+
+    shape = jax.ShapeDtypeStruct((256, 256), F32)  # 256 KB
+    scratch = [plgpu.SMEM(shape.shape, F32), plgpu.Barrier()]
+    with pytest.raises(Exception, match="smem"):
+        lowered(launch(body, out_type=shape, scratch_types=scratch, interpret=False), shape)
+
+
+def test_unfit_inputs_are_refused():
+    good = abstract(1, 128, 64, 1, True)
+
+    def refuse(error, message, chunk=64, **changes):
+        with pytest.raises(error, match=message):
+            jax.eval_shape(lambda *x: chunked(*x, chunk=chunk), *good._replace(**changes))
+
+    refuse(TypeError, "bfloat16", k=jax.ShapeDtypeStruct(good.k.shape, F32))
+    refuse(ValueError, "chunk must be 64", chunk=32)
+    odd = abstract(1, 100, 64, 1, True)
+    refuse(ValueError, "multiple of 64; got 100", **odd._asdict())
+    wide = abstract(1, 128, 320, 1, True)
+    refuse(ValueError, "at most 256", **wide._asdict())
+
+
+def test_other_chips_are_refused(monkeypatch):
+    device = SimpleNamespace(platform="gpu", compute_capability="10.0", device_kind="NVIDIA B200")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    with pytest.raises(NotImplementedError, match=r"B200 has 10\.0"):
+        check_chip(interpret=False)
+    device.compute_capability = "9.0"
+    check_chip(interpret=False)
+
+
+@pytest.fixture
+def hopper_without_a_gpu(monkeypatch):
+    """A compile-only H200, where jax's CUDA plugin and nvcc are installed. No GPU is needed."""
+    nvcc = pytest.importorskip("nvidia.cuda_nvcc", reason="needs nvidia-cuda-nvcc")
+    monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", nvcc.__path__[0])
+    try:
+        topology = get_topology_desc("1x1x1", "cuda", topology="1x1x1", target_config=H200)
+    except NotImplementedError:
+        pytest.skip("needs jax's CUDA plugin")
+    mesh = jax.sharding.Mesh(np.array(topology.devices), ("x",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def test_kernels_compile_to_machine_code(hopper_without_a_gpu):
+    inputs = abstract(2, 256, 128, 1, True)
+
+    def train(x):
+        out, pull = jax.vjp(chunked, *x)
+        return out, pull(out)
+
+    def place(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=hopper_without_a_gpu)
+
+    inputs = jax.tree.map(place, inputs)
+    compiled = jax.jit(train, out_shardings=hopper_without_a_gpu).lower(inputs).compile()
+    assert compiled.as_text().count("mosaic_gpu") >= 4

@@ -1,0 +1,28 @@
+"""Pallas kernels of the linear-time mixers, one row (a head of a sequence) beside another.
+
+Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
+for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,
+interpret)` and `step(q_t, k_t, v_t, g_t, beta_t, state, *, interpret)`, for any mixer whose state
+fades by e^g, one number a token or one a key channel, with (beta) or without the delta rule.
+
+From the mixers
+    dispatch      heads to rows, time to whole chunks, and the device's functions
+
+TPU (Mosaic TPU; v5e and v6e)
+    tpu_chunked   chunked: a grid over rows and chunks, the state in VMEM; and its gradient
+    tpu_step      step: decode one token, the state updated in place
+    tpu_rule      one chunk of one row, forward and backward: the equations
+    tpu_decay     what survives between the tokens of a chunk, and the gradients of that
+    tpu_call      what the calls of both share: rows of a program, sharded axes, costs
+    tpu_blocks    products, masks and the inverse on two-dimensional blocks
+
+NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
+    gpu_chunked   chunked: the phases below one after another; and their gradient
+    gpu_step      step: decode one token, the state read and written once
+    gpu_factors   what is known of all chunks before the state is, by XLA
+    gpu_channels  its scores where every channel decays apart
+    gpu_solve     the inverse of each chunk's system, on chip
+    gpu_walk      the walk over chunks with the state in registers, and the walk back
+    gpu_outputs   what every token reads
+    gpu_support   chips, sizes, and how a kernel is launched
+"""

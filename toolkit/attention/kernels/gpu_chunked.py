@@ -1,0 +1,193 @@
+r"""Chunked linear-time mixers on Hopper GPUs: simple decay, Gated DeltaNet, Kimi Delta Attention.
+
+Runs on NVIDIA H100, H200 and GH200 (compute capability 9.0). Blackwell has no WGMMA and is
+refused; earlier chips too. Queries, keys and values are bf16. Gates, sums, the chunk inverse and
+the carried state are float32; the state is rounded to bf16 as an operand of a product, and the
+inverse is found from products of pairs of bf16 numbers (16 bits).
+
+A chunk is 64 tokens. The work is split where its parallelism changes:
+
+    factors    all chunks at once    scores and decays                   XLA     gpu_factors
+    solve      all chunks at once    T = (I + A)^-1, U, E                Pallas  gpu_solve
+    walk       chunk after chunk     states at boundaries, N             Pallas  gpu_walk
+    outputs    all chunks at once    O = R S + P N                       Pallas  gpu_outputs
+    backward   factors again, the walk in reverse (Pallas), batched products and the pullback of
+               the factors (XLA), from the inputs, T, N and the states at chunk boundaries
+
+Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
+columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
+fused kernel would do everything in those blocks. Split, the walk does 2 of a chunk's 8 products
+and none of its inverse, and the rest runs in 8,192 independent blocks. The price is states and N
+through memory: 96 KB a chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
+
+The floor on an H200 (989 TFLOP/s bf16, 4.8 TB/s) at batch 2, time 16384, heads 16, key = value =
+128, that is 524,288 tokens of a head, counting each input and output once:
+
+    forward    Gated DeltaNet         88 GFLOP  89 us    541 MB  113 us    floor 113 us
+               Kimi Delta Attention   88 GFLOP  89 us    807 MB  168 us    floor 168 us
+               simple decay           52 GFLOP  52 us    539 MB  112 us    floor 112 us
+    backward   Gated DeltaNet        180 GFLOP 182 us    948 MB  198 us    floor 198 us
+
+What the programs move there, summed over the kernels that XLA compiles for this chip, and how long
+that takes at 4.8 TB/s (modelled, as is the floor):
+
+                           forward            forward and backward
+    simple decay            2.4 GB  0.5 ms     8.6 GB  1.8 ms
+    Gated DeltaNet          4.1 GB  0.9 ms    15.6 GB  3.3 ms
+    Kimi Delta Attention    9.6 GB  2.0 ms    35.0 GB  7.3 ms
+
+The Pallas kernels move 2.3 GB of the 4.1; next to gain is the pullback of the factors, whose
+batched products and sums XLA runs one after another, and the scores of channels.
+
+What bf16 costs: with keys of unit length in directions of their own, outputs and gradients stay
+within 0.005 and 0.008 of the float32 token loop (relative, root mean square). Keys that hardly
+differ, written with beta near 2 and no decay, make N alternate in sign and cancel in the state:
+there outputs lose 1 % and gates 4 %. Where that matters, take implementation="xla" in float32.
+
+What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
+token loop in values and gradients, with uninitialised memory as NaN and no race found; the
+kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
+them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (255 and
+120 bytes in the walk back of heads of 256). None of this says that they run, or how fast: the
+interpreter does WGMMA and stores to global memory at once, so it cannot see a missing wait for
+them, and no time has been measured.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors
+from toolkit.attention.kernels.gpu_outputs import outputs
+from toolkit.attention.kernels.gpu_solve import solve
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
+from toolkit.attention.kernels.gpu_walk import walk, walk_backward
+
+
+def chunked(
+    q: Float[Array, "rows time key"],
+    k: Float[Array, "rows time key"],
+    v: Float[Array, "rows time value"],
+    g: Float[Array, "rows time channels"],
+    beta: Float[Array, "rows time"] | None,
+    initial_state: Float[Array, "rows key value"],
+    *,
+    chunk: int = CHUNK,
+    documents: Int[Array, "rows time"] | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:
+    r"""Mix tokens through a decaying state, with or without a delta rule; a row is one head.
+
+        S <- diag(e^g) S,   S <- S + k u^T,   o = S^T q
+        u = v, or beta (v - S^T k) with a delta rule
+
+    Args:
+        q: [rows, time, key] bf16, already scaled; time is a multiple of 64, padded with
+            k = v = beta = g = 0.
+        k: [rows, time, key] bf16.
+        v: [rows, time, value] bf16.
+        g: [rows, time, 1 or key] log-decay (natural), finite, <= 0, not summed up.
+        beta: [rows, time] writing strength, or None without a delta rule.
+        initial_state: [rows, key, value] float32.
+        chunk: 64, the one size these kernels have.
+        documents: [rows, time] numbers that never fall; no state passes between two numbers.
+            The initial state belongs to the first document.
+        interpret: False, True (jax >= 0.11) or the parameters of the GPU interpreter.
+
+    Returns:
+        Outputs [rows, time, value] in bf16, and the final state [rows, key, value] in float32.
+        Both have gradients, in q, k, v, g, beta and initial_state.
+
+    Raises:
+        TypeError: q, k or v is not bfloat16.
+        ValueError: another chunk, a time that is no multiple of it, heads larger than 256.
+        NotImplementedError: the default device is a GPU other than Hopper.
+
+    Cost:
+        Forward 3 C K V + 2 C^2 (K + V) + C^3 / 2 multiply-adds a chunk and row with a delta rule,
+        2 C K V + C^2 (K + V) without. Kept for the backward pass: the inputs, N and a bf16 state
+        a chunk and row. Keys are padded to a multiple of 64 and values to one of 32.
+
+    Source:
+        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
+        Team, "Kimi Linear" (arXiv:2510.26692); Dao and Gu, "Transformers are SSMs"
+        (arXiv:2405.21060). The split into phases is flash-linear-attention's.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != jnp.bfloat16:
+            raise TypeError(
+                f'{name} must be bfloat16 for implementation="pallas" on a GPU; got {x.dtype}. '
+                f'implementation="xla" takes float32.'
+            )
+    if chunk != CHUNK:
+        raise ValueError(f"chunk must be {CHUNK} on a GPU; got {chunk}.")
+    if q.shape[1] % CHUNK or q.shape[1] == 0:
+        raise ValueError(f"time must be a positive multiple of {CHUNK}; got {q.shape[1]}.")
+    check_heads(q.shape[-1], v.shape[-1])
+    check_chip(interpret)
+    key, value = q.shape[-1], v.shape[-1]
+    if g.shape[-1] != 1:
+        g = padded(g, 64)
+    state = jnp.pad(initial_state, [(0, 0), (0, -key % 64), (0, -value % 32)])
+    out, state = _differentiable(
+        padded(q, 64), padded(k, 64), padded(v, 32), g, beta, documents, state, interpret
+    )
+    return out[..., :value], state[:, :key, :value]
+
+
+def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Array, Array]:
+    return _forward(q, k, v, g, beta, documents, initial_state, interpret)[0]
+
+
+def _forward(q, k, v, g, beta, documents, initial_state, interpret):
+    matrices = factors(q, k, v, g, beta, documents)
+    solution = None
+    if matrices.delta is not None:
+        solution = solve(matrices.delta, matrices.values, interpret=interpret)
+    states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
+    out = outputs(matrices, states, written, interpret=interpret).reshape(v.shape)
+    inverse = None if solution is None else solution.inverse
+    return (out, final_state), (q, k, v, g, beta, documents, states, written, inverse)
+
+
+def _backward(interpret, saved, cotangents):
+    q, k, v, g, beta, documents, states, written, inverse = saved
+    d_out, d_final_state = cotangents
+    matrices, pull = jax.vjp(partial(factors, documents=documents), q, k, v, g, beta)
+    d_out = cut(d_out)
+    # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
+    d_states, d_written, d_initial_state = walk_backward(
+        matrices, inverse, d_out, d_final_state, interpret=interpret
+    )
+    d_values, d_delta = d_written, None
+    if matrices.delta is not None:
+        # N = T (beta V - strength * keys S), so one product with T^T serves every gradient.
+        d_right = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
+        d_keys = -dot("rniv,rnkv->rnik", d_right, states)
+        strength, key_strength = jnp.moveaxis(matrices.delta.strengths[..., None], 2, 0)
+        d_strengths = [
+            jnp.sum(matrices.values.astype(F32) * d_right.astype(F32), axis=-1),
+            jnp.sum(matrices.delta.keys.astype(F32) * d_keys, axis=-1),
+        ]
+        d_values = (strength * d_right.astype(F32)).astype(BF16)
+        d_delta = Delta(
+            system=-dot("rniv,rnjv->rnij", d_right, written),
+            keys=(key_strength * d_keys).astype(BF16),
+            strengths=jnp.stack(d_strengths, axis=2),
+        )
+    d_matrices = Factors(
+        read=dot("rniv,rnkv->rnik", d_out, states).astype(BF16),
+        leave=dot("rniv,rnkv->rnik", written, d_states).astype(BF16),
+        scores=dot("rniv,rnjv->rnij", d_out, written).astype(BF16),
+        through=jnp.sum(states.astype(F32) * d_states.astype(F32), axis=-1),
+        values=d_values,
+        delta=d_delta,
+    )
+    return (*pull(d_matrices), None, d_initial_state)
+
+
+_differentiable = jax.custom_vjp(_values, nondiff_argnums=(7,))
+_differentiable.defvjp(_forward, _backward)

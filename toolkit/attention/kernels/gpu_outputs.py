@@ -1,0 +1,80 @@
+r"""Outputs of all chunks, once their states are known: one thread block a chunk.
+
+    O = R S + P N
+
+Both products go into one set of float32 sums, so the two terms meet before the only rounding and
+nothing but the outputs is written. As two batched products, XLA would write the first term in
+float32 and read it again: 2 C V floats a chunk, more than the operands R and P together.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from toolkit.attention.kernels.gpu_factors import Factors
+from toolkit.attention.kernels.gpu_support import BF16, CHUNK, launch, tile_columns
+from toolkit.attention.kernels.gpu_walk import sum_of_products
+
+
+def outputs(
+    factors: Factors,
+    states: Float[Array, "rows chunks key value"],
+    written: Float[Array, "rows chunks C value"],
+    *,
+    interpret: Any = False,
+) -> Float[Array, "rows chunks C value"]:
+    """What every token reads, in bf16.
+
+    Args:
+        factors: of all chunks.
+        states: incoming states, bf16, from `walk`.
+        written: written values, bf16, from `walk`.
+        interpret: False, or the interpreter's parameters.
+
+    Returns:
+        [rows, chunks, C, value] bf16.
+
+    Cost:
+        A chunk: C K V + C^2 V multiply-adds; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
+    """
+    rows, count, key, value = states.shape
+    tile = tile_columns(value, 256 if key <= 128 else 128)
+    shape = (CHUNK, tile)
+
+    def body(read, scores, states, written, out, read_smem, scores_smem, state_smem, *rest):
+        written_smem, out_smem, loaded = rest
+        place, columns = (lax.axis_index("row"), lax.axis_index("chunk")), pl.ds(0, value)
+        if tile != value:
+            columns = pl.ds(lax.axis_index("tile") * tile, tile)
+        part = (*place, slice(None), columns)
+        plgpu.copy_gmem_to_smem(read.at[place], read_smem, loaded)
+        plgpu.copy_gmem_to_smem(states.at[part], state_smem, loaded)
+        plgpu.copy_gmem_to_smem(scores.at[place], scores_smem, loaded)
+        plgpu.copy_gmem_to_smem(written.at[part], written_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        pairs = [(read_smem, state_smem), (scores_smem, written_smem)]
+        out_smem[...] = sum_of_products(shape, pairs).astype(BF16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_smem, out.at[part])
+        plgpu.wait_smem_to_gmem(0)
+
+    kernel = launch(
+        body,
+        out_type=jax.ShapeDtypeStruct((rows, count, CHUNK, value), BF16),
+        scratch_types=[
+            plgpu.SMEM((CHUNK, key), BF16),
+            plgpu.SMEM((CHUNK, CHUNK), BF16),
+            plgpu.SMEM((key, tile), BF16),
+            plgpu.SMEM(shape, BF16),
+            plgpu.SMEM(shape, BF16),
+            plgpu.Barrier(num_arrivals=4),
+        ],
+        grid=(rows, count, value // tile),
+        grid_names=("row", "chunk", "tile"),
+        interpret=interpret,
+    )
+    return kernel(factors.read, factors.scores, states, written)

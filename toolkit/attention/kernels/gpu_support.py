@@ -1,0 +1,98 @@
+"""What the Hopper kernels share: the chips they run on, their sizes, and how one is launched.
+
+The kernels are written for the matrix unit of Hopper (WGMMA, sm_90a) and its bulk copies (TMA):
+H100, H200 and GH200. Earlier chips have neither; Blackwell dropped WGMMA for tcgen05, another
+programming model, so it is refused rather than run wrongly or slowly.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+CHUNK = 64  # tokens a chunk: the M of a WGMMA instruction
+SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
+PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)
+
+
+def check_chip(interpret: Any) -> None:
+    """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU.
+
+    Raises:
+        NotImplementedError: the default device is a GPU without WGMMA.
+    """
+    device = jax.devices()[0]
+    if interpret or device.platform not in ("gpu", "cuda"):
+        return
+    capability = str(getattr(device, "compute_capability", "unknown"))
+    if capability != "9.0":
+        raise NotImplementedError(
+            f"The Pallas kernels need a Hopper GPU (compute capability 9.0: H100, H200, GH200); "
+            f'{device.device_kind} has {capability}. Use implementation="xla".'
+        )
+
+
+def check_heads(key: int, value: int) -> None:
+    """Raise for heads whose state does not fit the registers of a thread block.
+
+    Raises:
+        ValueError: a key or a value of more than 256 channels.
+    """
+    if max(key, value) > 256:
+        raise ValueError(
+            f"The Pallas kernels take heads of at most 256 channels; got key {key}, value {value}."
+        )
+
+
+def interpreter(interpret: Any) -> Any:
+    """What `plgpu.kernel` takes: None to compile, else the interpreter's parameters.
+
+    Raises:
+        ValueError: True, with a jax that keeps the interpreter's parameters private.
+    """
+    if interpret is not True:
+        return interpret or None
+    parameters = getattr(plgpu, "InterpretGPUParams", None)
+    if parameters is None:
+        raise ValueError(
+            "interpret=True needs jax >= 0.11; before, pass an InterpretGPUParams object itself."
+        )
+    return parameters()
+
+
+def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
+    """`plgpu.kernel` with layouts of registers and shared memory inferred by the compiler.
+
+    Under `jax.shard_map` the results vary over every mesh axis over which an operand does.
+    """
+    semantics = plgpu.LoweringSemantics.Warpgroup
+    parameters = plgpu.CompilerParams(lowering_semantics=semantics)
+    kernel = plgpu.kernel(
+        body, compiler_params=parameters, interpret=interpreter(interpret), **arguments
+    )
+
+    def run(*operands: Array) -> Any:
+        axes = [jax.typeof(x).manual_axis_type.varying for x in operands]
+        varying = tuple(sorted(frozenset().union(*axes)))
+        results = kernel(*operands)
+        if not varying:
+            return results
+        return jax.tree.map(lambda x: lax.pcast(x, varying, to="varying"), results)
+
+    return run
+
+
+def tile_columns(columns: int, limit: int) -> int:
+    """The widest tile of at most `limit` columns, a multiple of 32, that divides `columns`."""
+    return max(size for size in range(32, limit + 1, 32) if columns % size == 0)
+
+
+def padded(x: Array, multiple: int) -> Array:
+    """Zeros behind the last axis up to a multiple: a channel of zeros changes no other."""
+    missing = -x.shape[-1] % multiple
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

@@ -1,0 +1,239 @@
+r"""The walk over chunks, and back: the sequential part, with the state on chip.
+
+A thread block owns a tile of value columns of one row (one head of one sequence) and keeps its
+piece of the state [key, tile] in registers, in float32, for the whole sequence. Each chunk is
+
+    forward    N  = U + E S                 S  <- diag(through) S + L^T N
+    backward   dN = L dS + P^T dO           dS <- diag(through) dS + R^T dO + E^T dN
+
+with the symbols of `gpu_factors`: the same kernel with other operands. Every product is a WGMMA
+of 64 (or key) by tile; the state is rounded to bf16 as an operand, never as the value carried.
+Stored in bf16 for the phases that run over all chunks at once: the state (or its gradient) each
+chunk starts from, and N (or its gradient). While a chunk is computed, bulk copies load the next.
+
+Columns of the state never meet, so tiles are independent, and their width trades parallelism
+against traffic: the [64, key] factors are read once a tile, mostly from the L2 cache. Tiles of 32
+make 128 blocks of 32 rows by 128 columns, for 132 processors; 64 halves the reads where rows
+abound. All left operands come with the contracted axis contiguous, which costs XLA nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from toolkit.attention.kernels.gpu_factors import Factors, Solution, dot
+from toolkit.attention.kernels.gpu_support import (
+    BF16,
+    CHUNK,
+    F32,
+    PROCESSORS,
+    SHARED_MEMORY,
+    launch,
+)
+
+# Names of the two operands that live on chip: the state a chunk starts from, and what it writes.
+STATE, WRITTEN = "state", "written"
+Products = Sequence[tuple[str, str]]  # pairs (left matrix, right tile) whose products are summed
+
+
+def tile_of_state(rows: int, key: int, value: int) -> int:
+    """Value columns a thread block carries: 64 where that leaves two blocks a processor."""
+    fits = key <= 128 and value % 64 == 0  # 64 registers a thread of state, and as many of sums
+    return 64 if fits and rows * value // 64 >= 2 * PROCESSORS else 32
+
+
+def sum_of_products(shape: tuple[int, int], pairs: Sequence[tuple[Any, Any]]) -> Array:
+    """Matrix products of operands in shared memory, summed in float32 registers."""
+
+    def multiply(sums):
+        for left, right in pairs:
+            plgpu.wgmma(sums, left, right)
+        return sums[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, F32))
+
+
+def _walk(
+    through: Float[Array, "rows chunks key"],
+    matrices: dict[str, Array],  # [rows, chunks, m, n], whole in every thread block
+    tiles: dict[str, Array],  # [rows, chunks, C, value], a tile in every thread block
+    initial: Float[Array, "rows key value"],
+    *,
+    writes: Products,
+    updates: Products,
+    plus: str | None = None,  # a tile added to what is written
+    is_reversed: bool = False,
+    interpret: Any = False,
+) -> list[Array]:
+    """States chunks start from, what they write (unless `writes` is empty), and the last state."""
+    (rows, count, key), value = through.shape, initial.shape[-1]
+    tile = tile_of_state(rows, key, value)
+    state_shape, written_shape = (key, tile), (CHUNK, tile)
+    shapes = [x.shape[2:] for x in matrices.values()] + [written_shape] * len(tiles)
+    names = [*matrices, *tiles]
+
+    # Two stages, so that one loads while the other is computed, if they fit beside the rest. The
+    # kilobyte is for barriers and alignment.
+    stage_bytes = 4 * key + sum(2 * m * n for m, n in shapes)
+    other_bytes = (4 + 2) * key * tile + 2 * CHUNK * tile + 1024
+    stages = min(count, 2 if 2 * stage_bytes + other_bytes <= SHARED_MEMORY else 1)
+
+    def body(*refs):
+        through_hbm, *sources = refs[: 1 + len(names)]
+        initial_hbm, states_hbm, *written_hbm, final_hbm = refs[1 + len(names) :][:-7]
+        through_smem, buffers, loaded, edge, edge_loaded, state_smem, written_smem = refs[-7:]
+        row, columns = lax.axis_index("row"), pl.ds(lax.axis_index("tile") * tile, tile)
+
+        def place(i):
+            return count - 1 - i if is_reversed else i
+
+        def load(i, stage):
+            chunk, barrier = place(i), loaded.at[stage]
+            plgpu.copy_gmem_to_smem(through_hbm.at[row, chunk], through_smem.at[stage], barrier)
+            for name, source, buffer in zip(names, sources, buffers, strict=True):
+                whole = (row, chunk) if name in matrices else (row, chunk, slice(None), columns)
+                plgpu.copy_gmem_to_smem(source.at[whole], buffer.at[stage], barrier)
+
+        def step(i, state):
+            stage, chunk = lax.rem(i, stages), place(i)
+            operand = {name: buffer.at[stage] for name, buffer in zip(names, buffers, strict=True)}
+            operand |= {STATE: state_smem, WRITTEN: written_smem}
+
+            def products(shape, pairs):
+                return sum_of_products(shape, [(operand[x], operand[y]) for x, y in pairs])
+
+            plgpu.barrier_wait(loaded.at[stage])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last chunk's results have left
+            state_smem[...] = state.astype(BF16)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(state_smem, states_hbm.at[row, chunk, :, columns])
+            if writes:
+                written = products(written_shape, writes)
+                if plus is not None:
+                    written = written + operand[plus][...].astype(F32)
+                written_smem[...] = written.astype(BF16)
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(written_smem, written_hbm[0].at[row, chunk, :, columns])
+            kept = lax.broadcast_in_dim(through_smem[stage], state_shape, (0,)) * state
+            state = kept + products(state_shape, updates)
+            plgpu.commit_smem()  # whatever was read of this stage has been read
+            pl.when(i + stages < count)(lambda: load(i + stages, stage))
+            return state
+
+        for stage in range(stages):
+            load(stage, stage)
+        plgpu.copy_gmem_to_smem(initial_hbm.at[row, :, columns], edge, edge_loaded)
+        plgpu.barrier_wait(edge_loaded)
+        edge[...] = lax.fori_loop(0, count, step, edge[...])
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(edge, final_hbm.at[row, :, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    outputs = [jax.ShapeDtypeStruct((rows, count, key, value), BF16)]
+    outputs += [jax.ShapeDtypeStruct((rows, count, CHUNK, value), BF16)] if writes else []
+    kernel = launch(
+        body,
+        out_type=[*outputs, jax.ShapeDtypeStruct((rows, key, value), F32)],
+        scratch_types=[
+            plgpu.SMEM((stages, key), F32),
+            [plgpu.SMEM((stages, *shape), BF16) for shape in shapes],
+            plgpu.Barrier(num_arrivals=1 + len(names), num_barriers=stages),
+            plgpu.SMEM(state_shape, F32),
+            plgpu.Barrier(),
+            plgpu.SMEM(state_shape, BF16),
+            plgpu.SMEM(written_shape, BF16),
+        ],
+        grid=(rows, value // tile),
+        grid_names=("row", "tile"),
+        interpret=interpret,
+    )
+    return kernel(through, *matrices.values(), *tiles.values(), initial)
+
+
+def _transposed(x: Array) -> Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def walk(
+    factors: Factors,
+    solution: Solution | None,
+    initial_state: Float[Array, "rows key value"],
+    *,
+    interpret: Any = False,
+) -> tuple[Array, Array, Array]:
+    """Every chunk's incoming state and written values (bf16), and the final state.
+
+    Args:
+        factors: of all chunks; key a multiple of 64, value of 32.
+        solution: of the delta rule, or None without one.
+        initial_state: float32.
+        interpret: False, or the interpreter's parameters.
+
+    Returns:
+        States [rows, chunks, key, value], written values [rows, chunks, C, value], and the final
+        state [rows, key, value] in float32.
+
+    Cost:
+        A chunk: 2 C K V multiply-adds (C K V without a delta rule). Its longest chain is two
+        dependent WGMMA and two trips of [64, tile] and [key, tile] through shared memory.
+    """
+    matrices = {"L^T": _transposed(factors.leave)}
+    if solution is None:
+        states, final = _walk(
+            factors.through, matrices, {"N": factors.values}, initial_state,
+            writes=[], updates=[("L^T", "N")], interpret=interpret,
+        )  # fmt: skip
+        return states, factors.values, final
+    matrices["E"] = solution.erase
+    states, written, final = _walk(
+        factors.through, matrices, {"U": solution.values}, initial_state,
+        writes=[("E", STATE)], plus="U", updates=[("L^T", WRITTEN)], interpret=interpret,
+    )  # fmt: skip
+    return states, written, final
+
+
+def walk_backward(
+    factors: Factors,
+    inverse: Float[Array, "rows chunks C C"] | None,
+    d_out: Float[Array, "rows chunks C value"],
+    d_final_state: Float[Array, "rows key value"],
+    *,
+    interpret: Any = False,
+) -> tuple[Array, Array, Array]:
+    """Gradients of every chunk's outgoing state and written values (bf16), and of the first state.
+
+    Args:
+        factors: as `walk` took them.
+        inverse: T, or None without a delta rule.
+        d_out: gradient of the outputs.
+        d_final_state: gradient of the final state, float32.
+        interpret: False, or the interpreter's parameters.
+
+    Returns:
+        As `walk`: [rows, chunks, key, value], [rows, chunks, C, value], [rows, key, value].
+
+    Cost:
+        A chunk: 3 C K V + C^2 V multiply-adds (2 C K V + C^2 V without a delta rule).
+    """
+    matrices = {
+        "L": factors.leave,
+        "P^T": _transposed(factors.scores),
+        "R^T": _transposed(factors.read),
+    }
+    updates = [("R^T", "dO")]
+    if factors.delta is not None and inverse is not None:
+        scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
+        matrices["E^T"] = -dot("rnij,rnjk->rnki", scaled, factors.delta.keys).astype(BF16)
+        updates.append(("E^T", WRITTEN))
+    d_states, d_written, d_initial = _walk(
+        factors.through, matrices, {"dO": d_out}, d_final_state,
+        writes=[("L", STATE), ("P^T", "dO")], updates=updates, is_reversed=True,
+        interpret=interpret,
+    )  # fmt: skip
+    return d_states, d_written, d_initial

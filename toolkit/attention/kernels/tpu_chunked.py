@@ -1,0 +1,304 @@
+r"""Chunked linear-time mixers as Pallas kernels for TPUs (Mosaic), forward and backward.
+
+Made for TPU v5e and v6e; compiled ahead of time for both, not yet run on either. One file serves
+three families: fading memories (linear attention, retention, Mamba-2, gated linear attention),
+Gated DeltaNet and Kimi Delta Attention. `tpu_rule.py` has the equations of a chunk; here is what
+surrounds them: a grid of (groups of rows, chunks) whose second axis runs in order, forward in one
+pass and backward in the other, with the state, or its gradient, in VMEM from chunk to chunk.
+
+The products of a chunk depend on one another, and a lone chain of them leaves the matrix units
+waiting. So a program takes `ROWS` rows, and `jax.vmap` runs each product for all of them before
+the next: 900 bundles of instructions a chunk and row of Gated DeltaNet, against 1400 for one row
+at a time and 1450 where a loop over the rows is unrolled.
+
+Kept for the backward pass: the inputs and the float32 state [key, value] that enters each chunk.
+Scores, inverse and written values are computed again.
+
+Floor of Gated DeltaNet forward at 16 rows x 4096 tokens, key = value = 128, C = 64, bfloat16
+(modelled: 12.3 GFLOP, or 45 GFLOP in bfloat16 passes, as a float32 factor takes three and two
+take six; 68 MB, and 67 MB more where states are kept):
+
+             FLOPs / peak      passes / peak     bytes / bandwidth     compiled schedule
+    v5e      0.06 ms           0.23 ms           0.08 ms (0.16)        0.64 ms
+    v6e      0.01 ms           0.05 ms           0.04 ms (0.08)        0.48 ms
+
+with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. The schedule is what the compiler
+packed into bundles, one a cycle at 1.5 and 1.75 GHz (what the peaks imply for four matrix units).
+It stands above the floors for the vector unit's work around small products: parts of float32
+factors, masks, substitution. Bundles a chunk and row, forward and backward, from the compiler:
+
+             fading memory     Gated DeltaNet    Kimi Delta Attention
+    v5e      372 and 612       944 and 1594      1870 and 3346
+    v6e      311 and 504       818 and 1256      1485 and 2780
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
+from toolkit.attention.kernels.tpu_call import (
+    VMEM_BYTES,
+    cost,
+    rows_per_program,
+    shapes_of,
+    vary_alike,
+)
+from toolkit.attention.kernels.tpu_rule import Chunk, backward_chunk, forward_chunk
+
+# Rows of one program, side by side: their chains of dependent products fill each other's gaps.
+ROWS = 4
+
+
+def _load(refs: Chunk) -> Chunk:
+    return jax.tree.map(lambda ref: ref[...], refs)
+
+
+def _forward_kernel(refs: Chunk, initial_ref, out_ref, states_ref, final_ref, state_ref):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        state_ref[...] = initial_ref[...]
+
+    if states_ref is not None:
+        states_ref[...] = state_ref[...]
+    out, new_state = jax.vmap(forward_chunk)(_load(refs), state_ref[...])
+    out_ref[...] = out.astype(out_ref.dtype)
+    state_ref[...] = new_state
+
+    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    def _():
+        final_ref[...] = state_ref[...]
+
+
+def _backward_kernel(
+    refs: Chunk, states_ref, d_out_ref, d_final_ref, d_refs: Chunk, d_initial_ref, d_state_ref
+):
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        d_state_ref[...] = d_final_ref[...]
+
+    d_chunk, d_state = jax.vmap(backward_chunk)(
+        _load(refs), states_ref[...], d_out_ref[...], d_state_ref[...]
+    )
+    for d_ref, d in zip(jax.tree.leaves(d_refs), jax.tree.leaves(d_chunk), strict=True):
+        d_ref[...] = d.astype(d_ref.dtype)
+    d_state_ref[...] = d_state
+
+    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    def _():
+        d_initial_ref[...] = d_state_ref[...]
+
+
+class _Grid(NamedTuple):
+    """Blocks of a grid (groups of rows, chunks), whose second axis runs one after another."""
+
+    rows: int
+    row_block: int
+    chunks: int
+    size: int
+    interpret: "bool | pltpu.InterpretParams"
+    is_reversed: bool = False
+
+    def _number(self, c):
+        return self.chunks - 1 - c if self.is_reversed else c
+
+    def tokens(self, x: Any) -> pl.BlockSpec:
+        """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk."""
+        if x.ndim == 3:
+            return pl.BlockSpec(
+                (self.row_block, self.size, x.shape[2]), lambda r, c: (r, self._number(c), 0)
+            )
+        return pl.BlockSpec(
+            (self.row_block, None, *x.shape[2:]), lambda r, c: (r, self._number(c), 0, 0)
+        )
+
+    def chunk(self, chunk: Chunk) -> Chunk:
+        return jax.tree.map(self.tokens, chunk)
+
+    def state(self, x: Any) -> pl.BlockSpec:
+        """[rows, key, value], the same for all chunks."""
+        return pl.BlockSpec((self.row_block, *x.shape[1:]), lambda r, c: (r, 0, 0))
+
+
+def _products(chunk: Chunk, state: Array, size: int) -> int:
+    """Multiply-adds of the forward pass, one for each product whatever its dtypes."""
+    readers = 1 if chunk.beta is None else 2
+    key, value = state.shape[1:]
+    products = readers * size**2 * key + (readers + 1) * size * key * value + size**2 * value
+    if chunk.beta is not None:
+        products += size**2 * value + size**3 * int(math.log2(size / 8))
+    return products * chunk.q.shape[0] * chunk.q.shape[1] // size
+
+
+def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs, products):
+    """The call of a kernel that carries a `state` from chunk to chunk."""
+    chunk = inputs[0]
+    exponentials = chunk.g.size * (16 if chunk.g.ndim == 3 else 2 * grid.size)
+    return pl.pallas_call(
+        kernel,
+        grid=(grid.rows // grid.row_block, grid.chunks),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=shapes_of(outputs, like=state),
+        scratch_shapes=[pltpu.VMEM((grid.row_block, *state.shape[1:]), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
+        ),
+        cost_estimate=cost(products, exponentials, inputs, outputs),
+        interpret=grid.interpret,
+        name=name,
+    )(*inputs)
+
+
+def _cut(q, k, v, g, beta, documents, size: int) -> Chunk:
+    """The kernels' form of the inputs: numbers that are one a token lie along lanes."""
+    rows, time = q.shape[:2]
+    by_chunk = (rows, time // size, 1, size)
+    if documents is not None:
+        documents = documents.reshape(by_chunk)
+        incoming = jnp.concatenate([documents[:, :1, :, :1], documents[:, :-1, :, -1:]], axis=1)
+        documents = (documents - incoming).astype(jnp.float32)
+    g = g.reshape(by_chunk) if g.shape[2] == 1 else g
+    return Chunk(q, k, v, g, None if beta is None else beta.reshape(by_chunk), documents)
+
+
+def _forward(chunk: Chunk, initial_state: Array, grid: _Grid, keeps_states: bool):
+    states = spec = None
+    if keeps_states:
+        shape = (grid.rows, grid.chunks, *initial_state.shape[1:])
+        states = jax.ShapeDtypeStruct(shape, jnp.float32)
+        spec = grid.tokens(states)
+    return _call(
+        "chunked_forward",
+        _forward_kernel,
+        grid,
+        initial_state,
+        [grid.chunk(chunk), grid.state(initial_state)],
+        [grid.tokens(chunk.v), spec, grid.state(initial_state)],
+        (chunk, initial_state),
+        [chunk.v, states, initial_state],
+        _products(chunk, initial_state, grid.size),
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _chunked(chunk: Chunk, initial_state: Array, grid: _Grid):
+    out, _, final_state = _forward(chunk, initial_state, grid, keeps_states=False)
+    return out, final_state
+
+
+def _chunked_forward(chunk, initial_state, grid):
+    out, states, final_state = _forward(chunk, initial_state, grid, keeps_states=True)
+    return (out, final_state), (chunk, states)
+
+
+def _chunked_backward(grid, saved, cotangents):
+    chunk, states = saved
+    d_out, d_final_state = cotangents
+    d_out, d_final_state, states = vary_alike((d_out, d_final_state, states))
+    grid = grid._replace(is_reversed=True)
+    differentiable = chunk._replace(documents=None)
+    d_chunk, d_initial_state = _call(
+        "chunked_backward",
+        _backward_kernel,
+        grid,
+        d_final_state,
+        [grid.chunk(chunk), grid.tokens(states), grid.tokens(d_out), grid.state(d_final_state)],
+        [grid.chunk(differentiable), grid.state(d_final_state)],
+        (chunk, states, d_out, d_final_state),
+        [differentiable, d_final_state],
+        3 * _products(chunk, d_final_state, grid.size),
+    )
+    if chunk.documents is not None:
+        d_chunk = d_chunk._replace(documents=jnp.zeros_like(chunk.documents))
+    return d_chunk, d_initial_state
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _check(q, k, v, g, beta, initial_state, documents, chunk: int) -> None:
+    check_rank("q", q, "rows time key")
+    rows, time, key = q.shape
+    check_shape("k", k, q.shape, "rows time key")
+    check_shape("v", v, (rows, time, *v.shape[2:]), "rows time value")
+    check_shape("g", g, (rows, time, 1 if g.shape[2:] == (1,) else key), "rows time channels")
+    wanted = (rows, key, v.shape[2])
+    check_shape("initial_state", initial_state, wanted, "rows key value")
+    for name, x in (("beta", beta), ("documents", documents)):
+        if x is not None:
+            check_shape(name, x, (rows, time), "rows time")
+    check_same_dtype(q=q, k=k, v=v)
+    if v.dtype not in (jnp.float32, jnp.bfloat16):
+        raise TypeError(f"q, k and v must be float32 or bfloat16 on a TPU; got {v.dtype}.")
+    for name, x in (("g", g), ("beta", beta), ("initial_state", initial_state)):
+        if x is not None and x.dtype != jnp.float32:
+            raise TypeError(f"{name} must be float32; got {x.dtype}.")
+    if chunk < 16 or chunk & (chunk - 1):
+        raise ValueError(f"chunk must be a power of two from 16 on; got {chunk}.")
+    if time == 0 or time % chunk:
+        raise ValueError(f"time must be a multiple of chunk = {chunk}; got {time}.")
+
+
+def chunked(
+    q: Float[Array, "rows time key"],
+    k: Float[Array, "rows time key"],
+    v: Float[Array, "rows time value"],
+    g: Float[Array, "rows time channels"],
+    beta: Float[Array, "rows time"] | None,
+    initial_state: Float[Array, "rows key value"],
+    *,
+    chunk: int,
+    documents: Int[Array, "rows time"] | None = None,
+    interpret: "bool | pltpu.InterpretParams" = False,
+) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:
+    r"""Mix rows of tokens through fading states, chunk after chunk, on a TPU.
+
+        S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q
+
+    Products of float32 are as accurate as float32, those of bfloat16 inputs among themselves are
+    exact; gates, scores, inverses and states are float32.
+
+    Args:
+        q: [rows, time, key] queries, already scaled; float32 or bfloat16.
+        k: [rows, time, key] keys.
+        v: [rows, time, value] values.
+        g: [rows, time, 1 or key] float32 log-decay of each token, finite and <= 0.
+        beta: [rows, time] float32 writing strength of the delta rule; None for no delta rule.
+        initial_state: [rows, key, value] float32.
+        chunk: tokens a chunk, a power of two from 16 on (64 or 128 suit the matrix units) that
+            divides time; pad with k = v = beta = g = 0.
+        documents: [rows, time] number of each token's document, which no state crosses;
+            `initial_state` belongs to the first.
+        interpret: run on any device, `True` plainly or as `pltpu.InterpretParams` says; under
+            `jax.shard_map` that takes `check_vma=False`, which compiled kernels do not need.
+
+    Returns:
+        Outputs [rows, time, value] in the dtype of v, and the final state [rows, key, value].
+        Both have gradients in all inputs but `documents`.
+
+    Raises:
+        ValueError: wrong rank, sizes that do not fit, or a chunk that does not.
+        TypeError: other dtypes.
+
+    Cost:
+        Forward 2 C K V + C^2 (K + V) multiply-adds a chunk and row, with a delta rule
+        3 C K V + 2 C^2 (K + V) + C^3 log2(C / 8), backward about three times as many. A decay of
+        every channel takes log2(C / 8) / 2 products for one of scores, and 8 + log2(C / 8)
+        exponentials a token and channel. Reads the inputs and writes the outputs once.
+
+    Source:
+        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
+        Team, "Kimi Linear" (arXiv:2510.26692), section 3.
+    """
+    _check(q, k, v, g, beta, initial_state, documents, chunk)
+    inputs = _cut(q, k, v, g, beta, documents, chunk)
+    rows, time, _ = q.shape
+    grid = _Grid(rows, rows_per_program(initial_state, ROWS), time // chunk, chunk, interpret)
+    return _chunked(*vary_alike((inputs, initial_state)), grid)
