@@ -38,14 +38,24 @@ class Block(nnx.Module):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: Any = None,
+        window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """A whole sequence; returns the cache that follows it, or None without one."""
-        mixed, cache = self.mixer(self.mixer_norm(h), segment_ids=segment_ids, cache=cache)
+        mixed, cache = self.mixer(
+            self.mixer_norm(h), segment_ids=segment_ids, cache=cache, **_only_if_given(window)
+        )
         h += mixed
         return h + self.feed_forward(self.feed_forward_norm(h)), cache
 
-    def step(self, h: Float[Array, "batch width"], cache: Any) -> tuple[Array, Any]:
+    def step(
+        self, h: Float[Array, "batch width"], cache: Any, *, window: int | None = None
+    ) -> tuple[Array, Any]:
         """One token; returns the cache with that token in it."""
-        mixed, cache = self.mixer.step(self.mixer_norm(h), cache)
+        mixed, cache = self.mixer.step(self.mixer_norm(h), cache, **_only_if_given(window))
         h += mixed
         return h + self.feed_forward(self.feed_forward_norm(h)), cache
+
+
+def _only_if_given(window):
+    """Only softmax layers know windows; a configuration gives no other layer one."""
+    return {} if window is None else {"window": window}

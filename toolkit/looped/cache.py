@@ -27,11 +27,14 @@ class LoopedCache:
     Attributes:
         loops: `loops[tau][layer]`: keys and values of a softmax layer (the window alone for
             "window"), state and convolution tail of a recurrent one.
+        prelude, coda: caches of the layers before and after the loops, one a layer.
 
     Source: LT2, decode-time state; vLLM's Ouro keeps the same loops * layers caches.
     """
 
     loops: tuple[tuple[Any, ...], ...]
+    prelude: tuple[Any, ...] = ()
+    coda: tuple[Any, ...] = ()
 
     @classmethod
     def empty(cls, config: LoopedConfig, batch: int, capacity: int) -> "LoopedCache":
@@ -51,21 +54,48 @@ class LoopedCache:
         for name, number in (("batch", batch), ("capacity", capacity)):
             if number < 1:
                 raise ValueError(f"{name} is {number}; a cache needs at least 1.")
-        return cls(tuple(empty_loop(config, batch, capacity) for _ in range(config.loops)))
+        return cls(
+            tuple(empty_loop(config, batch, capacity, tau) for tau in range(config.loops)),
+            empty_layers(config, config.prelude_layers, batch, capacity),
+            empty_layers(config, config.coda_layers, batch, capacity),
+        )
 
 
-def empty_loop(config: LoopedConfig, batch: int, capacity: int) -> tuple[Any, ...]:
+def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:
     """The caches of one loop before the first token, one a physical layer.
 
     Args:
         config: the model.
         batch: sequences.
         capacity: tokens a full-attention cache can hold.
+        tau: the loop, from 0; only windows that differ by loop make a difference.
 
     Returns:
         A `KVCache` for a softmax layer, a `RecurrentCache` for any other.
     """
-    return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in config.layers)
+    return tuple(
+        LAYERS[word].empty_cache(
+            config, batch, capacity, **({} if window is None else {"window": window})
+        )
+        for word, window in zip(config.layers, config.loop_windows[tau], strict=True)
+    )
+
+
+def empty_layers(
+    config: LoopedConfig, words: tuple[str, ...], batch: int, capacity: int
+) -> tuple[Any, ...]:
+    """The caches of layers outside the loops before the first token.
+
+    Args:
+        config: the model.
+        words: the layers.
+        batch: sequences.
+        capacity: tokens a full-attention cache can hold.
+
+    Returns:
+        One cache a layer, as `empty_loop`.
+    """
+    return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in words)
 
 
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:

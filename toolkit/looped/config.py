@@ -52,18 +52,32 @@ class LoopedConfig:
             does in "delta_product").
         delta_steps: corrections a token of a "delta_product" layer.
         sliding_window: tokens a "window" layer sees, the current one included.
+        windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
+            loops, or one part for all of them. A part is one word for all "full" layers or a word
+            for each: "full" or a number of tokens (None: they see everything).
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
         rope_theta: base of the rotary wavelengths.
         norm_epsilon: added to the mean square in every RMSNorm.
         residual_gate: learn rho, the per-loop gate on the previous loop's hidden state.
+        prelude: layers that run once, before the loops; words as in `pattern`.
+        coda: layers that run once, after the loops.
+        input_injection: start every loop from adapter([h, e]), e being what the prelude made of
+            the tokens; the adapter is a projection from 2 width to width.
+        loop_embedding: add a learned vector to the input of each loop, zero-initialised.
+        norm_every_loop: the final norm closes every loop, not the last alone.
+        exit_gate: learn after which loop to stop; see `exit_probabilities`.
         attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
         convolution_size: taps of the short causal convolution, in the layers that have one.
         dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 
-    Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes.
+    Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. What
+        LT2 does not use: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning"
+        (Huginn), 2025, for prelude, coda and injection; Dehghani et al., "Universal Transformers",
+        2018, for loop embeddings (sinusoids there); Zhu et al., "Scaling Latent Reasoning via
+        Looped Language Models" (Ouro), 2025, for the norm and the exit gate.
     """
 
     vocabulary: int = 256
@@ -82,11 +96,18 @@ class LoopedConfig:
     negative_eigenvalues: bool = False
     delta_steps: int = 2
     sliding_window: int = 64
+    windows: str | None = None
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-6
     residual_gate: bool = True
+    prelude: str = ""
+    coda: str = ""
+    input_injection: bool = False
+    loop_embedding: bool = False
+    norm_every_loop: bool = False
+    exit_gate: bool = False
     attention_output_gate: bool = False
     convolution_size: int = 4
     dtype: str = "float32"
@@ -161,17 +182,26 @@ class LoopedConfig:
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 wanted = "None or a whole number" if optional else "a whole number"
                 raise ValueError(f"{name} is {number!r}; it must be {wanted} of at least 1.")
-        if not isinstance(self.pattern, str):
-            raise ValueError(
-                f'pattern is {self.pattern!r}; it must be one text, e.g. "gdn gdn gdn full".'
-            )
-        unknown = [word for word in self.layers if word not in LAYER_WORDS]
-        if unknown or not self.layers:
-            what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
-            raise ValueError(
-                f"pattern {self.pattern!r} names {what}; write words out of "
-                f"{', '.join(LAYER_WORDS)} separated by spaces."
-            )
+        for name in ("pattern", "prelude", "coda"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(
+                    f'{name} is {getattr(self, name)!r}; it must be one text, e.g. "gdn gdn full".'
+                )
+        for name in ("pattern", "prelude", "coda"):
+            words = getattr(self, name).split()
+            unknown = [word for word in words if word not in LAYER_WORDS]
+            if unknown or (name == "pattern" and not words):
+                what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} names {what}; write words out of "
+                    f"{', '.join(LAYER_WORDS)} separated by spaces."
+                )
+        for name in ("norm_every_loop", "exit_gate"):
+            if self.coda and getattr(self, name):
+                raise ValueError(
+                    f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
+                    "last; turn one of them off."
+                )
         if self.head_size is None and self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not divisible by heads {self.heads}; "
@@ -197,11 +227,65 @@ class LoopedConfig:
         for name in ("rope_theta", "norm_epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
+        if self.windows is not None:
+            self._check_windows()
+
+    def _check_windows(self):
+        parts = [part.split() for part in (self.windows or "").split("->")]
+        full = self.layers.count("full")
+        if not full:
+            raise ValueError(
+                f'windows is {self.windows!r}; pattern {self.pattern!r} has no "full" layer.'
+            )
+        if len(parts) not in (1, self.loops) or any(len(words) not in (1, full) for words in parts):
+            raise ValueError(
+                f'windows {self.windows!r} must have 1 or {self.loops} parts joined by "->", one a '
+                f'loop, each of 1 or {full} words, one a "full" layer.'
+            )
+        for word in (word for words in parts for word in words):
+            if word != "full" and (not word.isdecimal() or int(word) < 1):
+                raise ValueError(
+                    f'windows {self.windows!r} names {word!r}; write "full" or a number of tokens.'
+                )
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The words of the pattern, one a physical layer."""
         return tuple(self.pattern.split())
+
+    @property
+    def prelude_layers(self) -> tuple[str, ...]:
+        """The words of the prelude."""
+        return tuple(self.prelude.split())
+
+    @property
+    def coda_layers(self) -> tuple[str, ...]:
+        """The words of the coda."""
+        return tuple(self.coda.split())
+
+    @property
+    def loop_windows(self) -> tuple[tuple[int | None, ...], ...]:
+        """Tokens each physical layer sees, loop by loop; None for no limit."""
+        own = tuple(self.sliding_window if word == "window" else None for word in self.layers)
+        if self.windows is None:
+            return (own,) * self.loops
+        full = self.layers.count("full")
+        loops = []
+        for part in self.windows.split("->"):
+            words = part.split()
+            narrowed = iter(words * full if len(words) == 1 else words)
+            loops.append(
+                tuple(
+                    _window(next(narrowed)) if word == "full" else window
+                    for word, window in zip(self.layers, own, strict=True)
+                )
+            )
+        return tuple(loops) * (self.loops if len(loops) == 1 else 1)
+
+    @property
+    def loops_differ(self) -> bool:
+        """Whether some loop has other windows than another, so that no scan can run them."""
+        return len(set(self.loop_windows)) > 1
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -224,3 +308,7 @@ class LoopedConfig:
             return self.feed_forward
         multiple = self.feed_forward_multiple_of
         return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
+
+
+def _window(word):
+    return None if word == "full" else int(word)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.cache import LoopedCache, empty_loop
-from toolkit.looped.model import LoopedLM, check_tokens
+from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
+from toolkit.looped.model import LoopedLM, check_tokens, row_of, run_blocks, step_blocks
 from toolkit.looped.sampling import sample_token
 
 CHUNK = 32
@@ -191,25 +191,31 @@ def _chunks(model, logits, cache, key, how, length, size):
 
 @functools.partial(jax.jit, static_argnames="capacity")
 def _prefill(model, tokens, capacity):
-    config = model.config
-    empty = empty_loop(config, tokens.shape[0], capacity)
-
-    def body(h, rho):
-        return model.loop(h, rho, caches=empty)
-
-    h, stacked = jax.lax.scan(
-        body, model.embedding(tokens), model.residual_gates(), length=config.loops
+    config, batch = model.config, tokens.shape[0]
+    before, after = (
+        empty_layers(config, words, batch, capacity)
+        for words in (config.prelude_layers, config.coda_layers)
     )
-    loops = (jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(config.loops))
-    return model.head(h[:, -1]), LoopedCache(tuple(loops))
+    injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=before)
+
+    def body(tau, h, row):
+        empty = empty_loop(config, batch, capacity, tau)
+        return model.loop(h, *row, tau=tau, injected=injected, caches=empty)
+
+    h, loops = model.run_loops(body, injected)
+    h, after = run_blocks(model.coda, h, caches=after)
+    return model.head(h[:, -1]), LoopedCache(loops, before, after)
 
 
 def _step(model, token, cache):
-    h, gates, loops = model.embedding(token), model.residual_gates(), []
+    injected, before = step_blocks(model.prelude, model.embedding(token), cache.prelude)
+    h, rows, loops = injected, model.loop_rows(), []
     for tau, caches in enumerate(cache.loops):
-        h, caches = model.loop_step(h, None if gates is None else gates[tau], caches)
+        row = row_of(rows, tau)
+        h, caches = model.loop_step(h, row.rho, caches, row.embedding, tau=tau, injected=injected)
         loops.append(caches)
-    return model.head(h), LoopedCache(tuple(loops))
+    h, after = step_blocks(model.coda, h, cache.coda)
+    return model.head(h), LoopedCache(tuple(loops), before, after)
 
 
 _decode_step = jax.jit(_step, donate_argnames="cache")

@@ -1,6 +1,8 @@
 """The looped language model: one stack of layers, run several times over the same positions."""
 
-from typing import Any, Literal, overload
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,19 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.looped.blocks import Block
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.layers import linear
+
+
+class LoopRow(NamedTuple):
+    """What one loop has of its own; with a leading axis of loops, what all have.
+
+    Attributes:
+        rho: gate on the loop's input [width], or None.
+        embedding: added to the loop's input [width], or None.
+    """
+
+    rho: Float[Array, "... width"] | None = None
+    embedding: Float[Array, "... width"] | None = None
 
 
 class LoopedLM(nnx.Module):
@@ -22,36 +37,52 @@ class LoopedLM(nnx.Module):
     empty state. (Handing the state at the end of the text to the next loop would let early
     positions see late ones.) rho, [T, width], is all that is not shared; it starts at zero.
 
+    Switched on by the configuration, in this order: a prelude makes e of h^(0); F_1 reads
+    adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes every loop; a
+    coda follows the last.
+
     A module is a pytree, so `jax.jit` and `jax.grad` take the model as an ordinary argument.
 
     Attributes:
         config: the sizes.
         embedding: token table, also the output head.
-        blocks: the physical layers.
+        prelude, blocks, coda: the physical layers before, in and after the loops.
         rho: per-loop residual gate [loops, width], or None.
+        loop_embedding: per-loop addition [loops, width], or None.
+        adapter: projection of the injected input, or None.
+        exit_gate: projection whose sigmoid is the chance to stop, or None.
         norm: final RMSNorm.
 
-    Source: LT2, "Linear-Time Looped Transformers", architecture section.
+    Source: LT2, "Linear-Time Looped Transformers", architecture section; see `LoopedConfig` for
+        the switches.
     """
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         self.config = config
+        width, dtype = config.width, config.compute_dtype
         self.embedding = nnx.Embed(
             config.vocabulary,
-            config.width,
-            embedding_init=nnx.initializers.normal(config.width**-0.5),
-            dtype=config.compute_dtype,
+            width,
+            embedding_init=nnx.initializers.normal(width**-0.5),
+            dtype=dtype,
             rngs=rngs,
         )
         self.blocks = nnx.List([Block(word, config, rngs=rngs) for word in config.layers])
         self.rho = (
-            nnx.Param(jnp.zeros((config.loops, config.width)))
-            if config.residual_gate
+            nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
+        )
+        self.norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.prelude = nnx.List([Block(word, config, rngs=rngs) for word in config.prelude_layers])
+        self.coda = nnx.List([Block(word, config, rngs=rngs) for word in config.coda_layers])
+        self.loop_embedding = (
+            nnx.Param(jnp.zeros((config.loops, width))) if config.loop_embedding else nnx.data(None)
+        )
+        self.adapter = (
+            linear(2 * width, width, dtype, rngs, std=(2 * width) ** -0.5)
+            if config.input_injection
             else nnx.data(None)
         )
-        self.norm = nnx.RMSNorm(
-            config.width, epsilon=config.norm_epsilon, dtype=config.compute_dtype, rngs=rngs
-        )
+        self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
 
     @overload
     def __call__(
@@ -70,7 +101,8 @@ class LoopedLM(nnx.Module):
     ):
         """Logits of the next token at every position.
 
-        The loops are one `lax.scan`: the program does not grow with their number.
+        The loops are one `lax.scan`: the program does not grow with their number. Loops that
+        differ in their windows are written out, one after another (see `run_loops`).
 
         Args:
             tokens: whole numbers below the vocabulary.
@@ -80,7 +112,8 @@ class LoopedLM(nnx.Module):
 
         Returns:
             float32 logits [batch, time, vocabulary]; with `return_loops` also the hidden states
-            [loops, batch, time, width], to be read through `head`.
+            [loops, batch, time, width], to be read through `head` (before a coda, if there is
+            one).
 
         Raises:
             ValueError: if tokens or segment_ids have the wrong shape or type.
@@ -96,23 +129,64 @@ class LoopedLM(nnx.Module):
                 f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "
                 "they must be equal."
             )
+        injected, _ = run_blocks(self.prelude, self.embedding(tokens), segment_ids=segment_ids)
 
-        def body(h, rho):
-            h, _ = self.loop(h, rho, segment_ids=segment_ids)
+        def body(tau, h, row):
+            h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
             return h, (h if return_loops else None)
 
-        if self.config.remat:
-            body = jax.checkpoint(body, prevent_cse=False)
-        h, loops = jax.lax.scan(
-            body, self.embedding(tokens), self.residual_gates(), length=self.config.loops
-        )
-        return (self.head(h), loops) if return_loops else self.head(h)
+        h, loops = self.run_loops(body, injected, remat=self.config.remat)
+        h, _ = run_blocks(self.coda, h, segment_ids=segment_ids)
+        return (self.head(h), jnp.stack(loops)) if return_loops else self.head(h)
+
+    def run_loops(
+        self,
+        body: Callable[[int, Array, LoopRow], tuple[Array, Any]],
+        h: Float[Array, "... width"],
+        *,
+        remat: bool = False,
+    ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
+        """Run a function for every loop: by `lax.scan` where all are alike, else written out.
+
+        Args:
+            body: (loop from 0, hidden states, the loop's row) -> (hidden states, anything);
+                of loops that are alike it is given the first one's number.
+            h: hidden states before the first loop.
+            remat: recompute each loop in the backward pass. Loops that differ are then a scan
+                too, over a `lax.switch`: XLA for CPUs would merge the recomputation of loops
+                written out with their first computation, and keep the memory.
+
+        Returns:
+            The hidden states after the last loop, and what each loop returned beside them.
+        """
+        config, rows = self.config, self.loop_rows()
+        if config.loops_differ and not remat:
+            results = []
+            for tau in range(config.loops):
+                h, result = body(tau, h, row_of(rows, tau))
+                results.append(result)
+            return h, tuple(results)
+        first = [config.loop_windows.index(windows) for windows in config.loop_windows]
+        kinds = sorted(set(first))
+
+        def one(h, xs):
+            kind, row = xs
+            branches = [functools.partial(body, tau) for tau in kinds]
+            return jax.lax.switch(kind, branches, h, row)
+
+        if remat:
+            one = jax.checkpoint(one, prevent_cse=False)
+        h, stacked = jax.lax.scan(one, h, (jnp.array([kinds.index(tau) for tau in first]), rows))
+        return h, tuple(row_of(stacked, tau) for tau in range(config.loops))
 
     def loop(
         self,
         h: Float[Array, "batch time width"],
         rho: Float[Array, "width"] | None,
+        embedding: Float[Array, "width"] | None = None,
         *,
+        tau: int = 0,
+        injected: Float[Array, "batch time width"] | None = None,
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "batch time width"], tuple[Any, ...] | None]:
@@ -121,24 +195,34 @@ class LoopedLM(nnx.Module):
         Args:
             h: hidden states.
             rho: this loop's residual gate, or None.
+            embedding: this loop's embedding, or None.
+            tau: the loop, from 0; only windows that differ by loop make a difference.
+            injected: what the prelude made of the tokens; needed with input injection.
             segment_ids: documents of a packed sequence.
             caches: one a physical layer, to continue from; None in training.
 
         Returns:
             The new hidden states, and the caches that follow (None without caches).
         """
-        new_caches = []
-        start = h
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            h, cache = block(h, segment_ids=segment_ids, cache=cache)
-            new_caches.append(cache)
-        return _gated(h, rho, start), None if caches is None else tuple(new_caches)
+        windows = self.config.loop_windows[tau]
+        out, caches = run_blocks(
+            self.blocks,
+            self._loop_input(h, embedding, injected),
+            windows=windows,
+            segment_ids=segment_ids,
+            caches=caches,
+        )
+        return self._loop_output(out, rho, h), caches
 
     def loop_step(
         self,
         h: Float[Array, "batch width"],
         rho: Float[Array, "width"] | None,
         caches: tuple[Any, ...],
+        embedding: Float[Array, "width"] | None = None,
+        *,
+        tau: int = 0,
+        injected: Float[Array, "batch width"] | None = None,
     ) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
         """`loop` for one token.
 
@@ -146,32 +230,113 @@ class LoopedLM(nnx.Module):
             h: hidden state of the token.
             rho: this loop's residual gate, or None.
             caches: one a physical layer.
+            embedding: this loop's embedding, or None.
+            tau: the loop, from 0.
+            injected: what the prelude made of the token; needed with input injection.
 
         Returns:
             The new hidden state, and the caches with the token in them.
         """
-        new_caches = []
-        start = h
-        for block, cache in zip(self.blocks, caches, strict=True):
-            h, cache = block.step(h, cache)
-            new_caches.append(cache)
-        return _gated(h, rho, start), tuple(new_caches)
+        windows = self.config.loop_windows[tau]
+        x = self._loop_input(h, embedding, injected)
+        out, caches = step_blocks(self.blocks, x, caches, windows=windows)
+        return self._loop_output(out, rho, h), caches
 
-    def residual_gates(self) -> Float[Array, "loops width"] | None:
-        """rho in the compute type, one row a loop; None without residual gate."""
-        return None if self.rho is None else self.rho[...].astype(self.config.compute_dtype)
+    def _loop_input(self, h, embedding, injected):
+        h = h if embedding is None else h + embedding
+        if self.adapter is None:
+            return h
+        return self.adapter(jnp.concatenate([h, injected], axis=-1))
+
+    def _loop_output(self, out, rho, start):
+        out = out if rho is None else out + rho * start
+        return self.norm(out) if self.config.norm_every_loop else out
+
+    def loop_rows(self) -> LoopRow:
+        """What the loops do not share, in the compute type: arrays [loops, width] or None."""
+        dtype = self.config.compute_dtype
+        own = (self.rho, self.loop_embedding)
+        return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
         """Logits of hidden states: final norm, then the transposed embedding, in float32.
 
         Args:
-            h: hidden states after any loop.
+            h: hidden states after any loop; with `norm_every_loop` the norm has been taken.
 
         Returns:
             float32 logits.
         """
         table = self.embedding.embedding[...].astype(self.config.compute_dtype)
-        return jnp.einsum("...d,vd->...v", self.norm(h), table, preferred_element_type=jnp.float32)
+        h = h if self.config.norm_every_loop else self.norm(h)
+        return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
+
+
+def run_blocks(
+    blocks: nnx.List[Block],
+    h: Float[Array, "batch time width"],
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    caches: tuple[Any, ...] | None = None,
+) -> tuple[Float[Array, "batch time width"], Any]:
+    """A stack of physical layers on a sequence.
+
+    Args:
+        blocks: the layers.
+        h: hidden states.
+        windows: tokens each layer sees; None for the layers' own.
+        segment_ids: documents of a packed sequence.
+        caches: one a layer, to continue from; None in training.
+
+    Returns:
+        The new hidden states, and the caches that follow (None without caches).
+    """
+    new_caches = []
+    none = (None,) * len(blocks)
+    for block, window, cache in zip(blocks, windows or none, caches or none, strict=True):
+        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
+        new_caches.append(cache)
+    return h, None if caches is None else tuple(new_caches)
+
+
+def step_blocks(
+    blocks: nnx.List[Block],
+    h: Float[Array, "batch width"],
+    caches: tuple[Any, ...],
+    *,
+    windows: tuple[int | None, ...] | None = None,
+) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
+    """`run_blocks` for one token.
+
+    Args:
+        blocks: the layers.
+        h: hidden state of the token.
+        caches: one a layer.
+        windows: tokens each layer sees; None for the layers' own.
+
+    Returns:
+        The new hidden state, and the caches with the token in them.
+    """
+    new_caches = []
+    windows = windows or (None,) * len(blocks)
+    for block, window, cache in zip(blocks, windows, caches, strict=True):
+        h, cache = block.step(h, cache, window=window)
+        new_caches.append(cache)
+    return h, tuple(new_caches)
+
+
+def row_of(stacked: Any, tau: int) -> Any:
+    """One loop's part of arrays that have a leading axis of loops.
+
+    Args:
+        stacked: a tree of arrays [loops, ...].
+        tau: the loop, from 0.
+
+    Returns:
+        The tree with arrays [...].
+    """
+    return jax.tree.map(lambda leaf: leaf[tau], stacked)
 
 
 def check_tokens(tokens: Int[Array, "batch time"]) -> None:
@@ -190,7 +355,3 @@ def check_tokens(tokens: Int[Array, "batch time"]) -> None:
         )
     if 0 in tokens.shape:
         raise ValueError(f"tokens of shape {tokens.shape} are empty; at least one is needed.")
-
-
-def _gated(h, rho, start):
-    return h if rho is None else h + rho * start

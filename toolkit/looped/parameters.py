@@ -17,7 +17,8 @@ from toolkit.looped.mixing import LAYERS
 def parameter_count(config: LoopedConfig) -> int:
     """Number of trained parameters, from the sizes alone.
 
-    All layers are shared by the loops: only rho, `loops x width` numbers, grows with `loops`.
+    All layers are shared by the loops: only rho and the loop embeddings, `loops x width` numbers
+    each, grow with `loops`.
 
     Args:
         config: the model.
@@ -29,9 +30,11 @@ def parameter_count(config: LoopedConfig) -> int:
     """
     width = config.width
     rest_of_block = 3 * width * config.feed_forward_size + 2 * width
-    blocks = sum(layer_parameters(word, config) + rest_of_block for word in config.layers)
-    rho = config.loops * width if config.residual_gate else 0
-    return config.vocabulary * width + blocks + width + rho
+    blocks = sum(layer_parameters(word, config) + rest_of_block for word in _all_layers(config))
+    per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
+    adapter = 2 * width * width if config.input_injection else 0
+    exit_gate = width + 1 if config.exit_gate else 0
+    return config.vocabulary * width + blocks + width + per_loop + adapter + exit_gate
 
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:
@@ -47,8 +50,13 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
     Cost: the first call with these sizes traces the layer's initialisation; later ones look up.
     """
     # The layer does not depend on these: one trace serves every slider position.
-    sizes = dataclasses.replace(config, pattern=word, vocabulary=1, loops=1, feed_forward=1)
-    return _traced_parameters(sizes)
+    sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
+    elsewhere = {"windows": None, "prelude": "", "coda": ""}
+    return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere))
+
+
+def _all_layers(config):
+    return (*config.prelude_layers, *config.layers, *config.coda_layers)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -81,7 +89,7 @@ def match_parameters(
     Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.
     """
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
-    per_unit = 3 * config.width * len(config.layers)
+    per_unit = 3 * config.width * len(_all_layers(config))
     fixed = parameter_count(config) - per_unit * config.feed_forward_size
     exact = (wanted - fixed) / per_unit
     for multiple in (8, 1):

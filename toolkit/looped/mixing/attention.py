@@ -46,10 +46,12 @@ class AttentionLayer(nnx.Module):
         self.sliding_window = self._window(config)
 
     @classmethod
-    def empty_cache(cls, config: LoopedConfig, batch: int, capacity: int) -> KVCache:
+    def empty_cache(
+        cls, config: LoopedConfig, batch: int, capacity: int, *, window: int | None = None
+    ) -> KVCache:
         """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
         _, key_value_heads, size = config.attention_sizes
-        room = cls._window(config) or capacity
+        room = window or cls._window(config) or capacity
         return KVCache.empty(batch, key_value_heads, size, size, room, config.compute_dtype)
 
     @classmethod
@@ -62,27 +64,31 @@ class AttentionLayer(nnx.Module):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: KVCache | None = None,
+        window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], KVCache | None]:
-        """Mix a sequence; with a cache it continues what the cache holds."""
+        """Mix a sequence; with a cache it continues what the cache holds.
+
+        `window` replaces the layer's own, in the loops of a model that say so.
+        """
         positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
         q, k, v = self._project(x, positions)
         out, cache = softmax_attention(
             q,
             k,
             v,
-            sliding_window=self.sliding_window,
+            sliding_window=window or self.sliding_window,
             segment_ids=segment_ids,
             initial_state=cache,
         )
         return self._finish(x, out), cache
 
     def step(
-        self, x_t: Float[Array, "batch width"], cache: KVCache
+        self, x_t: Float[Array, "batch width"], cache: KVCache, *, window: int | None = None
     ) -> tuple[Float[Array, "batch width"], KVCache]:
         """Mix one token and append it to the cache."""
         q_t, k_t, v_t = self._project(x_t, cache.length)
         out_t, cache = softmax_attention_step(
-            q_t, k_t, v_t, cache, sliding_window=self.sliding_window
+            q_t, k_t, v_t, cache, sliding_window=window or self.sliding_window
         )
         return self._finish(x_t, out_t), cache
 

@@ -1,0 +1,242 @@
+"""Where the few expensive layers go among the many cheap ones: placements as texts.
+
+Each placement is a text with one word a layer, and has two readings.
+
+As `LoopedConfig.pattern` its words are kinds of layers: four "gdn" to one "full". Layers of
+different kinds have different parameters, so every loop runs the same pattern.
+
+As a part of `LoopedConfig.windows` its words are windows of layers that are all "full": four of
+"512" to one "full". A window has no parameters, so it may differ from loop to loop (`by_loop`) and
+even from step to step (`random_placement`, `vote`).
+
+    interleave        one expensive layer after every few cheap ones
+    bookend           half of the expensive layers first, half last
+    front_loaded      all of them first
+    back_loaded       all of them last
+    random_placement  anywhere
+    by_loop           one text a loop, joined for `LoopedConfig.windows`
+    vote              logits averaged over several random placements of the windows
+
+All have as many expensive layers as `interleave` of the same ratio, so they compare at one budget.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.looped.model import LoopedLM
+
+VOTES = 5
+"""Placements LT2 averages over in evaluation."""
+
+
+def interleave(
+    layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
+) -> str:
+    """Repeat `ratio[0]` cheap layers and `ratio[1]` expensive ones, and cut at the end.
+
+    With 20 layers and 4 to 1, the layers 5, 10, 15 and 20 are expensive.
+
+    Args:
+        layers: how many layers to place.
+        cheap: the word of the many.
+        expensive: the word of the few.
+        ratio: cheap to expensive layers.
+
+    Returns:
+        One word a layer.
+
+    Raises:
+        ValueError: if there is no layer, a negative ratio, or a ratio of zeros.
+
+    Source: LT2, hybrid models; 4 to 1 is its default.
+    """
+    many, few = ratio
+    if layers < 1 or min(ratio) < 0 or many + few == 0:
+        raise ValueError(
+            f"layers {layers}, ratio {ratio}: at least one layer and one part are needed."
+        )
+    words = [cheap] * many + [expensive] * few
+    return " ".join(words[layer % len(words)] for layer in range(layers))
+
+
+def bookend(
+    layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
+) -> str:
+    """Half of the expensive layers at each end, an odd one at the front.
+
+    Args:
+        layers: how many layers to place.
+        cheap: the word of the many.
+        expensive: the word of the few.
+        ratio: cheap to expensive layers.
+
+    Returns:
+        One word a layer.
+
+    Raises:
+        ValueError: as `interleave`.
+
+    Source: LT2, placement study at 1.3B: slightly better than interleaving.
+    """
+    few = _budget(layers, ratio)
+    first = -(-few // 2)
+    return _placed(layers, [*range(first), *range(layers - few + first, layers)], cheap, expensive)
+
+
+def front_loaded(
+    layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
+) -> str:
+    """The expensive layers first.
+
+    Args:
+        layers: how many layers to place.
+        cheap: the word of the many.
+        expensive: the word of the few.
+        ratio: cheap to expensive layers.
+
+    Returns:
+        One word a layer.
+
+    Raises:
+        ValueError: as `interleave`.
+
+    Source: LT2, placement study at 1.3B: worse than interleaving.
+    """
+    return _placed(layers, range(_budget(layers, ratio)), cheap, expensive)
+
+
+def back_loaded(
+    layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
+) -> str:
+    """The expensive layers last.
+
+    Args:
+        layers: how many layers to place.
+        cheap: the word of the many.
+        expensive: the word of the few.
+        ratio: cheap to expensive layers.
+
+    Returns:
+        One word a layer.
+
+    Raises:
+        ValueError: as `interleave`.
+
+    Source: LT2, placement study at 1.3B: the worst of the four.
+    """
+    few = _budget(layers, ratio)
+    return _placed(layers, range(layers - few, layers), cheap, expensive)
+
+
+def random_placement(
+    layers: int,
+    cheap: str,
+    expensive: str = "full",
+    *,
+    seed: int,
+    ratio: tuple[int, int] = (4, 1),
+) -> str:
+    """The expensive layers anywhere, drawn without preference.
+
+    Args:
+        layers: how many layers to place.
+        cheap: the word of the many, such as "512".
+        expensive: the word of the few.
+        seed: the same seed draws the same placement; LT2 takes seed + step in training.
+        ratio: cheap to expensive layers.
+
+    Returns:
+        One word a layer.
+
+    Raises:
+        ValueError: as `interleave`.
+
+    Source: LT2, random layouts.
+    """
+    few = _budget(layers, ratio)
+    chosen = np.random.default_rng(seed).choice(layers, few, replace=False)
+    return _placed(layers, chosen, cheap, expensive)
+
+
+def by_loop(parts: Sequence[str]) -> str:
+    """Join one text a loop into `LoopedConfig.windows`.
+
+    by_loop(["full", "512", "256", "128"]) is LT2's coarse to fine, the reverse its fine to coarse.
+
+    Args:
+        parts: for each loop, a placement or one word for all layers.
+
+    Returns:
+        The parts with "->" between.
+
+    Source: LT2, loop-level hybrids.
+    """
+    return " -> ".join(parts)
+
+
+def vote(
+    model: LoopedLM,
+    tokens: Int[Array, "batch time"],
+    placements: Sequence[str],
+) -> Float[Array, "batch time vocabulary"]:
+    """Average a model's logits over several placements of its windows.
+
+        logits = 1/K sum_k logits(windows = placements[k])
+
+    Args:
+        model: its "full" layers are narrowed; the parameters are the same in every vote.
+        tokens: whole numbers below the vocabulary.
+        placements: `LoopedConfig.windows` of each vote, for instance VOTES draws of
+            `random_placement`.
+
+    Returns:
+        float32 logits [batch, time, vocabulary].
+
+    Raises:
+        ValueError: if there is no placement or one does not fit the model.
+
+    Cost: a forward pass a vote, each a part of the program to compile.
+
+    Source: LT2, random layouts: in evaluation logits are averaged over five.
+    """
+    if not placements:
+        raise ValueError("placements is empty; a vote needs at least one.")
+    votes = [with_windows(model, windows)(tokens) for windows in placements]
+    return sum(votes[1:], start=votes[0]) / len(votes)
+
+
+def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
+    """The same model seeing through other windows.
+
+    Args:
+        model: left as it is.
+        windows: the new `LoopedConfig.windows`.
+
+    Returns:
+        A model on the same arrays.
+
+    Raises:
+        ValueError: if the windows do not fit the model.
+
+    Cost: no array is copied; a program that takes the model compiles anew.
+
+    Source: LT2, random layouts.
+    """
+    narrowed = nnx.merge(*nnx.split(model))
+    narrowed.config = dataclasses.replace(model.config, windows=windows)
+    return narrowed
+
+
+def _budget(layers, ratio):
+    return interleave(layers, "cheap", "expensive", ratio=ratio).split().count("expensive")
+
+
+def _placed(layers, positions, cheap, expensive):
+    words = [cheap] * layers
+    for position in positions:
+        words[position] = expensive
+    return " ".join(words)
