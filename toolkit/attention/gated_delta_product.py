@@ -5,8 +5,8 @@ r"""Gated DeltaProduct: several delta-rule corrections a token, after one decay.
     o   = scale S^T q
 
 A token's transition is a product of n generalised Householder matrices I - beta_i k_i k_i^T:
-with beta up to 2 (reflections) any rotation of n + 1 dimensions is within reach, which one
-correction cannot do. With n = 1 it is Gated DeltaNet. The corrections run as tokens of their own
+with beta = 2 each is a reflection, and two of them make any rotation of a plane, which one alone
+cannot. With n = 1 it is Gated DeltaNet. The corrections run as tokens of their own
 through the same engine. Keys are not normalised here: give unit keys.
 """
 
