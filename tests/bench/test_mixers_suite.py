@@ -128,7 +128,8 @@ def test_transformers_forms_give_our_values_and_gradients(name):
             threads=1,
         )
         ours = jax.jit(mixer_form(row, "xla", backward=backward))(*args)
-        agree(PEER_TOLERANCE)({"toolkit": ours, "transformers": peer()})
+        raise_if_different = agree(PEER_TOLERANCE)
+        raise_if_different({"toolkit": ours, "transformers": peer()})
 
 
 def test_a_sequence_case_agrees_with_heads_on_devices():

@@ -129,7 +129,7 @@ def redraw(module, seed=0):
                 parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-def close(ours, theirs):
+def assert_close(ours, theirs):
     ours, theirs = np.asarray(ours), theirs.detach().numpy()
     assert np.std(theirs) > 0.1
     assert np.max(np.abs(ours - theirs)) < LAYER_TOLERANCE * np.max(np.abs(theirs))
@@ -161,8 +161,8 @@ def test_a_sequence_and_its_gradient(pair):
         return out, pullback(jnp.asarray(weight))[0]
 
     out, gradient = value_and_gradient(ours, x)
-    close(out, wanted)
-    close(gradient, x_torch.grad)
+    assert_close(out, wanted)
+    assert_close(gradient, x_torch.grad)
 
 
 def test_decoding_with_their_cache(pair):
@@ -176,7 +176,7 @@ def test_decoding_with_their_cache(pair):
             wanted.append(theirs(torch.tensor(x[:, t : t + 1]), cache_params=their_cache))
             out_t, cache = step(ours, x[:, t], cache)
             out.append(out_t)
-    close(np.stack(out, axis=1), torch.cat(wanted, dim=1))
+    assert_close(np.stack(out, axis=1), torch.cat(wanted, dim=1))
 
 
 HEADS = 2
@@ -233,7 +233,7 @@ def test_rwkv7_layer(tmp_path):
     )
     load_layer(layer, tmp_path, style="rwkv7", prefix="blocks.0.att.")
     x = np.random.default_rng(2).standard_normal((2, TIME, WIDTH)).astype(np.float32)
-    close(
+    assert_close(
         jax.jit(lambda layer, x: layer(x)[0])(layer, x),
         rwkv7_time_mixing(parameters, torch.tensor(x)),
     )

@@ -20,30 +20,36 @@ def _attended_pairs(time: int, sliding_window: int | None) -> int:
 
 
 def softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):
+    """q k^T and the product with v, of the pairs a query may see."""
     return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
 
 
 def softmax_forward_bytes(batch, time, heads, key, value, *, sliding_window=None, element_bytes=4):
+    """q, k, v and o once."""
     return 2 * batch * time * heads * (key + value) * element_bytes
 
 
 def softmax_step_flops(batch, context, heads, key, value, *, sliding_window=None):
+    """q k^T and the product with v, of the tokens seen."""
     seen = context if sliding_window is None else min(context, sliding_window)
     return 2 * batch * heads * seen * (key + value)
 
 
 def softmax_state_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
+    """Keys and values of the tokens seen."""
     seen = context if sliding_window is None else min(context, sliding_window)
     return batch * heads * seen * (key + value) * element_bytes
 
 
 def softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
+    """The cache, and what one token brings and takes."""
     seen = context if sliding_window is None else min(context, sliding_window)
     # The cache is read; q, o and this token's k and v (written to the cache) cross once.
     return batch * heads * (seen + 2) * (key + value) * element_bytes
 
 
 def delta_forward_flops(batch, time, heads, key, value, *, decays_channels=False, chunk=None):
+    """Chunks of a delta rule: state, scores, inverse."""
     channels = key if decays_channels else 1
     size = chunk_size(time, key, value, channels) if chunk is None else chunk
     chunks = -(-time // size)
@@ -62,19 +68,23 @@ def _inverse_multiply_adds(size: int) -> int:
 
 
 def product_forward_flops(batch, time, heads, key, value, *, steps=2, chunk=None):
+    """Those of a delta rule on `steps` tokens for every one."""
     return delta_forward_flops(batch, steps * time, heads, key, value, chunk=chunk)
 
 
 def product_step_flops(batch, context, heads, key, value, *, steps=2):
+    """Those of a delta rule, `steps` times."""
     return steps * delta_step_flops(batch, context, heads, key, value)
 
 
 def product_forward_bytes(batch, time, heads, key, value, *, steps=2, element_bytes=4):
+    """q and o once a token, keys, values and strengths once a correction."""
     token = (key + value + steps * (key + value)) * element_bytes + (1 + steps) * STATE_BYTES
     return batch * time * heads * token
 
 
 def product_step_bytes(batch, context, heads, key, value, *, steps=2, element_bytes=4):
+    """The state read and written, and one token."""
     state = recurrent_state_bytes(batch, context, heads, key, value)
     token = product_forward_bytes(
         batch, 1, heads, key, value, steps=steps, element_bytes=element_bytes
@@ -83,6 +93,7 @@ def product_step_bytes(batch, context, heads, key, value, *, steps=2, element_by
 
 
 def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    """Chunks that erase under one key and add under another."""
     size = rwkv7_chunk_size(time) if chunk is None else chunk
     chunks = -(-time // size)
     state = 4 * size * key * value  # read for q and for the removal key, written twice
@@ -92,20 +103,24 @@ def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):
 
 
 def rwkv7_step_flops(batch, context, heads, key, value):
+    """One token that erases and adds."""
     # Read for q and for the removal key, 4 K V; decay, two outer products and sums, 5 K V.
     return 9 * batch * heads * key * value
 
 
 def delta_step_flops(batch, context, heads, key, value):
+    """One token of a delta rule."""
     # Read for k and for q, 4 K V; decay, outer product and sum, 3 K V.
     return 7 * batch * heads * key * value
 
 
 def recurrent_state_bytes(batch, context, heads, key, value, *, element_bytes=4):
+    """A float32 state, whatever the context."""
     return batch * heads * key * value * STATE_BYTES
 
 
 def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    """Chunks of a memory that fades and adds: state, scores."""
     size = fading_chunk_size(time, key, value) if chunk is None else chunk
     chunks = -(-time // size)
     state = 2 * size * key * value  # read for q, written once
@@ -114,6 +129,7 @@ def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
 
 
 def fading_step_flops(batch, context, heads, key, value, *, decays=True):
+    """One token of a memory that adds, and fades if it `decays`."""
     # Read for q, 2 K V; decay, outer product and sum, 3 K V.
     return (5 if decays else 4) * batch * heads * key * value
 
@@ -121,10 +137,12 @@ def fading_step_flops(batch, context, heads, key, value, *, decays=True):
 def token_bytes(
     batch, time, heads, key, value, *, keys=2, gates=0, channel_gates=0, element_bytes=4
 ):
+    """Inputs, outputs and gates of every token once."""
     token = (keys * key + 2 * value) * element_bytes + (gates + channel_gates * key) * STATE_BYTES
     return batch * time * heads * token
 
 
 def recurrent_step_bytes(batch, context, heads, key, value, **sizes):
+    """The state read and written, and one token."""
     state = recurrent_state_bytes(batch, context, heads, key, value)
     return 2 * state + token_bytes(batch, 1, heads, key, value, **sizes)
