@@ -60,8 +60,9 @@ def gated_linear_attention(
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs and
-        about 4 + log2(C) exponentials a key channel, a token and value head forward; about 2.5
-        times as much more backward. Reads q, k, v and g once.
+        2 exponentials a key channel, a token and value head forward; about 2.5 times as much
+        more backward. In a chunk where a channel fades below 1e-28, scores are log2(C) products
+        instead of one. Reads q, k, v and g once.
 
     Source:
         Yang, Wang, Shen, Panda, Kim, "Gated Linear Attention Transformers with

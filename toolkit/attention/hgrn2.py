@@ -57,8 +57,9 @@ def hgrn2(
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs and
-        about 4 + log2(C) exponentials a key channel, a token and value head forward; about 2.5
-        times as much more backward. Reads q, v and g once.
+        2 exponentials a key channel, a token and value head forward; about 2.5 times as much
+        more backward. In a chunk where a channel fades below 1e-28, scores are log2(C) products
+        instead of one. Reads q, v and g once.
 
     Source:
         Qin, Yang, Sun, Shen, Li, Sun, Zhong, "HGRN2: Gated Linear RNNs with State Expansion"

@@ -64,10 +64,10 @@ def kimi_delta_attention(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 beyond 4096),
-        2 (3 K V + 2 C K + 2 C V) FLOPs and about 7 K exponentials a token and value head
-        forward, about 2.2 times as much more backward. Channels that fade by more than e^-80
-        within a chunk make its scores log2(C) products instead of one. Reads the inputs once.
+        With chunks of C = 16 tokens (32 beyond 4096), 2 (3 K V + 2 C K + 2 C V) FLOPs and 3 K
+        exponentials a token and value head forward, about 2.2 times as much more backward. In a
+        chunk where a channel fades below 1e-28, scores are log2(C) products instead of one.
+        Reads the inputs once.
 
     Source:
         Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture"

@@ -85,8 +85,8 @@ def rwkv7(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 beyond 4096), 2 (4 K V + 4 C K + 4 C V) FLOPs and about
-        7 K exponentials a token and head forward, about 2.3 times as much more backward. Reads
+        With chunks of C = 16 tokens (32 beyond 4096), 2 (4 K V + 4 C K + 4 C V) FLOPs and
+        3 K exponentials a token and head forward, about 2.3 times as much more backward. Reads
         the inputs once.
 
     Source:
