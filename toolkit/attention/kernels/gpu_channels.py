@@ -2,7 +2,7 @@ r"""Scores of a chunk whose every key channel decays on its own, without a posit
 
     P_ij = sum_c x_ic k_jc exp(G_ic - G_jc)   for j <= i, else 0
 
-As `chunked_decay.decayed_scores`, what the second half of a block reads in its first half passes
+As in `decays.py` by halves, what the second half of a block reads in its first half passes
 through G at the middle m, as (x_i e^(G_i - G_m)) . (k_j e^(G_m - G_j)); only blocks of `BLOCK`
 tokens on the diagonal take their exponentials pair by pair. The products run at the platform's
 default precision (TF32 on Hopper) instead of emulated float32.
