@@ -137,6 +137,34 @@ def test_packed_documents_equal_separate_ones(row, draw_inputs):
             assert_close([x[:, here] for x in packed], alone, FLOAT64_TOLERANCE)
 
 
+def test_a_state_remembers_the_last_document(row, draw_inputs):
+    """Sequences of different lengths, filled up in front, read in pieces and decoded together."""
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, TIME, dtype=jnp.float64)
+        batch, _, heads, key = inputs[0].shape
+        value = values(row, inputs).shape[-1]
+        starts = (3, 20)  # in the first piece, in the second
+        documents = jnp.arange(TIME)[None] >= jnp.asarray(starts)[:, None]
+        state = row.empty_state(batch, heads, key, value, TIME, jnp.float64, **row.options)
+        pieces = []
+        for part in (slice(0, 14), slice(14, 30)):
+            out, state = row.function(
+                *(x[:, part] for x in inputs),
+                initial_state=state,
+                segment_ids=documents[:, part].astype(jnp.int32),
+                **row.options,
+            )
+            pieces.append(out)
+        step = jax.jit(partial(row.step, **row.options))
+        for t in range(30, TIME):
+            out, state = step(*(x[:, t] for x in inputs), state)
+            pieces.append(out[:, None])
+        got = jnp.concatenate(pieces, axis=1)
+        for one, start in enumerate(starts):
+            alone, _ = row.function(*(x[one : one + 1, start:] for x in inputs), **row.options)
+            assert_close(got[one : one + 1, start:], alone, FLOAT64_TOLERANCE)
+
+
 def test_nan_in_another_document_never_shows(row, draw_inputs):
     """Padding is a document of its own, so this is the promise about padding too."""
     inputs = draw_inputs(row, TIME)

@@ -21,7 +21,9 @@ permutation_steps         corrections that move the rows of a state as a permuta
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it
 prefill                   read a prompt in parallel
+extend                    read on, a long text piece by piece
 decode_step               append one token, predict the next
+pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
 stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
@@ -31,8 +33,9 @@ load_layer                give a layer the weights of a published checkpoint
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
-from toolkit.looped.generation import decode_step, generate, prefill, stream
+from toolkit.looped.generation import generate, stream
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
@@ -71,12 +74,14 @@ __all__ = [
     "exit_loop",
     "exit_loss",
     "exit_probabilities",
+    "extend",
     "front_loaded",
     "generate",
     "influence_bound",
     "interleave",
     "load_layer",
     "match_parameters",
+    "pad_prompts",
     "parameter_count",
     "permutation_steps",
     "prefill",
