@@ -75,7 +75,7 @@ def test_documents_in_a_cache_equal_the_reference(sliding_window):
         jnp.asarray([[5] * 9, [0] * 5 + [1] * 4]),
     )
     cache = wanted_cache = empty(30 if sliding_window is None else 7)
-    for seed, segment_ids in enumerate(documents):
+    for seed, segment_ids in enumerate(map(jnp.asarray, documents)):
         arrays, options = draw(segment_ids.shape[1], seed=seed), {"sliding_window": sliding_window}
         options |= {"segment_ids": segment_ids}
         out, cache = softmax_attention(*arrays, initial_state=cache, **options)

@@ -183,11 +183,11 @@ def test_sampling_parameters_do_not_recompile():
 
     model, prompt, key = build("full"), some_tokens(time=3), jax.random.key(0)
     generate(model, prompt, 4, temperature=0.5, top_k=3, key=key)
-    compiled = generation._decode_chunk._cache_size(), decoding._prefill._cache_size()
+    compiled = generation.decode_chunk._cache_size(), decoding._prefill._cache_size()
     generate(model, prompt, 7, temperature=1.5, top_k=9, key=jax.random.key(1))
     other = build("full")
     generate(other, prompt, 40, temperature=1.0, top_k=2, key=key)
-    assert (generation._decode_chunk._cache_size(), decoding._prefill._cache_size()) == compiled
+    assert (generation.decode_chunk._cache_size(), decoding._prefill._cache_size()) == compiled
 
 
 @pytest.mark.parametrize(

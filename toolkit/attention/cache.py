@@ -212,16 +212,18 @@ def append(
         keys = lax.dynamic_update_slice_in_dim(cache.keys, k, length, axis=-1)
         values = lax.dynamic_update_slice_in_dim(cache.values, v, length, axis=-1)
         extent = Extent(length, 0, length + time)
-        slots = keys, values
+        kept_keys, kept_values = keys, values
     else:
         keys = jnp.concatenate([jnp.roll(cache.keys, -length, axis=-1), k], axis=-1)
         values = jnp.concatenate([jnp.roll(cache.values, -length, axis=-1), v], axis=-1)
         extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
-        slots = (jnp.roll(held[..., time:], length + time, axis=-1) for held in (keys, values))
+        kept_keys = jnp.roll(keys[..., time:], length + time, axis=-1)
+        kept_values = jnp.roll(values[..., time:], length + time, axis=-1)
     segments, start = None, cache.start
     if segment_ids is not None or start is not None:
         segments, start = _documents(cache, segment_ids, k.shape[0], time, extent, keys.shape[-1])
-    return keys, values, extent, segments, KVCache(*slots, length + time, start)
+    new_cache = KVCache(kept_keys, kept_values, length + time, start)
+    return keys, values, extent, segments, new_cache
 
 
 def _documents(cache, segment_ids, batch, time, extent, key_time):

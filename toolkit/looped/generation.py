@@ -151,15 +151,30 @@ def _chunks(model, logits, cache, key, how, stop, length, size):
     has_stopped = None if stop is None else jnp.zeros(logits.shape[0], bool)
     for start in itertools.count(0, size) if length is None else range(0, length, size):
         count = size if length is None else min(size, length - start)
-        tokens, logits, cache, has_stopped = _decode_chunk(
+        tokens, logits, cache, has_stopped = decode_chunk(
             model, logits, cache, key, how, stop, has_stopped, start, count
         )
         yield tokens[:, :count]
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
-def _decode_chunk(model, logits, cache, key, how, stop, has_stopped, start, count):
-    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once."""
+def decode_chunk(model, logits, cache, key, how, stop, has_stopped, start, count):
+    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once.
+
+    Args:
+        model: the model.
+        logits: of the next token [batch, vocabulary].
+        cache: consumed.
+        key: random key of the whole text.
+        how: arguments of `sample_token` as arrays; empty for the most likely token.
+        stop: a token that ends a sequence, or None.
+        has_stopped: sequences that have ended [batch], or None without `stop`.
+        start: tokens written before.
+        count: tokens to write.
+
+    Returns:
+        [tokens [batch, CHUNK], logits, cache, has_stopped]; tokens past the count are 0 or `stop`.
+    """
 
     def goes_on(carry):
         i, _, _, _, has_stopped = carry
