@@ -13,6 +13,7 @@ from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
     cache_bytes_per_sequence,
+    cache_bytes_per_token,
     decode_step,
     extend,
     generate,
@@ -145,6 +146,16 @@ def test_cache_bytes(pattern):
         assert [len(layers) for layers in cache.loops] == [len(config.layers)] * 3
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cache_bytes_a_token(pattern):
+    config = build(pattern, loops=3).config
+    longer, shorter = (LoopedCache.empty(config, 1, n) for n in (107, 100))
+    grown = sum(a.nbytes for a in jax.tree.leaves(longer)) - sum(
+        a.nbytes for a in jax.tree.leaves(shorter)
+    )
+    assert grown == 7 * cache_bytes_per_token(config)
+
+
 def test_cache_bytes_of_the_paper():
     full = LoopedConfig.lt2_1b("full full full full full")
     assert cache_bytes_per_sequence(full, 8192) == 5 * 2**30
@@ -152,6 +163,7 @@ def test_cache_bytes_of_the_paper():
     # One layer in five keeps keys and values; the other four keep a state of constant size.
     growth = cache_bytes_per_sequence(hybrid, 8192) - cache_bytes_per_sequence(hybrid, 4096)
     assert growth == 5 * 2**30 // 5 // 2
+    assert cache_bytes_per_token(full) == 640 * 2**10
     linear, window = LoopedConfig.lt2_1b("gdn"), LoopedConfig.lt2_1b("window")
     assert cache_bytes_per_sequence(linear, 8) == cache_bytes_per_sequence(linear, 100_000)
     assert cache_bytes_per_sequence(window, 2048) == cache_bytes_per_sequence(window, 100_000)

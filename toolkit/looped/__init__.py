@@ -20,6 +20,7 @@ effective_transition      what several corrections a token do to a state
 permutation_steps         corrections that move the rows of a state as a permutation does
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it
+cache_bytes_per_token     how fast it grows
 prefill                   read a prompt in parallel
 extend                    read on, a long text piece by piece
 decode_step               append one token, predict the next
@@ -31,7 +32,7 @@ sample_token              draw from it
 load_layer                give a layer the weights of a published checkpoint
 """
 
-from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
+from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence, cache_bytes_per_token
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
@@ -69,6 +70,7 @@ __all__ = [
     "bookend",
     "by_loop",
     "cache_bytes_per_sequence",
+    "cache_bytes_per_token",
     "decode_step",
     "effective_transition",
     "exit_loop",
