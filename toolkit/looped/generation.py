@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from toolkit.looped.blocks import run_blocks, step_blocks
 from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.model import LoopedLM, check_tokens, row_of, run_blocks, step_blocks
+from toolkit.looped.model import LoopedLM, check_tokens, row_of
 from toolkit.looped.sampling import sample_token
 
 CHUNK = 32

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.blocks import Block
+from toolkit.looped.blocks import Block, GroupResidual, run_blocks, step_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear
 
@@ -45,12 +45,14 @@ class LoopedLM(nnx.Module):
 
     Attributes:
         config: the sizes.
-        embedding: token table, also the output head.
+        embedding: token table, also the output head unless that has a table of its own.
+        unembedding: the output head's table [vocabulary, width], or None.
         prelude, blocks, coda: the physical layers before, in and after the loops.
         rho: per-loop residual gate [loops, width], or None.
         loop_embedding: per-loop addition [loops, width], or None.
         adapter: projection of the injected input, or None.
         exit_gate: projection whose sigmoid is the chance to stop, or None.
+        group_residual: shares of the inputs of groups of layers, or None.
         norm: final RMSNorm.
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section; see `LoopedConfig` for
@@ -60,12 +62,9 @@ class LoopedLM(nnx.Module):
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         self.config = config
         width, dtype = config.width, config.compute_dtype
+        table = nnx.initializers.normal(width**-0.5)
         self.embedding = nnx.Embed(
-            config.vocabulary,
-            width,
-            embedding_init=nnx.initializers.normal(width**-0.5),
-            dtype=dtype,
-            rngs=rngs,
+            config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
         )
         self.blocks = nnx.List([Block(word, config, rngs=rngs) for word in config.layers])
         self.rho = (
@@ -83,6 +82,16 @@ class LoopedLM(nnx.Module):
             else nnx.data(None)
         )
         self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
+        self.group_residual = (
+            GroupResidual(len(config.layers), config.residual_group)
+            if config.residual_group
+            else nnx.data(None)
+        )
+        self.unembedding = (
+            nnx.data(None)
+            if config.tied_embedding
+            else nnx.Param(table(rngs.params(), (config.vocabulary, width)))
+        )
 
     @overload
     def __call__(
@@ -211,6 +220,7 @@ class LoopedLM(nnx.Module):
             windows=windows,
             segment_ids=segment_ids,
             caches=caches,
+            residual=self.group_residual,
         )
         return self._loop_output(out, rho, h), caches
 
@@ -239,7 +249,9 @@ class LoopedLM(nnx.Module):
         """
         windows = self.config.loop_windows[tau]
         x = self._loop_input(h, embedding, injected)
-        out, caches = step_blocks(self.blocks, x, caches, windows=windows)
+        out, caches = step_blocks(
+            self.blocks, x, caches, windows=windows, residual=self.group_residual
+        )
         return self._loop_output(out, rho, h), caches
 
     def _loop_input(self, h, embedding, injected):
@@ -259,7 +271,7 @@ class LoopedLM(nnx.Module):
         return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
-        """Logits of hidden states: final norm, then the transposed embedding, in float32.
+        """Logits of hidden states: final norm, then a token's row of a table for each, in float32.
 
         Args:
             h: hidden states after any loop; with `norm_every_loop` the norm has been taken.
@@ -267,63 +279,10 @@ class LoopedLM(nnx.Module):
         Returns:
             float32 logits.
         """
-        table = self.embedding.embedding[...].astype(self.config.compute_dtype)
+        table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
+        table = table[...].astype(self.config.compute_dtype)
         return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
-
-
-def run_blocks(
-    blocks: nnx.List[Block],
-    h: Float[Array, "batch time width"],
-    *,
-    windows: tuple[int | None, ...] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-    caches: tuple[Any, ...] | None = None,
-) -> tuple[Float[Array, "batch time width"], Any]:
-    """A stack of physical layers on a sequence.
-
-    Args:
-        blocks: the layers.
-        h: hidden states.
-        windows: tokens each layer sees; None for the layers' own.
-        segment_ids: documents of a packed sequence.
-        caches: one a layer, to continue from; None in training.
-
-    Returns:
-        The new hidden states, and the caches that follow (None without caches).
-    """
-    new_caches = []
-    none = (None,) * len(blocks)
-    for block, window, cache in zip(blocks, windows or none, caches or none, strict=True):
-        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
-        new_caches.append(cache)
-    return h, None if caches is None else tuple(new_caches)
-
-
-def step_blocks(
-    blocks: nnx.List[Block],
-    h: Float[Array, "batch width"],
-    caches: tuple[Any, ...],
-    *,
-    windows: tuple[int | None, ...] | None = None,
-) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
-    """`run_blocks` for one token.
-
-    Args:
-        blocks: the layers.
-        h: hidden state of the token.
-        caches: one a layer.
-        windows: tokens each layer sees; None for the layers' own.
-
-    Returns:
-        The new hidden state, and the caches with the token in them.
-    """
-    new_caches = []
-    windows = windows or (None,) * len(blocks)
-    for block, window, cache in zip(blocks, windows, caches, strict=True):
-        h, cache = block.step(h, cache, window=window)
-        new_caches.append(cache)
-    return h, tuple(new_caches)
 
 
 def row_of(stacked: Any, tau: int) -> Any:
