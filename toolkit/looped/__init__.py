@@ -27,9 +27,11 @@ stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
 load_layer                give a layer the weights of a published checkpoint
+load_checkpoint           make a model of one
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
+from toolkit.looped.checkpoints import load_checkpoint
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import decode_step, generate, prefill, stream
@@ -75,6 +77,7 @@ __all__ = [
     "generate",
     "influence_bound",
     "interleave",
+    "load_checkpoint",
     "load_layer",
     "match_parameters",
     "parameter_count",
