@@ -6,6 +6,8 @@ parameter_count           parameters of a configuration, without allocating any
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
+draw_loops                how often to run a model in one step of training
+with_loops                the same model run more or less often
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
 exit_loss                 trains them, with the model
 exit_loop                 the loop to stop after
@@ -33,6 +35,7 @@ load_checkpoint           make a model of one
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.checkpoints import load_checkpoint
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.mixing import LAYERS
@@ -69,6 +72,7 @@ __all__ = [
     "by_loop",
     "cache_bytes_per_sequence",
     "decode_step",
+    "draw_loops",
     "effective_transition",
     "exit_loop",
     "exit_loss",
@@ -89,5 +93,6 @@ __all__ = [
     "tokens_reached",
     "truncated_logits",
     "vote",
+    "with_loops",
     "with_windows",
 ]

@@ -203,14 +203,14 @@ def _prefill(model, tokens, capacity):
         empty = empty_loop(config, batch, capacity, tau)
         return model.loop(h, *row, tau=tau, injected=injected, caches=empty)
 
-    h, loops = model.run_loops(body, injected)
+    h, loops = model.run_loops(body, model.start(injected))
     h, after = run_blocks(model.coda, h, caches=after)
     return model.head(h[:, -1]), LoopedCache(loops, before, after)
 
 
 def _step(model, token, cache):
     injected, before = step_blocks(model.prelude, model.embedding(token), cache.prelude)
-    h, rows, loops = injected, model.loop_rows(), []
+    h, rows, loops = model.start(injected), model.loop_rows(), []
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)
         h, caches = model.loop_step(h, row.rho, caches, row.embedding, tau=tau, injected=injected)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks, step_blocks
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import linear
 
 
@@ -37,9 +38,9 @@ class LoopedLM(nnx.Module):
     empty state. (Handing the state at the end of the text to the next loop would let early
     positions see late ones.) rho, [T, width], is all that is not shared; it starts at zero.
 
-    Switched on by the configuration, in this order: a prelude makes e of h^(0); F_1 reads
-    adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes every loop; a
-    coda follows the last.
+    Switched on by the configuration, in this order: a prelude makes e of h^(0), which may then be
+    noise; F_1 reads adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes
+    every loop; a coda follows the last.
 
     A module is a pytree, so `jax.jit` and `jax.grad` take the model as an ordinary argument.
 
@@ -95,11 +96,23 @@ class LoopedLM(nnx.Module):
 
     @overload
     def __call__(
-        self, tokens: Array, *, segment_ids: Array | None = None, return_loops: Literal[False] = ...
+        self,
+        tokens: Array,
+        *,
+        segment_ids: Array | None = None,
+        return_loops: Literal[False] = ...,
+        loops: int | Array | None = None,
+        key: Array | None = None,
     ) -> Array: ...
     @overload
     def __call__(
-        self, tokens: Array, *, segment_ids: Array | None = None, return_loops: Literal[True]
+        self,
+        tokens: Array,
+        *,
+        segment_ids: Array | None = None,
+        return_loops: Literal[True],
+        loops: int | Array | None = None,
+        key: Array | None = None,
     ) -> tuple[Array, Array]: ...
     def __call__(
         self,
@@ -107,6 +120,8 @@ class LoopedLM(nnx.Module):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         return_loops: bool = False,
+        loops: int | Int[Array, ""] | None = None,
+        key: Array | None = None,
     ):
         """Logits of the next token at every position.
 
@@ -118,6 +133,10 @@ class LoopedLM(nnx.Module):
             segment_ids: document number of each position of a packed sequence; tokens of
                 different documents never meet.
             return_loops: also return the hidden state after each loop.
+            loops: how often the layers run (None: as configured), where all loops are alike; a
+                traced number needs `backward_loops`, see `draw_loops`.
+            key: draws what the loops start from, in a model with `random_start`; without it they
+                start from zero, the mean.
 
         Returns:
             float32 logits [batch, time, vocabulary]; with `return_loops` also the hidden states
@@ -125,7 +144,8 @@ class LoopedLM(nnx.Module):
             one).
 
         Raises:
-            ValueError: if tokens or segment_ids have the wrong shape or type.
+            ValueError: if tokens or segment_ids have the wrong shape or type, or loops or key
+                ask for what the configuration has not.
 
         Cost: about 2 FLOPs a parameter, token and loop (embedding aside), three times that
             with the backward pass, plus the mixers' own cost.
@@ -138,15 +158,58 @@ class LoopedLM(nnx.Module):
                 f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "
                 "they must be equal."
             )
+        if loops is not None:
+            check_alike(self.config, loops)
+            if isinstance(loops, int):
+                model = reconfigured(self, loops=loops)
+                return model(tokens, segment_ids=segment_ids, return_loops=return_loops, key=key)
+            if self.config.backward_loops is None or return_loops:
+                raise ValueError(
+                    "loops is an array, so that they cannot all be kept: configure backward_loops "
+                    "and leave return_loops, or pass an int."
+                )
+        if key is not None and not self.config.random_start:
+            raise ValueError("key was given, and the model has no random_start to draw.")
         injected, _ = run_blocks(self.prelude, self.embedding(tokens), segment_ids=segment_ids)
+        start = self.start(injected, key)
+        if self.config.backward_loops is None:
 
-        def body(tau, h, row):
-            h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
-            return h, (h if return_loops else None)
+            def body(tau, h, row):
+                h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
+                return h, (h if return_loops else None)
 
-        h, loops = self.run_loops(body, injected, remat=self.config.remat)
+            h, states = self.run_loops(body, start, remat=self.config.remat)
+            hidden = jnp.stack(states) if return_loops else None
+        else:
+
+            def loop(shared, h):
+                model, injected = shared
+                return model.loop(h, None, injected=injected, segment_ids=segment_ids)[0]
+
+            h, hidden = run_alike(
+                loop,
+                (self, injected),
+                start,
+                self.config.loops if loops is None else loops,
+                backward=self.config.backward_loops,
+                remat=self.config.remat,
+            )
         h, _ = run_blocks(self.coda, h, segment_ids=segment_ids)
-        return (self.head(h), jnp.stack(loops)) if return_loops else self.head(h)
+        return (self.head(h), hidden) if return_loops else self.head(h)
+
+    def start(
+        self, injected: Float[Array, "... width"], key: Array | None = None
+    ) -> Float[Array, "... width"]:
+        """What the first loop reads.
+
+        Args:
+            injected: what the prelude made of the tokens.
+            key: draws a random start; without it that is zero.
+
+        Returns:
+            The hidden states before the first loop.
+        """
+        return start_noise(key, injected) if self.config.random_start else injected
 
     def run_loops(
         self,
