@@ -6,6 +6,8 @@ parameter_count           parameters of a configuration, without allocating any
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
+draw_loops                how often to run a model in one step of training
+with_loops                the same model run more or less often
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
 exit_loss                 trains them, with the model
 exit_loop                 the loop to stop after
@@ -30,11 +32,14 @@ stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
 load_layer                give a layer the weights of a published checkpoint
+load_checkpoint           make a model of one
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence, cache_bytes_per_token
+from toolkit.looped.checkpoints import load_checkpoint
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
+from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import generate, stream
 from toolkit.looped.mixing import LAYERS
@@ -72,6 +77,7 @@ __all__ = [
     "cache_bytes_per_sequence",
     "cache_bytes_per_token",
     "decode_step",
+    "draw_loops",
     "effective_transition",
     "exit_loop",
     "exit_loss",
@@ -81,6 +87,7 @@ __all__ = [
     "generate",
     "influence_bound",
     "interleave",
+    "load_checkpoint",
     "load_layer",
     "match_parameters",
     "pad_prompts",
@@ -93,5 +100,6 @@ __all__ = [
     "tokens_reached",
     "truncated_logits",
     "vote",
+    "with_loops",
     "with_windows",
 ]

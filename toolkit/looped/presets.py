@@ -1,4 +1,4 @@
-"""LT2's models by name: what mixes tokens, at which size.
+"""Published looped models by name. LT2's: what mixes tokens, at which size.
 
     lt2-looped    full attention in every layer, the paper's baseline "Looped Transformer"
     lt2-linear    gated delta nets
@@ -7,6 +7,10 @@
 
 each at "tiny" (five layers of width 128 over bytes, four loops: ours, for a laptop), "600m" and
 "1.3b" (the paper's: four loops over the Llama-3 vocabulary).
+
+    ouro-1.4b, ouro-2.6b    full attention, four loops, a norm after each and a gate to stop at
+
+are the sizes of the published checkpoints that `load_checkpoint` reads.
 """
 
 from toolkit.looped.config import LoopedConfig
@@ -53,10 +57,30 @@ def _1_3b(kind):
     )
 
 
+def _ouro(layers):
+    return LoopedConfig(
+        vocabulary=49_152,
+        width=2048,
+        pattern=interleave(layers, "full"),
+        loops=4,
+        heads=16,
+        feed_forward=5632,
+        rope_theta=1e6,
+        residual_gate=False,
+        norm_every_loop=True,
+        exit_gate=True,
+        sandwich_norm=True,
+        tied_embedding=False,
+        dtype="bfloat16",
+    )
+
+
 PRESETS: dict[str, LoopedConfig] = {
     f"lt2-{kind}-{size}": make(kind)
     for kind in _WORDS
     for size, make in (("tiny", _tiny), ("600m", _600m), ("1.3b", _1_3b))
-}
-"""Configurations by name. Not published, and taken as here: 16 heads at 1.3B, the window of 2048 at
-600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated delta nets (RWKV-7's)."""
+} | {"ouro-1.4b": _ouro(24), "ouro-2.6b": _ouro(48)}
+"""Configurations by name, LT2's and those of Zhu et al., "Scaling Latent Reasoning via Looped
+Language Models" (Ouro), 2025. Of LT2 not published, and taken as here: 16 heads at 1.3B, the window
+of 2048 at 600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated delta nets
+(RWKV-7's)."""
