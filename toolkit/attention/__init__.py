@@ -76,6 +76,17 @@ from toolkit.attention.retention import (
 )
 from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
+from toolkit.attention.sparse import (
+    BlockCache,
+    IndexedCache,
+    deepseek_sparse_attention,
+    deepseek_sparse_attention_reference,
+    deepseek_sparse_attention_step,
+    indexer_loss,
+    native_sparse_attention,
+    native_sparse_attention_reference,
+    native_sparse_attention_step,
+)
 
 __all__ = [
     "MIXERS",

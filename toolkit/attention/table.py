@@ -86,8 +86,7 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
     return (
         f"`{row.name}`",
         ", ".join(f"`{name}`{_per_step(row, name)}" for name in row.inputs),
-        ", ".join(f"`{name}`{_per_channel(row, name)}{_per_step(row, name)}" for name in row.gates)
-        or "none",
+        ", ".join(f"`{name}`{_shape_of(row, name)}" for name in row.gates) or "none",
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
@@ -95,8 +94,10 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
     )
 
 
-def _per_channel(row: Mixer, name: str) -> str:
-    return " a channel" if name in row.channel_gates else ""
+def _shape_of(row: Mixer, name: str) -> str:
+    if name in row.shared_gates:
+        return " for all heads"
+    return (" a channel" if name in row.channel_gates else "") + _per_step(row, name)
 
 
 def _per_step(row: Mixer, name: str) -> str:
