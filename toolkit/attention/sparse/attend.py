@@ -159,20 +159,22 @@ def prefers_gather(keys: int, selected: int, group: int, element_bytes: int) -> 
     return copies + 2 * selected < 2 * keys
 
 
-def each(function: Callable[..., Any], *arrays: Any) -> Any:
+def each(function: Callable[..., Any], *arrays: Any, at_once: bool = False) -> Any:
     """Apply a function to every entry of the leading axis (sequences, heads).
 
     One after another on a CPU, where one product of two matrices is fast and a batch of them is
-    not; all at once on an accelerator, which needs the parallel work.
+    not; all at once on an accelerator, which needs the parallel work, and in decoding, where a
+    loop would copy every entry's part of the cache.
 
     Args:
         function: of one entry's arrays.
         *arrays: trees of arrays with the axis.
+        at_once: never one after another.
 
     Returns:
         What the function returned, stacked.
     """
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu" and not at_once:
         return lax.map(lambda entry: function(*entry), arrays)
     return jax.vmap(function)(*arrays)
 

@@ -73,7 +73,7 @@ def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int
     """Means of the complete blocks [blocks, size], in the precision of sums."""
     count = blocks.last.shape[0]
     if blocks.of_token is None:
-        tokens = rows[: count * block_size].reshape(count, block_size, -1)
+        tokens = rows[: count * block_size].reshape(count, block_size, rows.shape[1])
     else:
         tokens = rows[blocks.last[:, None] - jnp.arange(block_size, dtype=jnp.int32)[None, ::-1]]
     return tokens.mean(axis=1, dtype=accumulator(rows.dtype))

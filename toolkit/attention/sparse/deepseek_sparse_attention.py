@@ -134,7 +134,7 @@ def deepseek_sparse_attention(
     return out, cache
 
 
-def _attend_selected(q, k, v, mask, scale, copies):
+def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
     """Outputs [queries, key_value_heads, group, value]; `copies` keys are gathered, or None."""
     index, filled = (None, mask) if copies is None else selected_indices(mask, copies)
 
@@ -143,7 +143,7 @@ def _attend_selected(q, k, v, mask, scale, copies):
             k, v = k[index], v[index]
         return attend(q, k, v, filled, scale=scale).out
 
-    return each(head, q.swapaxes(0, 1), k, v).swapaxes(0, 1)
+    return each(head, q.swapaxes(0, 1), k, v, at_once=at_once).swapaxes(0, 1)
 
 
 def deepseek_sparse_attention_step(
@@ -203,10 +203,10 @@ def deepseek_sparse_attention_step(
     def sequence(q, k, v, index_q, index_k, index_weights):
         visible = past(slot[None], None, cache.capacity, None)
         if cache.capacity <= selected_tokens:
-            return _attend_selected(q[None], k, v, visible, factor, None)[0]
+            return _attend_selected(q[None], k, v, visible, factor, None, at_once=True)[0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
         mask = top_mask(scores, visible, selected_tokens)
-        out = _attend_selected(q[None], k, v, mask, factor, selected_tokens)[0]
+        out = _attend_selected(q[None], k, v, mask, factor, selected_tokens, at_once=True)[0]
         return out + jnp.where((jnp.isfinite(scores) | ~visible).all(), 0, jnp.nan)
 
     out = each(
@@ -217,6 +217,7 @@ def deepseek_sparse_attention_step(
         index_q_t,
         cache.index_keys,
         index_weights_t,
+        at_once=True,
     )
     out = jnp.where(cache.length <= cache.capacity, out, jnp.nan).astype(q_t.dtype)
     return out.reshape(batch, heads, v_t.shape[2]), cache

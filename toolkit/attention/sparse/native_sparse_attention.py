@@ -234,7 +234,7 @@ def native_sparse_attention_step(
 
     q = q_t.reshape(batch, groups, heads // groups, key)
     rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
-    branches = each(partial(each, head), q, *rows)
+    branches = each(partial(each, head, at_once=True), q, *rows, at_once=True)
     out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
     out = jnp.where(cache.length <= capacity, out, jnp.nan).astype(q_t.dtype)
     return out, cache
