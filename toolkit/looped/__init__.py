@@ -9,6 +9,8 @@ LAYERS                    every token-mixing layer by its word in a pattern
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
 exit_loss                 trains them, with the model
 exit_loop                 the loop to stop after
+indexer_losses            train the indexers of DSA layers
+IndexerLosses             one for each of them in every loop
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
@@ -33,6 +35,7 @@ from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import decode_step, generate, prefill, stream
+from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
@@ -59,6 +62,7 @@ from toolkit.looped.weights import load_layer
 __all__ = [
     "LAYERS",
     "PRESETS",
+    "IndexerLosses",
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
@@ -73,6 +77,7 @@ __all__ = [
     "exit_probabilities",
     "front_loaded",
     "generate",
+    "indexer_losses",
     "influence_bound",
     "interleave",
     "load_layer",

@@ -76,13 +76,14 @@ class IndexedCache:
 
     Attributes:
         keys: [batch, key_value_heads, capacity, key].
-        values: [batch, key_value_heads, capacity, value].
+        values: [batch, key_value_heads, capacity, value]; None if a value is the first channels of
+            its key.
         index_keys: [batch, capacity, index], shared by all heads.
         length: tokens seen so far, int32.
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
-    values: Float[Array, "batch key_value_heads capacity value"]
+    values: Float[Array, "batch key_value_heads capacity value"] | None
     index_keys: Float[Array, "batch capacity index"]
     length: Int[Array, ""]
 
@@ -92,16 +93,20 @@ class IndexedCache:
         batch: int,
         key_value_heads: int,
         key_size: int,
-        value_size: int,
+        value_size: int | None,
         index_size: int,
         capacity: int,
         dtype=jnp.float32,
     ) -> "IndexedCache":
-        """Make a cache without tokens, with room for `capacity` of them."""
-        _check_sizes(cls, batch, key_value_heads, key_size, value_size, index_size, capacity)
+        """Make a cache without tokens, with room for `capacity` of them.
+
+        `value_size` None: values are the first channels of their keys, and are not kept.
+        """
+        _check_sizes(cls, batch, key_value_heads, key_size, value_size or 1, index_size, capacity)
+        tokens = (batch, key_value_heads, capacity)
         return cls(
-            jnp.zeros((batch, key_value_heads, capacity, key_size), dtype),
-            jnp.zeros((batch, key_value_heads, capacity, value_size), dtype),
+            jnp.zeros((*tokens, key_size), dtype),
+            None if value_size is None else jnp.zeros((*tokens, value_size), dtype),
             jnp.zeros((batch, capacity, index_size), dtype),
             jnp.zeros((), jnp.int32),
         )
@@ -126,12 +131,12 @@ def append_rows(cache: SparseCache, **new: Float[Array, "... time size"]) -> Spa
         The cache with the tokens, its length longer by `time` even if they did not fit.
     """
     time = next(iter(new.values())).shape[-2]
-    held = {name: getattr(cache, name) for name in new}
+    held = {name: getattr(cache, name) for name in new if getattr(cache, name) is not None}
 
     def write():
         return {
-            name: lax.dynamic_update_slice_in_dim(held[name], rows, cache.length, axis=-2)
-            for name, rows in new.items()
+            name: lax.dynamic_update_slice_in_dim(rows, new[name], cache.length, axis=-2)
+            for name, rows in held.items()
         }
 
     # Inside a conditional, or XLA makes a second copy for the reads that follow.
@@ -157,8 +162,9 @@ def check_sparse_cache(cache: SparseCache, kind: type, k: Array, v: Array) -> No
     batch, time, heads, key = k.shape
     axes = "batch key_value_heads capacity size"
     check_shape("cache.keys", cache.keys, (batch, heads, cache.capacity, key), axes)
-    check_shape("cache.values", cache.values, (batch, heads, cache.capacity, v.shape[3]), axes)
-    check_same_dtype(k=k, cache_keys=cache.keys, cache_values=cache.values)
+    if cache.values is not None:
+        check_shape("cache.values", cache.values, (batch, heads, cache.capacity, v.shape[3]), axes)
+    check_same_dtype(k=k, v=v, cache_keys=cache.keys)
     try:
         length = int(cache.length)
     except jax.errors.ConcretizationTypeError:

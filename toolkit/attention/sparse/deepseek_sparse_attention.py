@@ -62,7 +62,8 @@ def deepseek_sparse_attention(
         scale: factor of the scores; None for key ** -0.5.
         selected_tokens: how many tokens a query attends to, itself among them if it is selected.
         segment_ids: document number of every token [batch, time]; a token sees its own document.
-        initial_state: tokens before these; they are seen too, and the new ones are appended.
+        initial_state: tokens before these; they are seen too, and the new ones are appended. One
+            without values takes the first channels of its keys for them, as v must be.
         implementation: "masked" (one product with all keys, a mask keeps the selected),
             "gathered" (each query copies its own), or None for the cheaper by its count of FLOPs
             and bytes. Both compute the same function.
@@ -98,7 +99,7 @@ def deepseek_sparse_attention(
         check_sparse_cache(initial_state, IndexedCache, k, v)
         start = initial_state.length
         cache = append_rows(initial_state, keys=keys, values=values, index_keys=index_k)
-        keys, values, index_k = cache.keys, cache.values, cache.index_keys
+        keys, values, index_k = cache.keys, _values(cache, v), cache.index_keys
     length, groups = keys.shape[2], keys.shape[1]
 
     if length <= selected_tokens:
@@ -144,6 +145,10 @@ def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
         return attend(q, k, v, filled, scale=scale).out
 
     return each(head, q.swapaxes(0, 1), k, v, at_once=at_once).swapaxes(0, 1)
+
+
+def _values(cache: IndexedCache, v: Array) -> Array:
+    return cache.keys[..., : v.shape[3]] if cache.values is None else cache.values
 
 
 def deepseek_sparse_attention_step(
@@ -213,7 +218,7 @@ def deepseek_sparse_attention_step(
         sequence,
         q_t.reshape(batch, groups, heads // groups, key),
         cache.keys,
-        cache.values,
+        _values(cache, v),
         index_q_t,
         cache.index_keys,
         index_weights_t,
@@ -263,7 +268,7 @@ def deepseek_sparse_attention_reference(
         start = int(initial_state.length)
         rows = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), "index_keys": index_k}
         cache = append_rows(initial_state, **rows)
-        k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, cache.values))
+        k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, _values(cache, v)))
         index_k = cache.index_keys[:, : start + time]
     query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
     visible = (key <= query)[None]
