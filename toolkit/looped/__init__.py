@@ -11,6 +11,8 @@ with_loops                the same model run more or less often
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
 exit_loss                 trains them, with the model
 exit_loop                 the loop to stop after
+indexer_losses            train the indexers of DSA layers
+IndexerLosses             one for each of them in every loop
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
@@ -42,6 +44,7 @@ from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import generate, stream
+from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
@@ -68,6 +71,7 @@ from toolkit.looped.weights import load_layer
 __all__ = [
     "LAYERS",
     "PRESETS",
+    "IndexerLosses",
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
@@ -85,6 +89,7 @@ __all__ = [
     "extend",
     "front_loaded",
     "generate",
+    "indexer_losses",
     "influence_bound",
     "interleave",
     "load_checkpoint",
