@@ -49,9 +49,7 @@ def _is_solved(results: Results) -> tuple[bool, str]:
 
 def _negative_helps(results: Results) -> tuple[bool, str]:
     gains = [_mean(results, loops, True) - _mean(results, loops, False) for loops in LOOPS]
-    words = ", ".join(
-        f"T={loops}: {gain:+.2f}" for loops, gain in zip(LOOPS, gains, strict=True)
-    )
+    words = ", ".join(f"T={loops}: {gain:+.2f}" for loops, gain in zip(LOOPS, gains, strict=True))
     return max(gains) > _MARGIN and min(gains) > -_MARGIN, f"gain of beta up to 2: {words}"
 
 
