@@ -27,10 +27,28 @@ stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
 load_layer                give a layer the weights of a published checkpoint
+convert                   a trained softmax model becomes a hybrid
+Conversion                what that left: the model, and what was seen on the way
+ConversionPlan            steps, rates and lengths of its stages
+student_from              the teacher with other mixers, started from its attention
+alignment_losses          how far each new mixer is from the attention it replaces
+restoration_benefits      how much restoring each attention layer would help
+top_k_divergence          how far a student's predictions are from the teacher's
+loop_weights              how much those after each loop count
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.conversion import (
+    Conversion,
+    ConversionPlan,
+    alignment_losses,
+    convert,
+    loop_weights,
+    restoration_benefits,
+    student_from,
+    top_k_divergence,
+)
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.mixing import LAYERS
@@ -59,13 +77,17 @@ from toolkit.looped.weights import load_layer
 __all__ = [
     "LAYERS",
     "PRESETS",
+    "Conversion",
+    "ConversionPlan",
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
+    "alignment_losses",
     "back_loaded",
     "bookend",
     "by_loop",
     "cache_bytes_per_sequence",
+    "convert",
     "decode_step",
     "effective_transition",
     "exit_loop",
@@ -76,14 +98,18 @@ __all__ = [
     "influence_bound",
     "interleave",
     "load_layer",
+    "loop_weights",
     "match_parameters",
     "parameter_count",
     "permutation_steps",
     "prefill",
     "random_placement",
+    "restoration_benefits",
     "sample_token",
     "stream",
+    "student_from",
     "tokens_reached",
+    "top_k_divergence",
     "truncated_logits",
     "vote",
     "with_windows",
