@@ -52,6 +52,8 @@ def train(
     loops: int = 2,
     width: int = 128,
     heads: int = 4,
+    sliding_window: int = 64,
+    attention_output_gate: bool = False,
     steps: int = 1000,
     batch: int = 16,
     window: int = 256,
@@ -71,6 +73,8 @@ def train(
         loops: how many times the stack of layers is applied.
         width: the width of the residual stream.
         heads: attention heads.
+        sliding_window: bytes a "window" layer sees.
+        attention_output_gate: gate what the heads of softmax layers put out.
         steps: total training steps.
         batch: sequences a step.
         window: bytes a sequence.
@@ -90,7 +94,15 @@ def train(
     from toolkit.lab.language_model import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
-    config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads, dtype=dtype)
+    config = LoopedConfig.tiny(
+        pattern=pattern,
+        loops=loops,
+        width=width,
+        heads=heads,
+        sliding_window=sliding_window,
+        attention_output_gate=attention_output_gate,
+        dtype=dtype,
+    )
     run = TrainingRun(
         config=config,
         text=tuple(str(path) for path in text) or corpus,

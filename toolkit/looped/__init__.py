@@ -26,12 +26,14 @@ generate                  continue a prompt
 stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
+save_model, load_model    a model as one file
 load_layer                give a layer the weights of a published checkpoint
 """
 
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
+from toolkit.looped.files import load_model, save_model
 from toolkit.looped.generation import decode_step, generate, prefill, stream
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
@@ -76,12 +78,14 @@ __all__ = [
     "influence_bound",
     "interleave",
     "load_layer",
+    "load_model",
     "match_parameters",
     "parameter_count",
     "permutation_steps",
     "prefill",
     "random_placement",
     "sample_token",
+    "save_model",
     "stream",
     "tokens_reached",
     "truncated_logits",
