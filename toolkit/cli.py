@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, train, generate, bench, info.
+"""The command `toolkit`: tour, lab, train, generate, export, bench, info.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
@@ -132,7 +132,7 @@ def generate(
     """Continue a prompt with a model trained by `toolkit train` or by the tour.
 
     Args:
-        directory: the run's folder.
+        directory: the run's folder, or a file written by `toolkit export`.
         prompt: the text to continue.
         length: bytes to write.
         temperature: 0 for the likeliest byte every time.
@@ -150,6 +150,25 @@ def generate(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def export(
+    directory: Annotated[Path, tyro.conf.Positional],
+    file: Annotated[Path, tyro.conf.Positional],
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16",
+) -> None:
+    """Write a trained model as one small file, with the record of its making beside it.
+
+    Args:
+        directory: the run's folder.
+        file: the file to write, ending in .safetensors.
+        dtype: how its numbers are stored.
+    """
+    from toolkit.lab.export import export_language_model
+
+    path, record = export_language_model(directory, file, dtype=dtype)
+    print(f"{path}: {path.stat().st_size:,} bytes; its record: {record}")
+    print(f'Go on with:  toolkit generate {path} --prompt "The "')
 
 
 def bench(
@@ -197,7 +216,8 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    commands = {command.__name__: command for command in (tour, lab, train, generate, bench, info)}
+    functions = (tour, lab, train, generate, export, bench, info)
+    commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:
         tyro.extras.subcommand_cli_from_dict(

@@ -18,7 +18,8 @@ Language models on text:
 
 * `train_language_model`: train, or go on training, the run in a folder; takes a `TrainingRun`,
   returns a `TrainedModel`
-* `load_language_model`: the model with the newest parameters of a run's folder
+* `load_language_model`: the model with the newest parameters of a run's folder, or of a file
+* `export_language_model`: a run's model as one small file, with the record of its making
 * `stream_text`: continue a prompt, piece by piece
 * `run_tour`: the whole story on this machine, as one page
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from toolkit.lab.attention_instrument import CostPanel, MemoryPanel
     from toolkit.lab.controls import Choice, Number, Words
     from toolkit.lab.execute import NotebookRun, run_notebook
+    from toolkit.lab.export import export_language_model
     from toolkit.lab.language_model import (
         TrainedModel,
         TrainingRun,
@@ -56,6 +58,7 @@ _HOMES = {
     "TrainedModel": "language_model",
     "TrainingRun": "language_model",
     "Words": "controls",
+    "export_language_model": "export",
     "load_language_model": "language_model",
     "run_notebook": "execute",
     "run_tour": "tour",
@@ -76,6 +79,7 @@ __all__ = [
     "TrainedModel",
     "TrainingRun",
     "Words",
+    "export_language_model",
     "load_language_model",
     "run_notebook",
     "run_tour",

@@ -30,6 +30,9 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         dtype: how numbers are stored: "float32" keeps every bit, "float16" (11 bits of precision)
             and "bfloat16" (8 bits) take half the room.
 
+    Returns:
+        None.
+
     Raises:
         ValueError: an unknown dtype, or a parameter that it cannot hold.
         OSError: the file cannot be written.
