@@ -7,6 +7,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `MemoryPanel`: what must be kept to write the next token
 * `MixerPanel`: two linear-time mixers on one text: state, effective memory, decay
 * `MixerCostPanel`: what one more token costs the two, beside softmax attention
+* `LoopPanel`: what one byte sees and says after each loop of a small trained looped model
+* `LoopStatePanel`: what each loop changes, carries and costs there
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Notebooks:
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
         stream_text,
         train_language_model,
     )
+    from toolkit.lab.looped_panel import LoopPanel
+    from toolkit.lab.looped_state_panel import LoopStatePanel
     from toolkit.lab.mixer_cost_panel import MixerCostPanel
     from toolkit.lab.mixer_panel import MixerPanel
     from toolkit.lab.panel import Panel
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Choice": "controls",
     "CostPanel": "attention_instrument",
+    "LoopPanel": "looped_panel",
+    "LoopStatePanel": "looped_state_panel",
     "MemoryPanel": "attention_instrument",
     "MixerCostPanel": "mixer_cost_panel",
     "MixerPanel": "mixer_panel",
@@ -69,6 +75,8 @@ _HOMES = {
 __all__ = [
     "Choice",
     "CostPanel",
+    "LoopPanel",
+    "LoopStatePanel",
     "MemoryPanel",
     "MixerCostPanel",
     "MixerPanel",

@@ -40,7 +40,7 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
     Cost:
         4 or 2 bytes a parameter.
     """
-    from safetensors.flax import save_file
+    from safetensors.flax import save
 
     if dtype not in STORAGE_DTYPES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(STORAGE_DTYPES)}.")
@@ -55,7 +55,7 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         "config": json.dumps(dataclasses.asdict(model.config)),
     }
     unfinished = Path(f"{path}.tmp")
-    save_file(arrays, str(unfinished), metadata=header)
+    unfinished.write_bytes(save(arrays, metadata=header))
     os.replace(unfinished, path)
 
 
