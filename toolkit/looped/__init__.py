@@ -33,6 +33,7 @@ generate                  continue a prompt
 stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
+save_model, load_model    a model as one file
 load_layer                give a layer the weights of a published checkpoint
 load_checkpoint           make a model of one
 convert                   a trained softmax model becomes a hybrid
@@ -61,6 +62,7 @@ from toolkit.looped.conversion import (
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
+from toolkit.looped.files import load_model, save_model
 from toolkit.looped.generation import generate, stream
 from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.mixing import LAYERS
@@ -116,6 +118,7 @@ __all__ = [
     "interleave",
     "load_checkpoint",
     "load_layer",
+    "load_model",
     "loop_weights",
     "match_parameters",
     "pad_prompts",
@@ -125,6 +128,7 @@ __all__ = [
     "random_placement",
     "restoration_benefits",
     "sample_token",
+    "save_model",
     "stream",
     "student_from",
     "tokens_reached",
