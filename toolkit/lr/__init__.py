@@ -33,12 +33,14 @@ Its parts
 * `lowest_confidence_bound`: where to look next
 
 Ground truth
-* `NoisyQuadratic`: where every schedule's final loss is exact, and some best ones are known
+* `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `last_iterate_bound`: what convex theory says of a schedule
 """
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.candidates import MODES, SearchState
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
+from toolkit.lr.convex_bound import last_iterate_bound
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
     GaussianProcess,
@@ -80,6 +82,7 @@ __all__ = [
     "fit_gaussian_process",
     "forecast_loss",
     "init",
+    "last_iterate_bound",
     "lowest_confidence_bound",
     "power_schedule",
     "published_forecast",

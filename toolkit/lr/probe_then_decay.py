@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from toolkit.lr.corrections import MULTIPLIERS, corrected_schedules, guarded_multiplier
+from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.peak import (
     EXPONENT,
     Peak,
@@ -46,9 +46,7 @@ MOST_MOVES = 3  # of the second probes, within the interval
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 
 
-@register(
-    ("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected", "factor")
-)
+@register(("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected"))
 @dataclass(frozen=True)
 class ProbeController(Controller):
     """What `ProbeThenDecay` knows besides.
@@ -57,9 +55,8 @@ class ProbeController(Controller):
         plan: [steps to come] float32, the rates of the run; empty before it is planned.
         stage: `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned.
         extended: how often the search has gone beyond its interval.
-        first_loss: of the gentlest candidate, before it has learnt; infinity before.
+        first_loss: before any step; infinity until it is told.
         corrected: corrections made.
-        factor: what they have come to.
     """
 
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -67,7 +64,6 @@ class ProbeController(Controller):
     extended: int = 0
     first_loss: float = np.inf
     corrected: int = 0
-    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class ProbeThenDecay:
     interval: tuple[float, float]
     budget: int
     candidates: int = 7
-    search_fraction: float = 0.1
+    search_fraction: float = 0.08
     shapes: tuple[str, ...] = ("trapezoid",)
     extensions: int = 2
     shortest_probe: int = 4
@@ -153,16 +149,17 @@ class ProbeThenDecay:
         piece = max(-(-whole // PIECES), 1)
         if at := sorted(self.corrections)[controller.corrected :]:
             ahead = int(np.ceil(at[0] * whole)) - done
-            steps = _correction_steps(self, controller)
-            if ahead <= 0 and steps:
-                return Request("probe", corrected_schedules(controller.plan, steps))
+            if ahead <= 0 and (request := _correction(self, controller)) is not None:
+                return request
             piece = min(piece, ahead) if ahead > 0 else piece
         return one_candidate("train", controller.plan[:piece])
 
     def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
         """Whether the losses are finite and have not blown up, as they may long before infinity."""
-        means, _ = tail_scores(losses)
-        return bool(means[0] <= BLOWN_UP * max(controller.first_loss, 0.0) or means[0] < 0)
+        if not np.isfinite(losses).all():
+            return False
+        end = tail_scores(losses)[0][0]
+        return bool(end <= BLOWN_UP * _first_loss(controller, losses) or end <= 0)
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
@@ -175,7 +172,8 @@ class ProbeThenDecay:
                 return _after_correction(self, controller, request, losses)
             return _after_probes(self, controller, request, losses)
         if is_kept:
-            return replace(controller, plan=controller.plan[request.rates.shape[1] :])
+            plan = controller.plan[request.rates.shape[1] :]
+            return replace(controller, plan=plan, first_loss=_first_loss(controller, losses))
         left = min(steps_left(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
         return replace(controller, plan=plan.astype(np.float32))
@@ -199,9 +197,10 @@ def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
         rates = np.geomspace(*method.interval, method.candidates)
     else:
         peak = find_stage_peak(controller, GRID)
-        rates = np.exp(peak.log_rate) * LONGER**-EXPONENT * ratio ** np.arange(-1, AROUND - 1)
+        centre = np.exp(peak.log_rate) * LONGER**-EXPONENT
         if not method.extensions:
-            rates = np.clip(rates, *method.interval)
+            centre = np.clip(centre, method.interval[0] * ratio, method.interval[1] / ratio)
+        rates = centre * ratio ** np.arange(-1, AROUND - 1)
     return _annealed(method, (shape,) * len(rates), rates, steps)
 
 
@@ -225,8 +224,8 @@ def _after_probes(
     low, high = method.interval
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
     is_extension = is_beyond and _rows(controller, stage).any()
-    if not len(controller.table["rate"]) and not request.validate_every:
-        first_loss = float(np.nanmin(losses[:, 0]))
+    if not request.validate_every and np.isfinite(losses[0, 0]):
+        first_loss = _first_loss(controller, losses)
     table = with_rows(
         controller.table,
         stage=stage,
@@ -263,6 +262,12 @@ def _is_to_go_on(method: ProbeThenDecay, controller: ProbeController) -> bool:
     return moves < MOST_MOVES if is_inside else controller.extended < method.extensions
 
 
+def _first_loss(controller: ProbeController, losses: np.ndarray) -> float:
+    """The loss before any step, if this is the first that was told."""
+    known = controller.first_loss
+    return known if np.isfinite(known) else float(losses[0, 0])
+
+
 def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
     """The peak among the candidates of a stage; the lowest rate where all diverged."""
     table, rows = controller.table, _rows(controller, stage)
@@ -297,14 +302,24 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     return replace(controller, plan=plan, stage=CORRECTION)
 
 
-def _correction_steps(method: ProbeThenDecay, controller: ProbeController) -> int:
-    """Steps of each candidate; 0 where the budget would not leave as many for the run itself."""
+def _ways(method: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
+    """How the run may go on from a correction, [ways, steps to come]."""
+    whole = controller.ledger.kept_steps + len(controller.plan)
+    stages = [*sorted(method.corrections), 1.0]
+    share = stages[controller.corrected + 1] - stages[controller.corrected]
+    return possible_plans(controller.plan, round(share * whole), method.interval[1])
+
+
+def _correction(method: ProbeThenDecay, controller: ProbeController) -> Request | None:
+    """Its candidates; None where the budget would not leave as many steps for the run itself."""
     plan = len(controller.plan)
+    ways = _ways(method, controller)
     steps = max(int(method.correction_fraction * plan), 1)
-    cost = steps * len(MULTIPLIERS)
-    left = steps_left(method, controller) - (0 if method.training_steps is None else plan)
-    is_paid = cost <= (left // 2 if method.training_steps is None else left)
-    return steps if steps >= method.shortest_probe and is_paid else 0
+    left = steps_left(method, controller)
+    can_pay = left - plan if method.training_steps is not None else left // 2
+    if steps < method.shortest_probe or steps * len(ways) > can_pay:
+        return None
+    return Request("probe", squeezed(ways, steps))
 
 
 def _after_correction(
@@ -316,18 +331,11 @@ def _after_correction(
         stage=CORRECTION,
         steps=request.rates.shape[1],
         shape=SHAPES.index(method.shapes[0]),
-        rate=MULTIPLIERS,
+        rate=request.rates.max(1),
         forecast=scores,
         variance=variances,
     )
-    multiplier = guarded_multiplier(losses, controller.factor)
-    plan = controller.plan
-    if steps_left(method, controller) < len(plan):
-        plan = resampled(plan, steps_left(method, controller))
-    return replace(
-        controller,
-        table=table,
-        plan=(multiplier * plan).astype(np.float32),
-        factor=controller.factor * multiplier,
-        corrected=controller.corrected + 1,
-    )
+    plan = _ways(method, controller)[surely_better(losses, 0)]
+    if (left := steps_left(method, controller)) < len(plan):
+        plan = resampled(plan, left).astype(np.float32)
+    return replace(controller, table=table, plan=plan, corrected=controller.corrected + 1)
