@@ -30,8 +30,8 @@ class Block(nnx.Module):
     def __init__(self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
         self.mixer = LAYERS[word](config, rngs=rngs)
-        # LT2 draws the down projection at width^-1/2 in linear-time blocks, hidden^-1/2 elsewhere.
-        down_std = (width if self.mixer.is_recurrent else hidden) ** -0.5
+        # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
+        down_std = (hidden if self.mixer.word in ("full", "window") else width) ** -0.5
         self.feed_forward = SwiGLU(width, hidden, down_std=down_std, dtype=dtype, rngs=rngs)
         norm = functools.partial(
             nnx.RMSNorm, width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs

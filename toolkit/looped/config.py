@@ -16,6 +16,19 @@ LAYER_WORDS = tuple(MIXERS)
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
+INDEXERS = ("lightning", "lt2")
+
+SPARSE_SIZES = (
+    "sparse_block",
+    "sparse_blocks",
+    "sparse_window",
+    "selected_tokens",
+    "index_heads",
+    "index_size",
+    "shared_key_size",
+    "shared_value_size",
+)
+
 
 class AttentionSizes(NamedTuple):
     """Head counts and head size of a softmax layer."""
@@ -51,6 +64,18 @@ class LoopedConfig:
         negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
             does in "delta_product").
         delta_steps: corrections a token of a "delta_product" layer.
+        sparse_block: tokens of a block of "nsa" layers.
+        sparse_blocks: blocks a query of theirs reads whole.
+        sparse_window: tokens of their window.
+        selected_tokens: tokens a query of "dsa" layers attends to.
+        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
+            attention; or "lt2", random projections as released, before attention to one key of
+            `shared_key_size` without positions, whose first `shared_value_size` channels are the
+            value.
+        index_heads: heads of the indexer (None: `heads`).
+        index_size: size of each.
+        shared_key_size: see `indexer`.
+        shared_value_size: see `indexer`.
         sliding_window: tokens a "window" layer sees, the current one included.
         windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
             loops, or one part for all of them. A part is one word for all "full" layers or a word
@@ -106,6 +131,15 @@ class LoopedConfig:
     gdn_value_size: int | None = None
     negative_eigenvalues: bool = False
     delta_steps: int = 2
+    sparse_block: int = 64
+    sparse_blocks: int = 16
+    sparse_window: int = 512
+    selected_tokens: int = 2048
+    indexer: str = "lightning"
+    index_heads: int | None = None
+    index_size: int = 64
+    shared_key_size: int = 576
+    shared_value_size: int = 512
     sliding_window: int = 64
     windows: str | None = None
     feed_forward: int | None = None
@@ -148,6 +182,9 @@ class LoopedConfig:
             ValueError: if a field is out of range.
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
+        # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
+        numbers = (8, 4, 16, 32, 4, 16, 72, 64)
+        sizes |= dict(zip(SPARSE_SIZES, numbers, strict=True))
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
     @classmethod
@@ -184,6 +221,7 @@ class LoopedConfig:
             "feed_forward_multiple_of",
             "convolution_size",
             "delta_steps",
+            *SPARSE_SIZES,
             "key_value_heads",
             "head_size",
             "value_heads",
@@ -252,8 +290,12 @@ class LoopedConfig:
             raise ValueError(
                 "random_start without input_injection: the loops would never see the tokens."
             )
-        if self.dtype not in COMPUTE_DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}.")
+        for name, choices in (("dtype", COMPUTE_DTYPES), ("indexer", INDEXERS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}."
+                )
+        self._check_sparse()
         for name in ("rope_theta", "norm_epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
@@ -263,6 +305,23 @@ class LoopedConfig:
             raise ValueError(
                 f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
                 f"{' and '.join(self.per_loop_switches)} off."
+            )
+
+    def _check_sparse(self):
+        if self.sparse_blocks < 3:
+            raise ValueError(
+                f"sparse_blocks is {self.sparse_blocks}; it must be at least 3, for the first "
+                "block, the previous and the query's own."
+            )
+        if self.index_size % 4:
+            raise ValueError(
+                f"index_size is {self.index_size}; it must be a multiple of 4: half of it rotates, "
+                "in pairs."
+            )
+        if self.shared_value_size > self.shared_key_size:
+            raise ValueError(
+                f"shared_value_size {self.shared_value_size} is more than shared_key_size "
+                f"{self.shared_key_size}, of which the value is a part."
             )
 
     def _check_windows(self):
