@@ -374,13 +374,11 @@ def native_sparse_attention_reference(
     selected = past[:, None] & (in_chosen | (token >= own)[:, None])
     selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    gated = (
-        gate[..., None] * branch
-        for gate, branch in (
-            (compressed_gate, compressed), (selected_gate, selected), (window_gate, window),
-        )
-    )  # fmt: skip
-    return sum(gated), None
+    gates = (gate[..., None] for gate in (compressed_gate, selected_gate, window_gate))
+    first, second, third = (
+        gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True)
+    )
+    return first + second + third, None
 
 
 def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
