@@ -94,8 +94,10 @@ class NSALayer(AttentionLayer):
     ) -> tuple[Float[Array, "batch width"], Any]:
         """Mix one token and append it to the cache."""
         q_t, k_t, v_t = self._project(x_t, cache.length)
-        gates = self._gates(x_t)
-        out_t, cache = native_sparse_attention_step(q_t, k_t, v_t, *gates, cache, **self.options)
+        compressed, selected, recent = self._gates(x_t)
+        out_t, cache = native_sparse_attention_step(
+            q_t, k_t, v_t, compressed, selected, recent, cache, **self.options
+        )
         return self._finish(x_t, out_t), cache
 
     def _gates(self, x):
