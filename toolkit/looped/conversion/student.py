@@ -153,7 +153,9 @@ def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
         windows=_kept_windows(config, words),
         key_size=size,
         value_size=size,
-        **dict.fromkeys(("value_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")),
+        **dict.fromkeys(
+            ("value_heads", "gdn_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")
+        ),
     )
 
 
