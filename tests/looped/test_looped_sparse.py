@@ -1,6 +1,7 @@
 """Sparse attention inside looped models: layers, decoding, losses of indexers, presets."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from toolkit.looped import (
 from toolkit.looped.mixing.sparse import Indexer
 from toolkit.looped.parameters import layer_parameters
 
+# Each program runs a few times only.
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 LT2 = {"indexer": "lt2", "shared_key_size": 12, "shared_value_size": 8}
 SMALL = {
@@ -49,7 +52,7 @@ def some_tokens(batch=2, time=17):
 @pytest.mark.parametrize("options", [{"key_value_heads": 1}, LT2])
 def test_prefill_and_steps_equal_the_parallel_form(options):
     model, tokens = build("nsa dsa", **options), some_tokens()
-    wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
+    wanted = jit(lambda model, tokens: model(tokens))(model, tokens)
     logits, cache = prefill(model, tokens[:, :8], 17)
     np.testing.assert_allclose(logits, wanted[:, 7], **FLOAT32_TOLERANCE)
     for position in range(8, 17):
@@ -73,7 +76,7 @@ def test_what_a_token_costs_in_the_cache():
 def test_losses_of_indexers_beside_the_logits(remat):
     model, tokens = build("dsa full dsa", loops=3, prelude="dsa", remat=remat), some_tokens()
 
-    @jax.jit
+    @jit
     def run(model, tokens):
         return indexer_losses(model, tokens), indexer_losses(model, tokens, stage="dense")
 
@@ -93,7 +96,7 @@ def test_losses_of_indexers_beside_the_logits(remat):
 def test_each_loss_trains_its_own_parameters(stage):
     model, tokens = build("dsa", remat=True), some_tokens()
 
-    @jax.jit
+    @jit
     def gradients(model):
         def each(pick):
             return jax.grad(lambda model: pick(*indexer_losses(model, tokens, stage=stage)))(model)
@@ -110,7 +113,7 @@ def test_each_loss_trains_its_own_parameters(stage):
 def test_training_an_indexer_brings_it_near_the_attention():
     model, tokens = build("dsa", loops=1, selected_tokens=8), some_tokens(4)
 
-    @jax.jit
+    @jit
     @jax.value_and_grad
     def loss(model):
         return indexer_losses(model, tokens, stage="dense")[1].mean()

@@ -164,7 +164,7 @@ class LoopedConfig:
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
-        numbers = (8, 4, 16, 32, 4, 16, 72, 64)
+        numbers = (8, 4, 16, 32, None, 16, 72, 64)
         sizes |= dict(zip(SPARSE_SIZES, numbers, strict=True))
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
