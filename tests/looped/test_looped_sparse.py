@@ -133,7 +133,7 @@ def test_training_an_indexer_brings_it_near_the_attention():
 
     before, gradient = loss(model)
     for _ in range(20):
-        model = jax.tree.map(lambda w, d: w - 0.5 * d, model, gradient)
+        model = jax.tree.map(lambda w, d: w - 2.0 * d, model, gradient)
         after, gradient = loss(model)
     assert after < 0.9 * before
 

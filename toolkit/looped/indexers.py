@@ -78,15 +78,18 @@ class _Recording:
     """A model whose loops return the losses of their layers beside what they return anyway."""
 
     def __init__(self, model: LoopedLM, stage: Stage):
-        self.model, self.stage = model, stage
+        self.model = model
+        self.stage: Stage = stage
         self.losses: list[Array] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def run_loops(self, body, h, **options):
+        stage = self.stage
+
         def recorded(tau, h, row):
-            with recording(self.stage) as losses:
+            with recording(stage) as losses:
                 h, result = body(tau, h, row)
             return h, (result, jnp.array(losses, jnp.float32))
 

@@ -343,13 +343,10 @@ def native_sparse_attention_reference(
     selected = past[:, None] & (in_chosen | (token >= own)[:, None])
     selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    gated = (
-        gate[..., None] * branch
-        for gate, branch in (
-            (compressed_gate, compressed), (selected_gate, selected), (window_gate, window),
-        )
-    )  # fmt: skip
-    return sum(gated), None
+    gates = compressed_gate, selected_gate, window_gate
+    branches = compressed, selected, window
+    gated = [gate[..., None] * x for gate, x in zip(gates, branches, strict=True)]
+    return gated[0] + gated[1] + gated[2], None
 
 
 def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:

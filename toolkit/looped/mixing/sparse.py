@@ -67,8 +67,10 @@ class NSALayer(AttentionLayer):
     ) -> Any:
         """Keys and values for `capacity` tokens, and the means of their blocks."""
         _, heads, size = config.attention_sizes
-        sizes = (batch, heads, size, size, capacity, config.compute_dtype)
-        return BlockCache.empty(*sizes, block_size=config.sparse_block)
+        dtype = config.compute_dtype
+        return BlockCache.empty(
+            batch, heads, size, size, capacity, dtype, block_size=config.sparse_block
+        )
 
     def __call__(
         self,
