@@ -100,7 +100,8 @@ class NSALayer(AttentionLayer):
         return self._finish(x_t, out_t), cache
 
     def _gates(self, x):
-        return jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
+        compressed, selected, window = jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
+        return compressed, selected, window
 
 
 class Indexer(nnx.Module):
