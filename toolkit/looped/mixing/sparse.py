@@ -53,7 +53,7 @@ class NSALayer(AttentionLayer):
         self.sparse_window = config.sparse_window
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """Keyword arguments of the mixer."""
         return {
             "block_size": self.block_size,
