@@ -196,7 +196,7 @@ class LoopStatePanel(Panel):
         """Limits that hold what is drawn, in coarse steps: a moved limit draws everything anew."""
         shares = [0.01, view.even, *(first.max() for first in view.sink.values())]
         state = max((norms.max() for norms in view.state.values()), default=1.0)
-        spread = np.abs(view.rho).max() + view.rho_spread.max()
+        spread = max(0.05, np.abs(view.rho).max() + view.rho_spread.max())
         smallest = min(view.change.min(), view.size[1:].min())
         limits = {
             "hidden": (
