@@ -113,7 +113,7 @@ class LoopStatePanel(Panel):
         self._size = self._line(hidden, INK, "o", "-", "size")
         self._change = self._line(hidden, PLAIN.colour, "s", PLAIN.dashes, "change", (0, (5, 2)))
         hidden.set_yscale("log")
-        hidden.legend(loc="lower right")
+        hidden.legend(loc="upper left")
         self._states = [
             self._line(state, GATED.colour, marker, "-", f"layer {layer}")
             for layer, marker in LAYER_MARKERS.items()
