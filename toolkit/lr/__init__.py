@@ -25,6 +25,10 @@ The same for loops that keep control
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
+More than the rate
+* `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
+* `effective_rate`: rate / (1 - momentum), which has a best value where the rate has not
+
 Its parts
 * `forecast_loss`: a robust exponential through a loss curve, and how sure it is
 * `published_forecast`: AutoLRS's own
@@ -34,6 +38,7 @@ Its parts
 
 Ground truth
 * `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `momentum_losses`: the same with momentum, weight decay and changing batch sizes
 * `last_iterate_bound`: what convex theory says of a schedule
 """
 
@@ -47,6 +52,8 @@ from toolkit.lr.gaussian_process import (
     fit_gaussian_process,
     lowest_confidence_bound,
 )
+from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
+from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
@@ -68,6 +75,7 @@ __all__ = [
     "Controller",
     "Forecast",
     "GaussianProcess",
+    "JointResult",
     "Ledger",
     "Method",
     "NoisyQuadratic",
@@ -79,11 +87,14 @@ __all__ = [
     "ask",
     "contender",
     "cooldown_schedule",
+    "effective_rate",
     "fit_gaussian_process",
     "forecast_loss",
     "init",
+    "joint_search",
     "last_iterate_bound",
     "lowest_confidence_bound",
+    "momentum_losses",
     "power_schedule",
     "published_forecast",
     "refined_schedule",
