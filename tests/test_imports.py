@@ -18,11 +18,12 @@ FLOORS = {
     "measure": set(),
     "parallel": {"measure"},
     "lr": {"parallel"},
-    "looped": {"attention", "parallel"},
     "training": {"lr", "measure", "parallel"},
+    "looped": {"attention", "parallel", "training"},
     "lab": {"attention", "lr", "measure", "parallel", "looped", "training"},
     "bench": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
-    "cli": {"attention", "lr", "measure", "parallel", "looped", "training", "bench", "lab"},
+    "experiments": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
+    "cli": {"measure", "parallel", "looped", "bench", "experiments", "lab"},
 }
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.
