@@ -25,8 +25,13 @@ The same for loops that keep control
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
+More than the rate
+* `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
+* `effective_rate`: rate / (1 - momentum), which has a best value where the rate has not
+
 Its parts
 * `forecast_loss`: a robust exponential through a loss curve, and how sure it is
+* `fit_multi_power_law`, `MultiPowerLaw`: the loss along any schedule, from runs along others
 * `published_forecast`: AutoLRS's own
 * `Forecast`: mean, variance, time constant, reason
 * `fit_gaussian_process`, `GaussianProcess`: Matern-5/2 over one number, with noise known a point
@@ -34,6 +39,7 @@ Its parts
 
 Ground truth
 * `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `momentum_losses`: the same with momentum, weight decay and changing batch sizes
 * `last_iterate_bound`: what convex theory says of a schedule
 """
 
@@ -47,6 +53,9 @@ from toolkit.lr.gaussian_process import (
     fit_gaussian_process,
     lowest_confidence_bound,
 )
+from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
+from toolkit.lr.multi_power_law import MultiPowerLaw, fit_multi_power_law
+from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
@@ -68,8 +77,10 @@ __all__ = [
     "Controller",
     "Forecast",
     "GaussianProcess",
+    "JointResult",
     "Ledger",
     "Method",
+    "MultiPowerLaw",
     "NoisyQuadratic",
     "ProbeThenDecay",
     "Request",
@@ -79,11 +90,15 @@ __all__ = [
     "ask",
     "contender",
     "cooldown_schedule",
+    "effective_rate",
     "fit_gaussian_process",
+    "fit_multi_power_law",
     "forecast_loss",
     "init",
+    "joint_search",
     "last_iterate_bound",
     "lowest_confidence_bound",
+    "momentum_losses",
     "power_schedule",
     "published_forecast",
     "refined_schedule",
