@@ -136,6 +136,7 @@ def train_language_model(
     corpus: Corpus | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    is_progress_shown: bool = True,
 ) -> TrainedModel:
     """Train, or go on training, the run in a folder.
 
@@ -145,6 +146,7 @@ def train_language_model(
         corpus: the text, when it is loaded already; None loads `run.text`.
         stop: asked now and then; True saves and returns.
         callback: given every metrics row.
+        is_progress_shown: whether to draw the progress bar.
 
     Returns:
         The trained model and its history.
@@ -188,6 +190,7 @@ def train_language_model(
             eval_every=interval,
             checkpoint_every=interval,
             tokens_per_step=run.batch * run.window,
+            is_progress_shown=is_progress_shown,
         ),
         directory=directory,
         configuration=_configuration(run, corpus),
