@@ -1,7 +1,6 @@
 """Conversion: what a student starts from, each stage's loss, the choice of layers, resuming."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +53,11 @@ def build(pattern="full full", loops=2, **overrides):
     return model
 
 
+@pytest.fixture(scope="module")
+def teacher():
+    return build()
+
+
 def draw(data, step, *, time, batch=4):
     tokens = jax.random.randint(
         jax.random.fold_in(jax.random.key(data), step), (batch, time + 1), 0, VOCABULARY
@@ -65,12 +69,20 @@ def some_tokens(time=8):
     return draw(5, 0, time=time)
 
 
+distance = jax.jit(divergence_by_loop, static_argnames="top_k")
+
+
+@jax.jit
+def forward(model, tokens):
+    return model(tokens)
+
+
 def leaves(model):
     return dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
 
 
 def run(teacher, **changes):
-    options = {"word": "gdn", "restored": 1, "plan": PLAN, "is_progress_shown": False}
+    options = {"word": "linear", "restored": 1, "plan": PLAN, "is_progress_shown": False}
     return convert(teacher, jnp.int32(0), draw, **(options | changes))
 
 
@@ -82,11 +94,10 @@ def test_a_student_keeps_everything_but_the_mixers(word):
     same = {path for path in theirs if path[:3] != ("blocks", 0, "mixer")}
     assert all(ours[path][...] is theirs[path][...] for path in same)
     assert same <= set(ours)
-    fresh = LoopedLM(student.config, rngs=nnx.Rngs(2))
-    assert jax.tree.map(jnp.shape, leaves(fresh)) == jax.tree.map(jnp.shape, ours)
+    fresh = leaves(nnx.eval_shape(lambda: LoopedLM(student.config, rngs=nnx.Rngs(2))))
+    assert {p: a.shape for p, a in fresh.items()} == {p: a.shape for p, a in ours.items()}
     output = ours["blocks", 0, "mixer", "output", "kernel"][...]
     np.testing.assert_array_equal(output, teacher.blocks[0].mixer.output.kernel[...])
-    assert jnp.isfinite(student(some_tokens()[0])).all()
 
 
 def test_new_layers_start_from_queries_keys_and_values():
@@ -111,22 +122,21 @@ def test_kept_layers_keep_their_windows():
     assert student_from(teacher, "gdn gdn gdn", rngs=nnx.Rngs(0)).config.windows is None
     unchanged = student_from(teacher, "full window full", rngs=nnx.Rngs(0))
     tokens = some_tokens()[0]
-    np.testing.assert_array_equal(unchanged(tokens), teacher(tokens))
+    np.testing.assert_array_equal(forward(unchanged, tokens), forward(teacher, tokens))
     back = restore(student, teacher, [0])
-    np.testing.assert_array_equal(back(tokens), teacher(tokens))
+    np.testing.assert_array_equal(forward(back, tokens), forward(teacher, tokens))
 
 
-def test_an_unchanged_student_is_at_no_distance():
-    teacher = build()
+def test_an_unchanged_student_is_at_no_distance(teacher):
     same = student_from(teacher, "full full", rngs=nnx.Rngs(0))
-    distances = divergence_by_loop(same, teacher, *some_tokens(), top_k=5)
+    distances = distance(same, teacher, *some_tokens(), top_k=5)
     np.testing.assert_allclose(distances, np.zeros(2), **ZERO)
 
 
 SWITCHES = {"prelude": "full", "input_injection": True, "loop_embedding": True}
 
 
-@pytest.mark.parametrize("switches", [{}, SWITCHES, {"windows": "4 -> 2", "remat": True}])
+@pytest.mark.parametrize("switches", [SWITCHES, {"windows": "4 -> 2", "remat": True}])
 def test_alignment_compares_on_the_teachers_stream(switches):
     teacher = build("full full", **switches)
     student = student_from(teacher, "full linear", rngs=nnx.Rngs(1))
@@ -206,8 +216,7 @@ def test_the_layer_that_matters_is_found():
     assert benefits[1] > 10 * np.abs(benefits[[0, 2]]).max()
     one_back = restore(student, teacher, [1])
     far, near = (
-        divergence_by_loop(s, teacher, *some_tokens(), top_k=VOCABULARY)[-1]
-        for s in (student, one_back)
+        distance(s, teacher, *some_tokens(), top_k=VOCABULARY)[-1] for s in (student, one_back)
     )
     np.testing.assert_allclose(benefits[1], far - near, **TOLERANCE)
 
@@ -220,8 +229,7 @@ def test_places_of_restored_layers():
     assert kl_guided(np.array([0.5, 0.1, 0.5]), 1) == (0,)
 
 
-def test_stage_one_changes_the_new_mixers_alone():
-    teacher = build()
+def test_stage_one_changes_the_new_mixers_alone(teacher):
     student = student_from(teacher, "full gdn", rngs=nnx.Rngs(0))
     course = Course(teacher, jnp.int32(0), draw, PLAN, is_progress_shown=False)
     before, after = leaves(student), leaves(align(course, student).model)
@@ -229,8 +237,7 @@ def test_stage_one_changes_the_new_mixers_alone():
     assert changed == {path for path in before if path[:3] == ("blocks", 1, "mixer")}
 
 
-def test_conversion_resumes_with_the_same_bits(tmp_path):
-    teacher = build()
+def test_conversion_resumes_with_the_same_bits(tmp_path, teacher):
     tokens = some_tokens()
     before = leaves(teacher)
     undisturbed = run(teacher)
@@ -259,11 +266,11 @@ def test_conversion_resumes_with_the_same_bits(tmp_path):
     assert list(history) == ["align", "distil", "extend-12"]
     for stage in ("align", "distil"):
         assert history[stage][-1]["loss"] < history[stage][0]["loss"], stage
-    fresh = student_from(teacher, "gdn gdn", rngs=nnx.Rngs(0))
-    start = alignment_losses(fresh, teacher, tokens[0])
+    fresh = student_from(teacher, "linear linear", rngs=nnx.Rngs(0))
+    start = jax.jit(alignment_losses)(fresh, teacher, tokens[0])
     assert undisturbed.alignment.shape == start.shape == (2, 2)
     assert (undisturbed.alignment < start).all()
-    words = ["gdn", "gdn"]
+    words = ["linear", "linear"]
     words[undisturbed.layers[0]] = "full"
     assert undisturbed.model.config.layers == tuple(words)
     for path, array in leaves(teacher).items():
@@ -276,16 +283,15 @@ def test_conversion_resumes_with_the_same_bits(tmp_path):
         run(other, directory=tmp_path)
 
 
-def test_stages_can_be_left_out_and_layers_named():
+def test_stages_can_be_left_out_and_layers_named(teacher):
     plan = dataclasses.replace(
         PLAN, align_steps=0, distil_steps=2, extend_times=(), trained="mixers"
     )
     rows = []
-    teacher = build("full full full")
-    converted = run(teacher, word="linear", restored=(2, 0), plan=plan, callback=rows.append)
-    assert converted.layers == (0, 2)
+    converted = run(teacher, word="linear", restored=[0], plan=plan, callback=rows.append)
+    assert converted.layers == (0,)
     assert converted.benefits is None
-    assert converted.model.config.pattern == "full linear full"
+    assert converted.model.config.pattern == "full linear"
     assert [row["stage"] for row in rows] == ["distil"]
     ours, theirs = leaves(converted.model), leaves(teacher)
     for path in theirs:
@@ -301,7 +307,7 @@ def test_stages_can_be_left_out_and_layers_named():
         (lambda t: run(t, word="rwkv7"), "'rwkv7', which has no"),
         (lambda t: run(t, word="full"), "has already"),
         (lambda t: run(t, restored=2), "below the teacher's 2 layers"),
-        (lambda t: run(t, restored=(0, 5)), r"layers \[5\]"),
+        (lambda t: run(t, restored=(0, 5)), "restored is .0, 5.; wanted"),
         (lambda t: run(t, selection="best"), "kl, uniform"),
         (lambda t: run(t, plan=dataclasses.replace(PLAN, top_k=13)), "vocabulary of 12"),
         (lambda t: run(build("gdn full")), "recurrent layer 'gdn'"),
@@ -316,6 +322,6 @@ def test_stages_can_be_left_out_and_layers_named():
         (lambda t: ConversionPlan(target_share=2), r"\[0, 1\]"),
     ],
 )
-def test_wrong_arguments_are_named(call, message, teacher=functools.cache(build)):
+def test_wrong_arguments_are_named(call, message, teacher):
     with pytest.raises(ValueError, match=message):
-        call(teacher())
+        call(teacher)
