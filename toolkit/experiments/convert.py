@@ -105,14 +105,13 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any
     result = distil(dataclasses.replace(course, directory=workspace.directory), hybrid)
     if result.stopped_by:
         raise Stopped
-    accuracy = functools.partial(_accuracy, seed=seed)
     divergences = _divergences(result.model, teacher, *held_out)
     return {
-        "teacher": accuracy(teacher),
-        "after stage 1": accuracy(aligned.model),
-        "layers restored": accuracy(hybrid),
-        "after stage 2": accuracy(result.model),
-        "KL after stage 2": divergences[-1],
+        "teacher": float(_accuracy(teacher, seed)),
+        "after stage 1": float(_accuracy(aligned.model, seed)),
+        "layers restored": float(_accuracy(hybrid, seed)),
+        "after stage 2": float(_accuracy(result.model, seed)),
+        "KL after stage 2": float(divergences[-1]),
         "benefits": benefits,
         "layers": list(layers),
         "align loss": [row["loss"] for row in aligned.history],
