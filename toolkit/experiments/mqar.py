@@ -109,7 +109,6 @@ EXPERIMENT = Experiment(
     columns=(
         Column(_accuracy(PAIRS[0])),
         Column(_accuracy(PAIRS[1])),
-        Column("seconds", "s", 0),
     ),
     claims=(
         Claim(f"a window of {WINDOW} alone cannot recall", _window_fails),

@@ -141,7 +141,7 @@ EXPERIMENT = Experiment(
         for label, pattern in _PATTERNS.items()
     },
     execute=_execute,
-    columns=(Column(_ACCURACY), Column(_MOVED), Column("seconds", "s", 0)),
+    columns=(Column(_ACCURACY), Column(_MOVED)),
     claims=(
         Claim("a hybrid of state and attention passes stage 1 with every seed", _hybrid_passes),
         Claim("and is ahead of windows alone with every seed", _hybrid_wins),

@@ -40,6 +40,8 @@ class Recipe:
         batch: sequences a step.
         learning_rate: peak of the warm-up (a twentieth of the steps) and cosine schedule.
         weight_decay: of matrices.
+        growing: share of the steps during which the scored positions grow from the first two to
+            all: short words before long ones. 0 scores all from the start.
     """
 
     model: LoopedConfig
@@ -48,6 +50,7 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
+    growing: float = 0.0
 
     def __post_init__(self):
         if self.model.vocabulary != self.task.vocabulary:
@@ -198,10 +201,18 @@ def _programs(recipe: Recipe):
     optimizer = adamw(schedule, weight_decay=recipe.weight_decay)
 
     def sample(seed: Array, step: Array) -> Batch:
-        return recipe.task.draw(jax.random.fold_in(jax.random.key(seed), step), recipe.batch)
+        batch = recipe.task.draw(jax.random.fold_in(jax.random.key(seed), step), recipe.batch)
+        return batch._replace(mask=batch.mask & _is_scored(recipe, step))
 
     loss = functools.partial(answer_loss, graph)
     return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)
+
+
+def _is_scored(recipe: Recipe, step: Array) -> Array:
+    """The positions that count at a step of a growing recipe, [time]."""
+    length = recipe.task.length
+    share = step / (recipe.growing * recipe.steps) if recipe.growing else 1.0
+    return jnp.arange(length) < 2 + (length - 2) * share
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "task", "batches"))
