@@ -68,6 +68,25 @@ def test_cache_and_output_equal_the_reference(sliding_window):
         jax.tree.map(np.testing.assert_array_equal, cache, wanted_cache)
 
 
+@pytest.mark.parametrize("sliding_window", [None, 7])
+def test_documents_in_a_cache_equal_the_reference(sliding_window):
+    documents = (
+        jnp.asarray([[0] * 4 + [1] * 8, [0] * 12]),
+        jnp.asarray([[5] * 9, [0] * 5 + [1] * 4]),
+    )
+    cache = wanted_cache = empty(30 if sliding_window is None else 7)
+    for seed, segment_ids in enumerate(map(jnp.asarray, documents)):
+        arrays, options = draw(segment_ids.shape[1], seed=seed), {"sliding_window": sliding_window}
+        options |= {"segment_ids": segment_ids}
+        out, cache = softmax_attention(*arrays, initial_state=cache, **options)
+        wanted, wanted_cache = softmax_attention_reference(
+            *arrays, initial_state=wanted_cache, **options
+        )
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+        jax.tree.map(np.testing.assert_array_equal, cache, wanted_cache)
+    assert cache.start.tolist() == [4, 17]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_tokens_of_a_piece_may_see_each_other_when_not_causal(implementation):
     inputs = draw(20)
@@ -181,7 +200,6 @@ def test_step_under_vmap():
 def bad_calls():
     q, k, v = (array[:, 0] for array in draw(1))
     many = draw(3)
-    ids = jnp.zeros((BATCH, 3), jnp.int32)
     step, parallel = softmax_attention_step, softmax_attention
     small = KVCache.empty(BATCH, KEY_HEADS, KEY + 1, VALUE, 8)
     return [
@@ -193,11 +211,6 @@ def bad_calls():
         (lambda: step(q, k, v, empty(8), sliding_window=9), ValueError, "capacity"),
         (lambda: step(q, k, v, empty(8), sliding_window=0), ValueError, "at least 1"),
         (lambda: parallel(*many, initial_state=small), ValueError, "cache.keys"),
-        (
-            lambda: parallel(*many, segment_ids=ids, initial_state=empty(8)),
-            ValueError,
-            "one document",
-        ),
         (lambda: KVCache.empty(1, 1, 4, 4, 0), ValueError, "capacity"),
     ]
 

@@ -1,5 +1,7 @@
 """Decode-time state and writing: prefill and steps equal the parallel form; sampling is exact."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,11 @@ from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
     cache_bytes_per_sequence,
+    cache_bytes_per_token,
     decode_step,
+    extend,
     generate,
+    pad_prompts,
     prefill,
     sample_token,
     stream,
@@ -53,6 +58,74 @@ def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
         np.testing.assert_allclose(logits, wanted[:, position], **STEP_TOLERANCE)
 
 
+PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full"]
+)
+def test_prompts_of_different_lengths_decode_together(pattern):
+    model = build(pattern, key_value_heads=1)
+    tokens, lengths = pad_prompts(PROMPTS)
+    # Whatever fills a row up must not show.
+    is_filling = np.arange(9) < 9 - lengths[:, None]
+    tokens = np.where(is_filling, 17, tokens)
+    logits, cache = prefill(model, tokens, 16, lengths=lengths)
+    together = [logits]
+    following = some_tokens(batch=3, time=4)
+    for position in range(4):
+        logits, cache = decode_step(model, following[:, position], cache)
+        together.append(logits)
+    forward = jax.jit(lambda model, tokens: model(tokens))
+    for row, prompt in enumerate(PROMPTS):
+        text = jnp.concatenate([jnp.asarray(prompt), following[row]])
+        wanted = forward(model, text[None])[0, len(prompt) - 1 :]
+        np.testing.assert_allclose(jnp.stack(together)[:, row], wanted, **STEP_TOLERANCE)
+
+
+def test_generation_from_prompts_of_different_lengths():
+    model = build("gdn window full")
+    tokens, lengths = pad_prompts(PROMPTS)
+    written = generate(model, tokens, 6, lengths=lengths)
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(model, jnp.asarray([prompt]), 6)
+        np.testing.assert_array_equal(written[row], alone[0])
+
+
+@pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2"])
+def test_reading_in_pieces_equals_reading_at_once(pattern):
+    model, tokens = build(pattern), some_tokens(time=23)
+    wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
+    logits, cache = prefill(model, tokens[:, :5], 32)
+    for start, stop in ((5, 14), (14, 15), (15, 22)):
+        np.testing.assert_allclose(logits, wanted[:, start - 1], **STEP_TOLERANCE)
+        logits, cache = extend(model, tokens[:, start:stop], cache)
+    np.testing.assert_allclose(logits, wanted[:, 21], **STEP_TOLERANCE)
+    logits, _ = decode_step(model, tokens[:, 22], cache)
+    np.testing.assert_allclose(logits, wanted[:, 22], **STEP_TOLERANCE)
+
+
+def test_a_stop_token_ends_a_sequence():
+    model, prompt = build("full"), some_tokens(time=5)
+    free = np.asarray(generate(model, prompt, 40))
+    stop = int(free[0, 3])
+    stopped = np.asarray(generate(model, prompt, 40, stop_token=stop))
+    for with_stop, without in zip(stopped, free, strict=True):
+        ends = np.flatnonzero(without == stop)
+        end = ends[0] if len(ends) else 40
+        np.testing.assert_array_equal(with_stop[:end], without[:end])
+        assert (with_stop[end:] == stop).all()
+
+
+def test_a_stream_without_end():
+    model, prompt = build("gdn window"), some_tokens(time=3)
+    wanted = generate(model, prompt, 100)
+    tokens = list(itertools.islice(stream(model, prompt, None), 100))
+    np.testing.assert_array_equal(np.stack(tokens, axis=1), wanted)
+    with pytest.raises(ValueError, match="grows with the text"):
+        stream(build("gdn full"), prompt, None)
+
+
 def test_steps_in_bfloat16():
     model, tokens = build("gdn full", loops=1, dtype="bfloat16"), some_tokens()
     wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
@@ -73,6 +146,16 @@ def test_cache_bytes(pattern):
         assert [len(layers) for layers in cache.loops] == [len(config.layers)] * 3
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cache_bytes_a_token(pattern):
+    config = build(pattern, loops=3).config
+    longer, shorter = (LoopedCache.empty(config, 1, n) for n in (107, 100))
+    grown = sum(a.nbytes for a in jax.tree.leaves(longer)) - sum(
+        a.nbytes for a in jax.tree.leaves(shorter)
+    )
+    assert grown == 7 * cache_bytes_per_token(config)
+
+
 def test_cache_bytes_of_the_paper():
     full = LoopedConfig.lt2_1b("full full full full full")
     assert cache_bytes_per_sequence(full, 8192) == 5 * 2**30
@@ -80,6 +163,7 @@ def test_cache_bytes_of_the_paper():
     # One layer in five keeps keys and values; the other four keep a state of constant size.
     growth = cache_bytes_per_sequence(hybrid, 8192) - cache_bytes_per_sequence(hybrid, 4096)
     assert growth == 5 * 2**30 // 5 // 2
+    assert cache_bytes_per_token(full) == 640 * 2**10
     linear, window = LoopedConfig.lt2_1b("gdn"), LoopedConfig.lt2_1b("window")
     assert cache_bytes_per_sequence(linear, 8) == cache_bytes_per_sequence(linear, 100_000)
     assert cache_bytes_per_sequence(window, 2048) == cache_bytes_per_sequence(window, 100_000)
@@ -107,15 +191,15 @@ def test_stream_writes_what_generate_writes(how):
 
 
 def test_sampling_parameters_do_not_recompile():
-    from toolkit.looped import generation
+    from toolkit.looped import decoding, generation
 
     model, prompt, key = build("full"), some_tokens(time=3), jax.random.key(0)
     generate(model, prompt, 4, temperature=0.5, top_k=3, key=key)
-    compiled = generation._decode_chunk._cache_size(), generation._prefill._cache_size()
+    compiled = generation.decode_chunk._cache_size(), decoding._prefill._cache_size()
     generate(model, prompt, 7, temperature=1.5, top_k=9, key=jax.random.key(1))
     other = build("full")
     generate(other, prompt, 40, temperature=1.0, top_k=2, key=key)
-    assert (generation._decode_chunk._cache_size(), generation._prefill._cache_size()) == compiled
+    assert (generation.decode_chunk._cache_size(), decoding._prefill._cache_size()) == compiled
 
 
 @pytest.mark.parametrize(
@@ -127,6 +211,9 @@ def test_sampling_parameters_do_not_recompile():
         ({"temperature": 1.0, "top_k": 0, "key": 0}, "top_k"),
         ({"temperature": 1.0, "top_p": 1.5, "key": 0}, "top_p"),
         ({"prompt": jnp.zeros((1, 0), jnp.int32)}, "empty"),
+        ({"lengths": [1, 17]}, "lengths are"),
+        ({"lengths": [1]}, "lengths are"),
+        ({"stop_token": 50}, "stop_token"),
     ],
 )
 @pytest.mark.parametrize("write", [generate, stream])
@@ -140,6 +227,8 @@ def test_bad_decode_arguments():
     model, tokens = build("full"), some_tokens()
     with pytest.raises(ValueError, match="capacity is 3"):
         prefill(model, tokens, 3)
+    with pytest.raises(ValueError, match="prompt 1 has no token"):
+        pad_prompts([b"a", b""])
     with pytest.raises(ValueError, match="token is"):
         decode_step(model, tokens, LoopedCache.empty(model.config, 2, 16))
     with pytest.raises(ValueError, match="capacity is 0"):

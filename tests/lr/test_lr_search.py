@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from toolkit.lr import AutoLRS, Request, ask, init, search, tell
-from toolkit.lr.search import SearchState, Trainer
+from toolkit.lr.candidates import SearchState, Trainer
 
 INTERVAL = (1e-3, 1.0)
 EXACT = 1e-5  # float32
@@ -103,7 +103,7 @@ def test_candidates_and_training_see_the_same_batches():
     seen = Trainer(lambda w, batch: 0.0 * w + batch, optax.sgd(1.0), lambda step: 1.0 * step)
     state = SearchState(jnp.float32(0.0), optax.sgd(1.0).init(jnp.float32(0.0)), 700)
     rates = np.ones((3, 300), np.float32)
-    _, together = seen.run_together(state, Request("probe", rates))
+    together = seen.run_together(state, Request("probe", rates))
     after, alone = seen.run(state, request(0.1, 300))
     np.testing.assert_array_equal(together, np.broadcast_to(np.arange(700.0, 1000.0), (3, 300)))
     np.testing.assert_array_equal(alone, together[:1])
@@ -118,6 +118,7 @@ def test_divergence_in_one_candidate_touches_no_other(evaluation):
         DATA,
         interval=(1e-3, 1e6),
         budget=400,
+        method=AutoLRS.scaled,
         evaluation=evaluation,
         optimizer=optax.sgd(1.0),
     )
@@ -210,7 +211,7 @@ def test_compiles_once_however_long_the_request():
 
 def test_nothing_kept_still_gives_a_usable_schedule():
     found = search(
-        lambda w, batch: w * jnp.nan, jnp.float32(1.0), jnp.zeros(1), interval=INTERVAL, budget=100
+        lambda w, batch: w * jnp.nan, jnp.float32(1.0), jnp.zeros(1), interval=INTERVAL, budget=300
     )
     assert float(found.schedule(0)) == np.float32(INTERVAL[0])
     assert float(found.params) == 1.0

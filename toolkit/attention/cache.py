@@ -8,6 +8,10 @@ Under a sliding window the cache is a ring: the token at position p lives in slo
 capacity of the window suffices and the oldest token is overwritten. Without a window the token
 lives in slot p, and a token that finds no slot is an error: ValueError when the length is known,
 NaN output from then on under `jax.jit`.
+
+A row of the cache remembers one document, the last that was read into it. `start` says where that
+document begins, so sequences of different lengths decode together: what fills a shorter one up in
+front is a document of its own, and forgotten.
 """
 
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ from toolkit.attention._checks import (
     check_shape,
 )
 from toolkit.attention._precision import accumulator
-from toolkit.attention._visibility import Extent
+from toolkit.attention._visibility import Extent, Segments
 
 
 @jax.tree_util.register_dataclass
@@ -38,11 +42,13 @@ class KVCache:
         keys: [batch, key_value_heads, key, capacity].
         values: [batch, key_value_heads, value, capacity].
         length: tokens seen so far, int32; in a ring it grows past the capacity.
+        start: tokens before the document that a row remembers, int32 [batch]; None for no tokens.
     """
 
     keys: Float[Array, "batch key_value_heads key capacity"]
     values: Float[Array, "batch key_value_heads value capacity"]
     length: Int[Array, ""]
+    start: Int[Array, "batch"] | None = None
 
     @classmethod
     def empty(
@@ -138,11 +144,14 @@ def softmax_attention_step(
     visible = (age >= 0) & (age <= cache.length)
     if is_ring:
         visible &= age < sliding_window
+    visible = visible[None]
+    if cache.start is not None:
+        visible = visible & ((cache.length - age)[None] >= cache.start[:, None])
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
-    out = _attend_to_slots(q_t, keys, values, visible[None, None, None], factor)
+    out = _attend_to_slots(q_t, keys, values, visible[:, None, None], factor)
     out = jnp.where(has_room, out, jnp.nan).astype(q_t.dtype)
-    cache = KVCache(keys, values, cache.length + 1)
+    cache = KVCache(keys, values, cache.length + 1, cache.start)
     return out.reshape(batch, heads, values.shape[2]), cache
 
 
@@ -154,7 +163,7 @@ def _attend_to_slots(
     q: Float[Array, "batch key_heads group key"],
     keys: Float[Array, "batch key_heads key slots"],
     values: Float[Array, "batch key_heads value slots"],
-    visible: Bool[Array, "1 1 1 slots"],
+    visible: Bool[Array, "batch_or_1 1 1 slots"],
     scale: float,
 ) -> Float[Array, "batch key_heads group value"]:
     """Softmax of one query a head over the visible slots."""
@@ -180,37 +189,57 @@ def append(
     cache: KVCache,
     k: Float[Array, "batch key_value_heads key time"],
     v: Float[Array, "batch key_value_heads value time"],
+    segment_ids: Int[Array, "batch time"] | None,
     *,
     sliding_window: int | None,
-) -> tuple[Array, Array, Extent, KVCache]:
+) -> tuple[Array, Array, Extent, Segments | None, KVCache]:
     """Append several tokens, and lay out the keys and values their queries may see in order.
 
     Args:
         cache: tokens so far.
         k: keys of the new tokens, time last.
         v: values of the new tokens, time last.
+        segment_ids: documents of the new tokens; the first continues the cache's. None for one.
         sliding_window: the window; not None makes the cache a ring.
 
     Returns:
-        Keys and values in the order of time, the extent of the new queries on their axis, and the
-        new cache. Without a window the keys are the whole cache; with one they are the ring,
-        unrolled, and the new tokens.
+        Keys and values in the order of time, the extent of the new queries on their axis, the
+        documents of both (None if there is one only), and the new cache. Without a window the keys
+        are the whole cache; with one they are the ring, unrolled, and the new tokens.
     """
     time, capacity, length = k.shape[-1], cache.capacity, cache.length
     if sliding_window is None:
         keys = lax.dynamic_update_slice_in_dim(cache.keys, k, length, axis=-1)
         values = lax.dynamic_update_slice_in_dim(cache.values, v, length, axis=-1)
         extent = Extent(length, 0, length + time)
-        return keys, values, extent, KVCache(keys, values, length + time)
-    keys = jnp.concatenate([jnp.roll(cache.keys, -length, axis=-1), k], axis=-1)
-    values = jnp.concatenate([jnp.roll(cache.values, -length, axis=-1), v], axis=-1)
-    extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
-    new_cache = KVCache(
-        jnp.roll(keys[..., time:], length + time, axis=-1),
-        jnp.roll(values[..., time:], length + time, axis=-1),
-        length + time,
-    )
-    return keys, values, extent, new_cache
+        kept_keys, kept_values = keys, values
+    else:
+        keys = jnp.concatenate([jnp.roll(cache.keys, -length, axis=-1), k], axis=-1)
+        values = jnp.concatenate([jnp.roll(cache.values, -length, axis=-1), v], axis=-1)
+        extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
+        kept_keys = jnp.roll(keys[..., time:], length + time, axis=-1)
+        kept_values = jnp.roll(values[..., time:], length + time, axis=-1)
+    segments, start = None, cache.start
+    if segment_ids is not None or start is not None:
+        segments, start = _documents(cache, segment_ids, k.shape[0], time, extent, keys.shape[-1])
+    new_cache = KVCache(kept_keys, kept_values, length + time, start)
+    return keys, values, extent, segments, new_cache
+
+
+def _documents(cache, segment_ids, batch, time, extent, key_time):
+    """Documents by number, 1 for the one the cache remembers, and where the last one begins."""
+    is_first = jnp.zeros((batch, time), bool)
+    if segment_ids is not None:
+        is_first = is_first.at[:, 1:].set(segment_ids[:, 1:] != segment_ids[:, :-1])
+    query = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
+    # The new tokens follow the cached ones, at the index of the first query.
+    positions = cache.length - extent.query_start + jnp.arange(key_time, dtype=jnp.int32)
+    old = jnp.zeros(batch, jnp.int32) if cache.start is None else cache.start
+    remembered = (positions[None] >= old[:, None]).astype(jnp.int32)
+    key = lax.dynamic_update_slice_in_dim(remembered, query, extent.query_start, axis=1)
+    new = cache.length + jnp.arange(time, dtype=jnp.int32)
+    last = jnp.where(is_first, new[None], 0).max(axis=1)
+    return Segments(query, key), jnp.maximum(old, last)
 
 
 def check_window(sliding_window: int | None) -> None:
@@ -256,6 +285,8 @@ def check_cache(cache: KVCache, k: Array, v: Array) -> None:
     check_shape("cache.keys", cache.keys, (batch, key_heads, key_size, cache.capacity), axes)
     check_shape("cache.values", cache.values, (batch, key_heads, v.shape[3], cache.capacity), axes)
     check_same_dtype(k=k, cache_keys=cache.keys, cache_values=cache.values)
+    if cache.start is not None:
+        check_shape("cache.start", cache.start, (batch,), "batch")
 
 
 def _check_step(q_t: Array, k_t: Array, v_t: Array, cache: KVCache) -> None:

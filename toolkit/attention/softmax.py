@@ -51,7 +51,8 @@ def softmax_attention(
         is_causal: a token sees no token after itself.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         segment_ids: document number of every token [batch, time]; a token sees its own document.
-        initial_state: tokens before these; they are seen too, and the new ones are appended.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended.
         implementation: "dense", "blockwise", or None for dense on short and blockwise on long
             inputs. Both compute the same function.
 
@@ -61,7 +62,7 @@ def softmax_attention(
 
     Raises:
         ValueError: shapes that do not fit, a window below 1 or above the cache's capacity, an
-            unknown implementation, a full cache, a cache together with segment_ids.
+            unknown implementation, a full cache.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:
@@ -78,11 +79,11 @@ def softmax_attention(
     time = q.shape[1]
     keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
     extent, cache = Extent(0, 0, time), None
-    if initial_state is not None:
-        keys, values, extent, cache = append(
-            initial_state, keys, values, sliding_window=sliding_window
-        )
     segments = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    if initial_state is not None:
+        keys, values, extent, segments, cache = append(
+            initial_state, keys, values, segment_ids, sliding_window=sliding_window
+        )
     is_short = keys.shape[3] <= DENSE_UP_TO
     is_dense = is_short if implementation is None else implementation == "dense"
     attend = dense_attention if is_dense else blockwise_attention
@@ -210,17 +211,29 @@ def softmax_attention_reference(
     """
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
-    cache, past = None, 0
+    cache, past, remembered = None, 0, None
     if initial_state is not None:
         # Token number p lives in slot p, or p % capacity in a ring that forgets the oldest tokens.
         capacity, length = initial_state.capacity, int(initial_state.length)
         past = min(length, capacity)
-        slots = (length - past + jnp.arange(past)) % capacity
+        old = length - past + jnp.arange(past)
+        slots = old % capacity
         new_slots = (length + jnp.arange(k.shape[1]))[-capacity:] % capacity
+        start = initial_state.start
+        if segment_ids is not None or start is not None:
+            # Documents by number: 1 goes on from the cache, 0 is what the cache has forgotten.
+            start = jnp.zeros(k.shape[0], jnp.int32) if start is None else start
+            ids = jnp.ones(k.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+            is_first = jnp.diff(ids, axis=1, prepend=ids[:, :1]) != 0
+            segment_ids = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
+            remembered = (old[None] >= start[:, None]).astype(jnp.int32)
+            new = length + jnp.arange(k.shape[1], dtype=jnp.int32)
+            start = jnp.where(is_first, new[None], start[:, None]).max(axis=1)
         cache = KVCache(
             initial_state.keys.at[..., new_slots].set(k[:, -capacity:].transpose(0, 2, 3, 1)),
             initial_state.values.at[..., new_slots].set(v[:, -capacity:].transpose(0, 2, 3, 1)),
             initial_state.length + k.shape[1],
+            start,
         )
         k = jnp.concatenate([initial_state.keys[..., slots].transpose(0, 3, 1, 2), k], axis=1)
         v = jnp.concatenate([initial_state.values[..., slots].transpose(0, 3, 1, 2), v], axis=1)
@@ -235,7 +248,10 @@ def softmax_attention_reference(
         visible &= abs(query - key) < sliding_window
     visible = visible[None, None]
     if segment_ids is not None:
-        visible = visible & (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+        documents = segment_ids
+        if remembered is not None:
+            documents = jnp.concatenate([remembered, segment_ids], axis=1)
+        visible = visible & (segment_ids[:, :, None] == documents[:, None, :])[:, None]
 
     scores = scale * jnp.einsum("bihk,bjhk->bhij", q, k)
     # where= keeps the softmax of a row that sees nothing at 0.
@@ -249,7 +265,5 @@ def _check(q, k, v, sliding_window, segment_ids, initial_state) -> None:
     check_segment_ids(segment_ids, q.shape[0], q.shape[1])
     if initial_state is None:
         return
-    if segment_ids is not None:
-        raise ValueError("segment_ids and initial_state do not combine: a cache is one document.")
     check_cache(initial_state, k, v)
     check_room(initial_state, q.shape[1], sliding_window)

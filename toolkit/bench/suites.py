@@ -22,6 +22,7 @@ _TABLE = {
     ),
     "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
     "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
+    "looped": ("looped", (2,), "looped models: decoding at 8k, training steps, writing"),
     "sliders": ("sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
     "startup": ("startup", (2,), "import toolkit against import jax"),
 }

@@ -16,6 +16,19 @@ LAYER_WORDS = tuple(MIXERS)
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
+INDEXERS = ("lightning", "lt2")
+
+SPARSE_SIZES = (
+    "sparse_block",
+    "sparse_blocks",
+    "sparse_window",
+    "selected_tokens",
+    "index_heads",
+    "index_size",
+    "shared_key_size",
+    "shared_value_size",
+)
+
 
 class AttentionSizes(NamedTuple):
     """Head counts and head size of a softmax layer."""
@@ -51,6 +64,18 @@ class LoopedConfig:
         negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
             does in "delta_product").
         delta_steps: corrections a token of a "delta_product" layer.
+        sparse_block: tokens of a block of "nsa" layers.
+        sparse_blocks: blocks a query of theirs reads whole.
+        sparse_window: tokens of their window.
+        selected_tokens: tokens a query of "dsa" layers attends to.
+        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
+            attention; or "lt2", random projections as released, before attention to one key of
+            `shared_key_size` without positions, whose first `shared_value_size` channels are the
+            value.
+        index_heads: heads of the indexer (None: `heads`).
+        index_size: size of each.
+        shared_key_size: see `indexer`.
+        shared_value_size: see `indexer`.
         sliding_window: tokens a "window" layer sees, the current one included.
         windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
             loops, or one part for all of them. A part is one word for all "full" layers or a word
@@ -68,6 +93,16 @@ class LoopedConfig:
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
         norm_every_loop: the final norm closes every loop, not the last alone.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
+        sandwich_norm: a second RMSNorm a sub-layer, on what it adds to the stream.
+        residual_group: layers to a group whose input, times a learned scalar that starts at zero,
+            is added to the group's output (None: no groups).
+        tied_embedding: the output head is the embedding transposed, not a table of its own.
+        query_key_norm: RMSNorm of every query and key head of softmax layers, before they turn.
+        rotary_fraction: share of a softmax head's channels, the first ones, that turn with the
+            position.
+        gdn_heads: `heads` of "gdn" layers alone.
+        random_start: the loops start from noise, and know the tokens by injection alone.
+        backward_loops: the gradient goes through this many last loops (None: through all).
         attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
         convolution_size: taps of the short causal convolution, in the layers that have one.
         dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
@@ -75,9 +110,10 @@ class LoopedConfig:
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. What
         LT2 does not use: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning"
-        (Huginn), 2025, for prelude, coda and injection; Dehghani et al., "Universal Transformers",
-        2018, for loop embeddings (sinusoids there); Zhu et al., "Scaling Latent Reasoning via
-        Looped Language Models" (Ouro), 2025, for the norm and the exit gate.
+        (Huginn), 2025, for prelude, coda, injection, random start and short gradient; Dehghani et
+        al., "Universal Transformers", 2018, for loop embeddings (sinusoids there); Zhu et al.,
+        "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025, for the norms, the head
+        and the exit gate; Qwen3-Next for the norm of queries and keys and the part that turns.
     """
 
     vocabulary: int = 256
@@ -95,6 +131,15 @@ class LoopedConfig:
     gdn_value_size: int | None = None
     negative_eigenvalues: bool = False
     delta_steps: int = 2
+    sparse_block: int = 64
+    sparse_blocks: int = 16
+    sparse_window: int = 512
+    selected_tokens: int = 2048
+    indexer: str = "lightning"
+    index_heads: int | None = None
+    index_size: int = 64
+    shared_key_size: int = 576
+    shared_value_size: int = 512
     sliding_window: int = 64
     windows: str | None = None
     feed_forward: int | None = None
@@ -108,6 +153,14 @@ class LoopedConfig:
     loop_embedding: bool = False
     norm_every_loop: bool = False
     exit_gate: bool = False
+    sandwich_norm: bool = False
+    residual_group: int | None = None
+    tied_embedding: bool = True
+    query_key_norm: bool = False
+    rotary_fraction: float = 1.0
+    gdn_heads: int | None = None
+    random_start: bool = False
+    backward_loops: int | None = None
     attention_output_gate: bool = False
     convolution_size: int = 4
     dtype: str = "float32"
@@ -129,6 +182,9 @@ class LoopedConfig:
             ValueError: if a field is out of range.
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
+        # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
+        numbers = (8, 4, 16, 32, 4, 16, 72, 64)
+        sizes |= dict(zip(SPARSE_SIZES, numbers, strict=True))
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
     @classmethod
@@ -165,6 +221,7 @@ class LoopedConfig:
             "feed_forward_multiple_of",
             "convolution_size",
             "delta_steps",
+            *SPARSE_SIZES,
             "key_value_heads",
             "head_size",
             "value_heads",
@@ -174,6 +231,9 @@ class LoopedConfig:
             "gdn_key_size",
             "gdn_value_size",
             "feed_forward",
+            "residual_group",
+            "gdn_heads",
+            "backward_loops",
         ):
             number = getattr(self, name)
             optional = getattr(type(self), name) is None
@@ -217,18 +277,52 @@ class LoopedConfig:
                 f"the attention head size {head_size} is odd; rotary embeddings rotate pairs, "
                 "so it must be even."
             )
+        if not 0 < self.rotary_fraction <= 1 or (self.rotary_fraction * head_size) % 2:
+            raise ValueError(
+                f"rotary_fraction is {self.rotary_fraction!r}; it must lie in (0, 1] and turn an "
+                f"even number of the {head_size} channels of a head."
+            )
         for name in ("value_heads", "gdn_value_heads"):
-            if (getattr(self, name) or heads) % heads:
+            keys = self.gdn_heads or heads if name == "gdn_value_heads" else heads
+            if (getattr(self, name) or keys) % keys:
+                raise ValueError(f"{name} {getattr(self, name)} is not a multiple of heads {keys}.")
+        if self.random_start and not self.input_injection:
+            raise ValueError(
+                "random_start without input_injection: the loops would never see the tokens."
+            )
+        for name, choices in (("dtype", COMPUTE_DTYPES), ("indexer", INDEXERS)):
+            if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} {getattr(self, name)} is not a multiple of heads {heads}."
+                    f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}."
                 )
-        if self.dtype not in COMPUTE_DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}.")
+        self._check_sparse()
         for name in ("rope_theta", "norm_epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
         if self.windows is not None:
             self._check_windows()
+        if self.backward_loops is not None and self.per_loop_switches:
+            raise ValueError(
+                f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
+                f"{' and '.join(self.per_loop_switches)} off."
+            )
+
+    def _check_sparse(self):
+        if self.sparse_blocks < 3:
+            raise ValueError(
+                f"sparse_blocks is {self.sparse_blocks}; it must be at least 3, for the first "
+                "block, the previous and the query's own."
+            )
+        if self.index_size % 4:
+            raise ValueError(
+                f"index_size is {self.index_size}; it must be a multiple of 4: half of it rotates, "
+                "in pairs."
+            )
+        if self.shared_value_size > self.shared_key_size:
+            raise ValueError(
+                f"shared_value_size {self.shared_value_size} is more than shared_key_size "
+                f"{self.shared_key_size}, of which the value is a part."
+            )
 
     def _check_windows(self):
         parts = [part.split() for part in (self.windows or "").split("->")]
@@ -286,6 +380,12 @@ class LoopedConfig:
     def loops_differ(self) -> bool:
         """Whether some loop has other windows than another, so that no scan can run them."""
         return len(set(self.loop_windows)) > 1
+
+    @property
+    def per_loop_switches(self) -> tuple[str, ...]:
+        """Fields that give each loop something of its own, and so fix the number of loops."""
+        own = [name for name in ("residual_gate", "loop_embedding") if getattr(self, name)]
+        return (*own, "windows") if self.loops_differ else tuple(own)
 
     @property
     def compute_dtype(self) -> jnp.dtype:

@@ -1,19 +1,20 @@
-"""Writing text: read the prompt in parallel, then one token at a time from the cache.
+"""Writing text: read the prompt in parallel, then sample and append, token after token.
 
-The model is a pytree and goes through `jax.jit` as an argument, so one compiled program serves
-all models of a configuration. Text is written in chunks: one dispatch runs many tokens.
+Text is written in chunks: one dispatch runs many tokens.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.model import LoopedLM, check_tokens, row_of, run_blocks, step_blocks
+from toolkit.looped.cache import cache_bytes_per_token
+from toolkit.looped.decoding import append, prefill
+from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import sample_token
 
 CHUNK = 32
@@ -22,65 +23,6 @@ CHUNK = 32
 CAPACITY_STEP = 64
 """Cache capacities are rounded up to a multiple of this, so texts of similar length share a
 compiled program."""
-
-
-def prefill(
-    model: LoopedLM, tokens: Int[Array, "batch time"], capacity: int
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """Read a prompt in parallel and keep what is needed to continue it.
-
-    Args:
-        model: the model.
-        tokens: the prompt, at least one token.
-        capacity: tokens the cache can hold, prompt included.
-
-    Returns:
-        float32 logits of the token after the prompt, and the cache.
-
-    Raises:
-        ValueError: if tokens are malformed or do not fit into the capacity.
-
-    Cost: that of the forward pass; the head runs for the last position only.
-
-    Source: LT2, decode-time state.
-    """
-    tokens = jnp.asarray(tokens)
-    check_tokens(tokens)
-    if tokens.shape[1] > capacity:
-        raise ValueError(f"the prompt has {tokens.shape[1]} tokens, the capacity is {capacity}.")
-    return _prefill(model, tokens, capacity)
-
-
-def decode_step(
-    model: LoopedLM, token: Int[Array, "batch"], cache: LoopedCache
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """Append one token and predict the next.
-
-    The cache passed in is consumed: its memory becomes the returned cache. A full-attention
-    cache that overflows its capacity answers NaN.
-
-    Args:
-        model: the model.
-        token: one token a sequence.
-        cache: from `prefill` or an earlier step.
-
-    Returns:
-        float32 logits of the following token, and the cache with `token` in it.
-
-    Raises:
-        ValueError: if token is not a [batch] array of whole numbers.
-
-    Cost: 2 FLOPs a parameter and loop; memory-bound: reads all parameters `loops` times
-        (from the processor's cache if they fit) and the whole decode-time state.
-
-    Source: LT2, decode-time state.
-    """
-    token = jnp.asarray(token)
-    if token.ndim != 1 or not jnp.issubdtype(token.dtype, jnp.integer):
-        raise ValueError(
-            f"token is {token.dtype}{list(token.shape)}; it must be whole numbers of shape [batch]."
-        )
-    return _decode_step(model, token, cache)
 
 
 def generate(
@@ -92,17 +34,23 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None,
+    stop_token: int | None = None,
 ) -> Int[Array, "batch length"]:
     """Continue a prompt.
 
     Args:
         model: the model.
-        prompt: at least one token a sequence; all prompts of a batch are equally long.
+        prompt: at least one token a sequence.
         length: tokens to write.
         temperature: 0 takes the most likely token; 1 samples from the model's distribution.
         top_k: sample among the k most likely tokens only.
         top_p: sample among the smallest set of tokens with this mass only.
         key: random key, needed unless the temperature is 0. Token i uses `fold_in(key, i)`.
+        lengths: tokens of each prompt, which stand at the end of its row (see `pad_prompts`);
+            None if all prompts are equally long.
+        stop_token: a sequence that wrote it writes nothing else; when all have, no more is
+            computed. None never stops.
 
     Returns:
         The `length` new tokens, int32, without the prompt.
@@ -114,19 +62,21 @@ def generate(
 
     Source: see `truncated_logits` for the sampling rules.
     """
-    state = _start(model, prompt, length, temperature, top_k, top_p, key)
+    state = _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token)
     return jnp.concatenate(list(_chunks(model, *state, length, CHUNK)), axis=1)
 
 
 def stream(
     model: LoopedLM,
     prompt: Int[Array, "batch time"],
-    length: int,
+    length: int | None,
     *,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
     key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None,
+    stop_token: int | None = None,
     tokens_per_dispatch: int = 8,
 ) -> Iterator[np.ndarray]:
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
@@ -134,11 +84,14 @@ def stream(
     Args:
         model: the model.
         prompt: as in `generate`.
-        length: as in `generate`.
+        length: as in `generate`; None writes on and on, in constant memory, if no layer's cache
+            grows with the text.
         temperature: as in `generate`.
         top_k: as in `generate`.
         top_p: as in `generate`.
         key: as in `generate`.
+        lengths: as in `generate`.
+        stop_token: as in `generate`.
         tokens_per_dispatch: tokens computed at a time, at most CHUNK; 1 has the least delay,
             more have less overhead.
 
@@ -152,16 +105,22 @@ def stream(
     """
     if not 1 <= tokens_per_dispatch <= CHUNK:
         raise ValueError(f"tokens_per_dispatch is {tokens_per_dispatch}; it must be 1 to {CHUNK}.")
-    state = _start(model, prompt, length, temperature, top_k, top_p, key)
+    state = _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token)
     chunks = _chunks(model, *state, length, tokens_per_dispatch)
     return (column for chunk in chunks for column in np.asarray(chunk).T)
 
 
-def _start(model, prompt, length, temperature, top_k, top_p, key):
-    """Check everything, then read the prompt: (logits, cache, key, how to sample)."""
+def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token):
+    """Check everything, then read the prompt: all that `_chunks` needs."""
     prompt = jnp.asarray(prompt)
     check_tokens(prompt)
-    if length < 1:
+    if length is None:
+        if cache_bytes_per_token(model.config):
+            raise ValueError(
+                f"length is None, and the cache of pattern {model.config.pattern!r} grows with "
+                "the text; give a length, or a model of windows and recurrent layers."
+            )
+    elif length < 1:
         raise ValueError(f"length is {length}; at least one token must be asked for.")
     if temperature < 0:
         raise ValueError(f"temperature is {temperature}; it must be 0 or more.")
@@ -171,65 +130,65 @@ def _start(model, prompt, length, temperature, top_k, top_p, key):
         raise ValueError(f"top_p is {top_p}; it must lie in (0, 1].")
     if temperature > 0 and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
+    if stop_token is not None and not 0 <= stop_token < model.config.vocabulary:
+        raise ValueError(
+            f"stop_token is {stop_token}; it must lie in [0, {model.config.vocabulary})."
+        )
     # Values enter the program as arrays, so moving a slider does not recompile; a greedy program
     # has none of them.
     how = {}
     if temperature > 0:
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         how = {name: jnp.asarray(value) for name, value in how.items() if value is not None}
-    capacity = -(-(prompt.shape[1] + length) // CAPACITY_STEP) * CAPACITY_STEP
-    logits, cache = _prefill(model, prompt, capacity)
-    return logits, cache, jax.random.key(0) if key is None else key, how
+    stop = None if stop_token is None else jnp.int32(stop_token)
+    capacity = -(-(prompt.shape[1] + (length or 0)) // CAPACITY_STEP) * CAPACITY_STEP
+    logits, cache = prefill(model, prompt, capacity, lengths=lengths)
+    return logits, cache, jax.random.key(0) if key is None else key, how, stop
 
 
-def _chunks(model, logits, cache, key, how, length, size):
-    for start in range(0, length, size):
-        count = min(size, length - start)
-        tokens, logits, cache = _decode_chunk(model, logits, cache, key, how, start, count)
+def _chunks(model, logits, cache, key, how, stop, length, size):
+    has_stopped = None if stop is None else jnp.zeros(logits.shape[0], bool)
+    for start in itertools.count(0, size) if length is None else range(0, length, size):
+        count = size if length is None else min(size, length - start)
+        tokens, logits, cache, has_stopped = decode_chunk(
+            model, logits, cache, key, how, stop, has_stopped, start, count
+        )
         yield tokens[:, :count]
 
 
-@functools.partial(jax.jit, static_argnames="capacity")
-def _prefill(model, tokens, capacity):
-    config, batch = model.config, tokens.shape[0]
-    before, after = (
-        empty_layers(config, words, batch, capacity)
-        for words in (config.prelude_layers, config.coda_layers)
-    )
-    injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=before)
-
-    def body(tau, h, row):
-        empty = empty_loop(config, batch, capacity, tau)
-        return model.loop(h, *row, tau=tau, injected=injected, caches=empty)
-
-    h, loops = model.run_loops(body, injected)
-    h, after = run_blocks(model.coda, h, caches=after)
-    return model.head(h[:, -1]), LoopedCache(loops, before, after)
-
-
-def _step(model, token, cache):
-    injected, before = step_blocks(model.prelude, model.embedding(token), cache.prelude)
-    h, rows, loops = injected, model.loop_rows(), []
-    for tau, caches in enumerate(cache.loops):
-        row = row_of(rows, tau)
-        h, caches = model.loop_step(h, row.rho, caches, row.embedding, tau=tau, injected=injected)
-        loops.append(caches)
-    h, after = step_blocks(model.coda, h, cache.coda)
-    return model.head(h), LoopedCache(tuple(loops), before, after)
-
-
-_decode_step = jax.jit(_step, donate_argnames="cache")
-
-
 @functools.partial(jax.jit, donate_argnames="cache")
-def _decode_chunk(model, logits, cache, key, how, start, count):
-    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once."""
+def decode_chunk(model, logits, cache, key, how, stop, has_stopped, start, count):
+    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once.
 
-    def body(i, carry):
-        tokens, logits, cache = carry
+    Args:
+        model: the model.
+        logits: of the next token [batch, vocabulary].
+        cache: consumed.
+        key: random key of the whole text.
+        how: arguments of `sample_token` as arrays; empty for the most likely token.
+        stop: a token that ends a sequence, or None.
+        has_stopped: sequences that have ended [batch], or None without `stop`.
+        start: tokens written before.
+        count: tokens to write.
+
+    Returns:
+        [tokens [batch, CHUNK], logits, cache, has_stopped]; tokens past the count are 0 or `stop`.
+    """
+
+    def goes_on(carry):
+        i, _, _, _, has_stopped = carry
+        return (i < count) if stop is None else (i < count) & ~has_stopped.all()
+
+    def body(carry):
+        i, tokens, logits, cache, has_stopped = carry
         token = sample_token(logits, jax.random.fold_in(key, start + i), **how)
-        logits, cache = _step(model, token, cache)
-        return tokens.at[:, i].set(token), logits, cache
+        if stop is not None:
+            token = jnp.where(has_stopped, stop, token)
+            has_stopped |= token == stop
+        logits, cache = append(model, token, cache)
+        return i + 1, tokens.at[:, i].set(token), logits, cache, has_stopped
 
-    tokens = jnp.zeros((logits.shape[0], CHUNK), jnp.int32)
-    return jax.lax.fori_loop(0, count, body, (tokens, logits, cache))
+    tokens = jnp.full((logits.shape[0], CHUNK), 0 if stop is None else stop, jnp.int32)
+    start_of = (jnp.int32(0), tokens, logits, cache, has_stopped)
+    _, *results = jax.lax.while_loop(goes_on, body, start_of)
+    return results

@@ -6,14 +6,22 @@ Schedules that optax has no name for (step -> rate)
 * `power_schedule`: a power of the tokens seen
 * `refined_schedule`: from the gradient norms of a past run
 * `tabulated_schedule`: one rate a step, from a table
+* `shape_rates`: constant, linear, cosine or WSD, as a table with peak 1
+
+What a search must beat
+* `contender`: a tuned schedule or a tuning-free optimiser by its name; returns a `Contender`
+* `CONTENDERS`: the names, and what is known of each
 
 Search
-* `search`: AutoLRS in one call; returns a `SearchResult` with schedule, ledger and table
-* `AutoLRS`: its constants; the paper's, the code's, and some scaled to a short run
+* `search`: in one call; returns a `SearchResult` with schedule, ledger and table
+* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default
+* `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
+* `MODES`: the ways to run candidates
 * `SearchProgress`, `SearchState`: a search in the middle, as a checkpoint may hold it
 
 The same for loops that keep control
 * `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing
+* `Method`: what they ask of a way to search
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
@@ -25,11 +33,14 @@ Its parts
 * `lowest_confidence_bound`: where to look next
 
 Ground truth
-* `NoisyQuadratic`: where every schedule's final loss is exact, and some best ones are known
+* `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `last_iterate_bound`: what convex theory says of a schedule
 """
 
-from toolkit.lr.autolrs import Controller, Ledger, Request, ask, init, tell
-from toolkit.lr.constants import AutoLRS
+from toolkit.lr.autolrs import AutoLRS
+from toolkit.lr.candidates import MODES, SearchState
+from toolkit.lr.contenders import CONTENDERS, Contender, contender
+from toolkit.lr.convex_bound import last_iterate_bound
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
     GaussianProcess,
@@ -37,6 +48,8 @@ from toolkit.lr.gaussian_process import (
     lowest_confidence_bound,
 )
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
+from toolkit.lr.probe_then_decay import ProbeThenDecay
+from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,
@@ -44,29 +57,38 @@ from toolkit.lr.schedules import (
     tabulated_schedule,
     warmup_stable_decay_schedule,
 )
-from toolkit.lr.search import SearchProgress, SearchResult, SearchState, search
+from toolkit.lr.search import SearchProgress, SearchResult, search
+from toolkit.lr.shapes import shape_rates
 
 __all__ = [
+    "CONTENDERS",
+    "MODES",
     "AutoLRS",
+    "Contender",
     "Controller",
     "Forecast",
     "GaussianProcess",
     "Ledger",
+    "Method",
     "NoisyQuadratic",
+    "ProbeThenDecay",
     "Request",
     "SearchProgress",
     "SearchResult",
     "SearchState",
     "ask",
+    "contender",
     "cooldown_schedule",
     "fit_gaussian_process",
     "forecast_loss",
     "init",
+    "last_iterate_bound",
     "lowest_confidence_bound",
     "power_schedule",
     "published_forecast",
     "refined_schedule",
     "search",
+    "shape_rates",
     "tabulated_schedule",
     "tell",
     "warmup_stable_decay_schedule",

@@ -1,0 +1,212 @@
+"""Reading with a memory: a prompt in parallel, more of it later, then one token at a time.
+
+The model is a pytree and goes through `jax.jit` as an argument, so one compiled program serves
+all models of a configuration.
+
+Sequences of different lengths share a batch when they end together: a shorter one is filled up in
+front, and what fills it up is a document of its own, which packed documents already keep apart.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from toolkit.looped.blocks import run_blocks, step_blocks
+from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
+from toolkit.looped.model import LoopedLM, check_tokens, row_of
+
+
+def prefill(
+    model: LoopedLM,
+    tokens: Int[Array, "batch time"],
+    capacity: int,
+    *,
+    lengths: Int[Array, "batch"] | None = None,
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+    """Read a prompt in parallel and keep what is needed to continue it.
+
+    Args:
+        model: the model.
+        tokens: the prompt, at least one token.
+        capacity: tokens the cache can hold, prompt included.
+        lengths: how many tokens at the end of each row are its prompt; what stands before them is
+            never seen. None for all. See `pad_prompts`.
+
+    Returns:
+        float32 logits of the token after the prompt, and the cache.
+
+    Raises:
+        ValueError: if tokens or lengths are malformed, or do not fit into the capacity.
+
+    Cost: that of the forward pass; the head runs for the last position only.
+
+    Source: LT2, decode-time state.
+    """
+    tokens = jnp.asarray(tokens)
+    check_tokens(tokens)
+    if tokens.shape[1] > capacity:
+        raise ValueError(f"the prompt has {tokens.shape[1]} tokens, the capacity is {capacity}.")
+    return _prefill(model, tokens, capacity, _checked_lengths(lengths, tokens))
+
+
+def extend(
+    model: LoopedLM, tokens: Int[Array, "batch time"], cache: LoopedCache
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+    """Read on, in parallel, from where a cache stands: a long text in pieces, the next question.
+
+    The cache passed in is consumed. Reading in pieces needs memory for one piece at a time, and
+    gives what reading at once gives: each loop goes on from what *the same loop* kept at the end
+    of the piece before, so no position sees a later one.
+
+    Args:
+        model: the model.
+        tokens: what comes next, at least one token.
+        cache: from `prefill`, `decode_step` or an earlier piece.
+
+    Returns:
+        float32 logits of the token after the last, and the cache with the tokens in it; NaN if a
+        full-attention cache overflows its capacity.
+
+    Raises:
+        ValueError: if tokens are malformed.
+
+    Cost: that of the forward pass on the piece; a program for every length of piece.
+
+    Source: LT2, decode-time state; the only way to carry states through text that is causal.
+    """
+    tokens = jnp.asarray(tokens)
+    check_tokens(tokens)
+    return _append(model, tokens, cache)
+
+
+def decode_step(
+    model: LoopedLM, token: Int[Array, "batch"], cache: LoopedCache
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+    """Append one token and predict the next.
+
+    The cache passed in is consumed: its memory becomes the returned cache. A full-attention
+    cache that overflows its capacity answers NaN.
+
+    Args:
+        model: the model.
+        token: one token a sequence.
+        cache: from `prefill` or an earlier step.
+
+    Returns:
+        float32 logits of the following token, and the cache with `token` in it.
+
+    Raises:
+        ValueError: if token is not a [batch] array of whole numbers.
+
+    Cost: 2 FLOPs a parameter and loop; memory-bound: reads all parameters `loops` times
+        (from the processor's cache if they fit) and the whole decode-time state.
+
+    Source: LT2, decode-time state.
+    """
+    token = jnp.asarray(token)
+    if token.ndim != 1 or not jnp.issubdtype(token.dtype, jnp.integer):
+        raise ValueError(
+            f"token is {token.dtype}{list(token.shape)}; it must be whole numbers of shape [batch]."
+        )
+    return _append(model, token, cache)
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts of different lengths as one batch, filled up in front with token 0.
+
+        tokens, lengths = pad_prompts([b"One", b"and another"])
+        logits, cache = prefill(model, tokens, capacity=64, lengths=lengths)
+
+    Args:
+        prompts: tokens of each, at least one.
+
+    Returns:
+        int32 tokens [batch, longest] and lengths [batch].
+
+    Raises:
+        ValueError: no prompts, or an empty one.
+
+    Cost: the model reads batch * longest tokens.
+    """
+    rows = [np.asarray(list(prompt), np.int32) for prompt in prompts]
+    empty = [number for number, row in enumerate(rows) if not len(row)]
+    if not rows or empty:
+        what = f"prompt {empty[0]} has no token" if rows else "there is no prompt"
+        raise ValueError(f"{what}; each needs at least one.")
+    lengths = np.array([len(row) for row in rows], np.int32)
+    longest = int(lengths.max())
+    return np.stack([np.pad(row, (longest - len(row), 0)) for row in rows]), lengths
+
+
+def _checked_lengths(lengths, tokens):
+    if lengths is None:
+        return None
+    lengths = np.asarray(lengths)
+    batch, time = tokens.shape
+    is_sound = lengths.shape == (batch,) and np.issubdtype(lengths.dtype, np.integer)
+    if not is_sound or lengths.min() < 1 or lengths.max() > time:
+        raise ValueError(
+            f"lengths are {lengths.tolist()}; they must be {batch} whole numbers from 1 to {time}, "
+            "the tokens of each prompt."
+        )
+    return lengths.astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnames="capacity")
+def _prefill(model, tokens, capacity, lengths):
+    config, (batch, time) = model.config, tokens.shape
+    segment_ids = None
+    if lengths is not None:
+        segment_ids = (jnp.arange(time)[None] >= time - lengths[:, None]).astype(jnp.int32)
+    before, after = (
+        empty_layers(config, words, batch, capacity)
+        for words in (config.prelude_layers, config.coda_layers)
+    )
+    injected, before = run_blocks(
+        model.prelude, model.embedding(tokens), segment_ids=segment_ids, caches=before
+    )
+
+    def body(tau, h, row):
+        empty = empty_loop(config, batch, capacity, tau)
+        return model.loop(
+            h, *row, tau=tau, injected=injected, segment_ids=segment_ids, caches=empty
+        )
+
+    h, loops = model.run_loops(body, model.start(injected))
+    h, after = run_blocks(model.coda, h, segment_ids=segment_ids, caches=after)
+    return model.head(h[:, -1]), LoopedCache(loops, before, after)
+
+
+def append(
+    model: LoopedLM, tokens: Int[Array, "batch *time"], cache: LoopedCache
+) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
+    """`decode_step` and `extend` without checks, to be called inside compiled programs.
+
+    Args:
+        model: the model.
+        tokens: one token a sequence [batch], or several [batch, time].
+        cache: what came before.
+
+    Returns:
+        Logits of the next token, and the cache with the tokens in it.
+    """
+    is_step = tokens.ndim == 1
+    run, loop = (step_blocks, model.loop_step) if is_step else (run_blocks, model.loop)
+    injected, before = run(model.prelude, model.embedding(tokens), caches=cache.prelude)
+    h, rows, loops = model.start(injected), model.loop_rows(), []
+    # Written out: a scan over stacked caches would copy every one of them, out and back.
+    for tau, caches in enumerate(cache.loops):
+        row = row_of(rows, tau)
+        h, caches = loop(
+            h, row.rho, embedding=row.embedding, caches=caches, tau=tau, injected=injected
+        )
+        loops.append(caches)
+    h, after = run(model.coda, h, caches=cache.coda)
+    return model.head(h if is_step else h[:, -1]), LoopedCache(tuple(loops), before, after)
+
+
+_append = jax.jit(append, donate_argnames="cache")
