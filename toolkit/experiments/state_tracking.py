@@ -17,9 +17,9 @@ from toolkit.looped import LoopedConfig
 TRAINED = 16
 LONGER = 64
 SOLVED = 0.95
-_WITHIN, _BEYOND = f"accuracy, first {TRAINED}", f"accuracy, up to {LONGER}"
+WITHIN, BEYOND = f"accuracy, first {TRAINED}", f"accuracy, up to {LONGER}"
 _BY_POSITION = "accuracy by position"
-COLUMNS = (Column(_WITHIN), Column(_BEYOND))
+COLUMNS = (Column(WITHIN), Column(BEYOND))
 
 
 def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: bool) -> Recipe:
@@ -62,8 +62,8 @@ def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
     longer = WordProblem(setting.task.group, LONGER)
     by_position = np.array(trained.accuracy_by_position(longer, seed))
     return {
-        _WITHIN: by_position[:TRAINED].mean(),
-        _BEYOND: by_position[TRAINED:].mean(),
+        WITHIN: by_position[:TRAINED].mean(),
+        BEYOND: by_position[TRAINED:].mean(),
         **trained.numbers,
         _BY_POSITION: by_position,
     }
@@ -71,7 +71,7 @@ def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
 
 def solved_longer(results: Results, label: str) -> list[float]:
     """A setting's accuracies on the positions it was not trained on, one a seed."""
-    return results.samples(label, _BEYOND)
+    return results.samples(label, BEYOND)
 
 
 def in_words(results: Results, labels: list[str]) -> str:
