@@ -80,6 +80,26 @@ def test_words_accumulate_from_the_left(task):
         assert (targets == np.cumsum(tokens, 1) % 2).all()
 
 
+def test_short_words_are_scored_first():
+    task = WordProblem("S3", 10)
+    key = jax.random.key(0)
+    scored = [int(task.draw_easier(key, 3, share).mask.sum()) for share in (0.0, 0.5, 1.0)]
+    assert scored == [3 * 2, 3 * 6, 3 * 10]
+
+
+def test_few_swaps_come_first():
+    task = StateBasedRecall(8)
+    tokens = np.asarray(task.draw_easier(jax.random.key(0), 4, 0.25).tokens)
+    swaps = tokens[:, 20:36]
+    assert (swaps[:, :4] >= POINTER).all()
+    assert not swaps[:, 4:].any()
+    batch, moved = task.draw_with_moves(jax.random.key(0), 32, 0.0)
+    assert not moved.any()
+    for sequence, answer in zip(np.asarray(batch.tokens), batch.targets[:, -1], strict=True):
+        held = dict(zip(sequence[9:19:2], sequence[10:19:2] - ADDRESS, strict=True))
+        assert answer == sequence[held[sequence[-1]]]
+
+
 def test_swaps_only_reads_transpositions():
     for name, points in (("S3", 3), ("S5", 5)):
         swaps = group(name).swaps

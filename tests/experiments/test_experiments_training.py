@@ -112,13 +112,6 @@ def test_an_experiment_runs_made_short(tmp_path, capsys):
     assert (tmp_path / "figure.png").exists()
 
 
-def test_short_words_are_scored_first():
-    growing = dataclasses.replace(tiny(WordProblem("Z2", 10)), growing=0.5)
-    scored = [int(synthetic._is_scored(growing, step).sum()) for step in (0, STEPS // 4, 99)]
-    assert scored == [2, 6, 10]
-    assert synthetic._is_scored(tiny(WordProblem("Z2", 10)), 0).all()
-
-
 def test_command_lists_and_refuses(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_enable_compilation_cache", lambda: None)
     for arguments, status, word in (

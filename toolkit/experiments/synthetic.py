@@ -40,8 +40,8 @@ class Recipe:
         batch: sequences a step.
         learning_rate: peak of the warm-up (a twentieth of the steps) and cosine schedule.
         weight_decay: of matrices.
-        growing: share of the steps during which the scored positions grow from the first two to
-            all: short words before long ones. 0 scores all from the start.
+        growing: share of the steps during which the task grows to its full length, for tasks with
+            `draw_easier`. 0 trains on the whole task from the start.
     """
 
     model: LoopedConfig
@@ -58,6 +58,8 @@ class Recipe:
                 f"model: its vocabulary is {self.model.vocabulary}, the task's "
                 f"{self.task.vocabulary}"
             )
+        if self.growing and not hasattr(self.task, "draw_easier"):
+            raise ValueError(f"growing: {type(self.task).__name__} has no easier sequences")
 
     @property
     def work(self) -> float:
@@ -201,18 +203,14 @@ def _programs(recipe: Recipe):
     optimizer = adamw(schedule, weight_decay=recipe.weight_decay)
 
     def sample(seed: Array, step: Array) -> Batch:
-        batch = recipe.task.draw(jax.random.fold_in(jax.random.key(seed), step), recipe.batch)
-        return batch._replace(mask=batch.mask & _is_scored(recipe, step))
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        if recipe.growing:
+            share = jnp.minimum(1.0, step / (recipe.growing * recipe.steps))
+            return recipe.task.draw_easier(key, recipe.batch, share)  # pyright: ignore
+        return recipe.task.draw(key, recipe.batch)
 
     loss = functools.partial(answer_loss, graph)
     return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)
-
-
-def _is_scored(recipe: Recipe, step: Array) -> Array:
-    """The positions that count at a step of a growing recipe, [time]."""
-    length = recipe.task.length
-    share = step / (recipe.growing * recipe.steps) if recipe.growing else 1.0
-    return jnp.arange(length) < 2 + (length - 2) * share
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "task", "batches"))

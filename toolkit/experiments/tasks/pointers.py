@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Int
 from toolkit.experiments.tasks.batch import Batch
 
 POINTERS = 5
-INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 1, 2, 3, 4, 6, 11
-"""Numbers of tokens: 0 pads, BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
+PAD, INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 0, 1, 2, 3, 4, 6, 11
+"""Numbers of tokens: BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
 the addresses."""
 STAGES = (8, 16, 32, 64, 128, 256)
 """Cells (and swaps) of the stages of the curriculum."""
@@ -65,10 +65,15 @@ class StateBasedRecall:
 
     def draw(self, key: Array, batch: int) -> Batch:
         """Sequences with the question at the last position; see the class."""
-        batches, _ = self.draw_with_moves(key, batch)
-        return batches
+        return self.draw_easier(key, batch, 1.0)
 
-    def draw_with_moves(self, key: Array, batch: int) -> tuple[Batch, Bool[Array, "batch"]]:
+    def draw_easier(self, key: Array, batch: int, share: float | Array) -> Batch:
+        """`draw` with that share of the swaps; padding in place of the last ones."""
+        return self.draw_with_moves(key, batch, share)[0]
+
+    def draw_with_moves(
+        self, key: Array, batch: int, share: float | Array = 1.0
+    ) -> tuple[Batch, Bool[Array, "batch"]]:
         """`draw`, and whether the queried pointer ended at another address than it began."""
         for_bits, for_start, for_swaps, for_query = jax.random.split(key, 4)
         bits = jax.random.bernoulli(for_bits, shape=(batch, self.cells)).astype(jnp.int32)
@@ -78,7 +83,8 @@ class StateBasedRecall:
         p = jax.random.randint(first, (batch, self.operations), 0, POINTERS)
         offset = jax.random.randint(second, (batch, self.operations), 1, POINTERS)
         q = (p + offset) % POINTERS  # another pointer than p, uniformly
-        end = _swapped(start, p, q)
+        is_done = jnp.arange(self.operations) < self.operations * share
+        end = _swapped(start, p, jnp.where(is_done, q, p))  # p with itself changes nothing
         queried = jax.random.randint(for_query, (batch, 1), 0, POINTERS)
 
         def word(token: int) -> Int[Array, "batch one"]:
@@ -86,8 +92,9 @@ class StateBasedRecall:
 
         names = jnp.broadcast_to(POINTER + jnp.arange(POINTERS), (batch, POINTERS))
         declarations = jnp.stack([names, ADDRESS + start], 2).reshape(batch, -1)
-        swaps = POINTER + jnp.stack([p, q], 2).reshape(batch, -1)
-        parts = [BIT + bits, word(INIT), declarations, word(OPS), swaps, word(QUERY)]
+        swaps = jnp.where(is_done[:, None], POINTER + jnp.stack([p, q], 2), PAD)
+        parts = [BIT + bits, word(INIT), declarations, word(OPS)]
+        parts += [swaps.reshape(batch, -1), word(QUERY)]
         tokens = jnp.concatenate([*parts, POINTER + queried], axis=1).astype(jnp.int32)
         final = jnp.take_along_axis(end, queried, axis=1)
         answer = BIT + jnp.take_along_axis(bits, final, axis=1)
