@@ -23,7 +23,12 @@ from toolkit.experiments.experiment import (
     Stopped,
     Workspace,
 )
-from toolkit.lab.language_model import TrainingRun, next_byte_loss, train_language_model
+from toolkit.lab.language_model import (
+    LOG_EVERY,
+    TrainingRun,
+    next_byte_loss,
+    train_language_model,
+)
 from toolkit.looped import (
     LAYERS,
     LoopedCache,
@@ -96,7 +101,7 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
         raise Stopped
     evaluated = [row for row in trained.history if "evaluation_loss" in row]
     # A call's median: the first one compiles.
-    seconds = np.median([row["seconds"] / 10 for row in trained.history])
+    seconds = np.median([row["seconds"] / LOG_EVERY for row in trained.history])
     return {
         _PERPLEXITY: np.exp(trained.evaluation_loss),
         "training tokens/s": setting.batch * setting.time / seconds,

@@ -34,7 +34,7 @@ def _recipe(pattern: str) -> Recipe:
         sliding_window=WINDOW,
         feed_forward=64,
     )
-    return Recipe(model, TASK, steps=1500, batch=64, learning_rate=5e-3)
+    return Recipe(model, TASK, steps=1000, learning_rate=5e-3)
 
 
 def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> dict:
