@@ -19,6 +19,7 @@ from toolkit.experiments.curriculum import run_stages
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import StateBasedRecall, WordProblem
 from toolkit.looped import LoopedConfig
+from toolkit.measure import read_records
 
 TINY = {"width": 16, "heads": 2, "feed_forward": 16}
 STEPS = 100
@@ -110,6 +111,27 @@ def test_an_experiment_runs_made_short(tmp_path, capsys):
     assert label in out
     assert "not tested T loops" in out
     assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.slow
+def test_language_is_measured_made_short(tmp_path, monkeypatch, capsys):
+    from toolkit.experiments import language
+
+    monkeypatch.setattr(language, "CONTEXTS", (64, 128))
+    settings = {
+        label: language.Setting(
+            LoopedConfig.tiny(pattern, loops=loops, **TINY), steps=10, batch=2, time=16
+        )
+        for label, pattern, loops in (("plain", "full", 1), ("looped", "full", 2))
+    }
+    short = dataclasses.replace(language.EXPERIMENT, settings=settings)
+    assert run_experiment(short, tmp_path, seeds=1)
+    out = capsys.readouterr().out
+    assert "perplexity of a byte: looped" in out
+    assert "not tested the hybrid beats looped attention" in out
+    rates = [r for r in read_records(tmp_path / "results.json") if "decode" in r.name]
+    assert [len(r.samples) for r in rates] == [2, 2]
+    assert all(min(r.samples) > 0 for r in rates)
 
 
 def test_command_lists_and_refuses(monkeypatch, capsys):
