@@ -108,6 +108,7 @@ def _draw(results: Results, caption: str):
     left.invert_yaxis()
     left.set(xlabel="n_max: most cells passed", title="How far the curriculum goes")
     right.set_xscale("log", base=2)
+    right.set_xticks(STAGES, [str(cells) for cells in STAGES])
     right.set(xlabel="cells", ylabel="steps to pass", title="steps a stage, first seed")
     caption_below(figure, f"Bars: means over the seeds; dots: all seeds. {caption}")
     return figure

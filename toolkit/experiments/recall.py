@@ -122,7 +122,8 @@ def _draw(results: Results, caption: str):
                   edgecolor="white")  # fmt: skip
         right.plot([index] * len(samples), samples, ".", color="#1f2933")
     left.axhline(PASS, color="#8a949e", linewidth=1)
-    left.text(0, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9)
+    left.text(0.01, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9,
+              transform=left.get_yaxis_transform())  # fmt: skip
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0.4, 1.05),
              title=f"{CELLS} cells, {CELLS} swaps, while training")  # fmt: skip
     left.legend(loc="center right")
