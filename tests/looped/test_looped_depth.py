@@ -1,6 +1,7 @@
 """Random depth: loops drawn in training, a gradient through the last few, any number afterwards."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,16 @@ from toolkit.looped import (
     LoopedLM,
     decode_step,
     draw_loops,
-    generate,
     prefill,
     with_loops,
 )
 
-FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-STATISTICAL_TOLERANCE = 0.05  # 20,000 draws
+FLOAT32_TOLERANCE = 1e-5  # of the largest number: loops magnify rounding, large and small alike
+STATISTICAL_TOLERANCE = 0.05  # 8,000 draws
 BACKWARD = 2
+# Each program runs a few times only.
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 HUGINN = {
-    "prelude": "window",
-    "coda": "full",
     "input_injection": True,
     "random_start": True,
     "residual_gate": False,
@@ -46,38 +46,38 @@ def squares(model, tokens, **how):
     return jnp.mean(jnp.square(logits)), logits
 
 
-gradient_of = jax.jit(jax.grad(squares, has_aux=True))
+gradient_of = jit(jax.grad(squares, has_aux=True))
+forward = jit(lambda model, tokens, loops=None: model(tokens, loops=loops))
 
 
 def assert_same(ours, wanted):
     for (path, one), other in zip(
         jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(wanted), strict=True
     ):
-        name = jax.tree_util.keystr(path)
-        np.testing.assert_allclose(one, other, **FLOAT32_TOLERANCE, err_msg=name)
+        gap, largest = jnp.max(jnp.abs(one - other)), jnp.max(jnp.abs(other))
+        assert gap <= FLOAT32_TOLERANCE * largest, jax.tree_util.keystr(path)
 
 
 def by_hand(model, tokens, key, loops):
     """The loops written out; what all but the last two read has been cut off."""
-    start = model.start(model.embedding(tokens), key)
     injected, _ = model.prelude[0](model.embedding(tokens))
-    h, frozen = start, jax.lax.stop_gradient((model, injected))
+    h, frozen = model.start(injected, key), jax.lax.stop_gradient((model, injected))
     for tau in range(loops):
         of, shown = (model, injected) if tau >= loops - BACKWARD else frozen
         h = of.blocks[0](of.adapter(jnp.concatenate([h, shown], axis=-1)))[0]
-    return model.head(model.coda[0](h)[0])
+    logits = model.head(model.coda[0](h)[0])
+    return jnp.mean(jnp.square(logits)), logits
 
 
-@pytest.mark.parametrize("loops", [5, 2, 1])
-def test_the_gradient_goes_through_the_last_loops_alone(loops):
-    model, tokens, key = build(), some_tokens(), jax.random.key(3)
-    wanted = jax.jit(jax.grad(lambda m: jnp.mean(jnp.square(by_hand(m, tokens, key, loops)))))
-    gradient, logits = gradient_of(model, tokens, loops=jnp.asarray(loops), key=key)
-    assert_same(logits, jax.jit(by_hand, static_argnums=3)(model, tokens, key, loops))
-    assert_same(gradient, wanted(model))
-    # As a number of the configuration it is the same.
-    fixed = with_loops(model, loops)
-    assert_same(gradient_of(fixed, tokens, key=key), (gradient, logits))
+def test_the_gradient_goes_through_the_last_loops_alone():
+    model, tokens, key = build(prelude="window", coda="full"), some_tokens(), jax.random.key(3)
+    by_hand_gradient = jit(jax.grad(by_hand, has_aux=True), static_argnums=3)
+    for loops in (5, 1):
+        wanted = by_hand_gradient(model, tokens, key, loops)
+        assert_same(gradient_of(model, tokens, loops=jnp.asarray(loops), key=key), wanted)
+    # As a number of the configuration, here 5, it is the same.
+    traced = gradient_of(model, tokens, loops=jnp.asarray(5), key=key)
+    assert_same(gradient_of(model, tokens, key=key), traced)
 
 
 def test_all_loops_learn_otherwise():
@@ -93,18 +93,18 @@ def test_all_loops_learn_otherwise():
 
 
 def test_without_noise_the_start_learns_if_no_loop_comes_before():
-    switches = {"random_start": False, "input_injection": False, "prelude": "", "coda": ""}
-    model, tokens = build(**switches), some_tokens()
-    plain = build(2, **switches, backward_loops=None)
+    model, tokens = build(random_start=False), some_tokens()
+    plain = build(2, random_start=False, backward_loops=None)
     assert_same(gradient_of(model, tokens, loops=jnp.asarray(2)), gradient_of(plain, tokens))
 
 
 def test_one_program_serves_every_number_of_loops():
     model, tokens = build(), some_tokens()
-    run = jax.jit(lambda model, loops: model(tokens, loops=loops))
-    for loops in (1, 3, 7):
-        assert_same(run(model, jnp.asarray(loops)), model(tokens, loops=loops))
-    assert run._cache_size() == 1
+    before = forward._cache_size()
+    for loops in (1, 3):
+        traced = forward(model, tokens, jnp.asarray(loops))
+        assert_same(traced, forward(with_loops(model, loops), tokens))
+    assert forward._cache_size() == before + 3
 
 
 def test_memory_of_training_is_that_of_the_last_loops():
@@ -120,16 +120,14 @@ def test_more_loops_than_trained():
     """The hidden states of 3 loops are the first of those of 6; writing agrees with reading."""
     model, tokens = build(3), some_tokens()
     longer = with_loops(model, 6)
-    _, few = model(tokens, return_loops=True)
-    logits, many = longer(tokens, return_loops=True)
+    all_loops = jit(lambda model: model(tokens, return_loops=True))
+    (_, few), (logits, many) = all_loops(model), all_loops(longer)
     assert many.shape == (6, 2, 9, 16)
     assert_same(many[:3], few)
-    assert_same(logits, model(tokens, loops=6))
     at_8, cache = prefill(longer, tokens[:, :8], 9)
-    np.testing.assert_allclose(at_8, logits[:, 7], **FLOAT32_TOLERANCE)
+    assert_same(at_8, logits[:, 7])
     at_9, _ = decode_step(longer, tokens[:, 8], cache)
-    np.testing.assert_allclose(at_9, logits[:, 8], **FLOAT32_TOLERANCE)
-    assert generate(longer, tokens, 1)[:, 0].tolist() == jnp.argmax(at_9, axis=-1).tolist()
+    assert_same(at_9, logits[:, 8])
 
 
 def test_the_start_is_noise_of_variance_two_fifths():
@@ -141,13 +139,13 @@ def test_the_start_is_noise_of_variance_two_fifths():
     assert jnp.max(jnp.abs(start)) < 3 * (2 / 5) ** 0.5
     assert not jnp.any(model.start(like))
     tokens = some_tokens()
-    one, other = (build()(tokens, key=jax.random.key(seed)) for seed in (0, 1))
+    (_, one), (_, other) = (gradient_of(build(), tokens, key=jax.random.key(s)) for s in (0, 1))
     assert jnp.max(jnp.abs(one - other)) > 0.01
 
 
 def test_drawn_loops():
-    draw = jax.jit(jax.vmap(lambda key: draw_loops(key, 32.0)))
-    loops = np.asarray(draw(jax.random.split(jax.random.key(0), 20_000)))
+    draw = jax.jit(jax.vmap(draw_loops))
+    loops = np.asarray(draw(jax.random.split(jax.random.key(0), 8_000)))
     assert loops.dtype == np.int32
     assert loops.min() >= 1
     assert loops.mean() == pytest.approx(33.0, rel=STATISTICAL_TOLERANCE)

@@ -62,10 +62,10 @@ PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
 
 
 @pytest.mark.parametrize(
-    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full"]
+    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full", "nsa dsa"]
 )
 def test_prompts_of_different_lengths_decode_together(pattern):
-    model = build(pattern, key_value_heads=1)
+    model = build(pattern, key_value_heads=1, sparse_block=2, selected_tokens=4)
     tokens, lengths = pad_prompts(PROMPTS)
     # Whatever fills a row up must not show.
     is_filling = np.arange(9) < 9 - lengths[:, None]
@@ -92,9 +92,9 @@ def test_generation_from_prompts_of_different_lengths():
         np.testing.assert_array_equal(written[row], alone[0])
 
 
-@pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2"])
+@pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):
-    model, tokens = build(pattern), some_tokens(time=23)
+    model, tokens = build(pattern, sparse_block=2, selected_tokens=4), some_tokens(time=23)
     wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
     logits, cache = prefill(model, tokens[:, :5], 32)
     for start, stop in ((5, 14), (14, 15), (15, 22)):

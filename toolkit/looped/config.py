@@ -9,25 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from toolkit.attention import MIXERS
-
-LAYER_WORDS = tuple(MIXERS)
-"""Words a pattern may contain: "full", "window", "gdn" and every other token mixer."""
-
-COMPUTE_DTYPES = ("float32", "bfloat16")
-
-INDEXERS = ("lightning", "lt2")
-
-SPARSE_SIZES = (
-    "sparse_block",
-    "sparse_blocks",
-    "sparse_window",
-    "selected_tokens",
-    "index_heads",
-    "index_size",
-    "shared_key_size",
-    "shared_value_size",
-)
+from toolkit.looped.config_checks import check_config
 
 
 class AttentionSizes(NamedTuple):
@@ -183,8 +165,9 @@ class LoopedConfig:
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
-        numbers = (8, 4, 16, 32, 4, 16, 72, 64)
-        sizes |= dict(zip(SPARSE_SIZES, numbers, strict=True))
+        sizes |= {"sparse_block": 8, "sparse_blocks": 4, "sparse_window": 16}
+        sizes |= {"selected_tokens": 32, "index_heads": 4, "index_size": 16}
+        sizes |= {"shared_key_size": 72, "shared_value_size": 64}
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
     @classmethod
@@ -212,135 +195,7 @@ class LoopedConfig:
         )
 
     def __post_init__(self):
-        for name in (
-            "vocabulary",
-            "width",
-            "loops",
-            "heads",
-            "sliding_window",
-            "feed_forward_multiple_of",
-            "convolution_size",
-            "delta_steps",
-            *SPARSE_SIZES,
-            "key_value_heads",
-            "head_size",
-            "value_heads",
-            "key_size",
-            "value_size",
-            "gdn_value_heads",
-            "gdn_key_size",
-            "gdn_value_size",
-            "feed_forward",
-            "residual_group",
-            "gdn_heads",
-            "backward_loops",
-        ):
-            number = getattr(self, name)
-            optional = getattr(type(self), name) is None
-            if number is None and optional:
-                continue
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                wanted = "None or a whole number" if optional else "a whole number"
-                raise ValueError(f"{name} is {number!r}; it must be {wanted} of at least 1.")
-        for name in ("pattern", "prelude", "coda"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f'{name} is {getattr(self, name)!r}; it must be one text, e.g. "gdn gdn full".'
-                )
-        for name in ("pattern", "prelude", "coda"):
-            words = getattr(self, name).split()
-            unknown = [word for word in words if word not in LAYER_WORDS]
-            if unknown or (name == "pattern" and not words):
-                what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} names {what}; write words out of "
-                    f"{', '.join(LAYER_WORDS)} separated by spaces."
-                )
-        for name in ("norm_every_loop", "exit_gate"):
-            if self.coda and getattr(self, name):
-                raise ValueError(
-                    f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
-                    "last; turn one of them off."
-                )
-        if self.head_size is None and self.width % self.heads:
-            raise ValueError(
-                f"width {self.width} is not divisible by heads {self.heads}; "
-                "change one of them or give head_size."
-            )
-        heads, key_value_heads, head_size = self.attention_sizes
-        if heads % key_value_heads:
-            raise ValueError(
-                f"heads {heads} is not a multiple of key_value_heads {key_value_heads}."
-            )
-        if head_size % 2:
-            raise ValueError(
-                f"the attention head size {head_size} is odd; rotary embeddings rotate pairs, "
-                "so it must be even."
-            )
-        if not 0 < self.rotary_fraction <= 1 or (self.rotary_fraction * head_size) % 2:
-            raise ValueError(
-                f"rotary_fraction is {self.rotary_fraction!r}; it must lie in (0, 1] and turn an "
-                f"even number of the {head_size} channels of a head."
-            )
-        for name in ("value_heads", "gdn_value_heads"):
-            keys = self.gdn_heads or heads if name == "gdn_value_heads" else heads
-            if (getattr(self, name) or keys) % keys:
-                raise ValueError(f"{name} {getattr(self, name)} is not a multiple of heads {keys}.")
-        if self.random_start and not self.input_injection:
-            raise ValueError(
-                "random_start without input_injection: the loops would never see the tokens."
-            )
-        for name, choices in (("dtype", COMPUTE_DTYPES), ("indexer", INDEXERS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}."
-                )
-        self._check_sparse()
-        for name in ("rope_theta", "norm_epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
-        if self.windows is not None:
-            self._check_windows()
-        if self.backward_loops is not None and self.per_loop_switches:
-            raise ValueError(
-                f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
-                f"{' and '.join(self.per_loop_switches)} off."
-            )
-
-    def _check_sparse(self):
-        if self.sparse_blocks < 3:
-            raise ValueError(
-                f"sparse_blocks is {self.sparse_blocks}; it must be at least 3, for the first "
-                "block, the previous and the query's own."
-            )
-        if self.index_size % 4:
-            raise ValueError(
-                f"index_size is {self.index_size}; it must be a multiple of 4: half of it rotates, "
-                "in pairs."
-            )
-        if self.shared_value_size > self.shared_key_size:
-            raise ValueError(
-                f"shared_value_size {self.shared_value_size} is more than shared_key_size "
-                f"{self.shared_key_size}, of which the value is a part."
-            )
-
-    def _check_windows(self):
-        parts = [part.split() for part in (self.windows or "").split("->")]
-        full = self.layers.count("full")
-        if not full:
-            raise ValueError(
-                f'windows is {self.windows!r}; pattern {self.pattern!r} has no "full" layer.'
-            )
-        if len(parts) not in (1, self.loops) or any(len(words) not in (1, full) for words in parts):
-            raise ValueError(
-                f'windows {self.windows!r} must have 1 or {self.loops} parts joined by "->", one a '
-                f'loop, each of 1 or {full} words, one a "full" layer.'
-            )
-        for word in (word for words in parts for word in words):
-            if word != "full" and (not word.isdecimal() or int(word) < 1):
-                raise ValueError(
-                    f'windows {self.windows!r} names {word!r}; write "full" or a number of tokens.'
-                )
+        check_config(self)
 
     @property
     def layers(self) -> tuple[str, ...]:

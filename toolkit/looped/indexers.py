@@ -78,7 +78,8 @@ class _Recording:
     """A model whose loops return the losses of their layers beside what they return anyway."""
 
     def __init__(self, model: LoopedLM, stage: Stage):
-        self.model, self.stage = model, stage
+        self.model = model
+        self.stage: Stage = stage
         self.losses: list[Array] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -16,6 +16,8 @@ each at "tiny" (five layers of width 128 over bytes, four loops: ours, for a lap
 are the sizes of the published checkpoints that `load_checkpoint` reads.
 """
 
+from typing import Any
+
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.patterns import interleave
 
@@ -29,10 +31,10 @@ _WORDS = {
     "hybrid-dsa": ("gdn", "dsa"),
 }
 # Kernels of native sparse attention want 16 query heads or more to a key head.
-_NSA_HEADS = {"heads": 16, "key_value_heads": 1}
+_NSA_HEADS: dict[str, Any] = {"heads": 16, "key_value_heads": 1}
 
 
-def _options(kind):
+def _options(kind) -> dict[str, Any]:
     return {"indexer": "lt2"} if "dsa" in _WORDS[kind] else {}
 
 

@@ -1,6 +1,6 @@
 """Where the best peak rate lies, how sure that is, and how it moves with the length of a run.
 
-    peak(horizon) = peak(probe) * (probe / horizon)^exponent
+    peak(horizon) = peak(probe) * (max(probe, saturation) / horizon)^exponent
 
 A longer run wants a lower peak, since what noise leaves behind weighs more. Two lengths of probe
 estimate the exponent; few and noisy as they are, it is drawn towards what is usual.
@@ -13,6 +13,7 @@ import numpy as np
 EXPONENT = 0.2  # usual
 EXPONENT_DEVIATION = 0.1  # of it from problem to problem
 LENGTH_ERROR = 0.2  # by which two short lengths mistake the exponent of a long one
+SATURATION = 80  # steps; a shorter probe sees little noise, and wants no higher a peak for that
 EXPONENT_BOUNDS = (0.0, 0.5)
 CLIFF = 2.0  # times the rise on the other side: a diverged neighbour says no more than "higher"
 MOST_TAIL_POINTS = 16
@@ -94,6 +95,11 @@ def horizon_exponent(short: Peak, long: Peak, ratio: float) -> float:
     weights = np.array([1 / variance, 1 / EXPONENT_DEVIATION**2])
     exponent = weights @ [measured, EXPONENT] / weights.sum()
     return float(np.clip(exponent, *EXPONENT_BOUNDS))
+
+
+def peak_at(horizon: int, peak: Peak, steps: int, exponent: float) -> float:
+    """The peak rate for a run of `horizon` steps, given that of probes of `steps`."""
+    return float(np.exp(peak.log_rate) * min(max(steps, SATURATION) / horizon, 1.0) ** exponent)
 
 
 def _deviation(spacing: float, noise: float, slope: float) -> float:

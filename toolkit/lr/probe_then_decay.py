@@ -20,6 +20,7 @@ from toolkit.lr.peak import (
     Peak,
     find_peak,
     horizon_exponent,
+    peak_at,
     surely_better,
     tail_scores,
 )
@@ -42,6 +43,7 @@ PIECES = 20  # of the run: what is lost when it diverges, and how often it can b
 BACKOFF = 0.7  # factor on the rest of the schedule when it does
 BLOWN_UP = 3.0  # times the loss at the start
 GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
+LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the interval
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 
@@ -92,7 +94,7 @@ class ProbeThenDecay:
     search_fraction: float = 0.08
     shapes: tuple[str, ...] = ("trapezoid",)
     extensions: int = 2
-    shortest_probe: int = 4
+    shortest_probe: int = 3
     training_steps: int | None = None
     corrections: tuple[float, ...] = ()
     correction_fraction: float = 0.02
@@ -124,14 +126,28 @@ class ProbeThenDecay:
             )
 
     @property
+    def is_by_validation(self) -> bool:
+        """Whether probes go by a validation loss: not where those would eat up the search."""
+        forward = FORWARD_COST * self.validation_batches * (self.candidates + AROUND)
+        return 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
+
+    @property
+    def is_in_two_lengths(self) -> bool:
+        """Whether the budget pays for the second, longer probes."""
+        return self._steps_of_probes(LONGER) >= self.shortest_probe
+
+    @property
     def probe_steps(self) -> int:
         """Steps of the first probes; 0 where the budget cannot pay for any."""
-        others = len(self.shapes) if len(self.shapes) > 1 else 0
-        candidates = self.candidates + AROUND + others
-        forward = FORWARD_COST * self.validation_batches * candidates
-        units = self.candidates + LONGER * (AROUND + others)
-        steps = int((self.search_fraction * self.budget - forward) / units + 1e-9)
+        steps = self._steps_of_probes(LONGER if self.is_in_two_lengths else 0)
         return steps if steps >= self.shortest_probe else 0
+
+    def _steps_of_probes(self, longer: int) -> int:
+        others = len(self.shapes) if len(self.shapes) > 1 else 0
+        candidates = self.candidates + AROUND
+        forward = FORWARD_COST * self.validation_batches * candidates * self.is_by_validation
+        units = self.candidates + longer * (AROUND + others)
+        return int((self.search_fraction * self.budget - forward) / units + 1e-9)
 
     def init(self) -> ProbeController:
         """A controller before the first step."""
@@ -180,20 +196,18 @@ class ProbeThenDecay:
 
 
 def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
-    shape, steps = (
-        method.shapes[0],
-        method.probe_steps * (1 if controller.stage == GRID else LONGER),
-    )
-    if controller.stage == SHAPE:
+    stage = int(controller.stage)  # which a checkpoint may return as an array
+    shape, steps = method.shapes[0], method.probe_steps * (1 if stage == GRID else LONGER)
+    if stage == SHAPE:
         peak = find_stage_peak(controller, AROUND_PEAK)
         rates = np.full(len(method.shapes), np.exp(peak.log_rate))
         return replace(_annealed(method, method.shapes, rates, steps), validate_every=0)
-    ratio = _spacing(method, controller.stage)
-    if _rows(controller, controller.stage).any():
-        peak = find_stage_peak(controller, controller.stage)
-        beyond = peak.edge * np.arange(1, EXTENSION[controller.stage] + 1)
+    ratio = _spacing(method, stage)
+    if _rows(controller, stage).any():
+        peak = find_stage_peak(controller, stage)
+        beyond = peak.edge * np.arange(1, EXTENSION[stage] + 1)
         rates = np.exp(peak.log_rate) * ratio**beyond
-    elif controller.stage == GRID:
+    elif stage == GRID:
         rates = np.geomspace(*method.interval, method.candidates)
     else:
         peak = find_stage_peak(controller, GRID)
@@ -211,7 +225,7 @@ def _annealed(
     rows = [
         rate * shape_rates(shape, steps, warmup) for shape, rate in zip(shapes, rates, strict=True)
     ]
-    return Request("probe", np.array(rows, np.float32), steps * (method.validation_batches > 0))
+    return Request("probe", np.array(rows, np.float32), steps * method.is_by_validation)
 
 
 def _after_probes(
@@ -242,7 +256,8 @@ def _after_probes(
     if _is_to_go_on(method, controller):
         return controller
     controller = replace(controller, stage=stage + 1)
-    if controller.stage == SHAPE and len(method.shapes) == 1:
+    is_last = controller.stage == SHAPE and len(method.shapes) == 1
+    if is_last or not method.is_in_two_lengths:
         return _planned(method, controller, method.shapes[0])
     return controller
 
@@ -291,12 +306,15 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     steps = steps_left(method, controller)
     if method.training_steps is not None:
         steps = min(steps, method.training_steps)
-    # With nothing to go by, the middle.
-    peak = float(np.sqrt(np.prod(method.interval)))
     if _rows(controller, AROUND_PEAK).any():
         short, long = (find_stage_peak(controller, stage) for stage in (GRID, AROUND_PEAK))
         exponent = horizon_exponent(short, long, LONGER)
-        peak = np.exp(long.log_rate) * (LONGER * method.probe_steps / steps) ** exponent
+        peak = peak_at(steps, long, LONGER * method.probe_steps, exponent)
+    elif _rows(controller, GRID).any():
+        short = find_stage_peak(controller, GRID)
+        peak = peak_at(steps, short, method.probe_steps, EXPONENT)
+    else:  # nothing to go by: the middle
+        peak = np.sqrt(np.prod(method.interval))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
     return replace(controller, plan=plan, stage=CORRECTION)

@@ -103,7 +103,7 @@ def attend_to_past(
     k: Float[Array, "batch key_value_heads keys key"],
     v: Float[Array, "batch key_value_heads keys value"],
     start: Int[Array, ""] | int,
-    segment_ids: Int[Array, "batch time"] | None,
+    documents: Segments | None,
     *,
     scale: float,
     sliding_window: int | None = None,
@@ -115,7 +115,7 @@ def attend_to_past(
         k: keys, a row a token.
         v: values.
         start: tokens before the first query.
-        segment_ids: documents of a sequence without earlier tokens.
+        documents: numbers of those of queries and keys, or None for one.
         scale: factor of the scores.
         sliding_window: tokens seen, itself included; None for all.
 
@@ -131,7 +131,7 @@ def attend_to_past(
         k.swapaxes(2, 3),
         v.swapaxes(2, 3),
         Extent(start, 0, start + q.shape[1]),
-        None if segment_ids is None else Segments(segment_ids, segment_ids),
+        documents,
         scale=scale,
         is_causal=True,
         sliding_window=sliding_window,

@@ -53,20 +53,46 @@ class Blocks(NamedTuple):
     of_token: Int[Array, "keys"] | None
 
 
-def layout(documents, positions, length, block_size) -> tuple[Blocks, Own]:
+def layout(
+    documents: Int[Array, "keys"] | None, positions: Int[Array, "queries"], length, block_size
+) -> tuple[Blocks, Own]:
     """Where blocks lie when they are counted from the start of every document."""
     index = jnp.arange(length, dtype=jnp.int32)
     if documents is None:
-        last = block_size * jnp.arange(1, length // block_size + 1, dtype=jnp.int32) - 1
-        own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
-        return Blocks(last, None), own
+        return layout_from(None, positions, length, block_size)
     begins = jnp.concatenate([jnp.ones(1, bool), documents[1:] != documents[:-1]])
     document = lax.cummax(jnp.where(begins, index, 0))
     place = (index - document) % block_size
     last, is_block = selected_indices(place == block_size - 1, length // block_size)
     last = jnp.where(is_block, last, length)
     of_token = jnp.searchsorted(last, index).astype(jnp.int32)
-    return Blocks(last, of_token), Own(index, document, index - place)
+    own = Own(positions, document[positions], (index - place)[positions])
+    return Blocks(last, of_token), own
+
+
+def layout_from(
+    start: Int[Array, ""] | None, positions: Int[Array, "queries"], length, block_size
+) -> tuple[Blocks, Own]:
+    """Where the blocks of the one document lie that begins at `start` (None: at 0)."""
+    last = block_size * jnp.arange(1, length // block_size + 1, dtype=jnp.int32) - 1
+    if start is None:
+        own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
+        return Blocks(last, None), own
+    place = jnp.arange(length, dtype=jnp.int32) - start
+    of_token = jnp.clip(place // block_size, 0, max(last.shape[0] - 1, 0))
+    block = positions - (positions - start) % block_size
+    return Blocks(start + last, of_token), Own(positions, start + 0 * positions, block)
+
+
+def means_from(
+    rows: Float[Array, "keys size"], start: Int[Array, ""], stop: Int[Array, ""], block_size: int
+) -> Array:
+    """Means of the complete blocks of the document [start, stop), then zeros [blocks, size]."""
+    first = start + block_size * jnp.arange(rows.shape[0] // block_size, dtype=jnp.int32)[:, None]
+    inside = jnp.arange(block_size, dtype=jnp.int32)[None]
+    tokens = rows[jnp.minimum(first + inside, rows.shape[0] - 1)]
+    is_complete = first + block_size <= stop
+    return jnp.where(is_complete, tokens.mean(axis=1, dtype=accumulator(rows.dtype)), 0)
 
 
 def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int) -> Array:

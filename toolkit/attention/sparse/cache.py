@@ -3,6 +3,8 @@
 Softmax attention reads all keys, channel by channel, and keeps time last (`KVCache`). Here a query
 reads a few tokens from anywhere: in that layout each of its numbers would cost a cache line.
 
+As in `KVCache`, a row remembers one document, and `start` says where it begins.
+
 A token that finds no room is an error: ValueError when the length is known, NaN output from then
 on under `jax.jit`.
 """
@@ -31,6 +33,8 @@ class BlockCache:
             float32: which blocks are selected hangs on their last digits.
         pooled_values: [batch, key_value_heads, blocks, value].
         length: tokens seen so far, int32.
+        start: tokens before the document that a row remembers, whose blocks count from there,
+            int32 [batch]; None for no tokens.
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
@@ -38,6 +42,7 @@ class BlockCache:
     pooled_keys: Float[Array, "batch key_value_heads blocks key"]
     pooled_values: Float[Array, "batch key_value_heads blocks value"]
     length: Int[Array, ""]
+    start: Int[Array, "batch"] | None = None
 
     @classmethod
     def empty(
@@ -80,12 +85,14 @@ class IndexedCache:
             its key.
         index_keys: [batch, capacity, index], shared by all heads.
         length: tokens seen so far, int32.
+        start: tokens before the document that a row remembers, int32 [batch]; None for no tokens.
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
     values: Float[Array, "batch key_value_heads capacity value"] | None
     index_keys: Float[Array, "batch capacity index"]
     length: Int[Array, ""]
+    start: Int[Array, "batch"] | None = None
 
     @classmethod
     def empty(
@@ -165,6 +172,8 @@ def check_sparse_cache(cache: SparseCache, kind: type, k: Array, v: Array) -> No
     if cache.values is not None:
         check_shape("cache.values", cache.values, (batch, heads, cache.capacity, v.shape[3]), axes)
     check_same_dtype(k=k, v=v, cache_keys=cache.keys)
+    if cache.start is not None:
+        check_shape("cache.start", cache.start, (batch,), "batch")
     try:
         length = int(cache.length)
     except jax.errors.ConcretizationTypeError:
@@ -173,6 +182,16 @@ def check_sparse_cache(cache: SparseCache, kind: type, k: Array, v: Array) -> No
         raise ValueError(
             f"the cache holds {length} of {cache.capacity} tokens and cannot take {time} more; "
             "make it with a larger capacity."
+        )
+
+
+def check_blocks(cache: BlockCache, block_size: int) -> None:
+    """Refuse a cache made for blocks of another size."""
+    blocks = cache.pooled_keys.shape[2]
+    if blocks != cache.capacity // block_size:
+        raise ValueError(
+            f"a cache of {cache.capacity} tokens in blocks of {block_size} has "
+            f"{cache.capacity // block_size} of them; got {blocks}."
         )
 
 

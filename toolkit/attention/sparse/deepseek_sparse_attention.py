@@ -12,6 +12,8 @@ Numbers: as in `softmax.py`. A number that is not finite shows in the queries th
 the index keys in all queries that may see it.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -22,6 +24,7 @@ from toolkit.attention._checks import (
     check_heads,
     check_segment_ids,
 )
+from toolkit.attention._visibility import Segments, documents_after
 from toolkit.attention.sparse.attend import (
     attend,
     attend_to_past,
@@ -62,8 +65,9 @@ def deepseek_sparse_attention(
         scale: factor of the scores; None for key ** -0.5.
         selected_tokens: how many tokens a query attends to, itself among them if it is selected.
         segment_ids: document number of every token [batch, time]; a token sees its own document.
-        initial_state: tokens before these; they are seen too, and the new ones are appended. One
-            without values takes the first channels of its keys for them, as v must be.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended. One without values takes the first channels of
+            its keys for them, as v must be.
         implementation: "masked" (one product with all keys, a mask keeps the selected),
             "gathered" (each query copies its own), or None for the cheaper by its count of FLOPs
             and bytes. Both compute the same function.
@@ -74,7 +78,7 @@ def deepseek_sparse_attention(
 
     Raises:
         ValueError: shapes that do not fit, selected_tokens below 1, an unknown implementation, a
-            full cache, a cache together with segment_ids.
+            full cache.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:
@@ -92,18 +96,21 @@ def deepseek_sparse_attention(
     check_selected_tokens(selected_tokens)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     scale = float(key**-0.5 if scale is None else scale)
-    keys, values, start, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        if segment_ids is not None:
-            raise ValueError("segment_ids and initial_state do not combine: a cache is a document.")
         check_sparse_cache(initial_state, IndexedCache, k, v)
-        start = initial_state.length
-        cache = append_rows(initial_state, keys=keys, values=values, index_keys=index_k)
+        first = initial_state.length
+        documents, start = documents_after(
+            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
+        )
+        rows = {"keys": keys, "values": values, "index_keys": index_k}
+        cache = append_rows(replace(initial_state, start=start), **rows)
         keys, values, index_k = cache.keys, _values(cache, v), cache.index_keys
     length, groups = keys.shape[2], keys.shape[1]
 
     if length <= selected_tokens:
-        out = attend_to_past(q, keys, values, start, segment_ids, scale=scale)
+        out = attend_to_past(q, keys, values, first, documents, scale=scale)
     else:
         group = heads // groups
         is_gathered = (
@@ -111,11 +118,13 @@ def deepseek_sparse_attention(
             if implementation is None
             else implementation == "gathered"
         )
-        positions = start + jnp.arange(time, dtype=jnp.int32)
+        positions = first + jnp.arange(time, dtype=jnp.int32)
 
         def sequence(q, k, v, index_q, index_k, index_weights, documents):
+            queries, keys = (None, None) if documents is None else documents
+
             def chunk(q, index_q, index_weights, position, document):
-                visible = past(position, document, length, documents)
+                visible = past(position, document, length, keys)
                 scores = index_scores(index_q, index_k, index_weights)
                 is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1)
                 out = _attend_selected(
@@ -124,11 +133,11 @@ def deepseek_sparse_attention(
                 )  # fmt: skip
                 return out + jnp.where(is_sound, 0, jnp.nan)[:, None, None, None]
 
-            return over_queries(chunk, q, index_q, index_weights, positions, documents)
+            return over_queries(chunk, q, index_q, index_weights, positions, queries)
 
         index = (lax.stop_gradient(x) for x in (index_q, index_k, index_weights))
         grouped = q.reshape(batch, time, groups, group, key)
-        out = each(sequence, grouped, keys, values, *index, segment_ids)
+        out = each(sequence, grouped, keys, values, *index, documents)
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
     if cache is not None:
         out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
@@ -205,8 +214,10 @@ def deepseek_sparse_attention_step(
         cache, keys=k_t[:, :, None], values=v_t[:, :, None], index_keys=index_k_t[:, None]
     )
 
-    def sequence(q, k, v, index_q, index_k, index_weights):
+    def sequence(q, k, v, index_q, index_k, index_weights, start):
         visible = past(slot[None], None, cache.capacity, None)
+        if start is not None:
+            visible &= (jnp.arange(cache.capacity, dtype=jnp.int32) >= start)[None]
         if cache.capacity <= selected_tokens:
             return _attend_selected(q[None], k, v, visible, factor, None, at_once=True)[0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
@@ -222,6 +233,7 @@ def deepseek_sparse_attention_step(
         index_q_t,
         cache.index_keys,
         index_weights_t,
+        cache.start,
         at_once=True,
     )
     out = jnp.where(cache.length <= cache.capacity, out, jnp.nan).astype(q_t.dtype)

@@ -32,6 +32,7 @@ from toolkit.attention._checks import (
     check_shape,
 )
 from toolkit.attention._precision import accumulator
+from toolkit.attention._visibility import Segments, documents_after
 from toolkit.attention.cache import check_window
 from toolkit.attention.sparse.attend import (
     attend,
@@ -40,8 +41,20 @@ from toolkit.attention.sparse.attend import (
     over_queries,
     prefers_gather,
 )
-from toolkit.attention.sparse.blocks import Plan, attend_to_blocks, block_means, layout
-from toolkit.attention.sparse.cache import BlockCache, append_rows, check_sparse_cache
+from toolkit.attention.sparse.blocks import (
+    Plan,
+    attend_to_blocks,
+    block_means,
+    layout,
+    layout_from,
+    means_from,
+)
+from toolkit.attention.sparse.cache import (
+    BlockCache,
+    append_rows,
+    check_blocks,
+    check_sparse_cache,
+)
 
 
 def native_sparse_attention(
@@ -78,7 +91,8 @@ def native_sparse_attention(
         sliding_window: tokens of the window, the query's own included.
         segment_ids: document number of every token [batch, time]; equal numbers in a row are one
             document, and a token sees its own.
-        initial_state: tokens before these; they are seen too, and the new ones are appended.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended.
         implementation: "masked" (one product with all keys, a mask keeps the selected blocks),
             "gathered" (each query copies its own blocks), or None for the cheaper by its count of
             FLOPs and bytes. Both compute the same function.
@@ -89,7 +103,7 @@ def native_sparse_attention(
 
     Raises:
         ValueError: shapes that do not fit, a size out of range, an unknown implementation, a full
-            cache, a cache together with segment_ids.
+            cache.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:
@@ -106,14 +120,16 @@ def native_sparse_attention(
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
-    keys, values, start, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        if segment_ids is not None:
-            raise ValueError("segment_ids and initial_state do not combine: a cache is a document.")
         check_sparse_cache(initial_state, BlockCache, k, v)
-        _check_blocks(initial_state, block_size)
-        start = initial_state.length
-        cache = append_rows(initial_state, keys=keys, values=values)
+        check_blocks(initial_state, block_size)
+        first = initial_state.length
+        documents, start = documents_after(
+            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
+        )
+        cache = append_rows(replace(initial_state, start=start), keys=keys, values=values)
         keys, values = cache.keys, cache.values
     groups, length = keys.shape[1:3]
     group = heads // groups
@@ -123,7 +139,7 @@ def native_sparse_attention(
         else implementation == "gathered"
     )
     plan = Plan(scale, block_size, selected_blocks, is_gathered)
-    positions = start + jnp.arange(time, dtype=jnp.int32)
+    positions = first + jnp.arange(time, dtype=jnp.int32)
 
     def sequence(q, k, v, documents):
         blocks, own = layout(documents, positions, length, block_size)
@@ -136,20 +152,23 @@ def native_sparse_attention(
         return each(head, q.transpose(1, 0, 2, 3), k, v)
 
     grouped = q.reshape(batch, time, groups, group, key)
-    *branches, mean_keys, mean_values = each(sequence, grouped, keys, values, segment_ids)
+    of_keys = None if documents is None else documents.key
+    *branches, mean_keys, mean_values = each(sequence, grouped, keys, values, of_keys)
     branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
     window = attend_to_past(
-        q, keys, values, start, segment_ids, scale=scale, sliding_window=sliding_window
+        q, keys, values, first, documents, scale=scale, sliding_window=sliding_window
     )
     out = _gated(gates, (*branches, window)).astype(q.dtype)
     if cache is not None:
-        ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
-        is_complete = (ends <= cache.length)[None, None, :, None]
-        cache = replace(
-            cache,
-            pooled_keys=jnp.where(is_complete, mean_keys, 0),
-            pooled_values=jnp.where(is_complete, mean_values, 0),
-        )
+        if cache.start is None:
+            ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
+            is_complete = (ends <= cache.length)[None, None, :, None]
+            pooled = (jnp.where(is_complete, means, 0) for means in (mean_keys, mean_values))
+        else:
+            pool = partial(means_from, stop=cache.length, block_size=block_size)
+            pool = jax.vmap(jax.vmap(pool, in_axes=(0, None)))
+            pooled = (pool(rows, cache.start) for rows in (keys, values))
+        cache = replace(cache, **dict(zip(("pooled_keys", "pooled_values"), pooled, strict=True)))
         out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
     return out, cache
 
@@ -210,7 +229,7 @@ def native_sparse_attention_step(
     gates = (compressed_gate_t, selected_gate_t, window_gate_t)
     _check(q, k, v, [g[:, None] for g in gates], block_size, selected_blocks, sliding_window)
     check_sparse_cache(cache, BlockCache, k, v)
-    _check_blocks(cache, block_size)
+    check_blocks(cache, block_size)
     batch, heads, key = q_t.shape
     groups, capacity = k_t.shape[1], cache.capacity
     factor = float(key**-0.5 if scale is None else scale)
@@ -219,22 +238,28 @@ def native_sparse_attention_step(
     position = cache.length
     cache = append_rows(cache, keys=k_t[:, :, None], values=v_t[:, :, None])
     cache = _pool(cache, block_size)
-    blocks, own = layout(None, position[None], capacity, block_size)
     seen = min(sliding_window, capacity)
     first = jnp.clip(position - seen + 1, 0, capacity - seen)
     slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
     in_window = (slots <= position) & (slots > position - sliding_window)
 
-    def head(q, k, v, mean_keys, mean_values):
-        compressed, selected = attend_to_blocks(
-            plan, blocks, k, v, mean_keys, mean_values, q[None], own
-        )
-        k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
-        return compressed[0], selected[0], attend(q[None], k, v, in_window, scale=factor).out[0]
+    def sequence(q, *rows_and_start):
+        *rows, start = rows_and_start
+        blocks, own = layout_from(start, position[None], capacity, block_size)
+        visible = in_window if start is None else in_window & (slots >= start)
+
+        def head(q, k, v, mean_keys, mean_values):
+            compressed, selected = attend_to_blocks(
+                plan, blocks, k, v, mean_keys, mean_values, q[None], own
+            )
+            k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
+            return compressed[0], selected[0], attend(q[None], k, v, visible, scale=factor).out[0]
+
+        return each(head, q, *rows, at_once=True)
 
     q = q_t.reshape(batch, groups, heads // groups, key)
     rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
-    branches = each(partial(each, head, at_once=True), q, *rows, at_once=True)
+    branches = each(sequence, q, *rows, cache.start, at_once=True)
     out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
     out = jnp.where(cache.length <= capacity, out, jnp.nan).astype(q_t.dtype)
     return out, cache
@@ -242,25 +267,31 @@ def native_sparse_attention_step(
 
 def _pool(cache: BlockCache, block_size: int) -> BlockCache:
     """Add the mean of the last block if it is complete."""
-    start = cache.length - block_size
-    is_complete = (cache.length % block_size == 0) & (cache.length <= cache.capacity)
+    tokens = cache.length - (0 if cache.start is None else cache.start)
+    is_complete = (tokens % block_size == 0) & (cache.length <= cache.capacity)
     held = cache.pooled_keys, cache.pooled_values
     if not held[0].shape[2]:
         return cache
 
     def write():
-        means = (
-            lax.dynamic_slice_in_dim(rows, start, block_size, axis=2).mean(
-                axis=2, keepdims=True, dtype=pooled.dtype
+        last = (
+            lax.dynamic_slice_in_dim(rows, cache.length - block_size, block_size, axis=2)
+            for rows in (cache.keys, cache.values)
+        )
+        means = [rows.mean(axis=2, dtype=held[0].dtype) for rows in last]
+        place = tokens // block_size - 1
+        if cache.start is None:
+            return tuple(
+                lax.dynamic_update_slice_in_dim(pooled, mean[:, :, None], place, axis=2)
+                for pooled, mean in zip(held, means, strict=True)
             )
-            for rows, pooled in zip((cache.keys, cache.values), held, strict=True)
-        )
-        return tuple(
-            lax.dynamic_update_slice_in_dim(pooled, mean, start // block_size, axis=2)
-            for pooled, mean in zip(held, means, strict=True)
-        )
+        # Each row has its own block to write; those whose block is unfinished write nowhere.
+        place = jnp.where(is_complete, place, held[0].shape[2])
+        to = (jnp.arange(place.shape[0]), slice(None), place)
+        written = zip(held, means, strict=True)
+        return tuple(pooled.at[to].set(mean, mode="drop") for pooled, mean in written)
 
-    pooled_keys, pooled_values = lax.cond(is_complete, write, lambda: held)
+    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
     return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)
 
 
@@ -343,13 +374,11 @@ def native_sparse_attention_reference(
     selected = past[:, None] & (in_chosen | (token >= own)[:, None])
     selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    gated = (
-        gate[..., None] * branch
-        for gate, branch in (
-            (compressed_gate, compressed), (selected_gate, selected), (window_gate, window),
-        )
-    )  # fmt: skip
-    return sum(gated), None
+    gates = (gate[..., None] for gate in (compressed_gate, selected_gate, window_gate))
+    first, second, third = (
+        gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True)
+    )
+    return first + second + third, None
 
 
 def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
@@ -365,12 +394,3 @@ def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
             f"got {selected_blocks}."
         )
     check_window(sliding_window)
-
-
-def _check_blocks(cache: BlockCache, block_size: int) -> None:
-    blocks = cache.pooled_keys.shape[2]
-    if blocks != cache.capacity // block_size:
-        raise ValueError(
-            f"a cache of {cache.capacity} tokens in blocks of {block_size} has "
-            f"{cache.capacity // block_size} of them; got {blocks}."
-        )

@@ -74,9 +74,9 @@ def selected_indices(
 def _order(scores: Array) -> Array:
     """Unsigned integers in the order of the scores, none of them 0."""
     unsigned = jnp.uint64 if scores.dtype == jnp.float64 else jnp.uint32
-    scores = jnp.where(scores == 0, 0, scores)  # -0 becomes 0
     bits = lax.bitcast_convert_type(scores, unsigned)
     top = jnp.asarray(1 << (8 * bits.dtype.itemsize - 1), unsigned)
+    bits = jnp.where(bits == top, 0, bits)  # -0 becomes 0
     return jnp.where(bits >= top, ~bits, bits | top)
 
 

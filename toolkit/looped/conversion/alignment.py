@@ -46,7 +46,7 @@ def alignment_losses(
     def body(tau, h, row):
         return both.loop(h, *row, tau=tau, injected=injected, caches=places)
 
-    _, losses = both.run_loops(body, injected, remat=teacher.config.remat)
+    _, losses = both.run_loops(body, both.start(injected), remat=teacher.config.remat)
     return jnp.array([[loop[layer] for layer in new] for loop in losses])
 
 

@@ -31,6 +31,7 @@ class AttentionLayer(nnx.Module):
     """
 
     word: ClassVar[str] = "full"
+    is_recurrent: ClassVar[bool] = False
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5

@@ -83,6 +83,7 @@ class RecurrentLayer(nnx.Module):
     """
 
     word: ClassVar[str]
+    is_recurrent: ClassVar[bool] = True
     key_share: ClassVar[float] = 1.0
     value_share: ClassVar[float] = 1.0
     has_value_groups: ClassVar[bool] = True

@@ -93,8 +93,11 @@ class NSALayer(AttentionLayer):
         self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
     ) -> tuple[Float[Array, "batch width"], Any]:
         """Mix one token and append it to the cache."""
-        inputs = (*self._project(x_t, cache.length), *self._gates(x_t))
-        out_t, cache = native_sparse_attention_step(*inputs, cache, **self.options)
+        q_t, k_t, v_t = self._project(x_t, cache.length)
+        compressed, selected, recent = self._gates(x_t)
+        out_t, cache = native_sparse_attention_step(
+            q_t, k_t, v_t, compressed, selected, recent, cache, **self.options
+        )
         return self._finish(x_t, out_t), cache
 
     def _gates(self, x):
