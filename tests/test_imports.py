@@ -22,7 +22,8 @@ FLOORS = {
     "training": {"lr", "measure", "parallel"},
     "lab": {"attention", "lr", "measure", "parallel", "looped", "training"},
     "bench": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
-    "cli": {"attention", "lr", "measure", "parallel", "looped", "training", "bench", "lab"},
+    "experiments": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
+    "cli": {"measure", "parallel", "looped", "bench", "experiments", "lab"},
 }
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.

@@ -10,6 +10,7 @@ Rooms, each imported on first use so that `import toolkit` costs `import jax` an
 * `toolkit.training`: text data, train step, loop, checkpoints, metrics
 * `toolkit.lab`: figures, panels, reports
 * `toolkit.bench`: contenders side by side
+* `toolkit.experiments`: claims about small models, each tested by one command
 """
 
 import importlib
@@ -19,7 +20,17 @@ import jax as _jax  # noqa: F401  (the one cost of `import toolkit`, paid openly
 
 __version__ = "0.1.0"
 
-_ROOMS = ("attention", "bench", "lab", "looped", "lr", "measure", "parallel", "training")
+_ROOMS = (
+    "attention",
+    "bench",
+    "experiments",
+    "lab",
+    "looped",
+    "lr",
+    "measure",
+    "parallel",
+    "training",
+)
 __all__ = ["__version__", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, train, generate, bench, info.
+"""The command `toolkit`: tour, lab, train, generate, bench, experiment, info.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
@@ -163,6 +163,38 @@ def bench(
     run_suites(suites, rounds=rounds, out=out, only=only, plot=plot, recorded=recorded)
 
 
+def experiment(
+    name: Annotated[str, tyro.conf.Positional] = "",
+    directory: Path | None = None,
+    seeds: int = 3,
+    only: str = "",
+    recorded: Path | None = None,
+    list: bool = False,
+) -> None:
+    """Train small models until a claim is seen, or not seen; run again to resume.
+
+    Args:
+        name: which experiment.
+        directory: the experiment's folder (none: runs/experiments/NAME).
+        seeds: how often each setting is run.
+        only: run the settings whose name holds this text.
+        recorded: print and draw this file of an earlier run instead, and run nothing.
+        list: print what there is.
+    """
+    from toolkit.experiments import EXPERIMENTS, load_experiment, run_experiment, show_recorded
+
+    if list:
+        for known, summary in EXPERIMENTS.items():
+            print(f"{known:<14} {summary}")
+        return
+    found = load_experiment(name)
+    directory = directory or Path("runs/experiments") / name
+    if recorded is not None:
+        show_recorded(found, recorded, directory)
+    elif not run_experiment(found, directory, seeds=seeds, only=only):
+        sys.exit(130)
+
+
 def info() -> None:
     """Print versions, devices and memory: what to paste into a bug report."""
     from toolkit.measure import environment_rows
@@ -185,7 +217,8 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    commands = {command.__name__: command for command in (tour, lab, train, generate, bench, info)}
+    functions = (tour, lab, train, generate, bench, experiment, info)
+    commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:
         tyro.extras.subcommand_cli_from_dict(

@@ -1,0 +1,168 @@
+"""The runner with an experiment of its own: what it skips, resumes, judges and redraws."""
+
+import dataclasses
+import json
+
+import pytest
+
+from toolkit.experiments import (
+    Claim,
+    Column,
+    Experiment,
+    Results,
+    Stopped,
+    result_table,
+    run_experiment,
+    show_recorded,
+)
+from toolkit.measure import read_records
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    slope: float
+    points: int = 4
+
+
+def draw(results, caption):
+    from toolkit.lab.figures import new_figure
+
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    for label in results.labels:
+        axes.plot(results.curves(label, "line").mean(0), label=label)
+    figure.text(0, 0, caption)
+    return figure
+
+
+def steeper(results):
+    steep, flat = results.mean("steep", "end"), results.mean("flat", "end")
+    return steep > flat, f"{steep:.1f} against {flat:.1f}"
+
+
+def line_experiment(calls, fail_at=None):
+    """Each run writes its points to its folder one by one, and may be killed in the middle."""
+
+    def execute(setting, seed, workspace):
+        path = workspace.directory / "points.json"
+        points = json.loads(path.read_text()) if path.exists() else []
+        while len(points) < setting.points:
+            calls.append((setting.slope, seed, len(points)))
+            if calls[-1] == fail_at:
+                raise KeyboardInterrupt
+            points.append(seed + setting.slope * len(points))
+            path.write_text(json.dumps(points))
+            workspace.progress(len(points) / setting.points)
+        return {"end": points[-1], "line": points}
+
+    return Experiment(
+        name="lines",
+        title="Which line ends higher?",
+        settings={"flat": Slope(0.0), "steep": Slope(2.0)},
+        execute=execute,
+        columns=(Column("end", "m", 1),),
+        claims=(
+            Claim("steep lines end higher", steeper),
+            Claim("curved lines exist", lambda r: (bool(r.mean("curved", "end")), "")),
+        ),
+        draw=draw,
+        beyond="longer lines.",
+        minutes=0.1,
+    )
+
+
+def test_table_verdicts_records_and_figure(tmp_path, capsys):
+    assert run_experiment(line_experiment([]), tmp_path)
+    out = capsys.readouterr().out
+    assert "seen       steep lines end higher\n           7.0 against 1.0" in out
+    assert "not tested curved lines exist" in out
+    assert "7.0 +- 1.0" in out
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    records = {r.name: r for r in read_records(tmp_path / "results.json")}
+    assert records["lines | steep | end"].samples == (6.0, 7.0, 8.0)
+    assert records["lines | steep | line, seed 1"].samples == (1.0, 3.0, 5.0, 7.0)
+    assert {r.kind for r in records.values()} == {"measured"}
+    assert not list((tmp_path / "running").iterdir())
+
+
+def test_finished_runs_are_skipped_and_the_one_under_way_resumes(tmp_path, capsys):
+    unbroken, broken = [], []
+    run_experiment(line_experiment(unbroken), tmp_path / "unbroken", seeds=2)
+    assert not run_experiment(
+        line_experiment(broken, fail_at=(2.0, 0, 2)), tmp_path / "broken", seeds=2
+    )
+    assert "2 of 4 runs finished; the same command goes on" in capsys.readouterr().err
+    broken.pop()  # where it was killed
+    assert run_experiment(line_experiment(broken), tmp_path / "broken", seeds=2)
+    assert broken == unbroken, "no point is computed twice"
+    lines = [
+        [json.loads(line)["outcome"] for line in (folder / "runs.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "unbroken", tmp_path / "broken")
+    ]
+    assert lines[0] == lines[1]
+    calls = []
+    assert run_experiment(line_experiment(calls), tmp_path / "broken", seeds=2)
+    assert calls == []
+
+
+def test_a_line_cut_short_is_run_again(tmp_path):
+    run_experiment(line_experiment([]), tmp_path, seeds=1)
+    path = tmp_path / "runs.jsonl"
+    path.write_text(path.read_text()[:-20])
+    calls = []
+    run_experiment(line_experiment(calls), tmp_path, seeds=1)
+    assert {slope for slope, *_ in calls} == {2.0}
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_stopping_politely_is_no_error(tmp_path):
+    def execute(setting, seed, workspace):
+        raise Stopped
+
+    assert not run_experiment(dataclasses.replace(line_experiment([]), execute=execute), tmp_path)
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_only_and_seeds_choose_runs(tmp_path, capsys):
+    calls = []
+    run_experiment(line_experiment(calls), tmp_path, seeds=1, only="flat")
+    assert {slope for slope, *_ in calls} == {0.0}
+    assert "not tested steep lines end higher" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no setting; they are: flat; steep"):
+        run_experiment(line_experiment([]), tmp_path, only="round")
+    with pytest.raises(ValueError, match="seeds"):
+        run_experiment(line_experiment([]), tmp_path, seeds=0)
+
+
+def test_another_experiment_or_another_version_of_it_is_refused(tmp_path):
+    run_experiment(line_experiment([]), tmp_path, seeds=1)
+    other = dataclasses.replace(line_experiment([]), name="circles")
+    with pytest.raises(ValueError, match="belongs to experiment 'lines'"):
+        run_experiment(other, tmp_path)
+    changed = dataclasses.replace(line_experiment([]), settings={"flat": Slope(0.1)})
+    with pytest.raises(ValueError, match="another version"):
+        run_experiment(changed, tmp_path)
+
+
+def test_a_record_is_shown_without_running(tmp_path, capsys):
+    run_experiment(line_experiment([]), tmp_path / "here")
+    measured = capsys.readouterr().out
+    calls = []
+    show_recorded(line_experiment(calls), tmp_path / "here/results.json", tmp_path / "there")
+    recorded = capsys.readouterr().out
+    assert calls == []
+    assert "recorded:" in recorded
+    assert "7.0 +- 1.0" in recorded
+    assert (
+        measured.split("The claims:")[1].splitlines()[:5]
+        == (recorded.split("The claims:")[1].splitlines()[:5])
+    )
+    assert (tmp_path / "there/figure.png").exists()
+    other = dataclasses.replace(line_experiment([]), name="circles")
+    with pytest.raises(ValueError, match="wanted those of experiment 'circles'"):
+        show_recorded(other, tmp_path / "here/results.json", tmp_path / "there")
+
+
+def test_table_leaves_missing_numbers_out():
+    results = Results({"flat": {0: {"line": [1.0]}}, "steep": {}})
+    assert result_table(line_experiment([]), results).splitlines()[2:] == ["flat         1"]

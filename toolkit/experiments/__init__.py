@@ -1,0 +1,52 @@
+"""Claims about small models, each tested by one command: `toolkit experiment NAME`.
+
+Running
+* `EXPERIMENTS`: name -> summary of every experiment
+* `load_experiment`: the experiment of a name
+* `run_experiment`: run what is not finished, print table and verdicts, write records and figure
+* `show_recorded`: the same from a record, running nothing
+
+Describing
+* `Experiment`: settings, a function that runs one, claims, a figure
+* `Run`: one setting with one seed
+* `Workspace`: a run's folder, and whom to tell about progress
+* `Stopped`: what a run raises when asked to stop
+* `Column`: a number of the table
+* `Claim`: a sentence with its judge
+* `Verdict`: seen, not seen or not tested
+* `Results`: outcomes by setting and seed
+* `MissingResultError`: a number that was not run
+* `result_table`: mean and spread as text
+"""
+
+from toolkit.experiments.catalogue import EXPERIMENTS, load_experiment
+from toolkit.experiments.experiment import (
+    Claim,
+    Column,
+    Experiment,
+    MissingResultError,
+    Results,
+    Run,
+    Stopped,
+    Verdict,
+    Workspace,
+    result_table,
+)
+from toolkit.experiments.runner import run_experiment, show_recorded
+
+__all__ = [
+    "EXPERIMENTS",
+    "Claim",
+    "Column",
+    "Experiment",
+    "MissingResultError",
+    "Results",
+    "Run",
+    "Stopped",
+    "Verdict",
+    "Workspace",
+    "load_experiment",
+    "result_table",
+    "run_experiment",
+    "show_recorded",
+]

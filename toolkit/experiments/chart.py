@@ -1,0 +1,23 @@
+"""What the figures of experiments have in common, in the house style."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from toolkit.lab.figures import FAINT, LOOKS as _NAMED
+from toolkit.lab.figures import new_figure
+
+LOOKS = tuple(_NAMED.values())
+"""Looks in order, for settings that have no look of their own."""
+
+
+def two_panels(height: float = 4.6) -> tuple[Figure, tuple[Axes, Axes]]:
+    """A figure of two axes side by side, with room for a caption below."""
+    figure = new_figure(11.0, height)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure.subplots_adjust(left=0.07, right=0.985, wspace=0.2, bottom=0.2, top=0.9)
+    return figure, (left, right)
+
+
+def caption_below(figure: Figure, text: str) -> None:
+    """One line under the axes: what the marks are and where the numbers come from."""
+    figure.text(0.01, 0.02, text, color=FAINT, fontsize=9)

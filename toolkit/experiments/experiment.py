@@ -1,0 +1,264 @@
+"""What an experiment is: settings, seeds, a function that runs one, and claims to hold against it.
+
+An experiment says beforehand which claims it tests and how it judges them; a claim that the
+numbers do not bear out is reported as not seen.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Outcome = Mapping[str, float | list[float]]
+"""What one run found: numbers and curves (lists of numbers), by name."""
+
+
+class Stopped(Exception):
+    """A run was asked to stop, and has saved what it needs to go on."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a run may use beside its setting and seed.
+
+    Attributes:
+        directory: the run's own folder, kept until the run is finished: for checkpoints.
+        progress: to be called now and then with the share of the run that is done, 0 to 1.
+    """
+
+    directory: Path
+    progress: Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One setting with one seed.
+
+    Attributes:
+        label: the setting's name.
+        setting: all that decides the outcome but the seed, a frozen dataclass.
+        seed: of every random choice.
+    """
+
+    label: str
+    setting: Any
+    seed: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of the printed table.
+
+    Attributes:
+        name: the number's name in an `Outcome`.
+        unit: its unit, "1" for a share.
+        digits: digits after the point.
+    """
+
+    name: str
+    unit: str = "1"
+    digits: int = 3
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that an experiment can contradict.
+
+    Attributes:
+        text: the claim, one line.
+        judge: results -> (whether it is seen, the numbers that decided it).
+    """
+
+    text: str
+    judge: Callable[["Results"], tuple[bool, str]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim after the experiment.
+
+    Attributes:
+        claim: its text.
+        is_seen: None when the runs it needs were left out.
+        numbers: what decided.
+    """
+
+    claim: str
+    is_seen: bool | None
+    numbers: str
+
+    def __str__(self) -> str:
+        word = {True: "seen", False: "not seen", None: "not tested"}[self.is_seen]
+        return f"{word:<10} {self.claim}\n{'':<10} {self.numbers}"
+
+
+class MissingResultError(LookupError):
+    """A setting or number that these results do not hold."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Outcomes of the finished runs.
+
+    Attributes:
+        outcomes: label of the setting -> seed -> outcome.
+    """
+
+    outcomes: Mapping[str, Mapping[int, Outcome]]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Settings with at least one finished run, in the experiment's order."""
+        return tuple(label for label, runs in self.outcomes.items() if runs)
+
+    def samples(self, label: str, name: str) -> list[Any]:
+        """One value a seed of a number (or curve) of a setting.
+
+        Args:
+            label: the setting.
+            name: the number.
+
+        Returns:
+            The values in the order of the seeds.
+
+        Raises:
+            MissingResultError: no finished run has it.
+
+        Cost:
+            A look-up.
+        """
+        runs = self.outcomes.get(label, {})
+        found = [outcome[name] for _, outcome in sorted(runs.items()) if name in outcome]
+        if not found:
+            raise MissingResultError(f"no finished run of {label!r} has {name!r}")
+        return found
+
+    def mean(self, label: str, name: str) -> float:
+        """Mean over the seeds of a number; see `samples`."""
+        return statistics.fmean(self.samples(label, name))
+
+    def curves(self, label: str, name: str) -> np.ndarray:
+        """One row a seed of a curve, [seeds, points]; see `samples`."""
+        return np.array(self.samples(label, name), float)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything about one experiment; running it is `run_experiment`'s business.
+
+    Attributes:
+        name: as on the command line.
+        title: the question, one line.
+        settings: label -> setting, a frozen dataclass that goes through JSON.
+        execute: (setting, seed, workspace) -> outcome; raises `Stopped` when asked to stop, and
+            goes on from `workspace.directory` when called again. Deterministic.
+        columns: the numbers of the table.
+        claims: what is tested.
+        draw: (results, caption) -> the figure.
+        beyond: what a machine of two cores cannot show, and how to go there.
+        minutes: of all settings with three seeds, on two idle cores.
+        work: setting -> cost of a run, in any unit, for the expected time left.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    execute: Callable[[Any, int, Workspace], Outcome]
+    columns: tuple[Column, ...]
+    claims: tuple[Claim, ...]
+    draw: Callable[[Results, str], "Figure"]
+    beyond: str
+    minutes: float
+    work: Callable[[Any], float] = lambda setting: 1.0
+
+    def runs(self, seeds: int = 3, only: str = "") -> list[Run]:
+        """All runs: every setting with every seed, the seeds of a setting one after another.
+
+        Args:
+            seeds: how many, at least 1.
+            only: keep the settings whose label holds this text.
+
+        Returns:
+            The runs, in order.
+
+        Raises:
+            ValueError: seeds below 1, or a text in no label.
+
+        Cost:
+            None.
+        """
+        if seeds < 1:
+            raise ValueError(f"seeds: got {seeds}, wanted at least 1")
+        labels = [label for label in self.settings if only in label]
+        if not labels:
+            known = "; ".join(self.settings)
+            raise ValueError(f"only: {only!r} is in the name of no setting; they are: {known}")
+        return [Run(label, self.settings[label], seed) for label in labels for seed in range(seeds)]
+
+    def verdicts(self, results: Results) -> list[Verdict]:
+        """Judges every claim.
+
+        Args:
+            results: of all runs or some.
+
+        Returns:
+            One verdict a claim; not tested where a run it needs is missing.
+
+        Cost:
+            Arithmetic on a few numbers.
+        """
+        verdicts = []
+        for claim in self.claims:
+            try:
+                is_seen, numbers = claim.judge(results)
+            except MissingResultError as missing:
+                is_seen, numbers = None, str(missing)
+            verdicts.append(Verdict(claim.text, is_seen, numbers))
+        return verdicts
+
+
+def result_table(experiment: Experiment, results: Results) -> str:
+    """Mean and spread over the seeds of the experiment's columns, one line a setting.
+
+    Args:
+        experiment: whose columns.
+        results: the finished runs.
+
+    Returns:
+        Text; "mean +- standard deviation (number of seeds)", nothing where there is no number.
+
+    Cost:
+        Arithmetic on a few numbers.
+    """
+    heads = [c.name + ("" if c.unit == "1" else f" ({c.unit})") for c in experiment.columns]
+    rows = [["setting", "seeds", *heads]]
+    for label in results.labels:
+        cells = [_cell(results, label, column) for column in experiment.columns]
+        rows.append([label, str(len(results.outcomes[label])), *cells])
+    return _aligned(rows)
+
+
+def _cell(results: Results, label: str, column: Column) -> str:
+    try:
+        samples = results.samples(label, column.name)
+    except MissingResultError:
+        return ""
+    spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
+    return f"{statistics.fmean(samples):,.{column.digits}f} +- {spread:,.{column.digits}f}"
+
+
+def _aligned(rows: Iterable[list[str]]) -> str:
+    rows = list(rows)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

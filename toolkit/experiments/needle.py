@@ -1,0 +1,137 @@
+"""How far back does a window of w tokens see after T loops?  Exactly T (w - 1) tokens.
+
+One layer, run T times. A needle lies D tokens before the question; the model is trained on all
+distances it could reach and asked about these and farther ones.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.experiment import Claim, Column, Experiment, Results, Workspace
+from toolkit.experiments.synthetic import Recipe, train
+from toolkit.experiments.tasks import Needle
+from toolkit.looped import LoopedConfig, tokens_reached
+
+WINDOW = 8
+VALUES = 4
+CHANCE = 1 / VALUES
+LOOPS = (1, 2, 4, 8)
+FARTHEST = 64
+SEQUENCES = 512  # a distance
+_BY_DISTANCE = "accuracy by distance"
+_SOLVED = 0.95
+_NEAR_CHANCE = 0.05
+
+
+def _recipe(loops: int) -> Recipe:
+    model = LoopedConfig.tiny(
+        "window",
+        loops=loops,
+        vocabulary=2 * VALUES + 1,
+        width=32,
+        heads=2,
+        sliding_window=WINDOW,
+        feed_forward=64,
+    )
+    return Recipe(model, Needle(_reach(loops), VALUES), steps=1000, learning_rate=3e-3)
+
+
+def _reach(loops: int) -> int:
+    return loops * (WINDOW - 1)
+
+
+def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> dict:
+    trained = train(recipe, seed, workspace)
+    accuracies = jax.device_get(_by_distance(trained.graph, trained.params, seed))
+    reach = _reach(recipe.model.loops)
+    return {
+        "accuracy within reach": accuracies[:reach].mean(),
+        "accuracy beyond": accuracies[reach:].mean(),
+        **trained.numbers,
+        _BY_DISTANCE: accuracies,
+    }
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def _by_distance(graph, params, seed):
+    model, task = nnx.merge(graph, params), Needle(FARTHEST, VALUES)
+
+    def accuracy(distance):
+        key = jax.random.fold_in(jax.random.key(seed), distance)
+        batch = task.draw_at(key, jnp.full(SEQUENCES, distance))
+        return ((model(batch.tokens).argmax(-1) == batch.targets) & batch.mask).sum() / SEQUENCES
+
+    return jax.lax.map(accuracy, 1 + jnp.arange(FARTHEST))
+
+
+def _reaches(results: Results) -> tuple[bool, str]:
+    least = {
+        loops: results.curves(_label(loops), _BY_DISTANCE).mean(0)[: _reach(loops)].min()
+        for loops in LOOPS
+    }
+    words = ", ".join(f"T={loops}: {share:.3f}" for loops, share in least.items())
+    return min(least.values()) >= _SOLVED, f"least accuracy at D <= T(w-1): {words}"
+
+
+def _no_farther(results: Results) -> tuple[bool, str]:
+    most = {
+        loops: results.curves(_label(loops), _BY_DISTANCE).mean(0)[_reach(loops) :].max()
+        for loops in LOOPS
+    }
+    words = ", ".join(f"T={loops}: {share:.3f}" for loops, share in most.items())
+    is_chance = max(most.values()) <= CHANCE + _NEAR_CHANCE
+    return is_chance, f"largest accuracy at D > T(w-1): {words} (chance {CHANCE})"
+
+
+def _draw(results: Results, caption: str):
+    figure, (left, right) = two_panels()
+    for label, look in zip(results.labels, LOOKS, strict=False):
+        curves = results.curves(label, _BY_DISTANCE)
+        distance = 1 + np.arange(curves.shape[1])
+        style = {"color": look.colour, "linestyle": look.dashes, "label": label}
+        left.plot(distance, curves.mean(0), marker=look.marker, markevery=7, **style)
+        left.fill_between(distance, curves.min(0), curves.max(0), color=look.colour, alpha=0.2)
+        left.axvline(_reach(LOOPS[list(EXPERIMENT.settings).index(label)]), color=look.colour,
+                     linewidth=0.8)  # fmt: skip
+        steps = results.curves(label, "step")[0]
+        right.plot(steps, results.curves(label, "accuracy by step").mean(0), marker=look.marker,
+                   markevery=4, **style)  # fmt: skip
+    left.axhline(CHANCE, color="#8a949e", linewidth=1)
+    left.set(xlabel="distance of the needle (tokens)", ylabel="accuracy", ylim=(0, 1.05),
+             title=f"A window of {WINDOW} tokens, T loops")  # fmt: skip
+    left.text(FARTHEST, CHANCE - 0.06, "chance", ha="right", color="#8a949e")
+    right.set(xlabel="training step", ylim=(0, 1.05), title="while training, within reach")
+    right.legend(loc="lower right")
+    caption_below(figure, f"Thin lines: T (w - 1). Bands: all seeds. {caption}")
+    return figure
+
+
+def _label(loops: int) -> str:
+    return f"T={loops}"
+
+
+EXPERIMENT = Experiment(
+    name="needle",
+    title="How far back does a sliding window see, loop by loop?",
+    settings={_label(loops): _recipe(loops) for loops in LOOPS},
+    execute=_execute,
+    columns=(
+        Column("accuracy within reach"),
+        Column("accuracy beyond"),
+        Column("seconds", "s", 0),
+    ),
+    claims=(
+        Claim("T loops of a window of w tokens find a needle T(w-1) tokens back", _reaches),
+        Claim("and nothing farther: beyond, the answer is chance", _no_farther),
+    ),
+    draw=_draw,
+    beyond="windows of hundreds of tokens; the reach of deeper models is the same formula "
+    f"(`toolkit.looped.tokens_reached`: {tokens_reached.__name__}).",
+    minutes=10,
+    work=lambda recipe: recipe.work,
+)

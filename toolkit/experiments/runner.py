@@ -1,0 +1,165 @@
+"""Runs an experiment: skips what is finished, goes on in the middle of what is not, reports.
+
+A folder holds `runs.jsonl` (a line a finished run), `running/` (checkpoints of the run under way)
+and, at the end, `results.json` and `figure.png`.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolkit.experiments.experiment import (
+    Experiment,
+    Results,
+    Run,
+    Stopped,
+    Workspace,
+    result_table,
+)
+from toolkit.experiments.records import FinishedRuns, results_of
+from toolkit.measure import Record, read_records, write_records
+
+
+def run_experiment(
+    experiment: Experiment, directory: Path, *, seeds: int = 3, only: str = ""
+) -> bool:
+    """Run what is not finished yet, then print the table and the verdicts and write the figure.
+
+    Killed at any moment and called again, it loses at most the time since the last checkpoint of
+    the run under way and ends with the same numbers.
+
+    Args:
+        experiment: what to run.
+        directory: the experiment's folder; made if missing.
+        seeds: how often each setting is run.
+        only: run the settings whose label holds this text.
+
+    Returns:
+        Whether all runs are finished; False after Ctrl-C.
+
+    Raises:
+        ValueError: seeds or only out of range, or the folder holds another experiment.
+        OSError: the folder cannot be written.
+
+    Cost:
+        That of the runs left; printed beforehand in minutes.
+    """
+    runs = experiment.runs(seeds, only)
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    finished = FinishedRuns(directory, experiment)
+    left = [run for run in runs if not finished.holds(run)]
+    _announce(experiment, runs, left)
+    try:
+        _run_all(experiment, runs, left, finished, directory)
+        is_complete = True
+    except (KeyboardInterrupt, Stopped):
+        is_complete = False
+    results = finished.results(runs)
+    if results.labels:
+        records = finished.records(results)
+        write_records(directory / "results.json", records)
+        _report(experiment, results, records, directory, "measured here")
+    if not is_complete:
+        count = sum(finished.holds(run) for run in runs)
+        print(
+            f"\nstopped with {count} of {len(runs)} runs finished; the same command goes on",
+            file=sys.stderr,
+        )
+    return is_complete
+
+
+def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> None:
+    """Print the table and verdicts and draw the figure of an earlier run, running nothing.
+
+    Args:
+        experiment: which one.
+        recorded: its `results.json`.
+        directory: where the figure goes; made if missing.
+
+    Returns:
+        None.
+
+    Raises:
+        ValueError: the file holds no records of this experiment.
+        OSError: it cannot be read.
+
+    Cost:
+        A second.
+    """
+    records = read_records(recorded)
+    results = results_of(records, experiment)
+    if not records:
+        raise ValueError(f"recorded: {Path(recorded).name} is empty")
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    _report(experiment, results, records, Path(directory), "recorded")
+
+
+def _announce(experiment: Experiment, runs: list[Run], left: list[Run]) -> None:
+    work = {id(run): experiment.work(run.setting) for run in left}
+    whole = 3 * sum(map(experiment.work, experiment.settings.values()))
+    minutes = experiment.minutes * sum(work.values()) / whole
+    print(f"{experiment.name}: {experiment.title}")
+    print(
+        f"{len(runs)} runs, {len(runs) - len(left)} finished already; about {minutes:.0f} minutes "
+        "on two idle cores (modelled)",
+        flush=True,
+    )
+
+
+def _run_all(
+    experiment: Experiment, runs: list[Run], left: list[Run], finished: FinishedRuns, folder: Path
+) -> None:
+    from tqdm import tqdm
+
+    whole = sum(experiment.work(run.setting) for run in left)
+    form = "{l_bar}{bar}| {elapsed} gone, {remaining} left  {postfix}"
+    with tqdm(total=100.0, bar_format=form, dynamic_ncols=True, disable=not left) as bar:
+        done = 0.0
+        for run in left:
+            work = experiment.work(run.setting)
+            bar.set_postfix_str(f"{run.label}, seed {run.seed}")
+
+            def progress(share: float, done: float = done, work: float = work) -> None:
+                bar.update(100 * (done + share * work) / whole - bar.n)
+
+            workspace = Workspace(folder / "running" / _file_name(run), progress)
+            workspace.directory.mkdir(parents=True, exist_ok=True)
+            outcome = experiment.execute(run.setting, run.seed, workspace)
+            finished.append(run, _plain(outcome))
+            shutil.rmtree(workspace.directory)
+            done += work
+            progress(0.0, done)
+
+
+def _report(
+    experiment: Experiment, results: Results, records: list[Record], folder: Path, how: str
+) -> None:
+    from toolkit.lab.figures import style
+
+    facts = records[-1]
+    caption = f"{how}: {facts.device}, jax {facts.versions['jax']}, {facts.date[:10]}"
+    print(f"\n{experiment.title}  ({caption})\n")
+    print(result_table(experiment, results))
+    print("\nMean +- standard deviation over the seeds. The claims:\n")
+    for verdict in experiment.verdicts(results):
+        print(verdict)
+    print(f"\nOut of reach of two cores: {experiment.beyond}")
+    path = folder / "figure.png"
+    with style():
+        experiment.draw(results, caption).savefig(path)
+    print(f"figure: {path}")
+
+
+def _file_name(run: Run) -> str:
+    return re.sub(r"\W+", "-", f"{run.label} seed {run.seed}").strip("-")
+
+
+def _plain(outcome: Any) -> dict[str, Any]:
+    """Numbers of numpy and jax as Python's."""
+    return {
+        name: [float(number) for number in value] if hasattr(value, "__len__") else float(value)
+        for name, value in outcome.items()
+    }

@@ -1,0 +1,118 @@
+"""Running products in a group, learned on short words and asked about longer ones.
+
+What `parity` and `s3` share. A model that has found the group's rule goes on being right on words
+longer than it has seen; one that has learnt words by heart does not.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.experiment import Column, Experiment, Outcome, Results, Workspace
+from toolkit.experiments.synthetic import Recipe, train
+from toolkit.experiments.tasks import WordProblem
+from toolkit.looped import LoopedConfig
+
+TRAINED = 16
+LONGER = 64
+SOLVED = 0.95
+_WITHIN, _BEYOND = f"accuracy, first {TRAINED}", f"accuracy, up to {LONGER}"
+_BY_POSITION = "accuracy by position"
+COLUMNS = (Column(_WITHIN), Column(_BEYOND), Column("seconds", "s", 0))
+
+
+def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: bool) -> Recipe:
+    """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
+
+    Args:
+        group: the group's name.
+        pattern: the layer's word.
+        loops: how often it runs.
+        steps: updates.
+        is_negative: whether beta reaches 2, so that a step can reflect.
+
+    Returns:
+        The recipe.
+
+    Cost:
+        None; see `train`.
+    """
+    task = WordProblem(group, TRAINED)
+    model = LoopedConfig.tiny(
+        pattern,
+        loops=loops,
+        vocabulary=task.vocabulary,
+        width=32,
+        heads=2,
+        feed_forward=64,
+        negative_eigenvalues=is_negative,
+    )
+    return Recipe(model, task, steps=steps, learning_rate=1e-2)
+
+
+def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
+    """Trains, then reads words of LONGER elements; accuracy at a position is that of its prefix."""
+    trained = train(setting, seed, workspace)
+    longer = WordProblem(setting.task.group, LONGER)
+    by_position = np.array(trained.accuracy_by_position(longer, seed))
+    return {
+        _WITHIN: by_position[:TRAINED].mean(),
+        _BEYOND: by_position[TRAINED:].mean(),
+        **trained.numbers,
+        _BY_POSITION: by_position,
+    }
+
+
+def solved_longer(results: Results, label: str) -> list[float]:
+    """A setting's accuracies on the positions it was not trained on, one a seed."""
+    return results.samples(label, _BEYOND)
+
+
+def in_words(results: Results, labels: list[str]) -> str:
+    """Accuracies beyond the trained length, a line for a verdict."""
+    found = (
+        f"{label}: " + " ".join(f"{share:.2f}" for share in solved_longer(results, label))
+        for label in labels
+    )
+    return f"accuracy at positions {TRAINED + 1}-{LONGER}, a seed each: " + "; ".join(found)
+
+
+def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
+    """A figure: accuracy by position, and while training."""
+
+    def draw(results: Results, caption: str):
+        figure, (left, right) = two_panels()
+        for index, label in enumerate(results.labels):
+            look = LOOKS[index % len(LOOKS)]
+            style = {"color": look.colour, "linestyle": look.dashes, "label": label}
+            curves = results.curves(label, _BY_POSITION)
+            position = 1 + np.arange(curves.shape[1])
+            left.plot(position, curves.mean(0), marker=look.marker, markevery=(index, 8), **style)
+            left.fill_between(position, curves.min(0), curves.max(0), color=look.colour, alpha=0.12)
+            steps = results.curves(label, "step")[0]
+            right.plot(steps, results.curves(label, "accuracy by step").mean(0),
+                       marker=look.marker, markevery=(index, 4), **style)  # fmt: skip
+        left.axvline(TRAINED, color="#8a949e", linewidth=0.8)
+        left.axhline(chance, color="#8a949e", linewidth=1)
+        left.text(LONGER, chance + 0.015, "chance", ha="right", color="#8a949e")
+        left.text(TRAINED + 0.6, 1.04, "trained up to here", color="#8a949e", fontsize=9)
+        low = max(0.0, chance - 0.12)
+        left.set(xlabel="position in the word", ylabel="accuracy", ylim=(low, 1.1), title=title)
+        right.set(xlabel="training step", ylim=(low, 1.1), title="while training")
+        right.legend(loc="lower right", fontsize=8.5)
+        caption_below(figure, f"Lines: means over the seeds. Bands: all seeds. {caption}")
+        return figure
+
+    return draw
+
+
+def experiment(settings: Mapping[str, Recipe], **rest) -> Experiment:
+    """An experiment of word problems; `rest` are the fields that differ."""
+    return Experiment(
+        settings=settings,
+        execute=execute,
+        columns=COLUMNS,
+        work=lambda setting: setting.work,
+        **rest,
+    )

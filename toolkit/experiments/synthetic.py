@@ -1,0 +1,193 @@
+"""Training a small looped model on a synthetic task: what most experiments do with a setting."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from toolkit.experiments.experiment import Stopped, Workspace
+from toolkit.experiments.tasks import Batch, Task
+from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.training import (
+    FitOptions,
+    TrainState,
+    adamw,
+    fit,
+    make_train_step,
+    warmup_cosine,
+)
+
+LOG_EVERY = 50
+EVALUATION_BATCH = 256
+_EVALUATION_SEED = 1_000_003  # training draws from keys folded with the step, from 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A model, a task and how long to train: a setting of a synthetic experiment.
+
+    Attributes:
+        model: the model; its vocabulary is the task's.
+        task: what is trained on.
+        steps: updates.
+        batch: sequences a step.
+        learning_rate: peak of the warm-up (a twentieth of the steps) and cosine schedule.
+        weight_decay: of matrices.
+    """
+
+    model: LoopedConfig
+    task: Task
+    steps: int
+    batch: int = 64
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+
+    def __post_init__(self):
+        if self.model.vocabulary != self.task.vocabulary:
+            raise ValueError(
+                f"model: its vocabulary is {self.model.vocabulary}, the task's "
+                f"{self.task.vocabulary}"
+            )
+
+    @property
+    def work(self) -> float:
+        """Layers run, in tokens: what the time is about proportional to."""
+        return self.steps * self.batch * self.task.length * self.model.loops * len(
+            self.model.layers
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model after its recipe.
+
+    Attributes:
+        graph: structure of the model.
+        params: its parameters.
+        numbers: "accuracy", "loss" (of the last updates), "seconds" (of training), and the curves
+            "step" and "accuracy by step".
+    """
+
+    graph: nnx.GraphDef
+    params: nnx.State
+    numbers: dict[str, Any]
+
+    def accuracy(self, task: Task, seed: int, *, batches: int = 4) -> float:
+        """Share of right answers on fresh sequences of a task; see `accuracy_by_position`."""
+        right, scored = _counts(self.graph, self.params, task, seed, batches)
+        return float(right.sum() / scored.sum())
+
+    def accuracy_by_position(self, task: Task, seed: int, *, batches: int = 4) -> list[float]:
+        """Share of right answers at each position that is scored at least once."""
+        right, scored = jax.device_get(_counts(self.graph, self.params, task, seed, batches))
+        return [float(r / s) for r, s in zip(right, scored, strict=True) if s]
+
+
+def train(recipe: Recipe, seed: int, workspace: Workspace) -> Trained:
+    """Trains a recipe, from the last checkpoint in the workspace if there is one.
+
+    Args:
+        recipe: what to train.
+        seed: of the parameters and of the data.
+        workspace: folder for checkpoints, and whom to tell about progress.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM came; a checkpoint was saved.
+        DivergedError: the loss is not finite.
+
+    Cost:
+        6 FLOPs a parameter, loop and token, plus the mixers' own; LOG_EVERY updates a dispatch. A
+        recipe is compiled once for all seeds.
+    """
+    graph, optimizer, step = _programs(recipe)
+    params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1]
+
+    def tell(row: dict[str, Any]) -> None:
+        workspace.progress(row["step"] / recipe.steps)
+
+    def held_out_errors(params: nnx.State) -> float:
+        right, scored = _counts(graph, params, recipe.task, seed, 1)
+        return float(1 - right.sum() / scored.sum())
+
+    interval = max(LOG_EVERY, recipe.steps // 20 // LOG_EVERY * LOG_EVERY)
+    result = fit(
+        TrainState.create(params, optimizer),
+        step,
+        jnp.int32(seed),
+        FitOptions(
+            total_steps=recipe.steps,
+            log_every=LOG_EVERY,
+            eval_every=interval,
+            checkpoint_every=interval,
+            keep=1,
+            is_progress_shown=False,
+        ),
+        directory=workspace.directory / "training",
+        evaluate=held_out_errors,
+        callback=tell,
+    )
+    if result.stopped_by is not None:
+        raise Stopped
+    evaluated = [row for row in result.history if "evaluation_loss" in row]
+    numbers = {
+        "loss": result.history[-1]["loss"],
+        "seconds": sum(row["seconds"] for row in result.history),
+        "step": [row["step"] for row in evaluated],
+        "accuracy by step": [1 - row["evaluation_loss"] for row in evaluated],
+    }
+    return Trained(graph, result.state.params, numbers)
+
+
+def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, ""]:
+    """Mean cross-entropy of the answers at the scored positions.
+
+    Args:
+        graph: structure of the model, from `nnx.split`.
+        params: its parameters.
+        batch: sequences with answers.
+
+    Returns:
+        Nats an answer.
+
+    Cost:
+        One forward pass.
+    """
+    logits = nnx.merge(graph, params)(batch.tokens)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+    return jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)
+
+
+@functools.lru_cache(maxsize=1)
+def _programs(recipe: Recipe):
+    """Structure, optimiser and compiled step: the same for every seed, which is data."""
+    graph = nnx.split(nnx.eval_shape(lambda: LoopedLM(recipe.model, rngs=nnx.Rngs(0))))[0]
+    schedule = warmup_cosine(recipe.learning_rate, recipe.steps, max(1, recipe.steps // 20))
+    optimizer = adamw(schedule, weight_decay=recipe.weight_decay)
+
+    def sample(seed: Array, step: Array) -> Batch:
+        return recipe.task.draw(jax.random.fold_in(jax.random.key(seed), step), recipe.batch)
+
+    loss = functools.partial(answer_loss, graph)
+    return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "task", "batches"))
+def _counts(graph, params, task, seed, batches):
+    """Right and scored answers at each position, over `batches` times EVALUATION_BATCH draws."""
+    model = nnx.merge(graph, params)
+    keys = jax.random.split(jax.random.key(seed + _EVALUATION_SEED), batches)
+
+    def count(key):
+        batch = task.draw(key, EVALUATION_BATCH)
+        right = (model(batch.tokens).argmax(-1) == batch.targets) & batch.mask
+        return right.sum(0), batch.mask.sum(0)
+
+    return jax.tree.map(lambda counts: counts.sum(0), jax.lax.map(count, keys))

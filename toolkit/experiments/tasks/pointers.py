@@ -1,0 +1,111 @@
+"""State-based recall: memory addressed by pointers that are swapped before the question."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from toolkit.experiments.tasks.batch import Batch
+
+POINTERS = 5
+INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 1, 2, 3, 4, 6, 11
+"""Numbers of tokens: 0 pads, BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
+the addresses."""
+STAGES = (8, 16, 32, 64, 128, 256)
+"""Cells (and swaps) of the stages of the curriculum."""
+PASS = 0.90
+"""Accuracy at which a model goes on to the next stage; ignoring the swaps gives about 0.6."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateBasedRecall:
+    """Follow five pointers through swaps, then read the memory at one of them.
+
+        b_0 .. b_{n-1} INIT p a_p (five times) OPS p q (m swaps) QUERY p      answer: the bit
+
+    Solving it takes both halves: tracking a state (the swaps) and recall (the bit at an address).
+
+    Attributes:
+        cells: n, bits of memory; as many addresses.
+        swaps: m, swaps of two different pointers (None: as many as cells).
+        most_cells: n of the last stage, which fixes the vocabulary (None: `cells`).
+
+    Source: Olmo Hybrid (arXiv:2604.03444), state-based recall; LT2's curriculum is n = m over the
+        STAGES.
+    """
+
+    cells: int
+    swaps: int | None = None
+    most_cells: int | None = None
+
+    def __post_init__(self):
+        if self.cells < POINTERS:
+            raise ValueError(f"cells: got {self.cells}, wanted at least {POINTERS} addresses")
+        if (self.most_cells or self.cells) < self.cells or self.operations < 1:
+            raise ValueError(
+                f"most_cells, swaps: got {self.most_cells}, {self.swaps}, wanted at least "
+                f"{self.cells} and 1"
+            )
+
+    @property
+    def operations(self) -> int:
+        """The number of swaps."""
+        return self.cells if self.swaps is None else self.swaps
+
+    @property
+    def vocabulary(self) -> int:
+        """Padding, three words, two bits, five pointers, addresses."""
+        return ADDRESS + (self.most_cells or self.cells)
+
+    @property
+    def length(self) -> int:
+        """n + 2 m + 14."""
+        return self.cells + 2 * self.operations + 14
+
+    def draw(self, key: Array, batch: int) -> Batch:
+        """Sequences with the question at the last position; see the class."""
+        batches, _ = self.draw_with_moves(key, batch)
+        return batches
+
+    def draw_with_moves(self, key: Array, batch: int) -> tuple[Batch, Bool[Array, "batch"]]:
+        """`draw`, and whether the queried pointer ended at another address than it began."""
+        for_bits, for_start, for_swaps, for_query = jax.random.split(key, 4)
+        bits = jax.random.bernoulli(for_bits, shape=(batch, self.cells)).astype(jnp.int32)
+        order = jax.random.uniform(for_start, (batch, self.cells)).argsort(axis=1)
+        start = order[:, :POINTERS].astype(jnp.int32)
+        first, second = jax.random.split(for_swaps)
+        p = jax.random.randint(first, (batch, self.operations), 0, POINTERS)
+        offset = jax.random.randint(second, (batch, self.operations), 1, POINTERS)
+        q = (p + offset) % POINTERS  # another pointer than p, uniformly
+        end = _swapped(start, p, q)
+        queried = jax.random.randint(for_query, (batch, 1), 0, POINTERS)
+
+        def word(token: int) -> Int[Array, "batch one"]:
+            return jnp.full((batch, 1), token)
+
+        names = jnp.broadcast_to(POINTER + jnp.arange(POINTERS), (batch, POINTERS))
+        declarations = jnp.stack([names, ADDRESS + start], 2).reshape(batch, -1)
+        swaps = POINTER + jnp.stack([p, q], 2).reshape(batch, -1)
+        parts = [BIT + bits, word(INIT), declarations, word(OPS), swaps, word(QUERY)]
+        tokens = jnp.concatenate([*parts, POINTER + queried], axis=1).astype(jnp.int32)
+        final = jnp.take_along_axis(end, queried, axis=1)
+        answer = BIT + jnp.take_along_axis(bits, final, axis=1)
+        mask = jnp.broadcast_to(jnp.arange(self.length) == self.length - 1, tokens.shape)
+        has_moved = (final != jnp.take_along_axis(start, queried, axis=1))[:, 0]
+        return Batch(tokens, jnp.where(mask, answer, 0), mask), has_moved
+
+
+def _swapped(
+    addresses: Int[Array, "batch pointers"],
+    p: Int[Array, "batch operations"],
+    q: Int[Array, "batch operations"],
+) -> Int[Array, "batch pointers"]:
+    """Addresses after exchanging those of p[:, i] and q[:, i] for i = 0, 1, ..."""
+    row = jnp.arange(len(addresses))
+
+    def swap(held: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        a, b = pair
+        return held.at[row, a].set(held[row, b]).at[row, b].set(held[row, a]), None
+
+    return jax.lax.scan(swap, addresses, (p.T, q.T))[0]
