@@ -6,6 +6,11 @@ Schedules that optax has no name for (step -> rate)
 * `power_schedule`: a power of the tokens seen
 * `refined_schedule`: from the gradient norms of a past run
 * `tabulated_schedule`: one rate a step, from a table
+* `shape_rates`: constant, linear, cosine or WSD, as a table with peak 1
+
+What a search must beat
+* `contender`: a tuned schedule or a tuning-free optimiser by its name; returns a `Contender`
+* `CONTENDERS`: the names, and what is known of each
 
 Search
 * `search`: AutoLRS in one call; returns a `SearchResult` with schedule, ledger and table
@@ -30,6 +35,7 @@ Ground truth
 
 from toolkit.lr.autolrs import Controller, Ledger, Request, ask, init, tell
 from toolkit.lr.constants import AutoLRS
+from toolkit.lr.contenders import CONTENDERS, Contender, contender
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
     GaussianProcess,
@@ -45,9 +51,12 @@ from toolkit.lr.schedules import (
     warmup_stable_decay_schedule,
 )
 from toolkit.lr.search import SearchProgress, SearchResult, SearchState, search
+from toolkit.lr.shapes import shape_rates
 
 __all__ = [
+    "CONTENDERS",
     "AutoLRS",
+    "Contender",
     "Controller",
     "Forecast",
     "GaussianProcess",
@@ -58,6 +67,7 @@ __all__ = [
     "SearchResult",
     "SearchState",
     "ask",
+    "contender",
     "cooldown_schedule",
     "fit_gaussian_process",
     "forecast_loss",
@@ -67,6 +77,7 @@ __all__ = [
     "published_forecast",
     "refined_schedule",
     "search",
+    "shape_rates",
     "tabulated_schedule",
     "tell",
     "warmup_stable_decay_schedule",

@@ -1,0 +1,182 @@
+"""What a search must beat: tuned schedules, and optimisers that claim to need no tuning.
+
+One loop runs them all, because each takes the loss and says which parameters to evaluate:
+
+    rival = contender("schedule_free", steps, rate=3e-3)
+    state = rival.transformation.init(params)
+    updates, state = rival.transformation.update(gradients, state, params, value=loss)
+    params = optax.apply_updates(params, updates)
+    loss_fn(rival.evaluation_params(state, params), held_out)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import optax
+
+from toolkit.lr.schedules import tabulated_schedule
+from toolkit.lr.shapes import shape_rates
+
+WARMUP = 0.05  # fraction of a run
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train, ready for a loop.
+
+    Attributes:
+        name: as `contender` takes it.
+        title: for figures and tables.
+        transformation: takes `value=loss` in every update, whether it needs it or not.
+        evaluation_params: (optimizer_state, params) -> the parameters to evaluate and to keep.
+        rate: its learning rate: a peak, a bound or a factor.
+    """
+
+    name: str
+    title: str
+    transformation: optax.GradientTransformationExtraArgs
+    evaluation_params: Callable[[Any, Any], Any]
+    rate: float
+
+
+@dataclass(frozen=True)
+class ContenderKind:
+    """A row of `CONTENDERS`.
+
+    Attributes:
+        title: for figures and tables.
+        needs_rate: whether its rate must be tuned.
+        default_rate: where it need not be.
+        build: (base optimiser, steps, rate) -> optax transformation.
+        source: where it was proposed.
+    """
+
+    title: str
+    needs_rate: bool
+    default_rate: float | None
+    build: Callable[[optax.GradientTransformation, int, float], Any]
+    source: str
+
+
+def contender(
+    name: str,
+    steps: int,
+    rate: float | None = None,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Contender:
+    """A schedule or a tuning-free optimiser by its name, for a run of so many steps.
+
+    Schedules rise over the first 5 % of the run and fall to zero at its end. Prodigy, D-Adaptation,
+    Mechanic and MoMo are Adam's variants; DoG, DoWG and COCOB are what their papers define.
+
+    Args:
+        name: a key of `CONTENDERS`.
+        steps: of the whole run.
+        rate: peak of the schedule; needed by the tuned ones, for the others optax's default.
+        optimizer: with learning rate 1, under the schedules, Mechanic and the plateau rule; None
+            for `optax.adam(1.0)`.
+
+    Returns:
+        A `Contender`.
+
+    Raises:
+        ValueError: the name is unknown, steps is less than 2, or the rate is missing or not
+            positive.
+
+    Cost:
+        Memory: two copies of the parameters for Adam; up to four for Prodigy, D-Adaptation and
+        COCOB, and eight for Mechanic.
+
+    Source: `source` of the rows of `CONTENDERS`; optax's implementations.
+    """
+    if name not in CONTENDERS:
+        raise ValueError(f"name must be one of {', '.join(CONTENDERS)}, got {name!r}")
+    kind = CONTENDERS[name]
+    if steps < 2:
+        raise ValueError(f"steps must be at least 2, got {steps}")
+    rate = kind.default_rate if rate is None else rate
+    if rate is None:
+        raise ValueError(f"{name} needs a rate: it is tuned, not found")
+    if not rate > 0:
+        raise ValueError(f"rate must be positive, got {rate}")
+    base = optax.adam(1.0) if optimizer is None else optimizer
+    transformation = optax.with_extra_args_support(kind.build(base, steps, rate))
+    evaluated = _averaged_params if name == "schedule_free" else _same_params
+    return Contender(name, kind.title, transformation, evaluated, rate)
+
+
+def _scheduled(
+    shape: str, base: optax.GradientTransformation, steps: int, rate: float
+) -> optax.GradientTransformation:
+    return optax.chain(base, optax.scale_by_schedule(_schedule(shape, steps, rate)))
+
+
+def _schedule(shape: str, steps: int, rate: float) -> optax.Schedule:
+    return tabulated_schedule(rate * shape_rates(shape, steps, round(WARMUP * steps)))
+
+
+def _schedule_free(base: Any, steps: int, rate: float) -> Any:
+    return optax.contrib.schedule_free_adamw(rate, warmup_steps=max(round(WARMUP * steps), 1))
+
+
+def _prodigy_cosine(base: Any, steps: int, rate: float) -> Any:
+    # Prodigy estimates the peak itself; with a warm-up it must not learn from the small steps.
+    return optax.contrib.prodigy(_schedule("cosine", steps, rate), safeguard_warmup=True)
+
+
+def _mechanic(base: Any, steps: int, rate: float) -> Any:
+    return optax.contrib.mechanize(_scheduled("cosine", base, steps, rate))
+
+
+def _reduce_on_plateau(base: Any, steps: int, rate: float) -> Any:
+    # A mean over 2 % of the run, since losses of single batches never stop improving by chance.
+    plateau = optax.contrib.reduce_on_plateau(
+        factor=0.5, patience=2, accumulation_size=max(steps // 50, 1)
+    )
+    return optax.chain(_scheduled("constant", base, steps, rate), plateau)
+
+
+def _from_optax(name: str, base: Any, steps: int, rate: float) -> Any:
+    return getattr(optax.contrib, name)(rate)
+
+
+def _same_params(optimizer_state: Any, params: Any) -> Any:
+    return params
+
+
+def _averaged_params(optimizer_state: Any, params: Any) -> Any:
+    return optax.contrib.schedule_free_eval_params(optimizer_state, params)
+
+
+def _tuned(title: str, build: Callable, source: str) -> ContenderKind:
+    return ContenderKind(title, True, None, build, source)
+
+
+def _tuning_free(title: str, build: Callable, source: str, rate: float = 1.0) -> ContenderKind:
+    return ContenderKind(title, False, rate, build, source)
+
+
+CONTENDERS: dict[str, ContenderKind] = {
+    "constant": _tuned("constant", partial(_scheduled, "constant"), "no schedule"),
+    "linear": _tuned("linear", partial(_scheduled, "linear"), "arXiv:2310.07831"),
+    "cosine": _tuned("cosine", partial(_scheduled, "cosine"), "arXiv:1608.03983"),
+    "wsd": _tuned("WSD, linear", partial(_scheduled, "wsd"), "arXiv:2404.06395"),
+    "wsd_sqrt": _tuned("WSD, 1 - sqrt", partial(_scheduled, "wsd_sqrt"), "arXiv:2405.18392"),
+    "schedule_free": _tuned("Schedule-Free AdamW", _schedule_free, "arXiv:2405.15682"),
+    "prodigy": _tuning_free("Prodigy", partial(_from_optax, "prodigy"), "arXiv:2306.06101"),
+    "prodigy_cosine": _tuning_free("Prodigy + cosine", _prodigy_cosine, "arXiv:2306.06101"),
+    "dadapt": _tuning_free(
+        "D-Adaptation", partial(_from_optax, "dadapt_adamw"), "arXiv:2301.07733"
+    ),
+    "dog": _tuning_free("DoG", partial(_from_optax, "dog"), "arXiv:2302.12022"),
+    "dowg": _tuning_free("DoWG", partial(_from_optax, "dowg"), "arXiv:2305.16284"),
+    "momo": _tuning_free(
+        "MoMo-Adam", partial(_from_optax, "momo_adam"), "arXiv:2305.07583", rate=1e-2
+    ),
+    "cocob": _tuning_free("COCOB", partial(_from_optax, "cocob"), "arXiv:1705.07795"),
+    "mechanic": _tuning_free("Mechanic(Adam, cosine)", _mechanic, "arXiv:2306.00144"),
+    "reduce_on_plateau": _tuned("reduce on plateau", _reduce_on_plateau, "Keras's callback"),
+}
