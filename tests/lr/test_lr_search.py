@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from toolkit.lr import AutoLRS, Request, ask, init, search, tell
-from toolkit.lr.search import SearchState, Trainer
+from toolkit.lr.candidates import SearchState, Trainer
 
 INTERVAL = (1e-3, 1.0)
 EXACT = 1e-5  # float32
@@ -103,7 +103,7 @@ def test_candidates_and_training_see_the_same_batches():
     seen = Trainer(lambda w, batch: 0.0 * w + batch, optax.sgd(1.0), lambda step: 1.0 * step)
     state = SearchState(jnp.float32(0.0), optax.sgd(1.0).init(jnp.float32(0.0)), 700)
     rates = np.ones((3, 300), np.float32)
-    _, together = seen.run_together(state, Request("probe", rates))
+    together = seen.run_together(state, Request("probe", rates))
     after, alone = seen.run(state, request(0.1, 300))
     np.testing.assert_array_equal(together, np.broadcast_to(np.arange(700.0, 1000.0), (3, 300)))
     np.testing.assert_array_equal(alone, together[:1])

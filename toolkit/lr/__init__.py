@@ -13,12 +13,15 @@ What a search must beat
 * `CONTENDERS`: the names, and what is known of each
 
 Search
-* `search`: AutoLRS in one call; returns a `SearchResult` with schedule, ledger and table
-* `AutoLRS`: its constants; the paper's, the code's, and some scaled to a short run
+* `search`: in one call; returns a `SearchResult` with schedule, ledger and table
+* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default
+* `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
+* `MODES`: the ways to run candidates
 * `SearchProgress`, `SearchState`: a search in the middle, as a checkpoint may hold it
 
 The same for loops that keep control
 * `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing
+* `Method`: what they ask of a way to search
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
@@ -33,8 +36,8 @@ Ground truth
 * `NoisyQuadratic`: where every schedule's final loss is exact, and some best ones are known
 """
 
-from toolkit.lr.autolrs import Controller, Ledger, Request, ask, init, tell
-from toolkit.lr.constants import AutoLRS
+from toolkit.lr.autolrs import AutoLRS
+from toolkit.lr.candidates import MODES, SearchState
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
@@ -43,6 +46,8 @@ from toolkit.lr.gaussian_process import (
     lowest_confidence_bound,
 )
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
+from toolkit.lr.probe_then_decay import ProbeThenDecay
+from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,
@@ -50,18 +55,21 @@ from toolkit.lr.schedules import (
     tabulated_schedule,
     warmup_stable_decay_schedule,
 )
-from toolkit.lr.search import SearchProgress, SearchResult, SearchState, search
+from toolkit.lr.search import SearchProgress, SearchResult, search
 from toolkit.lr.shapes import shape_rates
 
 __all__ = [
     "CONTENDERS",
+    "MODES",
     "AutoLRS",
     "Contender",
     "Controller",
     "Forecast",
     "GaussianProcess",
     "Ledger",
+    "Method",
     "NoisyQuadratic",
+    "ProbeThenDecay",
     "Request",
     "SearchProgress",
     "SearchResult",

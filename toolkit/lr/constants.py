@@ -1,14 +1,14 @@
 """The constants of AutoLRS: the paper's, the published code's, and some for short runs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 
 @dataclass(frozen=True)
-class AutoLRS:
-    """The constants of a search; `paper` and `code` are the published ones.
+class AutoLRSConstants:
+    """The constants of AutoLRS; `paper` and `code` are the published ones.
 
     Steps are gradient evaluations: those of discarded candidates count.
 
@@ -29,7 +29,7 @@ class AutoLRS:
         warmup_steps: steps of a linear rise before the first stage; not searched.
         warmup_rate: rate at its end.
         final_decay: last fraction of the budget, spent on a linear fall to zero.
-        has_validation: whether the caller measures validation losses when asked to.
+        validation_batches: batches of one validation loss; 0 if there is none to be had.
         seed: of the first candidate of each stage.
     """
 
@@ -48,7 +48,7 @@ class AutoLRS:
     warmup_steps: int = 0
     warmup_rate: float | None = None
     final_decay: float = 0.0
-    has_validation: bool = False
+    validation_batches: int = 0
     seed: int = 0
 
     def __post_init__(self):
@@ -119,10 +119,12 @@ class AutoLRS:
         Source: Jin et al., AutoLRS (arXiv:2105.10762), section 4; the delay is the code's.
         """
         earlier = stage - self.validation_delay
-        return self.has_validation and earlier >= 0 and self.tau(earlier) == self.longest_stage
+        return (
+            self.validation_batches > 0 and earlier >= 0 and self.tau(earlier) == self.longest_stage
+        )
 
     @classmethod
-    def paper(cls, interval: tuple[float, float], budget: int, **changes: Any) -> "AutoLRS":
+    def paper(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the paper: kappa 1000, validation losses as soon as tau is at its longest.
 
         Args:
@@ -138,7 +140,7 @@ class AutoLRS:
         return cls(interval, budget, **changes)
 
     @classmethod
-    def code(cls, interval: tuple[float, float], budget: int, **changes: Any) -> "AutoLRS":
+    def code(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the published code: kappa 1e6, validation losses one stage later.
 
         Args:
@@ -154,7 +156,7 @@ class AutoLRS:
         return cls(interval, budget, **{"kappa": 1e6, "validation_delay": 1, **changes})
 
     @classmethod
-    def scaled(cls, interval: tuple[float, float], budget: int, **changes: Any) -> "AutoLRS":
+    def scaled(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
         """The paper's with stages for short runs: tau from budget / 20 (at least 50) to four
         times that, robust
         forecasts, candidates on a grid (which kappa 1000 amounts to), and a final decay.

@@ -6,8 +6,8 @@ best peak of one shape is not that of another.
 
 import numpy as np
 
-SHAPES = ("constant", "linear", "cosine", "wsd", "wsd_sqrt")
-COOLDOWN = 0.2  # fraction of a run, of "wsd" and "wsd_sqrt"
+SHAPES = ("constant", "linear", "cosine", "wsd", "wsd_sqrt", "trapezoid")
+COOLDOWNS = {"wsd": 0.2, "wsd_sqrt": 0.2, "trapezoid": 0.5}  # fractions of a run
 
 
 def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
@@ -18,11 +18,12 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
         fall = 1   left   (1 + cos(pi (1 - left))) / 2   left    1 - sqrt(1 - left)
                constant   linear   cosine                wsd     wsd_sqrt
 
-    with a cooldown of a fifth of the run for "wsd" and "wsd_sqrt", of all after the warm-up for
-    "linear" and "cosine". The step after the last would have rate 0.
+    with a cooldown of a fifth of the run for "wsd" and "wsd_sqrt", of half for "trapezoid" (a WSD
+    that is never far from the better of linear and WSD), of all after the warm-up for "linear" and
+    "cosine". The step after the last would have rate 0.
 
     Args:
-        shape: "constant", "linear", "cosine", "wsd" or "wsd_sqrt".
+        shape: a name in `SHAPES`.
         steps: of the run.
         warmup_steps: of a linear rise, which counts from one.
 
@@ -41,8 +42,8 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
         raise ValueError(f"need 0 <= warmup_steps < steps, got {warmup_steps} and steps={steps}")
     times = np.arange(steps)
     cooldown = steps - warmup_steps
-    if shape.startswith("wsd"):
-        cooldown = min(max(round(COOLDOWN * steps), 1), cooldown)
+    if shape in COOLDOWNS:
+        cooldown = min(max(round(COOLDOWNS[shape] * steps), 1), cooldown)
     left = np.minimum(1.0, (steps - times) / cooldown)
     fall = {
         "constant": np.ones(steps),
@@ -50,5 +51,14 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
         "cosine": (1 + np.cos(np.pi * (1 - left))) / 2,
         "wsd": left,
         "wsd_sqrt": 1 - np.sqrt(1 - left),
+        "trapezoid": left,
     }[shape]
     return np.minimum(1.0, (times + 1) / max(warmup_steps, 1)) * fall
+
+
+def resampled(rates: np.ndarray, steps: int) -> np.ndarray:
+    """The same curve in another number of steps, by linear interpolation in time."""
+    old, new = (np.arange(count) / count for count in (len(rates), steps))
+    # One past the last step a schedule that ends is at zero.
+    end = 0.0 if rates[-1] < rates.max() else rates[-1]
+    return np.interp(new, [*old, 1.0], [*rates, end])

@@ -1,0 +1,333 @@
+"""Probe, then decay: find the peak by short runs that end as the long one will, then make that one.
+
+A probe rises and falls to zero like the run it stands for, in a hundredth of its length. Rates are
+compared by their losses after the fall, where the noise that a high rate leaves has gone: this is
+what a search by constant rates gets wrong. The best peak is then moved to the run's length.
+
+    probes of n steps, on a grid of rates      -> where the peak is
+    probes of 4 n steps, around it             -> the same, better, and how it moves with length
+    probes of 4 n steps, of other shapes       -> whether one of them is surely better
+    the run:  peak * (4 n / steps)^exponent * shape
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from toolkit.lr.corrections import MULTIPLIERS, corrected_schedules, guarded_multiplier
+from toolkit.lr.peak import (
+    EXPONENT,
+    Peak,
+    find_peak,
+    horizon_exponent,
+    surely_better,
+    tail_scores,
+)
+from toolkit.lr.protocol import (
+    FORWARD_COST,
+    Controller,
+    Request,
+    one_candidate,
+    register,
+    steps_left,
+    with_rows,
+)
+from toolkit.lr.shapes import SHAPES, resampled, shape_rates
+
+LONGER = 4  # the second probes against the first
+AROUND = 3  # rates of the second probes
+PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
+RUN_WARMUP = 0.05
+PIECES = 20  # of the run: what is lost when it diverges, and how often it can be saved
+BACKOFF = 0.7  # factor on the rest of the schedule when it does
+BLOWN_UP = 3.0  # times the loss at the start
+GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
+MOST_MOVES = 3  # of the second probes, within the interval
+EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
+
+
+@register(
+    ("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected", "factor")
+)
+@dataclass(frozen=True)
+class ProbeController(Controller):
+    """What `ProbeThenDecay` knows besides.
+
+    Attributes:
+        plan: [steps to come] float32, the rates of the run; empty before it is planned.
+        stage: `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned.
+        extended: how often the search has gone beyond its interval.
+        first_loss: of the gentlest candidate, before it has learnt; infinity before.
+        corrected: corrections made.
+        factor: what they have come to.
+    """
+
+    plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    stage: int = GRID
+    extended: int = 0
+    first_loss: float = np.inf
+    corrected: int = 0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class ProbeThenDecay:
+    """Annealed probes of about a tenth of the budget, then one run that decays to zero.
+
+    Attributes:
+        interval: lowest and highest rate of the first probes.
+        budget: steps in all, candidates included.
+        candidates: rates on the first grid.
+        search_fraction: of the budget, for the probes; extensions and corrections come on top.
+        shapes: of the run; the first, unless another is surely better after the longer probes.
+        extensions: how often the search may go beyond the interval when the best is at its edge.
+        shortest_probe: steps; with less than this for each candidate nothing is probed.
+        training_steps: of the run; None for all that the search leaves of the budget.
+        corrections: fractions of the run at which to ask whether its rest should be changed.
+        correction_fraction: of the rest of the run, that each candidate of a correction takes.
+        validation_batches: batches of one validation loss; 0 if there is none to be had.
+
+    Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021).
+    """
+
+    interval: tuple[float, float]
+    budget: int
+    candidates: int = 7
+    search_fraction: float = 0.1
+    shapes: tuple[str, ...] = ("trapezoid",)
+    extensions: int = 2
+    shortest_probe: int = 4
+    training_steps: int | None = None
+    corrections: tuple[float, ...] = ()
+    correction_fraction: float = 0.02
+    validation_batches: int = 0
+
+    def __post_init__(self):
+        low, high = self.interval
+        if not (0 < low < high < np.inf):
+            raise ValueError(f"interval must be 0 < low < high, both finite, got {self.interval}")
+        for name, least in (("budget", 1), ("candidates", 3), ("shortest_probe", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.search_fraction < 1:
+            raise ValueError(f"search_fraction must lie in [0, 1), got {self.search_fraction}")
+        if not self.shapes or any(shape not in SHAPES for shape in self.shapes):
+            raise ValueError(f"shapes must be some of {', '.join(SHAPES)}, got {self.shapes}")
+        if self.extensions < 0:
+            raise ValueError(f"extensions must not be negative, got {self.extensions}")
+        if self.training_steps is not None and not 1 <= self.training_steps <= self.budget:
+            raise ValueError(
+                f"training_steps must lie in 1..{self.budget} (the budget), "
+                f"got {self.training_steps}"
+            )
+        if any(not 0 <= at < 1 for at in self.corrections):
+            raise ValueError(f"corrections must lie in [0, 1), got {self.corrections}")
+        if not 0 < self.correction_fraction <= 1:
+            raise ValueError(
+                f"correction_fraction must lie in (0, 1], got {self.correction_fraction}"
+            )
+
+    @property
+    def probe_steps(self) -> int:
+        """Steps of the first probes; 0 where the budget cannot pay for any."""
+        others = len(self.shapes) if len(self.shapes) > 1 else 0
+        candidates = self.candidates + AROUND + others
+        forward = FORWARD_COST * self.validation_batches * candidates
+        units = self.candidates + LONGER * (AROUND + others)
+        steps = int((self.search_fraction * self.budget - forward) / units + 1e-9)
+        return steps if steps >= self.shortest_probe else 0
+
+    def init(self) -> ProbeController:
+        """A controller before the first step."""
+        controller = ProbeController()
+        return controller if self.probe_steps else _planned(self, controller, self.shapes[0])
+
+    def ask(self, controller: ProbeController) -> Request | None:
+        """Probes until the run is planned; then a piece of it, or candidates for its rest."""
+        if controller.stage < CORRECTION:
+            return _probes(self, controller)
+        if not len(controller.plan):
+            return None
+        done = controller.ledger.kept_steps
+        whole = done + len(controller.plan)
+        piece = max(-(-whole // PIECES), 1)
+        if at := sorted(self.corrections)[controller.corrected :]:
+            ahead = int(np.ceil(at[0] * whole)) - done
+            steps = _correction_steps(self, controller)
+            if ahead <= 0 and steps:
+                return Request("probe", corrected_schedules(controller.plan, steps))
+            piece = min(piece, ahead) if ahead > 0 else piece
+        return one_candidate("train", controller.plan[:piece])
+
+    def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
+        """Whether the losses are finite and have not blown up, as they may long before infinity."""
+        means, _ = tail_scores(losses)
+        return bool(means[0] <= BLOWN_UP * max(controller.first_loss, 0.0) or means[0] < 0)
+
+    def tell(
+        self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
+    ) -> ProbeController:
+        """Writes candidates down; plans the run once nothing is left to probe; backs off when the
+        run diverges.
+        """
+        if request.kind == "probe":
+            if controller.stage == CORRECTION:
+                return _after_correction(self, controller, request, losses)
+            return _after_probes(self, controller, request, losses)
+        if is_kept:
+            return replace(controller, plan=controller.plan[request.rates.shape[1] :])
+        left = min(steps_left(self, controller), len(controller.plan))
+        plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
+        return replace(controller, plan=plan.astype(np.float32))
+
+
+def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
+    shape, steps = (
+        method.shapes[0],
+        method.probe_steps * (1 if controller.stage == GRID else LONGER),
+    )
+    if controller.stage == SHAPE:
+        peak = find_stage_peak(controller, AROUND_PEAK)
+        rates = np.full(len(method.shapes), np.exp(peak.log_rate))
+        return replace(_annealed(method, method.shapes, rates, steps), validate_every=0)
+    ratio = _spacing(method, controller.stage)
+    if _rows(controller, controller.stage).any():
+        peak = find_stage_peak(controller, controller.stage)
+        beyond = peak.edge * np.arange(1, EXTENSION[controller.stage] + 1)
+        rates = np.exp(peak.log_rate) * ratio**beyond
+    elif controller.stage == GRID:
+        rates = np.geomspace(*method.interval, method.candidates)
+    else:
+        peak = find_stage_peak(controller, GRID)
+        rates = np.exp(peak.log_rate) * LONGER**-EXPONENT * ratio ** np.arange(-1, AROUND - 1)
+        if not method.extensions:
+            rates = np.clip(rates, *method.interval)
+    return _annealed(method, (shape,) * len(rates), rates, steps)
+
+
+def _annealed(
+    method: ProbeThenDecay, shapes: tuple[str, ...], rates: np.ndarray, steps: int
+) -> Request:
+    warmup = round(PROBE_WARMUP * steps) if steps > 2 else 0
+    rows = [
+        rate * shape_rates(shape, steps, warmup) for shape, rate in zip(shapes, rates, strict=True)
+    ]
+    return Request("probe", np.array(rows, np.float32), steps * (method.validation_batches > 0))
+
+
+def _after_probes(
+    method: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
+) -> ProbeController:
+    stage = controller.stage
+    scores, variances = tail_scores(losses)
+    shapes = method.shapes if stage == SHAPE else method.shapes[:1]
+    rates, first_loss = request.rates.max(1), controller.first_loss
+    low, high = method.interval
+    is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
+    is_extension = is_beyond and _rows(controller, stage).any()
+    if not len(controller.table["rate"]) and not request.validate_every:
+        first_loss = float(np.nanmin(losses[:, 0]))
+    table = with_rows(
+        controller.table,
+        stage=stage,
+        steps=request.rates.shape[1],
+        shape=np.resize([SHAPES.index(shape) for shape in shapes], len(scores)),
+        rate=rates,
+        forecast=scores,
+        variance=variances,
+    )
+    extended = controller.extended + int(is_extension)
+    controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
+    if stage == SHAPE:
+        return _planned(method, controller, method.shapes[surely_better(losses, 0)])
+    if _is_to_go_on(method, controller):
+        return controller
+    controller = replace(controller, stage=stage + 1)
+    if controller.stage == SHAPE and len(method.shapes) == 1:
+        return _planned(method, controller, method.shapes[0])
+    return controller
+
+
+def _is_to_go_on(method: ProbeThenDecay, controller: ProbeController) -> bool:
+    """Whether the best is at an edge and there is both leave and money to look beyond."""
+    stage = controller.stage
+    peak = find_stage_peak(controller, stage)
+    longest = method.probe_steps * LONGER * AROUND
+    can_pay = steps_left(method, controller) > method.budget // 2 + longest
+    if not (peak.edge and can_pay):
+        return False
+    beyond = np.exp(peak.log_rate) * _spacing(method, stage) ** peak.edge
+    low, high = method.interval
+    is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
+    moves = _rows(controller, stage).sum() - AROUND
+    return moves < MOST_MOVES if is_inside else controller.extended < method.extensions
+
+
+def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
+    """The peak among the candidates of a stage; the lowest rate where all diverged."""
+    table, rows = controller.table, _rows(controller, stage)
+    rates, losses = table["rate"][rows], table["forecast"][rows]
+    peak = find_peak(rates, losses, table["variance"][rows])
+    return Peak(float(np.log(rates.min())), 1.0, -1) if peak is None else peak
+
+
+def _rows(controller: ProbeController, stage: int) -> np.ndarray:
+    return controller.table["stage"] == stage
+
+
+def _spacing(method: ProbeThenDecay, stage: int) -> float:
+    low, high = method.interval
+    ratio = (high / low) ** (1 / (method.candidates - 1))
+    return ratio if stage == GRID else ratio**0.5
+
+
+def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
+    """The run: the peak of the longer probes moved to its length, times the shape."""
+    steps = steps_left(method, controller)
+    if method.training_steps is not None:
+        steps = min(steps, method.training_steps)
+    # With nothing to go by, the middle.
+    peak = float(np.sqrt(np.prod(method.interval)))
+    if _rows(controller, AROUND_PEAK).any():
+        short, long = (find_stage_peak(controller, stage) for stage in (GRID, AROUND_PEAK))
+        exponent = horizon_exponent(short, long, LONGER)
+        peak = np.exp(long.log_rate) * (LONGER * method.probe_steps / steps) ** exponent
+    warmup = min(round(RUN_WARMUP * steps), steps - 1)
+    plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
+    return replace(controller, plan=plan, stage=CORRECTION)
+
+
+def _correction_steps(method: ProbeThenDecay, controller: ProbeController) -> int:
+    """Steps of each candidate; 0 where the budget would not leave as many for the run itself."""
+    plan = len(controller.plan)
+    steps = max(int(method.correction_fraction * plan), 1)
+    cost = steps * len(MULTIPLIERS)
+    left = steps_left(method, controller) - (0 if method.training_steps is None else plan)
+    is_paid = cost <= (left // 2 if method.training_steps is None else left)
+    return steps if steps >= method.shortest_probe and is_paid else 0
+
+
+def _after_correction(
+    method: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
+) -> ProbeController:
+    scores, variances = tail_scores(losses)
+    table = with_rows(
+        controller.table,
+        stage=CORRECTION,
+        steps=request.rates.shape[1],
+        shape=SHAPES.index(method.shapes[0]),
+        rate=MULTIPLIERS,
+        forecast=scores,
+        variance=variances,
+    )
+    multiplier = guarded_multiplier(losses, controller.factor)
+    plan = controller.plan
+    if steps_left(method, controller) < len(plan):
+        plan = resampled(plan, steps_left(method, controller))
+    return replace(
+        controller,
+        table=table,
+        plan=(multiplier * plan).astype(np.float32),
+        factor=controller.factor * multiplier,
+        corrected=controller.corrected + 1,
+    )

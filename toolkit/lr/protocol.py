@@ -1,0 +1,265 @@
+"""What every search has in common: it is asked for steps, told their losses, and keeps a ledger.
+
+A method decides which rates to try next, which to keep and when to stop; it trains nothing.
+`init`, `ask` and `tell` are pure functions on a plain pytree of numbers, so that any loop can run
+them and any checkpoint can hold them:
+
+    controller = init(method)
+    while (request := ask(method, controller)) is not None:
+        new_state, losses = ...                    # train from `state` at request.rates
+        controller, is_kept = tell(method, controller, request, losses)
+        state = new_state if is_kept else state    # a candidate's state is thrown away
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
+
+
+def register(data: tuple[str, ...]) -> Any:
+    """Makes a dataclass of numbers and arrays a pytree."""
+    return partial(jax.tree_util.register_dataclass, data_fields=data, meta_fields=())
+
+
+@register(
+    (
+        "gradient_evaluations",
+        "forward_evaluations",
+        "sequential_depth",
+        "kept_steps",
+        "seconds",
+        "compile_seconds",
+        "timing_evaluations",
+    )
+)
+@dataclass(frozen=True)
+class Ledger:
+    """What a search has cost so far.
+
+    Attributes:
+        gradient_evaluations: steps in all, discarded candidates included.
+        forward_evaluations: batches whose loss alone was computed, for validation.
+        sequential_depth: steps one after another, if candidates asked together run together.
+        kept_steps: steps of training that were not thrown away.
+        seconds: wall-clock inside the caller's training, without compilation.
+        compile_seconds: wall-clock of tracing and compiling.
+        timing_evaluations: steps repeated only to time the ways of running candidates; no part of
+            the budget.
+    """
+
+    gradient_evaluations: int = 0
+    forward_evaluations: int = 0
+    sequential_depth: int = 0
+    kept_steps: int = 0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    timing_evaluations: int = 0
+
+    @property
+    def spent(self) -> float:
+        """Gradient evaluations, and forward ones at a third: what the budget counts."""
+        return self.gradient_evaluations + FORWARD_COST * self.forward_evaluations
+
+
+_ROWS = {
+    "stage": np.int64,
+    "steps": np.int64,
+    "shape": np.int64,
+    "rate": np.float64,
+    "forecast": np.float64,
+    "variance": np.float64,
+}
+
+
+@register(("ledger", "rates", "table"))
+@dataclass(frozen=True)
+class Controller:
+    """What a search knows: numbers and NumPy arrays only. Each method adds its own to this.
+
+    Attributes:
+        ledger: the costs.
+        rates: [kept_steps] float32, the rate of every step of training kept: the schedule.
+        table: a row for each candidate evaluated, in columns [candidates]: "stage" in which;
+            "steps" of it; "shape", an index into `SHAPES`; "rate", its peak (or the factor on the
+            schedule); "forecast" of the loss, infinity if it diverged; "variance" of that.
+    """
+
+    ledger: Ledger = field(default_factory=Ledger)
+    rates: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    table: dict[str, np.ndarray] = field(
+        default_factory=lambda: {name: np.zeros(0, dtype) for name, dtype in _ROWS.items()}
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """Steps to make from the state reached, all candidates on the same batches.
+
+    Attributes:
+        kind: "warmup", "probe", "train" or "decay"; only probes are thrown away.
+        rates: [candidates, steps] float32, the rate of every step; one candidate unless a probe.
+        validate_every: 0 for the training losses; otherwise a validation loss after so many steps.
+    """
+
+    kind: str
+    rates: np.ndarray
+    validate_every: int = 0
+
+    @property
+    def points(self) -> int:
+        """Losses that a candidate is to report."""
+        return self.rates.shape[1] // (self.validate_every or 1)
+
+
+class Method(Protocol):
+    """A way to search: constants, and three pure functions on a controller of its own.
+
+    `ask` is not called once the budget is spent, and `tell` finds the ledger and the rates of the
+    controller already brought up to date: accounting is the same for all and done outside.
+
+    Attributes:
+        interval: lowest and highest rate.
+        budget: gradient evaluations in all.
+        validation_batches: batches of one validation loss; 0 if there is none.
+    """
+
+    @property
+    def interval(self) -> tuple[float, float]: ...
+
+    @property
+    def budget(self) -> int: ...
+
+    @property
+    def validation_batches(self) -> int: ...
+
+    def init(self) -> Any:
+        """A controller before the first step."""
+        ...
+
+    def ask(self, controller: Any) -> Request | None:
+        """What to run next; None to stop before the budget does."""
+        ...
+
+    def tell(self, controller: Any, request: Request, losses: np.ndarray, is_kept: bool) -> Any:
+        """The controller that knows these losses [candidates, points]."""
+        ...
+
+    def keeps(self, controller: Any, request: Request, losses: np.ndarray) -> bool:
+        """Whether training with these losses is to be kept."""
+        ...
+
+
+def init(method: Method) -> Any:
+    """A search before its first step.
+
+    Args:
+        method: the constants.
+
+    Returns:
+        The controller to ask and tell.
+
+    Cost:
+        Nothing.
+    """
+    return method.init()
+
+
+def ask(method: Method, controller: Any) -> Request | None:
+    """What to run next, from the state reached by the training kept so far.
+
+    Args:
+        method: the constants.
+        controller: of this search; asking again gives the same answer.
+
+    Returns:
+        A `Request`, or None when the budget is spent or nothing is left to train.
+
+    Cost:
+        For AutoLRS one fit of a Gaussian process (some 20 ms) for a sequential candidate,
+        otherwise nothing.
+
+    Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
+    """
+    return None if steps_left(method, controller) < 1 else method.ask(controller)
+
+
+def tell(
+    method: Method,
+    controller: Any,
+    request: Request,
+    losses: Any,
+    *,
+    seconds: float = 0.0,
+    compile_seconds: float = 0.0,
+) -> tuple[Any, bool]:
+    """Takes in the losses of a request, and says whether its state is to be kept.
+
+    A candidate's state never is. Nor is that of training which diverged: the next request then is
+    for something more careful, from the same state.
+
+    Args:
+        method: the constants.
+        controller: the one that was asked.
+        request: what was run.
+        losses: [candidates, steps], each before its update; or [candidates, steps //
+            validate_every] validation losses. Any that is not finite means that the run diverged.
+        seconds: wall-clock it took, for the ledger.
+        compile_seconds: wall-clock it took to compile, not part of `seconds`.
+
+    Returns:
+        The new controller, and whether to go on from the state that the request led to.
+
+    Raises:
+        ValueError: losses has another shape; or a warm-up, which is not searched, diverged.
+
+    Cost:
+        For AutoLRS one forecast a candidate, some 10 ms each.
+
+    Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
+    """
+    losses = np.asarray(losses, np.float64)
+    candidates, steps = request.rates.shape
+    points = request.points
+    if losses.shape != (candidates, points):
+        raise ValueError(
+            f"losses of this request must be [{candidates}, {points}], got {losses.shape}"
+        )
+    is_kept = request.kind != "probe" and method.keeps(controller, request, losses)
+    ledger = controller.ledger
+    forward = candidates * points * method.validation_batches if request.validate_every else 0
+    ledger = replace(
+        ledger,
+        gradient_evaluations=ledger.gradient_evaluations + candidates * steps,
+        forward_evaluations=ledger.forward_evaluations + forward,
+        sequential_depth=ledger.sequential_depth + steps,
+        kept_steps=ledger.kept_steps + (steps if is_kept else 0),
+        seconds=ledger.seconds + seconds,
+        compile_seconds=ledger.compile_seconds + compile_seconds,
+    )
+    rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
+    told = replace(controller, ledger=ledger, rates=rates)
+    return method.tell(told, request, losses, is_kept), is_kept
+
+
+def steps_left(method: Method, controller: Controller) -> int:
+    """Whole steps that the rest of the budget pays."""
+    return int(method.budget - controller.ledger.spent + 1e-9)
+
+
+def with_rows(table: dict[str, np.ndarray], **columns: Any) -> dict[str, np.ndarray]:
+    """A table with rows added; a column given as a number is the same in all of them."""
+    count = len(np.atleast_1d(columns["rate"]))
+    return {
+        name: np.concatenate([column, np.broadcast_to(columns[name], count).astype(column.dtype)])
+        for name, column in table.items()
+    }
+
+
+def one_candidate(kind: str, rates: Any) -> Request:
+    """A request for a single candidate with these rates [steps]."""
+    return Request(kind, np.asarray(rates, np.float32)[None])
