@@ -6,6 +6,7 @@ from toolkit.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
     "needle": "how far back a window sees, loop by loop",
+    "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
 }
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""
 

@@ -69,7 +69,7 @@ class Trainer:
     ) -> tuple[Lanes, np.ndarray]:
         """Makes the steps of `rates` [seeds, rates, steps]; the losses before each, same shape.
 
-        A loss that follows on a diverged update is not finite; `tell` hears of steps made.
+        Losses of a call that ends in a diverged update are not finite; `tell` hears of steps made.
         """
         params, optimizer_state = lanes.params, lanes.optimizer_state
         seeds, total = jnp.asarray(seeds, jnp.uint32), rates.shape[-1]
@@ -125,7 +125,10 @@ class Trainer:
             return params, optimizer_state, losses.at[index].set(loss)
 
         carry = params, optimizer_state, jnp.zeros_like(rates)
-        return jax.lax.fori_loop(0, count, body, carry)
+        params, optimizer_state, losses = jax.lax.fori_loop(0, count, body, carry)
+        # The last update comes after the last loss, which knows nothing of its outcome.
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+        return params, optimizer_state, jnp.where(jnp.stack(finite).all(), losses, jnp.nan)
 
 
 def _losses(
