@@ -23,7 +23,8 @@ GRID = tuple(float(rate) for rate in np.geomspace(*INTERVAL, 7))  # two a decade
 DEFAULT_RATE = GRID[3]  # the middle, on all workloads
 WARMUP = 0.05
 TRIALS = 4
-CONTESTANTS = 8  # of successive halving
+CONTESTANTS = 8  # of successive halving, and random probes
+PROBED = 0.1  # of the budget, by these
 VALIDATION_BATCHES = 8  # that a trial is judged by
 FORWARD_COST = 1 / 3
 
@@ -108,6 +109,23 @@ def _random_search(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
     return [
         _outcome(problem, test[i, best[i]], peaks[i, best[i]], spent + forward)
         for i in range(len(seeds))
+    ]
+
+
+def _random_probes(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+    """Short trials of log-uniform peaks with linear decay, then one long run at the best."""
+    forward = CONTESTANTS * VALIDATION_BATCHES * FORWARD_COST
+    steps = int(PROBED * budget / CONTESTANTS)
+    peaks = _log_uniform(seeds, CONTESTANTS)
+    probes = peaks[..., None] * _shape("linear", steps)
+    validation, _, spent = _tabulated(
+        problem, probes, seeds, lambda share: tell(PROBED * share), is_charged=True
+    )
+    chosen = peaks[np.arange(len(seeds)), validation.argmin(1)]
+    shape = _shape("linear", int(budget - forward - spent))
+    _, test, more = _tabulated(problem, chosen[:, None, None] * shape, seeds, tell)
+    return [
+        _outcome(problem, test[i, 0], chosen[i], spent + more + forward) for i in range(len(seeds))
     ]
 
 
@@ -222,6 +240,7 @@ def _methods() -> dict[str, Method]:
         Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 7),
         Method("probe then decay", "search", functools.partial(_search, probe_then_decay)),
         Method("random search", "search", _random_search),
+        Method("random probes", "search", _random_probes),
         *(Method(title, "tuning-free", functools.partial(_optax, name, None))
           for name, title in free.items()),
         Method("successive halving", "search", _successive_halving),
