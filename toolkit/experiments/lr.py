@@ -18,7 +18,7 @@ from toolkit.experiments.lr_report import (
     judge_within_noise,
     report,
 )
-from toolkit.experiments.lr_workloads import WORKLOADS, workload
+from toolkit.experiments.lr_workloads import MILLISECONDS, WORKLOADS, workload
 
 BUDGETS = (1000, 4000, 16000)
 QUARTER = 4  # oracle-tuned linear decay is also run with a quarter of each budget
@@ -71,9 +71,7 @@ def execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any]
 
 def work(setting: Setting) -> float:
     """Expected core seconds of one seed."""
-    milliseconds = {"digits-mlp": 0.16, "tabular": 0.012, "char-lm": 0.22, "digits-cnn": 0.4,
-                    "looped": 1.8}[setting.workload]  # fmt: skip
-    return setting.budget * METHODS[setting.method].cost * milliseconds / 1000
+    return setting.budget * METHODS[setting.method].cost * MILLISECONDS[setting.workload] / 1000
 
 
 def _cells(results: Results) -> list[Cell]:

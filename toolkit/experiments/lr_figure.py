@@ -22,7 +22,13 @@ from toolkit.experiments.lr_report import (
 from toolkit.experiments.lr_workloads import WORKLOADS
 from toolkit.lab.figures import ACCENT, FAINT, INK, new_figure
 
-PROFILED = ("Prodigy + cosine", "random search", "successive halving", "AutoLRS", "linear, fixed rate")
+PROFILED = (
+    "Prodigy + cosine",
+    "random probes",
+    "successive halving",
+    "AutoLRS",
+    "linear, fixed rate",
+)
 SHOWN = 0.75  # of the points of a panel lie within its axis, the others at its edge
 SPREAD = 0.22  # between the budgets of a row
 
@@ -53,7 +59,9 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
             axes.legend(loc="lower right", title="budget", frameon=True)
     _draw_profile(figure.add_subplot(grid[1, : max(len(workloads) - 1, 1)]), found)
     note = "Above: paired difference of test losses to linear decay tuned by an oracle, 95 % "
-    note += "bootstrap interval; arrows: beyond the axis.\nBelow: factor, times the evaluations that "
+    note += (
+        "bootstrap interval; arrows: beyond the axis.\nBelow: factor, times the evaluations that "
+    )
     note += f"oracle-tuned linear decay needs for the same loss. {caption}"
     caption_below(figure, note)
     return figure

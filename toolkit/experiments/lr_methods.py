@@ -84,9 +84,7 @@ def _optax(
     return [_outcome(problem, loss, rate, spent) for loss in test[:, 0]]
 
 
-def _optax_oracle(
-    name: str, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
-) -> list:
+def _optax_oracle(name: str, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
     found = []
     for done, rate in enumerate(GRID):
 
@@ -99,7 +97,7 @@ def _optax_oracle(
 
 
 def _random_search(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
-    """Log-uniform peaks, linear decay, a trial each; the one of the best validation loss is kept."""
+    """Log-uniform peaks, linear decay, a trial each; that of the best validation loss is kept."""
     forward = TRIALS * VALIDATION_BATCHES * FORWARD_COST
     steps = int((budget - forward) / TRIALS)
     peaks = _log_uniform(seeds, TRIALS)

@@ -123,9 +123,7 @@ def profile_area(factors: Iterable[float]) -> float:
         None.
     """
     top = LARGEST_FACTOR
-    return statistics.fmean(
-        (top - min(max(factor, 1.0), top)) / (top - 1) for factor in factors
-    )
+    return statistics.fmean((top - min(max(factor, 1.0), top)) / (top - 1) for factor in factors)
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class Cell:
 
     @property
     def is_telling(self) -> bool:
-        """Whether a quarter of the budget is surely worse, so that losses can tell methods apart."""
+        """Whether a quarter of the budget is surely worse, so that losses tell methods apart."""
         whole = self.losses.get(REFERENCE)
         if not whole or len(self.quarter) != len(whole):
             return False

@@ -135,15 +135,15 @@ def _losses(
     loss: Callable, evaluation_params: Callable, params: Any, optimizer_state: Any, split: Any
 ) -> Array:
     count = len(jax.tree.leaves(split)[0])
-    # The last part is of its own size; a mean of means would weigh its examples wrongly.
-    parts = [slice(i, min(i + EVALUATED_TOGETHER, count)) for i in range(0, count, EVALUATED_TOGETHER)]
 
     def one(lane: tuple) -> Array:
         evaluated = evaluation_params(lane[1], lane[0])
-        sums = [
-            (part.stop - part.start) * loss(evaluated, jax.tree.map(lambda leaf: leaf[part], split))
-            for part in parts
-        ]
-        return sum(sums) / count
+        total = jnp.zeros(())
+        for begin in range(0, count, EVALUATED_TOGETHER):
+            end = min(begin + EVALUATED_TOGETHER, count)
+            part = jax.tree.map(lambda leaf, at=slice(begin, end): leaf[at], split)
+            # The last part is smaller; a mean of means would weigh its examples wrongly.
+            total += (end - begin) * loss(evaluated, part)
+        return total / count
 
     return jax.lax.map(lambda seed: jax.lax.map(one, seed), (params, optimizer_state))
