@@ -40,7 +40,7 @@ def test_stages_of_the_paper():
 
 @pytest.mark.parametrize(("preset", "first_validated"), [(AutoLRS.paper, 3), (AutoLRS.code, 4)])
 def test_when_validation_losses_begin(preset, first_validated):
-    controller, requests = run(preset(INTERVAL, 62_600, validation_batches=1, proposals="together"))
+    controller, requests = run(preset(INTERVAL, 62_270, validation_batches=1, proposals="together"))
     every = [r.validate_every for r, _ in requests if r.kind == "probe"]
     assert every == [0] * first_validated + [50] * (6 - first_validated)
     assert controller.ledger.forward_evaluations == 16 * 10 * (6 - first_validated)

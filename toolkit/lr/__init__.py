@@ -25,6 +25,10 @@ The same for loops that keep control
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
+More than the rate
+* `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
+* `effective_rate`: rate / (1 - momentum), which has a best value where the rate has not
+
 Its parts
 * `forecast_loss`: a robust exponential through a loss curve, and how sure it is
 * `published_forecast`: AutoLRS's own
@@ -33,18 +37,23 @@ Its parts
 * `lowest_confidence_bound`: where to look next
 
 Ground truth
-* `NoisyQuadratic`: where every schedule's final loss is exact, and some best ones are known
+* `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `momentum_losses`: the same with momentum, weight decay and changing batch sizes
+* `last_iterate_bound`: what convex theory says of a schedule
 """
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.candidates import MODES, SearchState
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
+from toolkit.lr.convex_bound import last_iterate_bound
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
     GaussianProcess,
     fit_gaussian_process,
     lowest_confidence_bound,
 )
+from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
+from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
@@ -66,6 +75,7 @@ __all__ = [
     "Controller",
     "Forecast",
     "GaussianProcess",
+    "JointResult",
     "Ledger",
     "Method",
     "NoisyQuadratic",
@@ -77,10 +87,14 @@ __all__ = [
     "ask",
     "contender",
     "cooldown_schedule",
+    "effective_rate",
     "fit_gaussian_process",
     "forecast_loss",
     "init",
+    "joint_search",
+    "last_iterate_bound",
     "lowest_confidence_bound",
+    "momentum_losses",
     "power_schedule",
     "published_forecast",
     "refined_schedule",

@@ -140,6 +140,74 @@ class NoisyQuadratic:
             second_moment, _ = self.advance(second_moment, rates[step : step + 1])
         return rates
 
+    def best_rates(
+        self, steps: int, largest: float, *, pieces: int | None = None, iterations: int = 300
+    ) -> np.ndarray:
+        """The schedule of lowest final loss: the limit of what any search can reach.
+
+            lambda_t = (1 - rate_t h)^2 lambda_{t+1},   lambda_T = h / 2
+            d loss / d rate_t = sum_i lambda_{t+1} (2 rate_t v - 2 h (1 - rate_t h) A_t)
+
+        by L-BFGS over the logarithms of the rates, from linear decay and from a plateau.
+
+        Args:
+            steps: length of the schedule.
+            largest: bound on every rate, below 2 / max(h) to be stable.
+            pieces: number of equal stretches of constant rate; None for one a step.
+            iterations: of L-BFGS, from each start.
+
+        Returns:
+            [steps].
+
+        Raises:
+            ValueError: pieces does not divide steps.
+
+        Cost:
+            About 2 * iterations evaluations of O(steps * dimensions) forward and backward.
+
+        Source: the recursion's adjoint; for the problem, Zhang et al. (arXiv:1907.04164).
+        """
+        from scipy.optimize import minimize
+
+        pieces = steps if pieces is None else pieces
+        if steps % pieces:
+            raise ValueError(f"pieces must divide steps={steps}, got {pieces}")
+        h, v = self.curvatures, self.noise
+
+        def loss_and_slope(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
+            rates = np.repeat(np.exp(log_rates), steps // pieces)
+            shrink = 1 - np.multiply.outer(rates, h)
+            moments = np.empty((steps + 1, len(h)))
+            moments[0] = self.start
+            for t in range(steps):
+                moments[t + 1] = shrink[t] ** 2 * moments[t] + rates[t] ** 2 * v
+            adjoint, slope = h / 2, np.empty(steps)
+            for t in reversed(range(steps)):
+                slope[t] = adjoint @ (2 * rates[t] * v - 2 * h * shrink[t] * moments[t])
+                adjoint = shrink[t] ** 2 * adjoint
+            slope *= rates
+            # In logarithms, or the last digits of a small loss would not matter.
+            loss = self.loss(moments[-1])
+            return float(np.log(loss)), slope.reshape(pieces, -1).sum(1) / loss
+
+        left = 1 - (np.arange(pieces) + 0.5) / pieces
+        starts = [0.9 * largest * left, 0.9 * largest * np.minimum(1, left / 0.3)]
+        bounds = [(np.log(largest) - 12, np.log(largest))] * pieces
+        options = {"maxiter": iterations, "maxcor": 20, "ftol": 1e-12}
+        found = [
+            minimize(
+                loss_and_slope,
+                np.log(start),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options=options,
+            )
+            for start in starts
+        ]
+        best = min(found, key=lambda result: result.fun)
+        return np.repeat(np.exp(best.x), steps // pieces)
+
     def constant_rate_moment(self, rate: float, steps: Any) -> np.ndarray:
         """Second moments after so many steps at one rate, in closed form.
 

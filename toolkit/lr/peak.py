@@ -1,6 +1,6 @@
 """Where the best peak rate lies, how sure that is, and how it moves with the length of a run.
 
-    peak(horizon) = peak(probe) * (probe / horizon)^exponent
+    peak(horizon) = peak(probe) * (max(probe, saturation) / horizon)^exponent
 
 A longer run wants a lower peak, since what noise leaves behind weighs more. Two lengths of probe
 estimate the exponent; few and noisy as they are, it is drawn towards what is usual.
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 EXPONENT = 0.2  # usual
-EXPONENT_DEVIATION = 0.2
+EXPONENT_DEVIATION = 0.1  # of it from problem to problem
+LENGTH_ERROR = 0.2  # by which two short lengths mistake the exponent of a long one
+SATURATION = 80  # steps; a shorter probe sees little noise, and wants no higher a peak for that
 EXPONENT_BOUNDS = (0.0, 0.5)
-LARGEST_RATIO = 2.0  # of the rises to both sides: a diverged neighbour says no more than "higher"
+CLIFF = 2.0  # times the rise on the other side: a diverged neighbour says no more than "higher"
+MOST_TAIL_POINTS = 16
 GUARD = 2.0  # standard deviations of paired differences
-GRID_ERROR = 1 / 16  # of a spacing: what a parabola through three points is wrong by
+GRID_ERROR = 1 / 8  # of a spacing: what a parabola through three points is wrong by
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,10 @@ def find_peak(rates: np.ndarray, losses: np.ndarray, variances: np.ndarray) -> P
         slope = (y[inner] - y[best]) / spacing
         return Peak(float(x[best]), _deviation(spacing, noise[best], slope), edge)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
-    least = max(min(left, right), 1e-12 * max(abs(y[best]), 1e-300))
-    left, right = min(left, LARGEST_RATIO * least), min(right, LARGEST_RATIO * least)
+    if y[best + 1] > y[0]:  # worse than the gentlest rate: it is on its way to infinity
+        right = min(right, CLIFF * left)
     below, above = x[best] - x[best - 1], x[best + 1] - x[best]
-    curvature = (left / below + right / above) / (below + above)
+    curvature = max((left / below + right / above) / (below + above), 1e-300)
     slope = (right / above * below - left / below * above) / (below + above)
     offset = float(np.clip(-slope / (2 * curvature), -below / 2, above / 2))
     spacing = (below + above) / 2
@@ -73,6 +76,9 @@ def horizon_exponent(short: Peak, long: Peak, ratio: float) -> float:
         measured = (log peak_short - log peak_long) / log(ratio)
         exponent = mean of measured and usual, weighted by 1 / variance
 
+    Where both lengths prefer the same highest rate, their peaks lie beyond it, and lowering it
+    would lower what is too low already: the exponent is 0.
+
     Args:
         short: peak of the shorter probes.
         long: peak of the longer ones.
@@ -81,11 +87,19 @@ def horizon_exponent(short: Peak, long: Peak, ratio: float) -> float:
     Returns:
         A number in `EXPONENT_BOUNDS`.
     """
+    if short.edge == long.edge == 1 and np.isclose(short.log_rate, long.log_rate):
+        return 0.0
     measured = (short.log_rate - long.log_rate) / np.log(ratio)
     variance = (short.deviation**2 + long.deviation**2) / np.log(ratio) ** 2
-    weights = np.array([1 / max(variance, 1e-12), 1 / EXPONENT_DEVIATION**2])
+    variance += LENGTH_ERROR**2
+    weights = np.array([1 / variance, 1 / EXPONENT_DEVIATION**2])
     exponent = weights @ [measured, EXPONENT] / weights.sum()
     return float(np.clip(exponent, *EXPONENT_BOUNDS))
+
+
+def peak_at(horizon: int, peak: Peak, steps: int, exponent: float) -> float:
+    """The peak rate for a run of `horizon` steps, given that of probes of `steps`."""
+    return float(np.exp(peak.log_rate) * min(max(steps, SATURATION) / horizon, 1.0) ** exponent)
 
 
 def _deviation(spacing: float, noise: float, slope: float) -> float:
@@ -134,4 +148,5 @@ def surely_better(losses: np.ndarray, base: int) -> int:
 
 
 def _tail_points(losses: np.ndarray) -> int:
-    return max(losses.shape[1] // 5, 1)
+    # Of a long decay the last fifth is not its end.
+    return int(np.clip(losses.shape[1] // 5, 1, MOST_TAIL_POINTS))

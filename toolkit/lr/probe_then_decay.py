@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from toolkit.lr.corrections import MULTIPLIERS, corrected_schedules, guarded_multiplier
+from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.peak import (
     EXPONENT,
     Peak,
     find_peak,
     horizon_exponent,
+    peak_at,
     surely_better,
     tail_scores,
 )
@@ -42,13 +43,12 @@ PIECES = 20  # of the run: what is lost when it diverges, and how often it can b
 BACKOFF = 0.7  # factor on the rest of the schedule when it does
 BLOWN_UP = 3.0  # times the loss at the start
 GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
+LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the interval
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 
 
-@register(
-    ("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected", "factor")
-)
+@register(("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected"))
 @dataclass(frozen=True)
 class ProbeController(Controller):
     """What `ProbeThenDecay` knows besides.
@@ -57,9 +57,8 @@ class ProbeController(Controller):
         plan: [steps to come] float32, the rates of the run; empty before it is planned.
         stage: `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned.
         extended: how often the search has gone beyond its interval.
-        first_loss: of the gentlest candidate, before it has learnt; infinity before.
+        first_loss: before any step; infinity until it is told.
         corrected: corrections made.
-        factor: what they have come to.
     """
 
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -67,7 +66,6 @@ class ProbeController(Controller):
     extended: int = 0
     first_loss: float = np.inf
     corrected: int = 0
-    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,10 @@ class ProbeThenDecay:
     interval: tuple[float, float]
     budget: int
     candidates: int = 7
-    search_fraction: float = 0.1
+    search_fraction: float = 0.08
     shapes: tuple[str, ...] = ("trapezoid",)
     extensions: int = 2
-    shortest_probe: int = 4
+    shortest_probe: int = 3
     training_steps: int | None = None
     corrections: tuple[float, ...] = ()
     correction_fraction: float = 0.02
@@ -128,14 +126,28 @@ class ProbeThenDecay:
             )
 
     @property
+    def is_by_validation(self) -> bool:
+        """Whether probes go by a validation loss: not where those would eat up the search."""
+        forward = FORWARD_COST * self.validation_batches * (self.candidates + AROUND)
+        return 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
+
+    @property
+    def is_in_two_lengths(self) -> bool:
+        """Whether the budget pays for the second, longer probes."""
+        return self._steps_of_probes(LONGER) >= self.shortest_probe
+
+    @property
     def probe_steps(self) -> int:
         """Steps of the first probes; 0 where the budget cannot pay for any."""
-        others = len(self.shapes) if len(self.shapes) > 1 else 0
-        candidates = self.candidates + AROUND + others
-        forward = FORWARD_COST * self.validation_batches * candidates
-        units = self.candidates + LONGER * (AROUND + others)
-        steps = int((self.search_fraction * self.budget - forward) / units + 1e-9)
+        steps = self._steps_of_probes(LONGER if self.is_in_two_lengths else 0)
         return steps if steps >= self.shortest_probe else 0
+
+    def _steps_of_probes(self, longer: int) -> int:
+        others = len(self.shapes) if len(self.shapes) > 1 else 0
+        candidates = self.candidates + AROUND
+        forward = FORWARD_COST * self.validation_batches * candidates * self.is_by_validation
+        units = self.candidates + longer * (AROUND + others)
+        return int((self.search_fraction * self.budget - forward) / units + 1e-9)
 
     def init(self) -> ProbeController:
         """A controller before the first step."""
@@ -153,16 +165,17 @@ class ProbeThenDecay:
         piece = max(-(-whole // PIECES), 1)
         if at := sorted(self.corrections)[controller.corrected :]:
             ahead = int(np.ceil(at[0] * whole)) - done
-            steps = _correction_steps(self, controller)
-            if ahead <= 0 and steps:
-                return Request("probe", corrected_schedules(controller.plan, steps))
+            if ahead <= 0 and (request := _correction(self, controller)) is not None:
+                return request
             piece = min(piece, ahead) if ahead > 0 else piece
         return one_candidate("train", controller.plan[:piece])
 
     def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
         """Whether the losses are finite and have not blown up, as they may long before infinity."""
-        means, _ = tail_scores(losses)
-        return bool(means[0] <= BLOWN_UP * max(controller.first_loss, 0.0) or means[0] < 0)
+        if not np.isfinite(losses).all():
+            return False
+        end = tail_scores(losses)[0][0]
+        return bool(end <= BLOWN_UP * _first_loss(controller, losses) or end <= 0)
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
@@ -175,33 +188,33 @@ class ProbeThenDecay:
                 return _after_correction(self, controller, request, losses)
             return _after_probes(self, controller, request, losses)
         if is_kept:
-            return replace(controller, plan=controller.plan[request.rates.shape[1] :])
+            plan = controller.plan[request.rates.shape[1] :]
+            return replace(controller, plan=plan, first_loss=_first_loss(controller, losses))
         left = min(steps_left(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
         return replace(controller, plan=plan.astype(np.float32))
 
 
 def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
-    shape, steps = (
-        method.shapes[0],
-        method.probe_steps * (1 if controller.stage == GRID else LONGER),
-    )
-    if controller.stage == SHAPE:
+    stage = int(controller.stage)  # which a checkpoint may return as an array
+    shape, steps = method.shapes[0], method.probe_steps * (1 if stage == GRID else LONGER)
+    if stage == SHAPE:
         peak = find_stage_peak(controller, AROUND_PEAK)
         rates = np.full(len(method.shapes), np.exp(peak.log_rate))
         return replace(_annealed(method, method.shapes, rates, steps), validate_every=0)
-    ratio = _spacing(method, controller.stage)
-    if _rows(controller, controller.stage).any():
-        peak = find_stage_peak(controller, controller.stage)
-        beyond = peak.edge * np.arange(1, EXTENSION[controller.stage] + 1)
+    ratio = _spacing(method, stage)
+    if _rows(controller, stage).any():
+        peak = find_stage_peak(controller, stage)
+        beyond = peak.edge * np.arange(1, EXTENSION[stage] + 1)
         rates = np.exp(peak.log_rate) * ratio**beyond
-    elif controller.stage == GRID:
+    elif stage == GRID:
         rates = np.geomspace(*method.interval, method.candidates)
     else:
         peak = find_stage_peak(controller, GRID)
-        rates = np.exp(peak.log_rate) * LONGER**-EXPONENT * ratio ** np.arange(-1, AROUND - 1)
+        centre = np.exp(peak.log_rate) * LONGER**-EXPONENT
         if not method.extensions:
-            rates = np.clip(rates, *method.interval)
+            centre = np.clip(centre, method.interval[0] * ratio, method.interval[1] / ratio)
+        rates = centre * ratio ** np.arange(-1, AROUND - 1)
     return _annealed(method, (shape,) * len(rates), rates, steps)
 
 
@@ -212,7 +225,7 @@ def _annealed(
     rows = [
         rate * shape_rates(shape, steps, warmup) for shape, rate in zip(shapes, rates, strict=True)
     ]
-    return Request("probe", np.array(rows, np.float32), steps * (method.validation_batches > 0))
+    return Request("probe", np.array(rows, np.float32), steps * method.is_by_validation)
 
 
 def _after_probes(
@@ -225,8 +238,8 @@ def _after_probes(
     low, high = method.interval
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
     is_extension = is_beyond and _rows(controller, stage).any()
-    if not len(controller.table["rate"]) and not request.validate_every:
-        first_loss = float(np.nanmin(losses[:, 0]))
+    if not request.validate_every and np.isfinite(losses[0, 0]):
+        first_loss = _first_loss(controller, losses)
     table = with_rows(
         controller.table,
         stage=stage,
@@ -243,7 +256,8 @@ def _after_probes(
     if _is_to_go_on(method, controller):
         return controller
     controller = replace(controller, stage=stage + 1)
-    if controller.stage == SHAPE and len(method.shapes) == 1:
+    is_last = controller.stage == SHAPE and len(method.shapes) == 1
+    if is_last or not method.is_in_two_lengths:
         return _planned(method, controller, method.shapes[0])
     return controller
 
@@ -261,6 +275,12 @@ def _is_to_go_on(method: ProbeThenDecay, controller: ProbeController) -> bool:
     is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
     moves = _rows(controller, stage).sum() - AROUND
     return moves < MOST_MOVES if is_inside else controller.extended < method.extensions
+
+
+def _first_loss(controller: ProbeController, losses: np.ndarray) -> float:
+    """The loss before any step, if this is the first that was told."""
+    known = controller.first_loss
+    return known if np.isfinite(known) else float(losses[0, 0])
 
 
 def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
@@ -286,25 +306,38 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     steps = steps_left(method, controller)
     if method.training_steps is not None:
         steps = min(steps, method.training_steps)
-    # With nothing to go by, the middle.
-    peak = float(np.sqrt(np.prod(method.interval)))
     if _rows(controller, AROUND_PEAK).any():
         short, long = (find_stage_peak(controller, stage) for stage in (GRID, AROUND_PEAK))
         exponent = horizon_exponent(short, long, LONGER)
-        peak = np.exp(long.log_rate) * (LONGER * method.probe_steps / steps) ** exponent
+        peak = peak_at(steps, long, LONGER * method.probe_steps, exponent)
+    elif _rows(controller, GRID).any():
+        short = find_stage_peak(controller, GRID)
+        peak = peak_at(steps, short, method.probe_steps, EXPONENT)
+    else:  # nothing to go by: the middle
+        peak = np.sqrt(np.prod(method.interval))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
     return replace(controller, plan=plan, stage=CORRECTION)
 
 
-def _correction_steps(method: ProbeThenDecay, controller: ProbeController) -> int:
-    """Steps of each candidate; 0 where the budget would not leave as many for the run itself."""
+def _ways(method: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
+    """How the run may go on from a correction, [ways, steps to come]."""
+    whole = controller.ledger.kept_steps + len(controller.plan)
+    stages = [*sorted(method.corrections), 1.0]
+    share = stages[controller.corrected + 1] - stages[controller.corrected]
+    return possible_plans(controller.plan, round(share * whole), method.interval[1])
+
+
+def _correction(method: ProbeThenDecay, controller: ProbeController) -> Request | None:
+    """Its candidates; None where the budget would not leave as many steps for the run itself."""
     plan = len(controller.plan)
+    ways = _ways(method, controller)
     steps = max(int(method.correction_fraction * plan), 1)
-    cost = steps * len(MULTIPLIERS)
-    left = steps_left(method, controller) - (0 if method.training_steps is None else plan)
-    is_paid = cost <= (left // 2 if method.training_steps is None else left)
-    return steps if steps >= method.shortest_probe and is_paid else 0
+    left = steps_left(method, controller)
+    can_pay = left - plan if method.training_steps is not None else left // 2
+    if steps < method.shortest_probe or steps * len(ways) > can_pay:
+        return None
+    return Request("probe", squeezed(ways, steps))
 
 
 def _after_correction(
@@ -316,18 +349,11 @@ def _after_correction(
         stage=CORRECTION,
         steps=request.rates.shape[1],
         shape=SHAPES.index(method.shapes[0]),
-        rate=MULTIPLIERS,
+        rate=request.rates.max(1),
         forecast=scores,
         variance=variances,
     )
-    multiplier = guarded_multiplier(losses, controller.factor)
-    plan = controller.plan
-    if steps_left(method, controller) < len(plan):
-        plan = resampled(plan, steps_left(method, controller))
-    return replace(
-        controller,
-        table=table,
-        plan=(multiplier * plan).astype(np.float32),
-        factor=controller.factor * multiplier,
-        corrected=controller.corrected + 1,
-    )
+    plan = _ways(method, controller)[surely_better(losses, 0)]
+    if (left := steps_left(method, controller)) < len(plan):
+        plan = resampled(plan, left).astype(np.float32)
+    return replace(controller, table=table, plan=plan, corrected=controller.corrected + 1)

@@ -17,6 +17,9 @@ Steps
 * `make_train_step`: many updates in one compiled program; returns a `TrainStep`
 * `make_evaluation`: mean loss over fixed batches
 
+The learning rate
+* `search_rate`: training that finds its own; returns a `RateSearch`
+
 The loop
 * `fit`: train, log, evaluate, checkpoint, stop, resume; takes `FitOptions`, returns a `FitResult`
 * `DivergedError`: the loss or the gradient is not finite
@@ -38,6 +41,7 @@ from toolkit.training.data import (
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import adamw, warmup_cosine, warmup_stable_decay
+from toolkit.training.rate_search import RateSearch, search_rate
 from toolkit.training.step import TrainState, TrainStep, make_evaluation, make_train_step
 
 __all__ = [
@@ -52,6 +56,7 @@ __all__ = [
     "FitOptions",
     "FitResult",
     "MetricsLog",
+    "RateSearch",
     "TrainState",
     "TrainStep",
     "adamw",
@@ -62,6 +67,7 @@ __all__ = [
     "make_train_step",
     "read_metrics",
     "sample_batch",
+    "search_rate",
     "warmup_cosine",
     "warmup_stable_decay",
 ]

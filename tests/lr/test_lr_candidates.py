@@ -1,0 +1,185 @@
+"""The five ways to run candidates: the same losses, nothing left behind, the fastest by a clock."""
+
+import time
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from toolkit.lr import MODES, ProbeThenDecay, Request, SearchState, ask, init, search, tell
+from toolkit.lr.candidates import STEPS_PER_CALL, TIMED_STEPS, Trainer
+
+SAME = 2e-4  # relative, float32 over 24 steps
+OVERHEAD = 0.01  # of a step
+INTERVAL = (1e-3, 1.0)
+
+FEATURES = jax.random.normal(jax.random.key(0), (8, 16, 4))
+DATA = {"x": FEATURES, "y": FEATURES @ jnp.array([1.0, -2.0, 0.5, 3.0])}
+PARAMS = {"w": jnp.zeros(4), "b": jnp.zeros(())}
+OPTIMIZER = optax.adam(1.0)
+RATES = np.geomspace(1e-2, 1.0, 5)[:, None] * np.linspace(1, 0.1, 24)
+PROBE = Request("probe", RATES.astype(np.float32))
+
+
+def loss_fn(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return Trainer(loss_fn, OPTIMIZER, DATA, lambda params: jnp.sum(params["w"] ** 2))
+
+
+@pytest.fixture(scope="module")
+def state():
+    return SearchState(PARAMS, OPTIMIZER.init(PARAMS), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("validate_every", [0, 12])
+def test_every_mode_gives_the_same_losses(trainer, state, mode, validate_every):
+    request = Request("probe", PROBE.rates, validate_every)
+    expected = trainer.run_together(state, request, "loop")
+    losses = trainer.run_together(state, request, mode)
+    assert losses.shape == (5, request.points)
+    np.testing.assert_allclose(losses, expected, rtol=SAME)
+
+
+def test_a_snapshot_is_the_arrays_themselves(trainer, state):
+    before = jax.tree.map(np.array, state)
+    for mode in MODES:
+        trainer.run_together(state, PROBE, mode)
+    jax.tree.map(np.testing.assert_array_equal, state, before)
+    train = Request("train", PROBE.rates[:1])
+    after, losses = trainer.run(state, train)
+    fresh, fresh_losses = Trainer(loss_fn, OPTIMIZER, DATA).run(state, train)
+    jax.tree.map(np.testing.assert_array_equal, after, fresh)
+    np.testing.assert_array_equal(losses, fresh_losses)
+
+
+def test_candidates_on_many_devices_do_not_talk(trainer, state):
+    count = jax.device_count()
+    assert count > 1
+    assert "sharded" in trainer.modes(state)
+    rates = np.ones((count, STEPS_PER_CALL), np.float32)
+    start = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
+        (state.params, state.optimizer_state),
+    )
+    program = trainer._several["sharded"]
+    compiled = program.lower(*start, trainer._data, np.int32(0), rates, np.int32(2)).compile()
+    text = compiled.as_text()
+    assert not any(word in text for word in ("all-reduce", "all-gather", "collective-permute"))
+
+
+def test_the_mode_is_chosen_by_measuring():
+    found = search(loss_fn, PARAMS, DATA, interval=INTERVAL, budget=1000, evaluation="measured")
+    timings = found.progress.timings
+    assert set(timings) == set(MODES)
+    assert all(seconds > 0 for seconds in timings.values())
+    # Never more than one after another: those are among the measured.
+    assert min(timings.values()) <= timings["loop"]
+    assert 0 < found.ledger.timing_evaluations <= 3 * 5 * TIMED_STEPS * 7
+    assert found.ledger.gradient_evaluations == 1000
+    again = search(
+        loss_fn,
+        PARAMS,
+        DATA,
+        interval=INTERVAL,
+        budget=1000,
+        evaluation="steps" if timings["steps"] < timings["loop"] else "loop",
+    )
+    plain, measured = (jax.tree.leaves(f.params) for f in (again, found))
+    for a, b in zip(plain, measured, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0.05, atol=1e-3)
+
+
+def test_modes_that_cannot_run_are_refused():
+    with pytest.raises(ValueError, match="evaluation"):
+        search(loss_fn, PARAMS, DATA, evaluation="threads")
+
+
+def test_compilation_is_in_the_ledger_apart():
+    found = search(
+        lambda params, batch: loss_fn(params, batch) * 1.25,
+        PARAMS,
+        DATA,
+        interval=INTERVAL,
+        budget=400,
+    )
+    assert found.ledger.compile_seconds > 0
+    assert found.ledger.seconds > 0
+
+
+@pytest.mark.parametrize("mode", ["loop", "map", "vmap"])
+def test_one_program_for_every_length(state, mode):
+    traces = []
+
+    def counted(params, batch):
+        traces.append(1)
+        return loss_fn(params, batch)
+
+    trainer = Trainer(counted, OPTIMIZER, DATA)
+    trainer.run_together(state, PROBE, mode)
+    count = len(traces)
+    for steps in (1, 7, STEPS_PER_CALL + 3):
+        rates = np.full((5, steps), 1e-2, np.float32)
+        trainer.run_together(state, Request("probe", rates), mode)
+    assert len(traces) == count
+
+
+def test_the_driver_costs_little_beside_the_steps():
+    """Processor time, which other programs on the machine do not lengthen."""
+    generator = np.random.default_rng(0)
+    images = jnp.asarray(generator.normal(size=(16, 64, 64)), jnp.float32)
+    classes = jnp.asarray(generator.integers(0, 10, size=(16, 64)))
+    sizes = (64, 128, 128, 10)
+    params = [
+        jnp.asarray(generator.normal(size=shape) / np.sqrt(shape[0]), jnp.float32)
+        for shape in pairwise(sizes)
+    ]
+
+    def mlp_loss(params, batch):
+        hidden = jax.nn.relu(jax.nn.relu(batch[0] @ params[0]) @ params[1])
+        logits = hidden @ params[2]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    steps, method = 4000, ProbeThenDecay((1e-4, 1e-1), 4000)
+    trainer = Trainer(mlp_loss, OPTIMIZER, (images, classes))
+    state = SearchState(params, OPTIMIZER.init(params), 0)
+    piece = Request("train", np.full((1, STEPS_PER_CALL), 1e-3, np.float32))
+    jax.block_until_ready(trainer.run(state, piece)[0].params)
+    began = time.process_time()
+    jax.block_until_ready(trainer.run(state, piece)[0].params)
+    per_step = (time.process_time() - began) / STEPS_PER_CALL
+
+    def drive():
+        controller = init(method)
+        while (request := ask(method, controller)) is not None:
+            controller, _ = tell(method, controller, request, np.ones(request.rates.shape))
+
+    drive()
+    decisions = _processor_seconds(drive)
+
+    # The same calls of a program that does nothing: padding, dispatch, gathering of losses.
+    nothing = partial(trainer._run, lambda *arguments: (params, None, np.zeros(STEPS_PER_CALL)))
+
+    def dispatch():
+        for _ in range(steps // STEPS_PER_CALL):
+            nothing(None, state, piece, piece.rates[0])
+
+    total = decisions + _processor_seconds(dispatch)
+    assert total / steps < OVERHEAD * per_step
+
+
+def _processor_seconds(function, rounds=3):
+    samples = []
+    for _ in range(rounds):
+        began = time.process_time()
+        function()
+        samples.append(time.process_time() - began)
+    return min(samples)

@@ -1,0 +1,163 @@
+"""Where the best schedule is known: how close the searches come; and the values of the theory."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.lr import (
+    NoisyQuadratic,
+    ProbeThenDecay,
+    ask,
+    init,
+    last_iterate_bound,
+    refined_schedule,
+    shape_rates,
+    tell,
+)
+
+TABLE = 6e-3  # three digits, of which the last is rounded
+STEPS = 1000
+INTERVAL = (0.02, 1.99)  # beyond 2 a constant rate is not stable
+OPTIMUM = {
+    (10, None): 0.07850,
+    (10, 50): 0.07862,
+    (10, 10): 0.08095,
+    (100, None): 0.01436,
+    (100, 50): 0.01441,
+    (100, 10): 0.01528,
+}
+FREE = 1.15  # times the optimum, search not counted
+CHARGED = {10: 1.3, 100: 1.5}  # the search, a tenth, counted
+
+
+@cache
+def problem(batch):
+    return NoisyQuadratic.harmonic(batch)
+
+
+def run(quadratic, method):
+    """The loss that a search ends at where losses are their own expectation."""
+    controller, moment = init(method), quadratic.start
+    with np.errstate(over="ignore", invalid="ignore"):
+        while (request := ask(method, controller)) is not None:
+            runs = [quadratic.advance(moment, row) for row in request.rates.astype(np.float64)]
+            losses = [losses for _, losses in runs]
+            if request.validate_every:
+                losses = [[quadratic.loss(end)] for end, _ in runs]
+            controller, is_kept = tell(method, controller, request, losses)
+            moment = runs[0][0] if is_kept else moment
+    return quadratic.loss(moment), controller
+
+
+@pytest.mark.parametrize(("batch", "pieces"), OPTIMUM)
+def test_the_global_optimum(batch, pieces):
+    quadratic = problem(batch)
+    rates = quadratic.best_rates(STEPS, 1.95, pieces=pieces, iterations=50)
+    assert quadratic.final_loss(rates) == pytest.approx(OPTIMUM[batch, pieces], rel=TABLE)
+    assert rates.max() <= 1.95 * (1 + 1e-9)
+    if pieces is None:  # at the bound for a third or two thirds of the run, then smoothly down
+        at_bound = (rates > 1.94).mean()
+        assert abs(at_bound - {10: 0.35, 100: 0.65}[batch]) < 0.1
+        assert rates[-1] < 0.08
+
+
+def test_in_one_dimension_the_optimum_is_greed():
+    one = NoisyQuadratic([0.7], [0.3], [2.0])
+    best = one.final_loss(one.best_rates(50, 2.0))
+    assert best == pytest.approx(one.final_loss(one.greedy_rates(50)), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", ["linear", "trapezoid"])
+@pytest.mark.parametrize("batch", [10, 100])
+def test_stages_scored_after_their_decay_reach_the_optimum(batch, shape):
+    """Search free: probes and corrections as long as the run."""
+    method = ProbeThenDecay(
+        INTERVAL,
+        50_000,
+        training_steps=STEPS,
+        shapes=(shape,),
+        extensions=0,
+        corrections=(0.0, 0.2, 0.4, 0.6, 0.8),
+        correction_fraction=1.0,
+    )
+    loss, controller = run(problem(batch), method)
+    assert controller.ledger.kept_steps == STEPS
+    assert controller.corrected == 5
+    assert loss <= FREE * OPTIMUM[batch, None]
+
+
+@pytest.mark.parametrize("batch", [10, 100])
+def test_a_tenth_of_the_budget_pays_for_the_search(batch):
+    method = ProbeThenDecay(
+        INTERVAL, STEPS, extensions=0, search_fraction=0.1, validation_batches=1
+    )
+    loss, controller = run(problem(batch), method)
+    assert STEPS - 1 < controller.ledger.spent <= STEPS
+    assert controller.ledger.kept_steps >= 0.9 * STEPS
+    assert loss <= CHARGED[batch] * OPTIMUM[batch, None]
+
+
+BOUND = {
+    "linear": (0.06343, 0.0314),
+    "cosine": (0.06526, 0.0308),
+    "wsd": (0.06871, 0.0162),
+    "constant": (0.0921, 0.0109),
+}
+
+
+@pytest.mark.parametrize("shape", BOUND)
+def test_the_bound_of_convex_problems(shape):
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda peak: last_iterate_bound(peak * shape_rates(shape, STEPS)),
+        bounds=(1e-3, 1.0),
+        method="bounded",
+        options={"xatol": 1e-5},
+    )
+    known, peak = BOUND[shape]
+    assert found.fun == pytest.approx(known, rel=TABLE)
+    assert found.x == pytest.approx(peak, abs=5e-4)
+
+
+def test_linear_decay_is_almost_the_best_for_the_bound():
+    from scipy.optimize import minimize
+
+    @jax.jit
+    @jax.value_and_grad
+    def bound(log_rates):
+        rates = jnp.exp(log_rates)
+        left = jnp.cumsum(rates[::-1])[::-1]
+        energy = jnp.cumsum(rates[::-1] ** 2)[::-1]
+        last = rates[:-1] / (left[1:] * left[:-1]) * energy[:-1]
+        return (1 + energy[0]) / (2 * left[0]) + last.sum() / 2
+
+    with jax.enable_x64(True):
+        linear = np.log(shape_rates("linear", STEPS) / np.sqrt(STEPS))
+        assert float(bound(linear)[0]) == pytest.approx(last_iterate_bound(np.exp(linear)))
+        found = minimize(bound, linear, jac=True, method="L-BFGS-B", options={"maxiter": 300})
+    assert found.fun == pytest.approx(0.06332, rel=TABLE)
+    assert last_iterate_bound(np.exp(found.x)) == pytest.approx(found.fun, rel=1e-9)
+
+
+def test_the_refined_schedule_is_best_for_its_norms():
+    norms = np.linspace(1.0, 0.4, STEPS) + 2 * np.exp(-np.arange(STEPS) / 30)
+    refined = np.asarray(jax.vmap(refined_schedule(norms, 1.0))(np.arange(STEPS)))
+
+    def best(shape):
+        rates = shape[: STEPS - 1]  # the last rate of a refined schedule is zero
+        peaks = np.geomspace(1e-3, 1.0, 200)
+        return min(last_iterate_bound(peak * rates, norms[: STEPS - 1]) for peak in peaks)
+
+    others = {name: best(shape_rates(name, STEPS)) for name in ("linear", "cosine", "wsd")}
+    assert best(refined) < min(others.values())
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="rates"):
+        last_iterate_bound([1.0, 0.0])
+    with pytest.raises(ValueError, match="pieces"):
+        problem(10).best_rates(1000, 1.9, pieces=7)

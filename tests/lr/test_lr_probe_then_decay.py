@@ -1,0 +1,226 @@
+"""The decisions of probe-then-decay, with losses made up: stages, budget, divergence, resuming."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+from toolkit.lr import ProbeThenDecay, ask, init, tell
+from toolkit.lr.peak import Peak, find_peak, horizon_exponent, surely_better, tail_scores
+
+INTERVAL = (1e-3, 1.0)
+
+
+def losses_of(request, best=3e-2, noise=0.0):
+    """Curves that fall to a floor, lowest for the peak `best`."""
+    points = request.points
+    floors = 1 + 0.3 * np.log10(request.rates.max(1, keepdims=True) / best) ** 2
+    common = noise * np.random.default_rng(0).normal(size=points)
+    return floors + np.exp(-np.arange(points) / max(points / 8, 1)) + common
+
+
+def run(method, losses_of=losses_of, controller=None, most=None):
+    controller, requests = init(method) if controller is None else controller, []
+    while (request := ask(method, controller)) is not None and len(requests) != most:
+        controller, is_kept = tell(method, controller, request, losses_of(request))
+        requests.append((request, is_kept))
+    return controller, requests
+
+
+def test_probes_on_a_grid_then_longer_ones_then_the_run():
+    method = ProbeThenDecay(INTERVAL, 4000, search_fraction=0.1)
+    controller, requests = run(method)
+    probes = [r for r, _ in requests if r.kind == "probe"]
+    assert [r.rates.shape for r in probes] == [(7, 21), (3, 84)]
+    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 7), rtol=1e-6)
+    for probe in probes:  # a rise, then a fall to almost nothing
+        assert (np.diff(probe.rates[:, : round(0.2 * probe.rates.shape[1])]) > 0).all()
+        assert (probe.rates[:, -1] < 0.2 * probe.rates.max(1)).all()
+    assert controller.ledger.gradient_evaluations == 4000
+    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 7 * 21 - 3 * 84
+    assert controller.ledger.sequential_depth == 4000 - 6 * 21 - 2 * 84
+    assert all(is_kept == (r.kind == "train") for r, is_kept in requests)
+    usual = 3e-2 * (84 / controller.ledger.kept_steps) ** 0.2
+    assert controller.rates.max() == pytest.approx(usual, rel=0.25)
+    assert controller.rates[-1] < 0.01 * controller.rates.max()
+
+
+@pytest.mark.parametrize("budget", [1, 3, 99, 400, 951, 4001])
+@pytest.mark.parametrize("options", [{}, {"shapes": ("linear", "wsd"), "corrections": (0.0, 0.5)}])
+@pytest.mark.parametrize("validation_batches", [0, 3])
+def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
+    method = ProbeThenDecay(
+        INTERVAL, budget, shortest_probe=2, validation_batches=validation_batches, **options
+    )
+    controller, requests = run(method)
+    assert budget - 1 < controller.ledger.spent <= budget
+    assert sum(r.rates.size for r, _ in requests) == controller.ledger.gradient_evaluations
+    assert requests[-1][0].kind == "train"
+    assert controller.rates[-1] <= controller.rates.max() / (1 if budget < 3 else 2)
+
+
+def test_a_budget_too_small_to_probe_takes_the_middle():
+    controller, requests = run(ProbeThenDecay(INTERVAL, 100))
+    assert all(r.kind == "train" for r, _ in requests)
+    assert controller.rates.max() == pytest.approx(np.sqrt(1e-3))
+
+
+@pytest.mark.parametrize("best", [1e-5, 1e-4, 20.0])
+def test_the_interval_is_extended_at_its_edges_and_charged(best):
+    whole, _ = run(ProbeThenDecay(INTERVAL, 20_000), lambda r: losses_of(r, best))
+    tried = whole.table["rate"]
+    assert tried.min() < 1e-3 or tried.max() > 1.0
+    assert whole.extended > 0
+    assert whole.ledger.gradient_evaluations == 20_000
+    inside, _ = run(ProbeThenDecay(INTERVAL, 20_000, extensions=0), lambda r: losses_of(r, best))
+    assert 0.999e-3 < inside.table["rate"].min() <= inside.table["rate"].max() < 1.001
+    distance, kept_inside = (abs(np.log(c.rates.max() / best)) for c in (whole, inside))
+    assert distance < kept_inside
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_diverged_probes_are_never_followed(bad):
+    def diverging(request):
+        losses = losses_of(request)
+        if request.kind == "probe":
+            losses[request.rates.max(1) > 1e-2, -1] = bad
+        return losses
+
+    controller, _ = run(ProbeThenDecay(INTERVAL, 4000), diverging)
+    assert np.isinf(controller.table["forecast"]).any()
+    assert controller.rates.max() <= 1e-2
+    assert controller.ledger.gradient_evaluations == 4000
+
+
+@pytest.mark.parametrize("how", ["nan", "blown up"])
+def test_a_run_that_diverges_goes_back_a_piece_and_lower(how):
+    def diverging(request):
+        losses = losses_of(request)
+        if request.kind == "train" and request.rates.max() > 5e-3:
+            losses[0, -1] = np.nan
+            if how == "blown up":
+                losses[:] = 100.0
+        return losses
+
+    controller, requests = run(ProbeThenDecay(INTERVAL, 4000), diverging)
+    lost = [r.rates.shape[1] for r, is_kept in requests if r.kind == "train" and not is_kept]
+    assert 0 < len(lost) < 20
+    assert max(lost) <= 4000 // 20
+    assert controller.rates.max() <= 5e-3
+    assert controller.ledger.gradient_evaluations == 4000
+    assert controller.rates[-1] < 0.02 * controller.rates.max()
+
+
+def test_everything_diverged_still_ends_at_the_budget():
+    controller, _ = run(
+        ProbeThenDecay(INTERVAL, 1000), lambda r: np.full((len(r.rates), r.points), np.nan)
+    )
+    assert controller.ledger.gradient_evaluations == 1000
+    assert controller.ledger.kept_steps == len(controller.rates) == 0
+
+
+def test_another_shape_is_taken_only_if_it_is_surely_better():
+    method = ProbeThenDecay(INTERVAL, 10_000, shapes=("linear", "wsd", "wsd_sqrt", "cosine"))
+    for gain, is_wsd in ((0.5, True), (0.0, False)):
+
+        def losses(request, gain=gain):
+            losses = losses_of(request)
+            plateau = (request.rates >= 0.999 * request.rates.max(1, keepdims=True)).mean(1)
+            return losses - gain * (plateau[:, None] > 0.4)
+
+        controller, _ = run(method, losses)
+        at_peak = (controller.rates >= 0.999 * controller.rates.max()).mean()
+        assert (at_peak > 0.5) == is_wsd
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.5])
+def test_corrections_are_guarded(gain):
+    """A way that is better by chance changes nothing."""
+
+    def losses(request):
+        losses = np.ones((len(request.rates), request.points))
+        if request.kind == "probe" and len(request.rates) > 7:
+            losses = losses + np.random.default_rng(1).normal(size=losses.shape)
+            losses[3] -= 20 * gain
+            assert request.validate_every == 0
+        return losses
+
+    base, _ = run(ProbeThenDecay(INTERVAL, 20_000, corrections=()), losses)
+    method = ProbeThenDecay(INTERVAL, 20_000, corrections=(0.5,))
+    controller, requests = run(method, losses)
+    assert controller.corrected == 1
+    probe = next(i for i, (r, _) in enumerate(requests) if r.rates.shape[0] == 8)
+    middle = sum(r.rates.shape[1] for r, is_kept in requests[:probe] if is_kept)
+    change = controller.rates[middle + 5] / controller.rates[middle - 5]
+    assert change == pytest.approx(1.7 if gain else 1.0, rel=0.05)
+    assert controller.ledger.gradient_evaluations == 20_000
+    assert controller.rates[:middle].max() == pytest.approx(base.rates.max(), rel=1e-3)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_controller_resumes_from_its_arrays(cut):
+    method = ProbeThenDecay(INTERVAL, 8000, corrections=(0.2,))
+    whole, _ = run(method)
+    part, _ = run(method, most=cut)
+    leaves, structure = jax.tree.flatten(part)
+    leaves = pickle.loads(pickle.dumps([np.asarray(leaf) for leaf in leaves]))
+    resumed, _ = run(method, controller=jax.tree.unflatten(structure, leaves))
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+def test_the_peak_of_a_parabola_and_of_a_cliff():
+    rates = np.geomspace(1e-3, 1.0, 7)
+    exact = find_peak(rates, (np.log(rates) - np.log(2e-2)) ** 2, np.zeros(7))
+    assert np.exp(exact.log_rate) == pytest.approx(2e-2)
+    assert exact.edge == 0
+    cliff = np.array([7.0, 6, 5, 4, 3, np.inf, np.inf])
+    found = find_peak(rates, cliff, np.zeros(7))
+    assert rates[3] < np.exp(found.log_rate) <= rates[4]
+    assert find_peak(rates, np.full(7, np.inf), np.zeros(7)) is None
+    assert find_peak(rates, rates, np.zeros(7)).edge == -1
+    assert find_peak(rates, -rates, np.zeros(7)).edge == 1
+
+
+def test_the_exponent_lies_between_the_usual_and_the_measured():
+    usual = horizon_exponent(Peak(0.0, 0.1, 0), Peak(-0.2 * np.log(4), 0.1, 0), 4.0)
+    assert usual == pytest.approx(0.2)
+    steeper = horizon_exponent(Peak(0.0, 0.01, 0), Peak(-0.5 * np.log(4), 0.01, 0), 4.0)
+    assert 0.2 < steeper < 0.5
+    unsure = horizon_exponent(Peak(0.0, 3.0, 0), Peak(-0.5 * np.log(4), 3.0, 0), 4.0)
+    assert 0.2 < unsure < 0.21
+    # Both at the end of the interval: the peak is beyond it.
+    assert horizon_exponent(Peak(1.0, 0.1, 1), Peak(1.0, 0.1, 1), 4.0) == 0.0
+
+
+def test_noise_that_candidates_share_is_none_between_them():
+    common = np.random.default_rng(0).normal(size=50)
+    losses = np.array([1.0 + common, 1.01 + common, np.full(50, np.nan)])
+    means, variances = tail_scores(losses)
+    assert means[1] - means[0] == pytest.approx(0.01)
+    assert means[2] == np.inf
+    np.testing.assert_allclose(variances, 0.0, atol=1e-20)
+    assert surely_better(losses, 1) == 0
+    alone = losses + 0.1 * np.random.default_rng(1).normal(size=losses.shape)
+    assert surely_better(alone, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"interval": (1.0, 1e-3)}, "interval"),
+        ({"budget": 0}, "budget"),
+        ({"candidates": 2}, "candidates"),
+        ({"search_fraction": 1.0}, "search_fraction"),
+        ({"shapes": ("cubic",)}, "cubic"),
+        ({"shapes": ()}, "shapes"),
+        ({"extensions": -1}, "extensions"),
+        ({"training_steps": 6000}, "training_steps"),
+        ({"corrections": (1.0,)}, "corrections"),
+        ({"correction_fraction": 0.0}, "correction_fraction"),
+        ({"shortest_probe": 0}, "shortest_probe"),
+    ],
+)
+def test_wrong_constants_are_named(changes, word):
+    with pytest.raises(ValueError, match=word):
+        ProbeThenDecay(**{"interval": INTERVAL, "budget": 5000, **changes})

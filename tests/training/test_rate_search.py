@@ -1,0 +1,159 @@
+"""The search inside training: killed half-way and resumed, sharded, with groups of parameters."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from toolkit.lr import AutoLRS, ProbeThenDecay
+from toolkit.parallel import fully_sharded, make_mesh
+from toolkit.training import (
+    CheckpointError,
+    TrainState,
+    make_evaluation,
+    make_train_step,
+    search_rate,
+)
+
+CLOSE = 2e-3  # relative, of another order of summation, after hundreds of steps
+BUDGET = 600
+
+DATA = {
+    "x": jax.random.normal(jax.random.key(0), (64, 16)),
+    "y": jax.random.normal(jax.random.key(1), (64, 8)),
+}
+PARAMS = {
+    "in": 0.3 * jax.random.normal(jax.random.key(2), (16, 32)),
+    "out": 0.3 * jax.random.normal(jax.random.key(3), (32, 8)),
+}
+OPTIMIZER = optax.adam(1.0)
+
+
+def loss_fn(params, batch):
+    return jnp.mean((jnp.tanh(batch["x"] @ params["in"]) @ params["out"] - batch["y"]) ** 2)
+
+
+def sample(data, step):
+    rows = jax.random.randint(jax.random.fold_in(jax.random.key(7), step), (16,), 0, 64)
+    return jax.tree.map(lambda leaf: leaf[rows], data)
+
+
+def find(state=None, optimizer=OPTIMIZER, **options):
+    state = TrainState.create(PARAMS, optimizer) if state is None else state
+    settings = {
+        "sample": sample,
+        "interval": (1e-3, 1.0),
+        "budget": BUDGET,
+        "method": partial(ProbeThenDecay, shortest_probe=2),
+    }
+    return search_rate(loss_fn, optimizer, state, DATA, **{**settings, **options})
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def stop_after(count):
+    seen = []
+
+    def stop(progress):
+        seen.append(progress)
+        return len(seen) == count
+
+    return stop
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return find()
+
+
+def test_it_trains_and_the_schedule_trains_again(whole):
+    assert whole.is_complete
+    assert whole.result.ledger.gradient_evaluations == BUDGET
+    assert int(whole.state.step) == whole.result.ledger.kept_steps
+    evaluate = make_evaluation(loss_fn, jax.tree.map(lambda leaf: leaf[None], DATA))
+    assert evaluate(whole.state.params) < 0.8 * evaluate(PARAMS)
+    again = optax.chain(OPTIMIZER, optax.scale_by_schedule(whole.result.schedule))
+    step = make_train_step(loss_fn, again, sample=sample, most_steps=100)
+    state = TrainState.create(PARAMS, again)
+    while (left := int(whole.state.step) - int(state.step)) > 0:
+        state, _ = step(state, DATA, min(left, 100))
+    assert evaluate(state.params) == pytest.approx(evaluate(whole.state.params), rel=CLOSE)
+
+
+# In the first probes, between them and the second, and in the run.
+@pytest.mark.parametrize("cut", [1, 2, 7])
+def test_a_search_killed_half_way_ends_with_the_same_bits(whole, tmp_path, cut):
+    part = find(directory=tmp_path, stop=stop_after(cut))
+    assert not part.is_complete
+    resumed = find(directory=tmp_path, checkpoint_every=50)
+    assert resumed.is_complete
+    assert_same_bits(resumed.state, whole.state)
+    assert_same_bits(resumed.result.table, whole.result.table)
+    np.testing.assert_array_equal(
+        resumed.result.progress.controller.rates, whole.result.progress.controller.rates
+    )
+    assert resumed.result.ledger.gradient_evaluations == BUDGET
+    # Complete: nothing is left to do.
+    assert_same_bits(find(directory=tmp_path).state, whole.state)
+
+
+def test_a_checkpoint_of_another_search_is_refused(tmp_path):
+    find(directory=tmp_path, stop=stop_after(2))
+    with pytest.raises(CheckpointError, match="another run"):
+        find(directory=tmp_path, budget=700)
+
+
+def test_autolrs_resumes_too(tmp_path):
+    options = {"method": AutoLRS.scaled, "budget": 300}
+    straight = find(**options)
+    find(directory=tmp_path, stop=stop_after(3), **options)
+    assert_same_bits(find(directory=tmp_path, **options).state, straight.state)
+
+
+def on_mesh():
+    mesh = make_mesh({"data": 8})
+    params = fully_sharded(PARAMS, mesh, min_elements=64).apply(PARAMS)
+    return TrainState.create(params, OPTIMIZER), NamedSharding(mesh, PartitionSpec("data"))
+
+
+@pytest.mark.parametrize("evaluation", ["loop", "vmap"])
+def test_on_a_sharded_mesh(whole, tmp_path, evaluation):
+    state, batch_sharding = on_mesh()
+    options = {"evaluation": evaluation, "batch_sharding": batch_sharding}
+    straight = find(state, **options)
+    layouts = [leaf.sharding for leaf in jax.tree.leaves(state)]
+    assert [leaf.sharding for leaf in jax.tree.leaves(straight.state)] == layouts
+    assert any(not layout.is_fully_replicated for layout in layouts)
+    table, alone = straight.result.table, whole.result.table
+    np.testing.assert_allclose(table["rate"][:7], alone["rate"][:7])
+    np.testing.assert_allclose(table["forecast"][:7], alone["forecast"][:7], rtol=CLOSE)
+    find(state, directory=tmp_path, stop=stop_after(4), **options)
+    resumed = find(on_mesh()[0], directory=tmp_path, **options)
+    assert_same_bits(resumed.state, straight.state)
+
+
+def test_candidates_cannot_be_cut_over_a_mesh_that_is_taken():
+    state, _ = on_mesh()
+    with pytest.raises(ValueError, match="sharded"):
+        find(state, evaluation="sharded")
+
+
+def test_groups_of_parameters_keep_the_ratio_of_their_rates():
+    groups = {"in": "fast", "out": "frozen"}
+    optimizer = optax.multi_transform(
+        {"fast": optax.adam(1.0), "frozen": optax.adam(1e-12)}, groups
+    )
+    found = find(optimizer=optimizer)
+    np.testing.assert_allclose(found.state.params["out"], PARAMS["out"], rtol=1e-5)
+    assert not np.allclose(found.state.params["in"], PARAMS["in"], rtol=0.1)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="checkpoint_every"):
+        find(checkpoint_every=0)

@@ -1,0 +1,46 @@
+"""How well a schedule can do on convex problems, from theory alone: a bound on the last iterate.
+
+It predicts the loss curves of language models closely enough to rank schedules, and unlike the
+noisy quadratic its best peak lies inside any interval and falls with the horizon.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def last_iterate_bound(rates: Any, gradient_norms: Any = 1.0, distance: float = 1.0) -> float:
+    """The bound on the loss after a schedule, above the best.
+
+        S_k = sum_{t >= k} rate_t
+        bound = (D^2 + sum rate_t^2 G_t^2) / (2 S_0)
+              + sum_{k < T-1} rate_k / (S_{k+1} S_k) * sum_{t >= k} rate_t^2 G_t^2 / 2
+
+    For constant norms it is lowest close to linear decay from D / (G sqrt(T)).
+
+    Args:
+        rates: [steps], positive.
+        gradient_norms: [steps] or one number, G.
+        distance: from the start to the optimum, D.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: rates is not [steps] or not positive.
+
+    Cost:
+        O(steps).
+
+    Source: Defazio et al. (arXiv:2310.07831), theorem 10; Schaipp et al. (arXiv:2501.18965) for
+        its agreement with training.
+    """
+    rates = np.asarray(rates, np.float64)
+    if rates.ndim != 1 or not len(rates) or not (rates > 0).all():
+        raise ValueError("rates must be [steps] with steps >= 1, all positive")
+    energy = rates**2 * np.broadcast_to(np.asarray(gradient_norms, np.float64) ** 2, rates.shape)
+    left = np.cumsum(rates[::-1])[::-1]
+    energy_left = np.cumsum(energy[::-1])[::-1]
+    average = (distance**2 + energy_left[0]) / (2 * left[0])
+    last = rates[:-1] / (left[1:] * left[:-1]) * energy_left[:-1]
+    return float(average + last.sum() / 2)
