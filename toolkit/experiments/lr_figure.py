@@ -46,6 +46,9 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
     workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in found)]
     budgets = sorted({cell.budget for cell in found})
     figure = new_figure(14.0, 10.5)
+    if not workloads:
+        caption_below(figure, f"No cell has been run yet. {caption}")
+        return figure
     grid = figure.add_gridspec(2, len(workloads), height_ratios=(2.2, 1), hspace=0.33, wspace=0.1)
     figure.subplots_adjust(left=0.135, right=0.985, top=0.955, bottom=0.1)
     methods = [method for method in METHODS if method != REFERENCE]
