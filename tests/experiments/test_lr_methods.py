@@ -95,7 +95,7 @@ def test_an_oracle_takes_one_rate_for_all_seeds_by_validation_losses(problem):
 
 def test_a_run_is_the_same_alone_and_beside_others(problem):
     together = [outcome[TEST] for outcome in run("linear, fixed rate", problem)]
-    alone = [run("linear, fixed rate", problem, [seed])[0][TEST] for seed in SEEDS]
+    alone = [run("linear, fixed rate", problem, np.array([seed]))[0][TEST] for seed in SEEDS]
     assert together == pytest.approx(alone, rel=TOLERANCE)
     assert together[0] != together[1]
 
@@ -132,7 +132,7 @@ def test_this_loop_finds_what_the_search_finds(problem):
         lambda step: problem.sample(problem.data, step, jnp.uint32(seed)),
         interval=INTERVAL, budget=BUDGET, optimizer=optax.adam(1.0),
     )  # fmt: skip
-    [found] = run("probe then decay", problem, [seed])
+    [found] = run("probe then decay", problem, np.array([seed]))
     assert found[PEAK] == pytest.approx(result.progress.controller.rates.max(), rel=1e-3)
     theirs = float(problem.loss(result.params, problem.test))
     assert found[TEST] == pytest.approx(theirs, rel=1e-3)

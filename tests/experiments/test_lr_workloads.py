@@ -3,6 +3,7 @@
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,7 +51,8 @@ def test_windows_of_text_belong_to_one_split():
     text = np.arange(1000)  # each character says where it stands
     cut = {name: np.asarray(part) for name, part in lr_workloads._windows(text, 8).items()}
     draw = lr_workloads._draw_windows
-    drawn = draw(cut["training"], 0, 0, length=8, batch_size=4096)
+    step = seed = jnp.uint32(0)
+    drawn = draw(jnp.asarray(cut["training"]), step, seed, length=8, batch_size=4096)
     assert drawn.min() == 0
     assert drawn.max() == 799
     assert (cut["validation"].min(), cut["validation"].max()) == (800, 899)
@@ -64,8 +66,8 @@ def test_tables_share_no_row():
 
 def test_a_convolution_as_a_product():
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(2, 8, 8, 3)).astype(np.float32)
-    kernel = rng.normal(size=(3, 3, 3, 5)).astype(np.float32)
+    images = jnp.asarray(rng.normal(size=(2, 8, 8, 3)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 5)), jnp.float32)
     ours = lr_workloads._neighbourhoods(images) @ kernel.reshape(27, 5)
     theirs = jax.lax.conv_general_dilated(
         images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")

@@ -119,11 +119,11 @@ def _draw_profile(axes: Axes, found: Sequence[Cell]) -> None:
         axes.plot(ratios, profile(factors.values(), ratios), color=colour, linewidth=width,
                   linestyle="-" if method == DEFAULT else look.dashes, marker=look.marker,
                   markevery=(12 * index, 80), drawstyle="steps-post",
-                  label=f"{method}: {profile_area(factors.values()):.2f}")  # fmt: skip
+                  label=f"{method}: {profile_area(factors.values()):.2f} ({len(factors)})")  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axes.minorticks_off()
     axes.set(xlim=(1, LARGEST_FACTOR), ylim=(-0.03, 1.03), xlabel="factor r",
              ylabel="share of cells within r", title="performance profile")  # fmt: skip
     axes.axhline(1, color=FAINT, linewidth=1)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.05), title="area (1 is best)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.05), title="area, 1 is best (cells)")
