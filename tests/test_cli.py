@@ -58,6 +58,16 @@ def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
     assert status == 0
     assert out.startswith("the ")
 
+    file = tmp_path / "models/small.safetensors"
+    status, out, _ = toolkit("export", tmp_path / "run", file, "--dtype", "float32")
+    assert status == 0
+    assert str(file) in out
+    facts = json.loads(file.with_suffix(".json").read_text())
+    assert facts["result"]["steps"] == 20
+    assert facts["corpus"]["sha256"] == record["corpus"]["sha256"]
+    greedy = ("--prompt", "the ", "--length", 12, "--temperature", 0)
+    assert toolkit("generate", file, *greedy) == toolkit("generate", tmp_path / "run", *greedy)
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -66,6 +76,7 @@ def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
         (["train", "RUN", "--text", "RUN/missing.txt"], ["missing.txt"]),
         (["train", "RUN", "--width", "130"], ["width", "130"]),
         (["generate", "RUN"], ["directory", "run.json"]),
+        (["export", "RUN", "model.bin"], ["path", "model.bin", ".safetensors"]),
         (["bench", "nothing"], ["suites", "nothing", "gdn"]),
         (["tour", "--steps", "3"], ["steps", "3"]),
         (["lab", "--port", "99999999"], ["port", "99999999"]),

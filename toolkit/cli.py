@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, train, generate, bench, experiment, info.
+"""The command `toolkit`: tour, lab, train, generate, export, bench, experiment, info.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
@@ -52,6 +52,8 @@ def train(
     loops: int = 2,
     width: int = 128,
     heads: int = 4,
+    sliding_window: int = 64,
+    attention_output_gate: bool = False,
     steps: int = 1000,
     batch: int = 16,
     window: int = 256,
@@ -71,6 +73,8 @@ def train(
         loops: how many times the stack of layers is applied.
         width: the width of the residual stream.
         heads: attention heads.
+        sliding_window: bytes a "window" layer sees.
+        attention_output_gate: gate what the heads of softmax layers put out.
         steps: total training steps.
         batch: sequences a step.
         window: bytes a sequence.
@@ -90,7 +94,15 @@ def train(
     from toolkit.lab.language_model import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
-    config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads, dtype=dtype)
+    config = LoopedConfig.tiny(
+        pattern=pattern,
+        loops=loops,
+        width=width,
+        heads=heads,
+        sliding_window=sliding_window,
+        attention_output_gate=attention_output_gate,
+        dtype=dtype,
+    )
     run = TrainingRun(
         config=config,
         text=tuple(str(path) for path in text) or corpus,
@@ -120,7 +132,7 @@ def generate(
     """Continue a prompt with a model trained by `toolkit train` or by the tour.
 
     Args:
-        directory: the run's folder.
+        directory: the run's folder, or a file written by `toolkit export`.
         prompt: the text to continue.
         length: bytes to write.
         temperature: 0 for the likeliest byte every time.
@@ -138,6 +150,25 @@ def generate(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def export(
+    directory: Annotated[Path, tyro.conf.Positional],
+    file: Annotated[Path, tyro.conf.Positional],
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16",
+) -> None:
+    """Write a trained model as one small file, with the record of its making beside it.
+
+    Args:
+        directory: the run's folder.
+        file: the file to write, ending in .safetensors.
+        dtype: how its numbers are stored.
+    """
+    from toolkit.lab.export import export_language_model
+
+    path, record = export_language_model(directory, file, dtype=dtype)
+    print(f"{path}: {path.stat().st_size:,} bytes; its record: {record}")
+    print(f'Go on with:  toolkit generate {path} --prompt "The "')
 
 
 def bench(
@@ -217,7 +248,7 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    functions = (tour, lab, train, generate, bench, experiment, info)
+    functions = (tour, lab, train, generate, export, bench, experiment, info)
     commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:

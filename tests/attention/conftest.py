@@ -18,6 +18,12 @@ GATES = {
     "dt": lambda random, shape: random.uniform(0.1, 1.0, shape),
     "removal_key": lambda random, shape: unit(random.standard_normal(shape)),
     "rate": lambda random, shape: random.uniform(0.0, 1.0, shape),
+    "compressed_gate": lambda random, shape: random.uniform(0.0, 1.0, shape),
+    "selected_gate": lambda random, shape: random.uniform(0.0, 1.0, shape),
+    "window_gate": lambda random, shape: random.uniform(0.0, 1.0, shape),
+    "index_q": lambda random, shape: random.standard_normal(shape),
+    "index_k": lambda random, shape: random.standard_normal(shape),
+    "index_weights": lambda random, shape: random.standard_normal(shape),
 }
 
 
@@ -41,6 +47,8 @@ def draw_inputs():
                 return unit(random.standard_normal((*shape, key)))
             if name == "v":
                 return random.standard_normal((*shape, value))
+            if name == "index_k":  # one for all heads
+                return GATES[name](random, (batch, time, key))
             return GATES[name](random, (*shape, key) if name in row.channel_gates else shape)
 
         return [jnp.asarray(array(name), dtype) for name in (*row.inputs, *row.gates)]

@@ -183,3 +183,18 @@ def test_two_mixers_are_picked_and_read_on(open_notebook: Callable[[str], Any]) 
     page.screenshot(path=SCREENSHOTS / "mixer-costs.png")
     assert_no_errors(page)
     page.close()
+
+
+def test_loops_are_added_and_seen_in_both_panels(open_notebook: Callable[[str], Any]) -> None:
+    page = open_notebook("looped")
+    assert_no_errors(page)
+    panel = drag_and_check(page, "slider-loops", 0.6, "after {} loops")
+    page.screenshot(path=SCREENSHOTS / "looped.png")
+    panel.locator(".choice-pattern select").select_option("gated delta net, full attention")
+    states = page.locator(".toolkit-panel", has=page.locator(".slider-context_length")).first
+    for one in (panel, states):  # the second panel follows the first
+        wait_for_caption(page, one, "gdn full")
+    states.locator("img.panel-picture").scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "loop-states.png")
+    assert_no_errors(page)
+    page.close()

@@ -1,11 +1,10 @@
 """The two panels on mixers, driven from Python and by their sliders."""
 
 import dataclasses
-import itertools
-import time
 
 import numpy as np
 import pytest
+from panel_moves import assert_both_are_shown, quickest_update
 
 pytest.importorskip("ipywidgets")
 
@@ -39,15 +38,7 @@ MOVES = [
     ("kind", "one", "other"), MOVES, ids=lambda x: x.__name__ if isinstance(x, type) else str(x)
 )
 def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, other: dict) -> None:
-    panel = kind(**one)
-    words, table, png = panel.view.sentence(), panel.view.table(), panel.png
-    panel.change(**other)
-    assert (panel.view.sentence(), panel.view.table()) != (words, table)
-    assert panel.png != png
-    assert panel._image.value == panel.png
-    assert len(panel.png) < 140_000  # as base64 below the 200 kB a saved output may have
-    panel.change(**one)
-    assert panel.png == png
+    assert_both_are_shown(kind, one, other)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +54,7 @@ def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, othe
     ],
 )
 def test_a_warm_update_is_quick(kind, control: str, values) -> None:
-    panel = kind()
-    slider = panel._control_widgets[control].inputs[0]
-    seconds = []
-    for value in itertools.islice(itertools.cycle(values), 12):
-        start = time.process_time()
-        slider.value = value
-        seconds.append(time.process_time() - start)
-    # Time of all threads: no less than an idle machine's clock would show, and what other
-    # processes take of a busy one is not the panel's.
-    assert min(seconds) < MAX_WARM_SECONDS
+    assert quickest_update(kind(), control, values) < MAX_WARM_SECONDS
 
 
 @pytest.mark.parametrize("name", EVERY)

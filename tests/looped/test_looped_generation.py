@@ -13,6 +13,7 @@ from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
     cache_bytes_per_sequence,
+    cache_bytes_per_token,
     decode_step,
     extend,
     generate,
@@ -61,10 +62,10 @@ PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
 
 
 @pytest.mark.parametrize(
-    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full"]
+    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full", "nsa dsa"]
 )
 def test_prompts_of_different_lengths_decode_together(pattern):
-    model = build(pattern, key_value_heads=1)
+    model = build(pattern, key_value_heads=1, sparse_block=2, selected_tokens=4)
     tokens, lengths = pad_prompts(PROMPTS)
     # Whatever fills a row up must not show.
     is_filling = np.arange(9) < 9 - lengths[:, None]
@@ -91,9 +92,9 @@ def test_generation_from_prompts_of_different_lengths():
         np.testing.assert_array_equal(written[row], alone[0])
 
 
-@pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2"])
+@pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):
-    model, tokens = build(pattern), some_tokens(time=23)
+    model, tokens = build(pattern, sparse_block=2, selected_tokens=4), some_tokens(time=23)
     wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
     logits, cache = prefill(model, tokens[:, :5], 32)
     for start, stop in ((5, 14), (14, 15), (15, 22)):
@@ -145,6 +146,16 @@ def test_cache_bytes(pattern):
         assert [len(layers) for layers in cache.loops] == [len(config.layers)] * 3
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cache_bytes_a_token(pattern):
+    config = build(pattern, loops=3).config
+    longer, shorter = (LoopedCache.empty(config, 1, n) for n in (107, 100))
+    grown = sum(a.nbytes for a in jax.tree.leaves(longer)) - sum(
+        a.nbytes for a in jax.tree.leaves(shorter)
+    )
+    assert grown == 7 * cache_bytes_per_token(config)
+
+
 def test_cache_bytes_of_the_paper():
     full = LoopedConfig.lt2_1b("full full full full full")
     assert cache_bytes_per_sequence(full, 8192) == 5 * 2**30
@@ -152,6 +163,7 @@ def test_cache_bytes_of_the_paper():
     # One layer in five keeps keys and values; the other four keep a state of constant size.
     growth = cache_bytes_per_sequence(hybrid, 8192) - cache_bytes_per_sequence(hybrid, 4096)
     assert growth == 5 * 2**30 // 5 // 2
+    assert cache_bytes_per_token(full) == 640 * 2**10
     linear, window = LoopedConfig.lt2_1b("gdn"), LoopedConfig.lt2_1b("window")
     assert cache_bytes_per_sequence(linear, 8) == cache_bytes_per_sequence(linear, 100_000)
     assert cache_bytes_per_sequence(window, 2048) == cache_bytes_per_sequence(window, 100_000)

@@ -1,14 +1,11 @@
-"""Against Hugging Face transformers: a whole Llama, once and looped.
-
-A random tiny PyTorch model; its weights, laid out in our order, must give the same numbers.
-"""
+"""Against Hugging Face transformers: a Llama of random weights, looped."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.looped import LoopedConfig, LoopedLM, load_layer
+from toolkit.looped import LoopedConfig, LoopedLM, load_checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -16,16 +13,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.oracle
 
 LOGITS_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def array(tensor):
-    return jnp.asarray(tensor.detach().numpy())
-
-
-def set_linear(ours, theirs):
-    """PyTorch stores [outputs, inputs]."""
-    assert ours.kernel.shape == theirs.weight.T.shape
-    ours.kernel[...] = array(theirs.weight).T
 
 
 def redraw(module, seed, std):
@@ -38,8 +25,8 @@ def redraw(module, seed, std):
             parameter.copy_(centre + std * noise)
 
 
-@pytest.fixture(scope="module")
-def llama_pair():
+def test_llama_looped_by_hand():
+    """The same weights run twice, with a residual gate: loops of PyTorch's own layers."""
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=61,
@@ -54,54 +41,19 @@ def llama_pair():
         )
     ).eval()
     redraw(theirs, seed=0, std=0.2)
-    config = LoopedConfig(
-        vocabulary=61,
-        width=32,
-        pattern="full full",
-        heads=4,
-        key_value_heads=2,
-        feed_forward=48,
-        rope_theta=10_000.0,
-    )
-    ours = LoopedLM(config, rngs=nnx.Rngs(0))
-    ours.embedding.embedding[...] = array(theirs.model.embed_tokens.weight)
-    ours.norm.scale[...] = array(theirs.model.norm.weight)
-    for block, layer in zip(ours.blocks, theirs.model.layers, strict=True):
-        block.mixer_norm.scale[...] = array(layer.input_layernorm.weight)
-        block.feed_forward_norm.scale[...] = array(layer.post_attention_layernorm.weight)
-        tensors = {name: t.numpy() for name, t in layer.self_attn.state_dict().items()}
-        load_layer(block.mixer, tensors, style="llama")
-        set_linear(block.feed_forward.gate, layer.mlp.gate_proj)
-        set_linear(block.feed_forward.up, layer.mlp.up_proj)
-        set_linear(block.feed_forward.down, layer.mlp.down_proj)
-    return ours, theirs
-
-
-def test_llama_logits(llama_pair):
-    ours, theirs = llama_pair
-    tokens = np.random.default_rng(0).integers(0, 61, (2, 37))
-    with torch.no_grad():
-        wanted = theirs(torch.tensor(tokens)).logits.numpy()
-    assert np.std(wanted) > 0.5
-    np.testing.assert_allclose(ours(jnp.asarray(tokens)), wanted, **LOGITS_TOLERANCE)
-
-
-def test_llama_looped_by_hand(llama_pair):
-    """The same weights run twice, with a residual gate: loops of PyTorch's own layers."""
-    ours, theirs = llama_pair
+    sizes = {
+        "vocabulary": 61,
+        "width": 32,
+        "pattern": "full full",
+        "heads": 4,
+        "key_value_heads": 2,
+        "feed_forward": 48,
+    }
+    once = load_checkpoint(theirs.state_dict(), style="llama", tied_embedding=True, **sizes)
     tokens = np.random.default_rng(1).integers(0, 61, (2, 15))
     rho = 0.5 * np.random.default_rng(2).standard_normal((2, 32)).astype(np.float32)
-    config = LoopedConfig(
-        vocabulary=61,
-        width=32,
-        pattern="full full",
-        heads=4,
-        key_value_heads=2,
-        feed_forward=48,
-        loops=2,
-    )
-    looped = LoopedLM(config, rngs=nnx.Rngs(0))
-    looped.embedding, looped.blocks, looped.norm = ours.embedding, ours.blocks, ours.norm
+    looped = LoopedLM(LoopedConfig(loops=2, **sizes), rngs=nnx.Rngs(0))
+    looped.embedding, looped.blocks, looped.norm = once.embedding, once.blocks, once.norm
     looped.rho[...] = jnp.asarray(rho)
 
     positions = torch.arange(15)[None]

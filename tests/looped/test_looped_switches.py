@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import (
+    PRESETS,
     LoopedCache,
     LoopedConfig,
     LoopedLM,
@@ -17,10 +18,12 @@ from toolkit.looped import (
     exit_loop,
     exit_loss,
     exit_probabilities,
+    match_parameters,
     parameter_count,
     prefill,
     tokens_reached,
 )
+from toolkit.looped.layers import rotary_embedding
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 HUGINN = {
@@ -29,7 +32,21 @@ HUGINN = {
     "input_injection": True,
     "loop_embedding": True,
 }
-OURO = {"norm_every_loop": True, "exit_gate": True, "residual_gate": False}
+OURO = {
+    "norm_every_loop": True,
+    "exit_gate": True,
+    "residual_gate": False,
+    "sandwich_norm": True,
+    "tied_embedding": False,
+}
+QWEN = {
+    "query_key_norm": True,
+    "rotary_fraction": 0.5,
+    "attention_output_gate": True,
+    "gdn_heads": 4,
+    "gdn_key_size": 8,
+}
+GROUPS = {"residual_group": 2}
 
 
 def build(pattern="full", loops=2, **overrides):
@@ -37,9 +54,14 @@ def build(pattern="full", loops=2, **overrides):
     sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
     model = LoopedLM(LoopedConfig.tiny(pattern, loops, **(sizes | overrides)), rngs=nnx.Rngs(0))
     bias = None if model.exit_gate is None else model.exit_gate.bias
-    for seed, parameter in enumerate((model.rho, model.loop_embedding, bias)):
+    gamma = None if model.group_residual is None else model.group_residual.gamma
+    for seed, parameter in enumerate((model.rho, model.loop_embedding, bias, gamma)):
         if parameter is not None:
             parameter[...] = 0.3 * jax.random.normal(jax.random.key(seed), parameter.shape)
+    for name, parameter in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        if name[-1] == "scale":
+            noise = jax.random.normal(jax.random.key(len(str(name))), parameter.shape)
+            parameter[...] = 1 + 0.3 * noise
     return model
 
 
@@ -52,9 +74,12 @@ def forward(model, tokens):
     return model(tokens, return_loops=True)
 
 
-@pytest.mark.parametrize("switches", [HUGINN, OURO])
-def test_prefill_and_steps_equal_the_parallel_form(switches):
-    model, tokens = build("full", **switches), some_tokens()
+@pytest.mark.parametrize(
+    ("pattern", "switches"),
+    [("full", HUGINN), ("full", OURO), ("gdn full", QWEN), ("full window full", GROUPS)],
+)
+def test_prefill_and_steps_equal_the_parallel_form(pattern, switches):
+    model, tokens = build(pattern, **switches), some_tokens()
     wanted, _ = forward(model, tokens)
     logits, cache = prefill(model, tokens[:, :7], 12)
     empty = LoopedCache.empty(model.config, 2, 12)
@@ -68,13 +93,17 @@ def test_prefill_and_steps_equal_the_parallel_form(switches):
 
 
 @pytest.mark.parametrize(
-    "switches", [HUGINN, OURO, {"loop_embedding": True, "windows": "full -> 5 -> 2"}]
+    "switches", [HUGINN, OURO, QWEN, GROUPS, {"loop_embedding": True, "windows": "full -> 5 -> 2"}]
 )
 def test_parameter_count_equals_the_arrays(switches):
-    config = LoopedConfig.tiny("gdn full", loops=3, **switches)
+    config = LoopedConfig.tiny("gdn full gdn", loops=3, **switches)
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     arrays = jax.tree.leaves(nnx.state(model, nnx.Param))
     assert parameter_count(config) == sum(array.size for array in arrays)
+    plain = LoopedConfig.tiny("full full full")
+    assert parameter_count(match_parameters(config, plain)) == pytest.approx(
+        parameter_count(plain), rel=0.01
+    )
 
 
 def test_prelude_core_and_coda_are_their_equations():
@@ -104,10 +133,58 @@ def test_prelude_core_and_coda_are_their_equations():
 def test_the_norm_closes_every_loop():
     model, tokens = build(**OURO, norm_epsilon=1e-12), some_tokens()
     logits, hidden = forward(model, tokens)
-    np.testing.assert_allclose(jnp.mean(hidden**2, axis=-1), 1.0, **FLOAT32_TOLERANCE)
-    # The head takes no second norm.
-    table = model.embedding.embedding[...]
+    unit = hidden / model.norm.scale[...]
+    np.testing.assert_allclose(jnp.mean(unit**2, axis=-1), 1.0, **FLOAT32_TOLERANCE)
+    # The head takes no second norm, and has a table of its own.
+    table = model.unembedding[...]
+    assert jnp.max(jnp.abs(table - model.embedding.embedding[...])) > 0.1
     np.testing.assert_allclose(logits, hidden[-1] @ table.T, **FLOAT32_TOLERANCE)
+
+
+def test_sandwich_norms_are_their_equation():
+    model, tokens = build("full", loops=1, **OURO), some_tokens()
+    block, h = model.blocks[0], model.embedding(tokens)
+
+    @jax.jit
+    def by_hand(block, h):
+        h += block.mixer_end_norm(block.mixer(block.mixer_norm(h))[0])
+        return h + block.feed_forward_end_norm(block.feed_forward(block.feed_forward_norm(h)))
+
+    _, hidden = forward(model, tokens)
+    np.testing.assert_allclose(hidden[0], model.norm(by_hand(block, h)), **FLOAT32_TOLERANCE)
+
+
+def test_groups_add_their_input():
+    """Groups of two and the layer that is left, each with its own scalar, the same in all loops."""
+    model, tokens = build("full window full", **GROUPS), some_tokens()
+
+    @jax.jit
+    def by_hand(model):
+        h, (first, last) = model.embedding(tokens), model.group_residual.gamma[...]
+        for rho in model.rho[...]:
+            start = h
+            h = model.blocks[1](model.blocks[0](h)[0])[0] + first * h
+            h = model.blocks[2](h)[0] + last * h + rho * start
+        return h
+
+    np.testing.assert_allclose(forward(model, tokens)[1][-1], by_hand(model), **FLOAT32_TOLERANCE)
+    # At the start of training there is no group.
+    assert not jnp.any(LoopedLM(model.config, rngs=nnx.Rngs(0)).group_residual.gamma[...])
+
+
+def test_only_a_fraction_of_the_channels_turns():
+    x = jax.random.normal(jax.random.key(0), (5, 2, 8))
+    turned = rotary_embedding(x, jnp.arange(5), theta=100.0, fraction=0.5)
+    wanted = rotary_embedding(x[..., :4], jnp.arange(5), theta=100.0)
+    np.testing.assert_array_equal(turned[..., :4], wanted)
+    np.testing.assert_array_equal(turned[..., 4:], x[..., 4:])
+
+
+def test_published_sizes_of_ouro():
+    # 24 and 48 layers, and two tables of 49,152 tokens.
+    assert parameter_count(PRESETS["ouro-1.4b"]) == pytest.approx(1.434e9, rel=1e-3)
+    assert parameter_count(PRESETS["ouro-2.6b"]) == pytest.approx(2.667e9, rel=1e-3)
+    assert cache_bytes_per_sequence(PRESETS["ouro-1.4b"], 1) == 4 * 24 * 2 * 2048 * 2
 
 
 def test_a_prelude_adds_to_the_reach():
@@ -175,6 +252,12 @@ def test_exits_need_a_gate():
         ({"coda": None}, ["coda", "None"]),
         ({"coda": "full", "exit_gate": True}, ["exit_gate", "coda 'full'"]),
         ({"coda": "full", "norm_every_loop": True}, ["norm_every_loop", "coda"]),
+        ({"residual_group": 0}, ["residual_group", "0", "at least 1"]),
+        ({"rotary_fraction": 0.3}, ["rotary_fraction", "0.3", "32 channels"]),
+        ({"rotary_fraction": 0}, ["rotary_fraction", "(0, 1]"]),
+        ({"gdn_heads": 3, "gdn_value_heads": 4}, ["gdn_value_heads 4", "heads 3"]),
+        ({"random_start": True}, ["random_start", "input_injection"]),
+        ({"backward_loops": 2}, ["backward_loops", "residual_gate"]),
     ],
 )
 def test_bad_switches_are_named(switches, words):

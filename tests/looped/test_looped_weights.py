@@ -11,6 +11,7 @@ from safetensors.flax import save_file
 from toolkit.looped import LoopedConfig, load_layer
 from toolkit.looped.checkpoint_names import STYLES
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.weights import parameter_paths
 
 CONFIG = LoopedConfig(width=8, heads=2, key_value_heads=1)
 PREFIX = "model.layers.3.self_attn."
@@ -52,6 +53,7 @@ def test_files_and_arrays_in_memory_alike(tmp_path, dtype):
         ({}, {"prefix": "layers.0."}, ["'layers.0.'", "missing k_proj.weight", "o_proj.weight"]),
         ({"q_norm.weight": (4,)}, {}, ["unused q_norm.weight"]),
         ({"k_proj.weight": (8, 8)}, {}, ["k_proj.weight (8, 8)", "key.kernel", "(8, 4)"]),
+        ({}, {"style": "qwen3"}, ["missing k_norm.weight, q_norm.weight"]),
     ],
 )
 def test_what_does_not_fit_is_named(change, options, words):
@@ -71,6 +73,15 @@ def test_options_the_checkpoint_does_not_know():
         load_layer(gated, some_tensors(), style="llama", prefix=PREFIX)
 
 
+def test_heads_that_cannot_be_split():
+    config = dataclasses.replace(CONFIG, query_key_norm=True, attention_output_gate=True)
+    norms = {f"{PREFIX}{name}_norm.weight": jnp.zeros(4) for name in "qk"}
+    # Queries without the gates that belong beside them.
+    tensors = some_tensors() | norms | {f"{PREFIX}q_proj.weight": jnp.zeros((12, 8))}
+    with pytest.raises(ValueError, match=r"q_proj\.weight \(12, 8\) cannot make query\.kernel"):
+        load_layer(empty_layer(config=config), tensors, style="qwen3_next", prefix=PREFIX)
+
+
 def test_no_file(tmp_path):
     for path in (tmp_path, tmp_path / "model.safetensors"):
         with pytest.raises(FileNotFoundError, match="safetensors"):
@@ -79,10 +90,13 @@ def test_no_file(tmp_path):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_styles_fill_every_parameter_once(style):
-    words, rules = STYLES[style]
-    for word in words:
-        state = nnx.to_flat_state(nnx.state(empty_layer(word), nnx.Param))
-        parameters = [".".join(map(str, path)) for path, _ in state]
-        assert sorted(path for rule in rules for path in rule.ours) == sorted(parameters)
-    names = [name for rule in rules for name in rule.theirs]
-    assert len(set(names)) == len(names)
+    for word, rules in STYLES[style].items():
+        switches = {
+            "query_key_norm": style.startswith("qwen3"),
+            "attention_output_gate": style in ("qwen3_next", "qwen3_5"),
+        }
+        layer = empty_layer(word, dataclasses.replace(CONFIG, **switches))
+        filled = [path for rule in rules for path in rule.ours]
+        assert sorted(filled) == sorted(parameter_paths(layer))
+        names = [name for rule in rules for name in rule.theirs]
+        assert len(set(names)) == len(names)

@@ -77,7 +77,7 @@ def noisy_quadratic_task(points):
     losses = []
     with np.errstate(over="ignore", invalid="ignore"):
         for rate, momentum, batch in rows:
-            schedule = rate * shape_rates("linear", max(int(800 / batch), 2))
+            schedule = rate * shape_rates("linear", max(int(300 / batch), 2))
             losses.append(momentum_losses(PROBLEM, schedule, momentum=momentum, batches=batch)[-1])
     return np.array(losses)
 
@@ -93,7 +93,7 @@ def test_rate_momentum_and_batch_on_the_noisy_quadratic():
     }
     found = joint_search(noisy_quadratic_task, space)
     assert found.losses.shape == (28,)
-    axes = [np.geomspace(*limits, 12) for limits in space.values()]
+    axes = [np.geomspace(*limits, 8) for limits in space.values()]
     grid = [axis.ravel() for axis in np.meshgrid(*axes)]
     truth = noisy_quadratic_task(dict(zip(space, grid, strict=True)))
     assert found.loss <= FOUND * np.nanmin(truth)

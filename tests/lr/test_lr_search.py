@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from toolkit.lr import AutoLRS, Request, ask, init, search, tell
+from toolkit.lr import AutoLRS, ProbeThenDecay, Request, ask, init, search, tell
 from toolkit.lr.candidates import SearchState, Trainer
 
 INTERVAL = (1e-3, 1.0)
@@ -207,6 +207,26 @@ def test_compiles_once_however_long_the_request():
     for steps in (1, 7, 300):
         state, _ = trainer.run(state, request(0.1, steps))
     assert len(traces) == count
+
+
+@pytest.mark.parametrize("method", [AutoLRS.scaled, ProbeThenDecay])
+def test_a_second_search_knows_nothing_of_the_first(method):
+    options = {"interval": INTERVAL, "budget": 400, "method": method}
+    first = search(loss_fn, PARAMS, DATA, **options)
+    search(loss_fn, PARAMS, DATA, **{**options, "interval": (1e-2, 10.0)})
+    again = search(loss_fn, PARAMS, DATA, **options)
+    assert_same_bits(first.progress.state, again.progress.state)
+    assert_same_bits(first.table, again.table)
+
+
+def test_the_last_step_is_training_at_a_rate_near_zero():
+    """Published, a run may end inside a probe at a rate that never came down."""
+    found = search(loss_fn, PARAMS, DATA, interval=INTERVAL, budget=1000)
+    rates = found.progress.controller.rates
+    assert found.ledger.gradient_evaluations == 1000
+    assert found.ledger.kept_steps == len(rates) == int(found.progress.state.cursor)
+    assert rates[-1] < 0.01 * rates.max()
+    assert set(found.table["stage"]) == {0, 1}
 
 
 def test_nothing_kept_still_gives_a_usable_schedule():

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import MixerPanel
+from toolkit.lab import LoopPanel, MixerPanel
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -35,3 +35,18 @@ def said_by_check(name: str, capsys: pytest.CaptureFixture[str], **names: object
 def test_two_mixers_that_remember_alike(answer: dict, words: str, capsys) -> None:
     panel = MixerPanel(**({"token": 19} | answer))
     assert words in said_by_check("mixers", capsys, panel=panel)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"window": 2, "loops": 4}, "Right: 9 bytes instead of 15"),
+        ({"window": 2, "loops": 1}, "Short enough, but it loses"),
+        ({"window": 8, "loops": 4}, "Not yet: yours reaches 57 bytes"),
+        ({"pattern": "full full"}, "Layers: two sliding windows, please"),
+        ({"window": 2, "output_gate": True}, "Layers: two sliding windows, please"),
+    ],
+)
+def test_shorter_reach_and_yet_better(answer: dict, words: str, capsys) -> None:
+    panel, reader = LoopPanel(**answer), LoopPanel()
+    assert words in said_by_check("looped", capsys, panel=panel, reader=reader)

@@ -28,8 +28,16 @@ gated_linear_attention_step)
     gated_linear_attention       one decay a key channel and token
     hgrn2                        likewise, and keys of what the decay lets go
 
-All of them run on one engine: what a token does (a `Rule`) in chunks (`chunked.py`), with its
+All of these run on one engine: what a token does (a `Rule`) in chunks (`chunked.py`), with its
 decays (`decays.py`), or token by token (`recurrence.py`).
+
+Attention to a selection, each with a `_reference` and a `_step` (`sparse/`)
+(native_sparse_attention_reference, native_sparse_attention_step,
+deepseek_sparse_attention_reference, deepseek_sparse_attention_step)
+    native_sparse_attention      block means, selected blocks and a window, gated
+    deepseek_sparse_attention    the tokens that an indexer picks
+    indexer_loss                 what teaches the indexer
+    BlockCache, IndexedCache     what each remembers while it decodes
 
 Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
@@ -76,11 +84,27 @@ from toolkit.attention.retention import (
 )
 from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
+from toolkit.attention.sparse import (
+    BlockCache,
+    IndexedCache,
+    deepseek_sparse_attention,
+    deepseek_sparse_attention_reference,
+    deepseek_sparse_attention_step,
+    indexer_loss,
+    native_sparse_attention,
+    native_sparse_attention_reference,
+    native_sparse_attention_step,
+)
 
 __all__ = [
     "MIXERS",
+    "BlockCache",
+    "IndexedCache",
     "KVCache",
     "Mixer",
+    "deepseek_sparse_attention",
+    "deepseek_sparse_attention_reference",
+    "deepseek_sparse_attention_step",
     "delta_net",
     "delta_net_reference",
     "delta_net_step",
@@ -96,6 +120,7 @@ __all__ = [
     "hgrn2",
     "hgrn2_reference",
     "hgrn2_step",
+    "indexer_loss",
     "kimi_delta_attention",
     "kimi_delta_attention_reference",
     "kimi_delta_attention_step",
@@ -106,6 +131,9 @@ __all__ = [
     "mamba2_reference",
     "mamba2_step",
     "mixer",
+    "native_sparse_attention",
+    "native_sparse_attention_reference",
+    "native_sparse_attention_step",
     "retention",
     "retention_log_decay",
     "retention_reference",

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Int
 
 
@@ -52,3 +54,43 @@ def sees(
     if sliding_window is not None:
         visible &= (query - key < sliding_window) & (key - query < sliding_window)
     return visible
+
+
+def documents_after(
+    length: Int[Array, ""],
+    start: Int[Array, "batch"] | None,
+    segment_ids: Int[Array, "batch time"] | None,
+    shape: tuple[int, int],
+    first_query: Int[Array, ""] | int,
+    keys: int,
+) -> tuple[Segments | None, Int[Array, "batch"] | None]:
+    """Documents of new tokens and of those a cache holds, and where the last one begins.
+
+    The first document of the new tokens continues the one that the cache remembers. It is number
+    1, those that follow count on, and 0 is what the cache has forgotten.
+
+    Args:
+        length: tokens the cache has seen.
+        start: tokens before the document it remembers; None for no tokens.
+        segment_ids: documents of the new tokens, or None for one.
+        shape: batch, and how many tokens are new.
+        first_query: index of the first of them on the keys' axis.
+        keys: length of that axis.
+
+    Returns:
+        The documents, and the new `start`; None and None if there is but one document.
+    """
+    if segment_ids is None and start is None:
+        return None, None
+    batch, time = shape
+    is_first = jnp.zeros((batch, time), bool)
+    if segment_ids is not None:
+        is_first = is_first.at[:, 1:].set(segment_ids[:, 1:] != segment_ids[:, :-1])
+    query = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
+    positions = length - first_query + jnp.arange(keys, dtype=jnp.int32)
+    start = jnp.zeros(batch, jnp.int32) if start is None else start
+    remembered = (positions[None] >= start[:, None]).astype(jnp.int32)
+    key = lax.dynamic_update_slice_in_dim(remembered, query, first_query, axis=1)
+    new = length + jnp.arange(time, dtype=jnp.int32)
+    last = jnp.where(is_first, new[None], 0).max(axis=1)
+    return Segments(query, key), jnp.maximum(start, last)

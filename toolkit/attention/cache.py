@@ -28,7 +28,7 @@ from toolkit.attention._checks import (
     check_shape,
 )
 from toolkit.attention._precision import accumulator
-from toolkit.attention._visibility import Extent, Segments
+from toolkit.attention._visibility import Extent, Segments, documents_after
 
 
 @jax.tree_util.register_dataclass
@@ -219,27 +219,11 @@ def append(
         extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
         kept_keys = jnp.roll(keys[..., time:], length + time, axis=-1)
         kept_values = jnp.roll(values[..., time:], length + time, axis=-1)
-    segments, start = None, cache.start
-    if segment_ids is not None or start is not None:
-        segments, start = _documents(cache, segment_ids, k.shape[0], time, extent, keys.shape[-1])
+    segments, start = documents_after(
+        length, cache.start, segment_ids, (k.shape[0], time), extent.query_start, keys.shape[-1]
+    )
     new_cache = KVCache(kept_keys, kept_values, length + time, start)
     return keys, values, extent, segments, new_cache
-
-
-def _documents(cache, segment_ids, batch, time, extent, key_time):
-    """Documents by number, 1 for the one the cache remembers, and where the last one begins."""
-    is_first = jnp.zeros((batch, time), bool)
-    if segment_ids is not None:
-        is_first = is_first.at[:, 1:].set(segment_ids[:, 1:] != segment_ids[:, :-1])
-    query = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
-    # The new tokens follow the cached ones, at the index of the first query.
-    positions = cache.length - extent.query_start + jnp.arange(key_time, dtype=jnp.int32)
-    old = jnp.zeros(batch, jnp.int32) if cache.start is None else cache.start
-    remembered = (positions[None] >= old[:, None]).astype(jnp.int32)
-    key = lax.dynamic_update_slice_in_dim(remembered, query, extent.query_start, axis=1)
-    new = cache.length + jnp.arange(time, dtype=jnp.int32)
-    last = jnp.where(is_first, new[None], 0).max(axis=1)
-    return Segments(query, key), jnp.maximum(old, last)
 
 
 def check_window(sliding_window: int | None) -> None:

@@ -13,7 +13,7 @@ from toolkit.attention.rwkv7 import chunk_size as rwkv7_chunk_size
 STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
 
 
-def _attended_pairs(time: int, sliding_window: int | None) -> int:
+def attended_pairs(time: int, sliding_window: int | None) -> int:
     """Pairs of a query and a key it may see: sum over t of min(t, window)."""
     window = time if sliding_window is None else min(sliding_window, time)
     return window * (window + 1) // 2 + (time - window) * window
@@ -21,7 +21,7 @@ def _attended_pairs(time: int, sliding_window: int | None) -> int:
 
 def softmax_forward_flops(batch, time, heads, key, value, *, sliding_window=None):
     """q k^T and the product with v, of the pairs a query may see."""
-    return 2 * batch * heads * _attended_pairs(time, sliding_window) * (key + value)
+    return 2 * batch * heads * attended_pairs(time, sliding_window) * (key + value)
 
 
 def softmax_forward_bytes(batch, time, heads, key, value, *, sliding_window=None, element_bytes=4):

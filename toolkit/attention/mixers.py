@@ -20,6 +20,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from toolkit.attention import sparse
 from toolkit.attention.cache import KVCache, softmax_attention_step
 from toolkit.attention.costs import (
     delta_forward_flops,
@@ -72,6 +73,7 @@ from toolkit.attention.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.retention import retention, retention_reference, retention_step
 from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
+from toolkit.attention.sparse import costs as sparse_costs
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Mixer:
         channel_gates: the gates with one number a key channel, [batch, time, heads, key].
         step_inputs: inputs and gates with an axis more after the heads, one place for each of a
             token's corrections: [batch, time, heads, steps, ...].
+        shared_gates: gates that serve all heads at once, an indexer's; `index_k` has no heads.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Mixer:
     inputs: tuple[str, ...] = ("q", "k", "v")
     channel_gates: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
+    shared_gates: tuple[str, ...] = ()
 
 
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
@@ -132,6 +136,15 @@ def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_w
 def _recurrent_empty_state(batch, heads, key, value, capacity, dtype):
     precise = jnp.float64 if dtype == jnp.float64 else jnp.float32
     return jnp.zeros((batch, heads, key, value), precise)
+
+
+def _block_empty_state(batch, heads, key, value, capacity, dtype, *, block_size=64, **_):
+    return sparse.BlockCache.empty(batch, heads, key, value, capacity, dtype, block_size=block_size)
+
+
+def _indexed_empty_state(batch, heads, key, value, capacity, dtype, **_):
+    # Whoever calls all rows alike gives the index the size of a key.
+    return sparse.IndexedCache.empty(batch, heads, key, value, key, capacity, dtype)
 
 
 _FULL = Mixer(
@@ -311,9 +324,49 @@ MIXERS: dict[str, Mixer] = {
             step_flops=rwkv7_step_flops,
             step_bytes=partial(recurrent_step_bytes, channel_gates=3),
         ),
+        Mixer(
+            name="nsa",
+            title="Native sparse attention",
+            paper="Yuan et al., Native Sparse Attention (arXiv:2502.11089)",
+            is_linear_time=False,
+            gates=("compressed_gate", "selected_gate", "window_gate"),
+            implementations=("masked", "gathered"),
+            options=MappingProxyType(
+                {"block_size": 64, "selected_blocks": 16, "sliding_window": 512}
+            ),
+            function=sparse.native_sparse_attention,
+            step=sparse.native_sparse_attention_step,
+            reference=sparse.native_sparse_attention_reference,
+            empty_state=_block_empty_state,
+            forward_flops=sparse_costs.native_forward_flops,
+            forward_bytes=sparse_costs.native_forward_bytes,
+            step_flops=sparse_costs.native_step_flops,
+            step_bytes=sparse_costs.native_step_bytes,
+            state_bytes=sparse_costs.native_state_bytes,
+        ),
+        Mixer(
+            name="dsa",
+            title="DeepSeek sparse attention",
+            paper="DeepSeek-AI, DeepSeek-V3.2 (arXiv:2512.02556)",
+            is_linear_time=False,
+            gates=("index_q", "index_k", "index_weights"),
+            channel_gates=("index_q",),
+            shared_gates=("index_q", "index_k", "index_weights"),
+            implementations=("masked", "gathered"),
+            options=MappingProxyType({"selected_tokens": 2048}),
+            function=sparse.deepseek_sparse_attention,
+            step=sparse.deepseek_sparse_attention_step,
+            reference=sparse.deepseek_sparse_attention_reference,
+            empty_state=_indexed_empty_state,
+            forward_flops=sparse_costs.deepseek_forward_flops,
+            forward_bytes=sparse_costs.deepseek_forward_bytes,
+            step_flops=sparse_costs.deepseek_step_flops,
+            step_bytes=sparse_costs.deepseek_step_bytes,
+            state_bytes=sparse_costs.deepseek_state_bytes,
+        ),
     )
 }
-"""Every token mixer by name: two forms of softmax attention, then the recurrent ones."""
+"""Every token mixer by name: softmax attention, the recurrent ones, attention to a selection."""
 
 
 def mixer(name: str, **options: int) -> Mixer:

@@ -30,11 +30,12 @@ is one step, which reads the state and, when it is recurrent, writes it.
 ABILITIES = """## What each can do
 
 Gates are log-decays (`g`, at most 0), strengths and time steps: one number a token and head, or
-one a key channel where it says so. *Packed*: several documents in one sequence, told apart by
-`segment_ids`. *Initial state*: continues where an earlier call ended. `implementation=None` picks
-"xla" (or, for softmax, by length). "pallas" are kernels for TPUs (written for v5e and v6e) and for
-NVIDIA GPUs of the Hopper generation (H100, H200, GH200; bfloat16), forward, backward and the
-decode step; nobody has timed them yet, so they have to be asked for by name.
+one a key channel where it says so; an indexer serves all heads. *Packed*: several documents in one
+sequence, told apart by `segment_ids`. *Initial state*: continues where an earlier call ended.
+`implementation=None` picks "xla" (or, for softmax, by length; "masked" or "gathered" by cost).
+"pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
+generation (H100, H200, GH200; bfloat16), forward, backward and the decode step; nobody has timed
+them yet, so they have to be asked for by name.
 """
 
 
@@ -86,8 +87,7 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
     return (
         f"`{row.name}`",
         ", ".join(f"`{name}`{_per_step(row, name)}" for name in row.inputs),
-        ", ".join(f"`{name}`{_per_channel(row, name)}{_per_step(row, name)}" for name in row.gates)
-        or "none",
+        ", ".join(f"`{name}`{_shape_of(row, name)}" for name in row.gates) or "none",
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
@@ -95,8 +95,10 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
     )
 
 
-def _per_channel(row: Mixer, name: str) -> str:
-    return " a channel" if name in row.channel_gates else ""
+def _shape_of(row: Mixer, name: str) -> str:
+    if name in row.shared_gates:
+        return " for all heads"
+    return (" a channel" if name in row.channel_gates else "") + _per_step(row, name)
 
 
 def _per_step(row: Mixer, name: str) -> str:

@@ -17,6 +17,7 @@ from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
     cache_bytes_per_sequence,
+    cache_bytes_per_token,
     decode_step,
     prefill,
 )
@@ -73,11 +74,7 @@ def _decode_case(size: str, batch: int, layers: int | None, name: str) -> Case:
         return {
             kind: {
                 "cache a sequence": (cache_bytes_per_sequence(config, CONTEXT), "byte"),
-                "growth of it a token": (
-                    cache_bytes_per_sequence(config, CONTEXT + 1)
-                    - cache_bytes_per_sequence(config, CONTEXT),
-                    "byte",
-                ),
+                "growth of it a token": (cache_bytes_per_token(config), "byte"),
             }
             for kind, config in configs.items()
         }

@@ -23,13 +23,16 @@ def cases(cores: int) -> Iterator[Case]:
         Mackinlay, "The information visualizer", CHI 1991.
     """
     del cores  # drawing uses one
-    from toolkit.lab import CostPanel, MemoryPanel, ReadingPanel
+    from toolkit.lab import CostPanel, LoopPanel, LoopStatePanel, MemoryPanel, ReadingPanel
 
     for panel, control, values in (
         (CostPanel(), "context_length", (1000, 200_000)),
         (ReadingPanel(), "token", (3, 12)),
         (ReadingPanel(), "keep", (0.8, 0.95)),
         (MemoryPanel(), "context_length", (1000, 200_000)),
+        (LoopPanel(), "token", (20, 50)),
+        (LoopPanel(), "window", (4, 16)),
+        (LoopStatePanel(), "loops", (3, 6)),
     ):
         name = f"{type(panel).__name__}.{control}"
         yield Case(

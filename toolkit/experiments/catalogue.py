@@ -6,6 +6,12 @@ from toolkit.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
     "needle": "how far back a window sees, loop by loop",
+    "parity": "one flip a token: what negative eigenvalues are for",
+    "s3": "running products that do not commute: does looping help to track them",
+    "mqar": "many keys to look up: a fixed state, a window, a hybrid",
+    "recall": "a memory behind swapped pointers: hybrid against window",
+    "curriculum": "the stages of recall up to 256 cells, for a machine with an accelerator",
+    "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
 }
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""

@@ -3,8 +3,8 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.lab.figures import FAINT, LOOKS as _NAMED
-from toolkit.lab.figures import new_figure
+from toolkit.lab.figures import FAINT, new_figure
+from toolkit.lab.figures import LOOKS as _NAMED
 
 LOOKS = tuple(_NAMED.values())
 """Looks in order, for settings that have no look of their own."""

@@ -114,12 +114,12 @@ def _draw_profile(axes: Axes, found: Sequence[Cell]) -> None:
         factors = factors_of(method, found)
         if not factors:
             continue
-        look = LOOKS[index % len(LOOKS)]
+        look, area = LOOKS[index % len(LOOKS)], profile_area(factors.values())
         colour, width = (ACCENT, 3.0) if method == DEFAULT else (look.colour, 1.8)
         axes.plot(ratios, profile(factors.values(), ratios), color=colour, linewidth=width,
                   linestyle="-" if method == DEFAULT else look.dashes, marker=look.marker,
                   markevery=(12 * index, 80), drawstyle="steps-post",
-                  label=f"{method}: {profile_area(factors.values()):.2f} ({len(factors)})")  # fmt: skip
+                  label=f"{method}: {area:.2f} ({len(factors)})")  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axes.minorticks_off()

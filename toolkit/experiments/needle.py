@@ -38,7 +38,7 @@ def _recipe(loops: int) -> Recipe:
         sliding_window=WINDOW,
         feed_forward=64,
     )
-    return Recipe(model, Needle(_reach(loops), VALUES), steps=1000, learning_rate=3e-3)
+    return Recipe(model, Needle(_reach(loops), VALUES), steps=400, learning_rate=3e-3)
 
 
 def _reach(loops: int) -> int:

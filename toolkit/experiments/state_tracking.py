@@ -48,7 +48,7 @@ def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: boo
         feed_forward=64,
         negative_eigenvalues=is_negative,
     )
-    return Recipe(model, task, steps=steps, learning_rate=1e-2)
+    return Recipe(model, task, steps=steps, learning_rate=3e-3)
 
 
 def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:

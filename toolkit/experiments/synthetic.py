@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from toolkit.training import (
     adamw,
     fit,
     make_train_step,
+    read_metrics,
     warmup_cosine,
 )
 
@@ -88,13 +90,22 @@ class Trained:
         return [float(r / s) for r, s in zip(right, scored, strict=True) if s]
 
 
-def train(recipe: Recipe, seed: int, workspace: Workspace) -> Trained:
+def train(
+    recipe: Recipe,
+    seed: int,
+    workspace: Workspace,
+    *,
+    start: nnx.State | None = None,
+    enough: float | None = None,
+) -> Trained:
     """Trains a recipe, from the last checkpoint in the workspace if there is one.
 
     Args:
         recipe: what to train.
         seed: of the parameters and of the data.
         workspace: folder for checkpoints, and whom to tell about progress.
+        start: parameters to start from; None draws them.
+        enough: stop early at this held-out accuracy.
 
     Returns:
         The trained model.
@@ -108,14 +119,20 @@ def train(recipe: Recipe, seed: int, workspace: Workspace) -> Trained:
         recipe is compiled once for all seeds.
     """
     graph, optimizer, step = _programs(recipe)
-    params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1]
+    params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1] if start is None else start
+    directory = workspace.directory / "training"
+    accuracies: list[float] = []
 
     def tell(row: dict[str, Any]) -> None:
         workspace.progress(row["step"] / recipe.steps)
 
     def held_out_errors(params: nnx.State) -> float:
         right, scored = _counts(graph, params, recipe.task, seed, 1)
-        return float(1 - right.sum() / scored.sum())
+        accuracies.append(float(right.sum() / scored.sum()))
+        return 1 - accuracies[-1]
+
+    def is_enough() -> bool:
+        return enough is not None and bool(accuracies) and accuracies[-1] >= enough
 
     interval = max(LOG_EVERY, recipe.steps // 20 // LOG_EVERY * LOG_EVERY)
     result = fit(
@@ -123,18 +140,19 @@ def train(recipe: Recipe, seed: int, workspace: Workspace) -> Trained:
         step,
         jnp.int32(seed),
         FitOptions(
-            total_steps=recipe.steps,
+            total_steps=_passed_at(directory, enough) or recipe.steps,
             log_every=LOG_EVERY,
             eval_every=interval,
             checkpoint_every=interval,
             keep=1,
             is_progress_shown=False,
         ),
-        directory=workspace.directory / "training",
+        directory=directory,
         evaluate=held_out_errors,
+        stop=is_enough,
         callback=tell,
     )
-    if result.stopped_by is not None:
+    if result.stopped_by not in (None, "request"):
         raise Stopped
     evaluated = [row for row in result.history if "evaluation_loss" in row]
     numbers = {
@@ -163,6 +181,13 @@ def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[A
     logits = nnx.merge(graph, params)(batch.tokens)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)
+
+
+def _passed_at(directory: Path, enough: float | None) -> int | None:
+    """The step at which an earlier call of `train` stopped early: it must not go on from there."""
+    rows = read_metrics(directory / "metrics.jsonl") if enough is not None else []
+    passed = (row["step"] for row in rows if 1 - row.get("evaluation_loss", 1.0) >= enough)
+    return next(passed, None)
 
 
 @functools.lru_cache(maxsize=1)

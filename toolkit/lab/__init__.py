@@ -7,6 +7,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `MemoryPanel`: what must be kept to write the next token
 * `MixerPanel`: two linear-time mixers on one text: state, effective memory, decay
 * `MixerCostPanel`: what one more token costs the two, beside softmax attention
+* `LoopPanel`: what one byte sees and says after each loop of a small trained looped model
+* `LoopStatePanel`: what each loop changes, carries and costs there
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Notebooks:
@@ -18,7 +20,8 @@ Language models on text:
 
 * `train_language_model`: train, or go on training, the run in a folder; takes a `TrainingRun`,
   returns a `TrainedModel`
-* `load_language_model`: the model with the newest parameters of a run's folder
+* `load_language_model`: the model with the newest parameters of a run's folder, or of a file
+* `export_language_model`: a run's model as one small file, with the record of its making
 * `stream_text`: continue a prompt, piece by piece
 * `run_tour`: the whole story on this machine, as one page
 """
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from toolkit.lab.attention_instrument import CostPanel, MemoryPanel
     from toolkit.lab.controls import Choice, Number, Words
     from toolkit.lab.execute import NotebookRun, run_notebook
+    from toolkit.lab.export import export_language_model
     from toolkit.lab.language_model import (
         TrainedModel,
         TrainingRun,
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
         stream_text,
         train_language_model,
     )
+    from toolkit.lab.looped_panel import LoopPanel
+    from toolkit.lab.looped_state_panel import LoopStatePanel
     from toolkit.lab.mixer_cost_panel import MixerCostPanel
     from toolkit.lab.mixer_panel import MixerPanel
     from toolkit.lab.panel import Panel
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Choice": "controls",
     "CostPanel": "attention_instrument",
+    "LoopPanel": "looped_panel",
+    "LoopStatePanel": "looped_state_panel",
     "MemoryPanel": "attention_instrument",
     "MixerCostPanel": "mixer_cost_panel",
     "MixerPanel": "mixer_panel",
@@ -56,6 +64,7 @@ _HOMES = {
     "TrainedModel": "language_model",
     "TrainingRun": "language_model",
     "Words": "controls",
+    "export_language_model": "export",
     "load_language_model": "language_model",
     "run_notebook": "execute",
     "run_tour": "tour",
@@ -66,6 +75,8 @@ _HOMES = {
 __all__ = [
     "Choice",
     "CostPanel",
+    "LoopPanel",
+    "LoopStatePanel",
     "MemoryPanel",
     "MixerCostPanel",
     "MixerPanel",
@@ -76,6 +87,7 @@ __all__ = [
     "TrainedModel",
     "TrainingRun",
     "Words",
+    "export_language_model",
     "load_language_model",
     "run_notebook",
     "run_tour",

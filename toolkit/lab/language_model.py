@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped import LoopedConfig, LoopedLM, parameter_count, stream
+from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count, stream
 from toolkit.measure import environment
 from toolkit.parallel import Layout, data_parallel, fully_sharded, make_mesh
 from toolkit.training import (
@@ -136,6 +136,7 @@ def train_language_model(
     corpus: Corpus | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    is_progress_shown: bool = True,
 ) -> TrainedModel:
     """Train, or go on training, the run in a folder.
 
@@ -145,6 +146,7 @@ def train_language_model(
         corpus: the text, when it is loaded already; None loads `run.text`.
         stop: asked now and then; True saves and returns.
         callback: given every metrics row.
+        is_progress_shown: whether to draw the progress bar.
 
     Returns:
         The trained model and its history.
@@ -188,6 +190,7 @@ def train_language_model(
             eval_every=interval,
             checkpoint_every=interval,
             tokens_per_step=run.batch * run.window,
+            is_progress_shown=is_progress_shown,
         ),
         directory=directory,
         configuration=_configuration(run, corpus),
@@ -205,27 +208,30 @@ def train_language_model(
 
 
 def load_language_model(directory: Path) -> LoopedLM:
-    """The model with the newest parameters of a run's folder.
+    """The model with the newest parameters of a run's folder, or of an exported file.
 
     Args:
-        directory: a folder written by `train_language_model`.
+        directory: a folder written by `train_language_model`, or a file written by
+            `toolkit.looped.save_model`.
 
     Returns:
         The model.
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
-        ValueError: when its run.json cannot be understood.
+        ValueError: when its run.json, or the file, cannot be understood.
         CheckpointError: when no checkpoint can be read.
 
     Cost:
         One read of parameters and optimiser state.
     """
+    if Path(directory).is_file():
+        return load_model(directory)
     described = Path(directory) / "run.json"
     if not described.is_file():
         raise FileNotFoundError(
             f"directory: {str(directory)!r} holds no run.json; "
-            "wanted a folder written by `toolkit train` or `toolkit tour`"
+            "wanted a folder written by `toolkit train` or `toolkit tour`, or an exported file"
         )
     try:
         stored = json.loads(described.read_text())

@@ -6,9 +6,13 @@ parameter_count           parameters of a configuration, without allocating any
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
+draw_loops                how often to run a model in one step of training
+with_loops                the same model run more or less often
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
 exit_loss                 trains them, with the model
 exit_loop                 the loop to stop after
+indexer_losses            train the indexers of DSA layers
+IndexerLosses             one for each of them in every loop
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
@@ -20,6 +24,7 @@ effective_transition      what several corrections a token do to a state
 permutation_steps         corrections that move the rows of a state as a permutation does
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it
+cache_bytes_per_token     how fast it grows
 prefill                   read a prompt in parallel
 extend                    read on, a long text piece by piece
 decode_step               append one token, predict the next
@@ -28,14 +33,38 @@ generate                  continue a prompt
 stream                    the same, token by token as they are written
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
+save_model, load_model    a model as one file
 load_layer                give a layer the weights of a published checkpoint
+load_checkpoint           make a model of one
+convert                   a trained softmax model becomes a hybrid
+Conversion                what that left: the model, and what was seen on the way
+ConversionPlan            steps, rates and lengths of its stages
+student_from              the teacher with other mixers, started from its attention
+alignment_losses          how far each new mixer is from the attention it replaces
+restoration_benefits      how much restoring each attention layer would help
+top_k_divergence          how far a student's predictions are from the teacher's
+loop_weights              how much those after each loop count
 """
 
-from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence
+from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence, cache_bytes_per_token
+from toolkit.looped.checkpoints import load_checkpoint
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.conversion import (
+    Conversion,
+    ConversionPlan,
+    alignment_losses,
+    convert,
+    loop_weights,
+    restoration_benefits,
+    student_from,
+    top_k_divergence,
+)
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
+from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
+from toolkit.looped.files import load_model, save_model
 from toolkit.looped.generation import generate, stream
+from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
@@ -62,14 +91,21 @@ from toolkit.looped.weights import load_layer
 __all__ = [
     "LAYERS",
     "PRESETS",
+    "Conversion",
+    "ConversionPlan",
+    "IndexerLosses",
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
+    "alignment_losses",
     "back_loaded",
     "bookend",
     "by_loop",
     "cache_bytes_per_sequence",
+    "cache_bytes_per_token",
+    "convert",
     "decode_step",
+    "draw_loops",
     "effective_transition",
     "exit_loop",
     "exit_loss",
@@ -77,19 +113,28 @@ __all__ = [
     "extend",
     "front_loaded",
     "generate",
+    "indexer_losses",
     "influence_bound",
     "interleave",
+    "load_checkpoint",
     "load_layer",
+    "load_model",
+    "loop_weights",
     "match_parameters",
     "pad_prompts",
     "parameter_count",
     "permutation_steps",
     "prefill",
     "random_placement",
+    "restoration_benefits",
     "sample_token",
+    "save_model",
     "stream",
+    "student_from",
     "tokens_reached",
+    "top_k_divergence",
     "truncated_logits",
     "vote",
+    "with_loops",
     "with_windows",
 ]

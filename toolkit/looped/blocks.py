@@ -1,7 +1,9 @@
-"""One physical layer: norm, mix tokens, add; norm, feed forward, add."""
+"""One physical layer: norm, mix tokens, add; norm, feed forward, add. And a stack of them."""
 
+import functools
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -15,21 +17,28 @@ class Block(nnx.Module):
 
         h' = h + Mixer(RMSNorm(h));   F(h) = h' + SwiGLU(RMSNorm(h'))
 
+    With `sandwich_norm` what is added to h, and to h', passes a second RMSNorm first.
+
     Attributes:
         mixer_norm, mixer, feed_forward_norm, feed_forward: the sub-modules.
+        mixer_end_norm, feed_forward_end_norm: the second norms, or None.
 
-    Source: LT2, architecture section.
+    Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
+        Models" (Ouro), 2025, for the second norms.
     """
 
     def __init__(self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
         self.mixer = LAYERS[word](config, rngs=rngs)
-        # LT2 draws the down projection at width^-1/2 in linear-time blocks, hidden^-1/2 elsewhere.
-        down_std = (width if self.mixer.is_recurrent else hidden) ** -0.5
+        # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
+        down_std = (hidden if self.mixer.word in ("full", "window") else width) ** -0.5
         self.feed_forward = SwiGLU(width, hidden, down_std=down_std, dtype=dtype, rngs=rngs)
-        self.mixer_norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.feed_forward_norm = nnx.RMSNorm(
-            width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
+        norm = functools.partial(
+            nnx.RMSNorm, width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
+        )
+        self.mixer_norm, self.feed_forward_norm = norm(), norm()
+        self.mixer_end_norm, self.feed_forward_end_norm = (
+            (norm(), norm()) if config.sandwich_norm else (nnx.data(None), nnx.data(None))
         )
 
     def __call__(
@@ -44,16 +53,103 @@ class Block(nnx.Module):
         mixed, cache = self.mixer(
             self.mixer_norm(h), segment_ids=segment_ids, cache=cache, **_only_if_given(window)
         )
-        h += mixed
-        return h + self.feed_forward(self.feed_forward_norm(h)), cache
+        return self._finish(h, mixed), cache
 
     def step(
         self, h: Float[Array, "batch width"], cache: Any, *, window: int | None = None
     ) -> tuple[Array, Any]:
         """One token; returns the cache with that token in it."""
         mixed, cache = self.mixer.step(self.mixer_norm(h), cache, **_only_if_given(window))
-        h += mixed
-        return h + self.feed_forward(self.feed_forward_norm(h)), cache
+        return self._finish(h, mixed), cache
+
+    def _finish(self, h, mixed):
+        h += mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed)
+        fed = self.feed_forward(self.feed_forward_norm(h))
+        return h + (fed if self.feed_forward_end_norm is None else self.feed_forward_end_norm(fed))
+
+
+class GroupResidual(nnx.Module):
+    """Groups of consecutive layers, each with a learned share of its input added to its output.
+
+        h_out = F_b(...F_a(h_in)) + gamma h_in          gamma a scalar a group, starts at zero
+
+    Attributes:
+        gamma: [groups]; the last group has what layers are left.
+
+    Source: LT2, released model code ("block residual").
+    """
+
+    def __init__(self, layers: int, size: int):
+        self.gamma = nnx.Param(jnp.zeros(-(-layers // size)))
+        self.layers, self.size = layers, size
+
+    def __call__(self, layer: int, h: Array, start: Array) -> tuple[Array, Array]:
+        """After a layer, counted from 0: the stream, and what entered the group of the next."""
+        if (layer + 1) % self.size and layer + 1 < self.layers:
+            return h, start
+        h += self.gamma[...][layer // self.size].astype(h.dtype) * start
+        return h, h
+
+
+def run_blocks(
+    blocks: nnx.List[Block],
+    h: Float[Array, "batch time width"],
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    caches: tuple[Any, ...] | None = None,
+    residual: GroupResidual | None = None,
+) -> tuple[Float[Array, "batch time width"], Any]:
+    """A stack of physical layers on a sequence.
+
+    Args:
+        blocks: the layers.
+        h: hidden states.
+        windows: tokens each layer sees; None for the layers' own.
+        segment_ids: documents of a packed sequence.
+        caches: one a layer, to continue from; None in training.
+        residual: joins the layers to groups.
+
+    Returns:
+        The new hidden states, and the caches that follow (None without caches).
+    """
+    new_caches, start = [], h
+    none = (None,) * len(blocks)
+    stack = zip(blocks, windows or none, caches or none, strict=True)
+    for layer, (block, window, cache) in enumerate(stack):
+        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
+        h, start = (h, start) if residual is None else residual(layer, h, start)
+        new_caches.append(cache)
+    return h, None if caches is None else tuple(new_caches)
+
+
+def step_blocks(
+    blocks: nnx.List[Block],
+    h: Float[Array, "batch width"],
+    caches: tuple[Any, ...],
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    residual: GroupResidual | None = None,
+) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
+    """`run_blocks` for one token.
+
+    Args:
+        blocks: the layers.
+        h: hidden state of the token.
+        caches: one a layer.
+        windows: tokens each layer sees; None for the layers' own.
+        residual: joins the layers to groups.
+
+    Returns:
+        The new hidden state, and the caches with the token in them.
+    """
+    new_caches, start = [], h
+    stack = zip(blocks, windows or (None,) * len(blocks), caches, strict=True)
+    for layer, (block, window, cache) in enumerate(stack):
+        h, cache = block.step(h, cache, window=window)
+        h, start = (h, start) if residual is None else residual(layer, h, start)
+        new_caches.append(cache)
+    return h, tuple(new_caches)
 
 
 def _only_if_given(window):

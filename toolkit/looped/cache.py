@@ -122,3 +122,26 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
         for leaf in jax.tree.leaves(cache)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     )
+
+
+def cache_bytes_per_token(config: LoopedConfig) -> int:
+    """Bytes that every further token adds to that state, once all windows are full.
+
+        loops * 2 * key_value_heads * head_size numbers a softmax layer that sees everything
+
+    Args:
+        config: the model.
+
+    Returns:
+        Bytes a token and sequence; 0 for a model of windows and recurrent layers.
+
+    Cost: shapes only.
+
+    Source: LT2, decode-time state.
+    """
+    # Between two lengths past every window the growth is even; a few tokens apart, because some
+    # caches grow by blocks.
+    few = 2**10
+    start = -(-config.sliding_window // few) * few
+    growth = cache_bytes_per_sequence(config, start + few) - cache_bytes_per_sequence(config, start)
+    return growth // few

@@ -1,8 +1,9 @@
 """Where each number of a published checkpoint goes: the names of its tensors and of our parameters.
 
-A style is a table of rules. A rule takes some tensors and makes some parameters of them: PyTorch
-keeps projections as [outputs, inputs] and convolutions as [channels, 1, taps]; checkpoints fuse
-projections that are apart here, or the reverse. Heads, once apart, are in the same order.
+A style has a table of rules for every kind of layer it knows. A rule takes some tensors and makes
+some parameters of them: PyTorch keeps projections as [outputs, inputs] and convolutions as
+[channels, 1, taps]; checkpoints fuse projections that are apart here, or the reverse. Heads, once
+apart, are in the same order.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ class Rule(NamedTuple):
     """How some tensors of a checkpoint become some parameters of a layer.
 
     Attributes:
-        theirs: names of tensors, after the layer's prefix.
-        ours: paths of parameters, such as "output.kernel".
+        theirs: names of tensors, after the prefix of the layer.
+        ours: paths of parameters in the layer, such as "output.kernel".
         convert: (layer, *tensors) -> arrays, one a path.
     """
 
@@ -26,19 +27,7 @@ class Rule(NamedTuple):
     convert: Callable[..., Sequence[Array]]
 
 
-class Style(NamedTuple):
-    """One family of checkpoints.
-
-    Attributes:
-        words: the layers it can fill.
-        rules: every tensor and every parameter, once.
-    """
-
-    words: tuple[str, ...]
-    rules: tuple[Rule, ...]
-
-
-def _projection(ours: str, *theirs: str) -> Rule:
+def projection(ours: str, *theirs: str) -> Rule:
     """[outputs, inputs] each -> [inputs, all outputs], side by side."""
     return Rule(theirs, (f"{ours}.kernel",), lambda _, *parts: [jnp.concatenate(parts).T])
 
@@ -48,19 +37,24 @@ def _convolution(*theirs: str) -> Rule:
     return Rule(theirs, ("convolution.kernel",), lambda _, *parts: [jnp.concatenate(parts)[:, 0].T])
 
 
-def _vector(ours: str, theirs: str) -> Rule:
+def vector(ours: str, theirs: str) -> Rule:
     """Any shape -> one axis."""
     return Rule((theirs,), (ours,), lambda _, tensor: [tensor.ravel()])
 
 
-def _as_it_is(ours: str, theirs: str) -> Rule:
+def from_zero(ours: str, theirs: str) -> Rule:
+    """A scale kept as its difference from one."""
+    return Rule((theirs,), (ours,), lambda _, tensor: [1 + tensor.astype(jnp.float32)])
+
+
+def as_it_is(ours: str, theirs: str) -> Rule:
     return Rule((theirs,), (ours,), lambda _, tensor: [tensor])
 
 
-def _by_key_head(layer: Any, fused: Array, *sizes: int) -> list[Array]:
-    """[key heads * (a head's parts), width] -> one [width, channels] a part."""
+def _by_head(fused: Array, *sizes: int) -> list[Array]:
+    """[heads * (a head's parts), width] -> one [width, channels] a part."""
     width = fused.shape[-1]
-    fused = fused.T.reshape(width, layer.sizes.heads, -1)
+    fused = fused.T.reshape(width, -1, sum(sizes))
     borders = [sum(sizes[:i]) for i in range(1, len(sizes))]
     return [part.reshape(width, -1) for part in jnp.split(fused, borders, axis=-1)]
 
@@ -68,46 +62,62 @@ def _by_key_head(layer: Any, fused: Array, *sizes: int) -> list[Array]:
 def _qwen3_next_projections(layer: Any, fused: Array) -> list[Array]:
     sizes = layer.sizes
     values = sizes.values // sizes.heads
-    q, k, v, gate = _by_key_head(layer, fused, sizes.key_size, sizes.key_size, values, values)
+    q, k, v, gate = _by_head(fused, sizes.key_size, sizes.key_size, values, values)
     return [jnp.concatenate([q, k, v], axis=-1), gate]
 
 
 def _qwen3_next_gates(layer: Any, fused: Array) -> list[Array]:
     each = layer.sizes.value_heads // layer.sizes.heads
-    return _by_key_head(layer, fused, each, each)
+    return _by_head(fused, each, each)
 
 
-_DECAY = (_vector("log_rate", "A_log"), _vector("step_bias", "dt_bias"))
+_DECAY = (vector("log_rate", "A_log"), vector("step_bias", "dt_bias"))
 
 _SEPARATE_DELTA = (
-    _projection("query_key_value", "q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    projection("query_key_value", "q_proj.weight", "k_proj.weight", "v_proj.weight"),
     _convolution("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
-    _projection("write", "b_proj.weight"),
-    _vector("norm.scale", "o_norm.weight"),
-    _projection("output", "o_proj.weight"),
+    projection("write", "b_proj.weight"),
+    vector("norm.scale", "o_norm.weight"),
+    projection("output", "o_proj.weight"),
     *_DECAY,
 )
 
 _QWEN_DELTA = (
     _convolution("conv1d.weight"),
-    _vector("norm.scale", "norm.weight"),
-    _projection("output", "out_proj.weight"),
+    vector("norm.scale", "norm.weight"),
+    projection("output", "out_proj.weight"),
     *_DECAY,
 )
 
-STYLES: dict[str, Style] = {
-    "llama": Style(
-        ("full", "window"),
-        (
-            _projection("query", "q_proj.weight"),
-            _projection("key", "k_proj.weight"),
-            _projection("value", "v_proj.weight"),
-            _projection("output", "o_proj.weight"),
-        ),
+_ATTENTION = (
+    projection("query", "q_proj.weight"),
+    projection("key", "k_proj.weight"),
+    projection("value", "v_proj.weight"),
+    projection("output", "o_proj.weight"),
+)
+
+_QWEN3_ATTENTION = (
+    *_ATTENTION,
+    vector("query_norm.scale", "q_norm.weight"),
+    vector("key_norm.scale", "k_norm.weight"),
+)
+
+_QWEN_ATTENTION = (
+    Rule(
+        ("q_proj.weight",),
+        ("query.kernel", "gate.kernel"),
+        lambda layer, fused: _by_head(fused, layer.head_size, layer.head_size),
     ),
-    "qwen3_next": Style(
-        ("gdn",),
-        (
+    *_ATTENTION[1:],
+    from_zero("query_norm.scale", "q_norm.weight"),
+    from_zero("key_norm.scale", "k_norm.weight"),
+)
+
+STYLES: dict[str, dict[str, tuple[Rule, ...]]] = {
+    "llama": {"full": _ATTENTION, "window": _ATTENTION},
+    "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},
+    "qwen3_next": {
+        "gdn": (
             Rule(
                 ("in_proj_qkvz.weight",),
                 ("query_key_value.kernel", "gate.kernel"),
@@ -116,75 +126,73 @@ STYLES: dict[str, Style] = {
             Rule(("in_proj_ba.weight",), ("write.kernel", "decay.kernel"), _qwen3_next_gates),
             *_QWEN_DELTA,
         ),
-    ),
-    "qwen3_5": Style(
-        ("gdn",),
-        (
-            _projection("query_key_value", "in_proj_qkv.weight"),
-            _projection("gate", "in_proj_z.weight"),
-            _projection("write", "in_proj_b.weight"),
-            _projection("decay", "in_proj_a.weight"),
+        "full": _QWEN_ATTENTION,
+    },
+    "qwen3_5": {
+        "gdn": (
+            projection("query_key_value", "in_proj_qkv.weight"),
+            projection("gate", "in_proj_z.weight"),
+            projection("write", "in_proj_b.weight"),
+            projection("decay", "in_proj_a.weight"),
             *_QWEN_DELTA,
         ),
-    ),
-    "olmo_hybrid": Style(
-        ("gdn",),
-        (
+        "full": _QWEN_ATTENTION,
+    },
+    "olmo_hybrid": {
+        "gdn": (
             *_SEPARATE_DELTA,
-            _projection("gate", "g_proj.weight"),
-            _projection("decay", "a_proj.weight"),
+            projection("gate", "g_proj.weight"),
+            projection("decay", "a_proj.weight"),
         ),
-    ),
-    "kimi_linear": Style(
-        ("kda",),
-        (
+    },
+    "kimi_linear": {
+        "kda": (
             *_SEPARATE_DELTA,
-            _projection("decay.down", "f_a_proj.weight"),
-            _projection("decay.up", "f_b_proj.weight"),
-            _projection("gate.down", "g_a_proj.weight"),
-            _projection("gate.up", "g_b_proj.weight"),
+            projection("decay.down", "f_a_proj.weight"),
+            projection("decay.up", "f_b_proj.weight"),
+            projection("gate.down", "g_a_proj.weight"),
+            projection("gate.up", "g_b_proj.weight"),
         ),
-    ),
-    "rwkv7": Style(
-        ("rwkv7",),
-        (
-            _projection("query", "receptance.weight"),
-            _projection("key", "key.weight"),
-            _projection("value", "value.weight"),
-            _projection("output", "output.weight"),
-            _vector("shift_query", "x_r"),
-            _vector("shift_decay", "x_w"),
-            _vector("shift_key", "x_k"),
-            _vector("shift_value", "x_v"),
-            _vector("shift_rate", "x_a"),
-            _vector("shift_gate", "x_g"),
-            _vector("decay.bias", "w0"),
-            _as_it_is("decay.down.kernel", "w1"),
-            _as_it_is("decay.up.kernel", "w2"),
-            _vector("rate.bias", "a0"),
-            _as_it_is("rate.down.kernel", "a1"),
-            _as_it_is("rate.up.kernel", "a2"),
-            _as_it_is("gate.down.kernel", "g1"),
-            _as_it_is("gate.up.kernel", "g2"),
-            _vector("removal_scale", "k_k"),
-            _vector("replacement", "k_a"),
-            _vector("bonus", "r_k"),
-            _vector("norm.scale", "ln_x.weight"),
-            _vector("norm.bias", "ln_x.bias"),
+    },
+    "rwkv7": {
+        "rwkv7": (
+            projection("query", "receptance.weight"),
+            projection("key", "key.weight"),
+            projection("value", "value.weight"),
+            projection("output", "output.weight"),
+            vector("shift_query", "x_r"),
+            vector("shift_decay", "x_w"),
+            vector("shift_key", "x_k"),
+            vector("shift_value", "x_v"),
+            vector("shift_rate", "x_a"),
+            vector("shift_gate", "x_g"),
+            vector("decay.bias", "w0"),
+            as_it_is("decay.down.kernel", "w1"),
+            as_it_is("decay.up.kernel", "w2"),
+            vector("rate.bias", "a0"),
+            as_it_is("rate.down.kernel", "a1"),
+            as_it_is("rate.up.kernel", "a2"),
+            as_it_is("gate.down.kernel", "g1"),
+            as_it_is("gate.up.kernel", "g2"),
+            vector("removal_scale", "k_k"),
+            vector("replacement", "k_a"),
+            vector("bonus", "r_k"),
+            vector("norm.scale", "ln_x.weight"),
+            vector("norm.bias", "ln_x.bias"),
         ),
-    ),
-    "mamba2": Style(
-        ("mamba2",),
-        (
-            _projection("input", "in_proj.weight"),
+    },
+    "mamba2": {
+        "mamba2": (
+            projection("input", "in_proj.weight"),
             _convolution("conv1d.weight"),
-            _vector("convolution.bias", "conv1d.bias"),
-            _vector("skip", "D"),
-            _vector("norm.scale", "norm.weight"),
-            _projection("output", "out_proj.weight"),
+            vector("convolution.bias", "conv1d.bias"),
+            vector("skip", "D"),
+            vector("norm.scale", "norm.weight"),
+            projection("output", "out_proj.weight"),
             *_DECAY,
         ),
-    ),
+    },
 }
-"""Every style by the name that Hugging Face transformers gives the architecture; "rwkv7" has the
-names of the authors' own files ("blocks.0.att.")."""
+"""Rules by style and the layer's word: every tensor and every parameter of the layer, once. A style
+has the name that Hugging Face transformers gives the architecture; "rwkv7" has the names of the
+authors' own files ("blocks.0.att.")."""

@@ -9,12 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from toolkit.attention import MIXERS
-
-LAYER_WORDS = tuple(MIXERS)
-"""Words a pattern may contain: "full", "window", "gdn" and every other token mixer."""
-
-COMPUTE_DTYPES = ("float32", "bfloat16")
+from toolkit.looped.config_checks import check_config
 
 
 class AttentionSizes(NamedTuple):
@@ -51,6 +46,18 @@ class LoopedConfig:
         negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
             does in "delta_product").
         delta_steps: corrections a token of a "delta_product" layer.
+        sparse_block: tokens of a block of "nsa" layers.
+        sparse_blocks: blocks a query of theirs reads whole.
+        sparse_window: tokens of their window.
+        selected_tokens: tokens a query of "dsa" layers attends to.
+        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
+            attention; or "lt2", random projections as released, before attention to one key of
+            `shared_key_size` without positions, whose first `shared_value_size` channels are the
+            value.
+        index_heads: heads of the indexer (None: `heads`).
+        index_size: size of each.
+        shared_key_size: see `indexer`.
+        shared_value_size: see `indexer`.
         sliding_window: tokens a "window" layer sees, the current one included.
         windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
             loops, or one part for all of them. A part is one word for all "full" layers or a word
@@ -68,6 +75,16 @@ class LoopedConfig:
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
         norm_every_loop: the final norm closes every loop, not the last alone.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
+        sandwich_norm: a second RMSNorm a sub-layer, on what it adds to the stream.
+        residual_group: layers to a group whose input, times a learned scalar that starts at zero,
+            is added to the group's output (None: no groups).
+        tied_embedding: the output head is the embedding transposed, not a table of its own.
+        query_key_norm: RMSNorm of every query and key head of softmax layers, before they turn.
+        rotary_fraction: share of a softmax head's channels, the first ones, that turn with the
+            position.
+        gdn_heads: `heads` of "gdn" layers alone.
+        random_start: the loops start from noise, and know the tokens by injection alone.
+        backward_loops: the gradient goes through this many last loops (None: through all).
         attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
         convolution_size: taps of the short causal convolution, in the layers that have one.
         dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
@@ -75,9 +92,10 @@ class LoopedConfig:
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. What
         LT2 does not use: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning"
-        (Huginn), 2025, for prelude, coda and injection; Dehghani et al., "Universal Transformers",
-        2018, for loop embeddings (sinusoids there); Zhu et al., "Scaling Latent Reasoning via
-        Looped Language Models" (Ouro), 2025, for the norm and the exit gate.
+        (Huginn), 2025, for prelude, coda, injection, random start and short gradient; Dehghani et
+        al., "Universal Transformers", 2018, for loop embeddings (sinusoids there); Zhu et al.,
+        "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025, for the norms, the head
+        and the exit gate; Qwen3-Next for the norm of queries and keys and the part that turns.
     """
 
     vocabulary: int = 256
@@ -95,6 +113,15 @@ class LoopedConfig:
     gdn_value_size: int | None = None
     negative_eigenvalues: bool = False
     delta_steps: int = 2
+    sparse_block: int = 64
+    sparse_blocks: int = 16
+    sparse_window: int = 512
+    selected_tokens: int = 2048
+    indexer: str = "lightning"
+    index_heads: int | None = None
+    index_size: int = 64
+    shared_key_size: int = 576
+    shared_value_size: int = 512
     sliding_window: int = 64
     windows: str | None = None
     feed_forward: int | None = None
@@ -108,6 +135,14 @@ class LoopedConfig:
     loop_embedding: bool = False
     norm_every_loop: bool = False
     exit_gate: bool = False
+    sandwich_norm: bool = False
+    residual_group: int | None = None
+    tied_embedding: bool = True
+    query_key_norm: bool = False
+    rotary_fraction: float = 1.0
+    gdn_heads: int | None = None
+    random_start: bool = False
+    backward_loops: int | None = None
     attention_output_gate: bool = False
     convolution_size: int = 4
     dtype: str = "float32"
@@ -129,6 +164,10 @@ class LoopedConfig:
             ValueError: if a field is out of range.
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
+        # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
+        sizes |= {"sparse_block": 8, "sparse_blocks": 4, "sparse_window": 16}
+        sizes |= {"selected_tokens": 32, "index_heads": 4, "index_size": 16}
+        sizes |= {"shared_key_size": 72, "shared_value_size": 64}
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 
     @classmethod
@@ -156,97 +195,7 @@ class LoopedConfig:
         )
 
     def __post_init__(self):
-        for name in (
-            "vocabulary",
-            "width",
-            "loops",
-            "heads",
-            "sliding_window",
-            "feed_forward_multiple_of",
-            "convolution_size",
-            "delta_steps",
-            "key_value_heads",
-            "head_size",
-            "value_heads",
-            "key_size",
-            "value_size",
-            "gdn_value_heads",
-            "gdn_key_size",
-            "gdn_value_size",
-            "feed_forward",
-        ):
-            number = getattr(self, name)
-            optional = getattr(type(self), name) is None
-            if number is None and optional:
-                continue
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                wanted = "None or a whole number" if optional else "a whole number"
-                raise ValueError(f"{name} is {number!r}; it must be {wanted} of at least 1.")
-        for name in ("pattern", "prelude", "coda"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f'{name} is {getattr(self, name)!r}; it must be one text, e.g. "gdn gdn full".'
-                )
-        for name in ("pattern", "prelude", "coda"):
-            words = getattr(self, name).split()
-            unknown = [word for word in words if word not in LAYER_WORDS]
-            if unknown or (name == "pattern" and not words):
-                what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} names {what}; write words out of "
-                    f"{', '.join(LAYER_WORDS)} separated by spaces."
-                )
-        for name in ("norm_every_loop", "exit_gate"):
-            if self.coda and getattr(self, name):
-                raise ValueError(
-                    f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
-                    "last; turn one of them off."
-                )
-        if self.head_size is None and self.width % self.heads:
-            raise ValueError(
-                f"width {self.width} is not divisible by heads {self.heads}; "
-                "change one of them or give head_size."
-            )
-        heads, key_value_heads, head_size = self.attention_sizes
-        if heads % key_value_heads:
-            raise ValueError(
-                f"heads {heads} is not a multiple of key_value_heads {key_value_heads}."
-            )
-        if head_size % 2:
-            raise ValueError(
-                f"the attention head size {head_size} is odd; rotary embeddings rotate pairs, "
-                "so it must be even."
-            )
-        for name in ("value_heads", "gdn_value_heads"):
-            if (getattr(self, name) or heads) % heads:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is not a multiple of heads {heads}."
-                )
-        if self.dtype not in COMPUTE_DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(COMPUTE_DTYPES)}.")
-        for name in ("rope_theta", "norm_epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive.")
-        if self.windows is not None:
-            self._check_windows()
-
-    def _check_windows(self):
-        parts = [part.split() for part in (self.windows or "").split("->")]
-        full = self.layers.count("full")
-        if not full:
-            raise ValueError(
-                f'windows is {self.windows!r}; pattern {self.pattern!r} has no "full" layer.'
-            )
-        if len(parts) not in (1, self.loops) or any(len(words) not in (1, full) for words in parts):
-            raise ValueError(
-                f'windows {self.windows!r} must have 1 or {self.loops} parts joined by "->", one a '
-                f'loop, each of 1 or {full} words, one a "full" layer.'
-            )
-        for word in (word for words in parts for word in words):
-            if word != "full" and (not word.isdecimal() or int(word) < 1):
-                raise ValueError(
-                    f'windows {self.windows!r} names {word!r}; write "full" or a number of tokens.'
-                )
+        check_config(self)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -286,6 +235,12 @@ class LoopedConfig:
     def loops_differ(self) -> bool:
         """Whether some loop has other windows than another, so that no scan can run them."""
         return len(set(self.loop_windows)) > 1
+
+    @property
+    def per_loop_switches(self) -> tuple[str, ...]:
+        """Fields that give each loop something of its own, and so fix the number of loops."""
+        own = [name for name in ("residual_gate", "loop_embedding") if getattr(self, name)]
+        return (*own, "windows") if self.loops_differ else tuple(own)
 
     @property
     def compute_dtype(self) -> jnp.dtype:

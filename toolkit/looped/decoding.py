@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from toolkit.looped.blocks import run_blocks, step_blocks
 from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.model import LoopedLM, check_tokens, row_of, run_blocks, step_blocks
+from toolkit.looped.model import LoopedLM, check_tokens, row_of
 
 
 def prefill(
@@ -175,7 +176,7 @@ def _prefill(model, tokens, capacity, lengths):
             h, *row, tau=tau, injected=injected, segment_ids=segment_ids, caches=empty
         )
 
-    h, loops = model.run_loops(body, injected)
+    h, loops = model.run_loops(body, model.start(injected))
     h, after = run_blocks(model.coda, h, segment_ids=segment_ids, caches=after)
     return model.head(h[:, -1]), LoopedCache(loops, before, after)
 
@@ -196,7 +197,7 @@ def append(
     is_step = tokens.ndim == 1
     run, loop = (step_blocks, model.loop_step) if is_step else (run_blocks, model.loop)
     injected, before = run(model.prelude, model.embedding(tokens), caches=cache.prelude)
-    h, rows, loops = injected, model.loop_rows(), []
+    h, rows, loops = model.start(injected), model.loop_rows(), []
     # Written out: a scan over stacked caches would copy every one of them, out and back.
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)

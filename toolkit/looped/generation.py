@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from toolkit.looped.cache import cache_bytes_per_sequence
+from toolkit.looped.cache import cache_bytes_per_token
 from toolkit.looped.decoding import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import sample_token
@@ -115,8 +115,7 @@ def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_
     prompt = jnp.asarray(prompt)
     check_tokens(prompt)
     if length is None:
-        once, twice = (cache_bytes_per_sequence(model.config, n) for n in (2**16, 2**17))
-        if once != twice:
+        if cache_bytes_per_token(model.config):
             raise ValueError(
                 f"length is None, and the cache of pattern {model.config.pattern!r} grows with "
                 "the text; give a length, or a model of windows and recurrent layers."

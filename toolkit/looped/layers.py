@@ -59,7 +59,11 @@ class SwiGLU(nnx.Module):
 
 
 def rotary_embedding(
-    x: Float[Array, "... heads size"], positions: Int[Array, "..."], *, theta: float
+    x: Float[Array, "... heads size"],
+    positions: Int[Array, "..."],
+    *,
+    theta: float,
+    fraction: float = 1.0,
 ) -> Float[Array, "... heads size"]:
     """Rotate channel pairs by an angle proportional to the position.
 
@@ -73,21 +77,24 @@ def rotary_embedding(
         x: queries or keys, size even.
         positions: position of each token, one axis fewer than heads and size.
         theta: base of the wavelengths.
+        fraction: share of the channels, the first ones, that turn: their number is the size above.
 
     Returns:
         The rotated array, in the type of `x`; angles are float32.
 
     Cost: 3 FLOPs a number.
 
-    Source: Su et al., "RoFormer", 2021, section 3.2.
+    Source: Su et al., "RoFormer", 2021, section 3.2; Black et al., "GPT-NeoX-20B", 2022, for the
+        channels that stay.
     """
-    half = x.shape[-1] // 2
+    half = round(fraction * x.shape[-1]) // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    first, second, still = jnp.split(x, [half, 2 * half], axis=-1)
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), still], axis=-1)
 
 
 def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.blocks import Block
+from toolkit.looped.blocks import Block, GroupResidual, run_blocks, step_blocks
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import linear
 
 
@@ -37,20 +38,22 @@ class LoopedLM(nnx.Module):
     empty state. (Handing the state at the end of the text to the next loop would let early
     positions see late ones.) rho, [T, width], is all that is not shared; it starts at zero.
 
-    Switched on by the configuration, in this order: a prelude makes e of h^(0); F_1 reads
-    adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes every loop; a
-    coda follows the last.
+    Switched on by the configuration, in this order: a prelude makes e of h^(0), which may then be
+    noise; F_1 reads adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes
+    every loop; a coda follows the last.
 
     A module is a pytree, so `jax.jit` and `jax.grad` take the model as an ordinary argument.
 
     Attributes:
         config: the sizes.
-        embedding: token table, also the output head.
+        embedding: token table, also the output head unless that has a table of its own.
+        unembedding: the output head's table [vocabulary, width], or None.
         prelude, blocks, coda: the physical layers before, in and after the loops.
         rho: per-loop residual gate [loops, width], or None.
         loop_embedding: per-loop addition [loops, width], or None.
         adapter: projection of the injected input, or None.
         exit_gate: projection whose sigmoid is the chance to stop, or None.
+        group_residual: shares of the inputs of groups of layers, or None.
         norm: final RMSNorm.
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section; see `LoopedConfig` for
@@ -60,12 +63,9 @@ class LoopedLM(nnx.Module):
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         self.config = config
         width, dtype = config.width, config.compute_dtype
+        table = nnx.initializers.normal(width**-0.5)
         self.embedding = nnx.Embed(
-            config.vocabulary,
-            width,
-            embedding_init=nnx.initializers.normal(width**-0.5),
-            dtype=dtype,
-            rngs=rngs,
+            config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
         )
         self.blocks = nnx.List([Block(word, config, rngs=rngs) for word in config.layers])
         self.rho = (
@@ -83,14 +83,36 @@ class LoopedLM(nnx.Module):
             else nnx.data(None)
         )
         self.exit_gate = nnx.Linear(width, 1, rngs=rngs) if config.exit_gate else nnx.data(None)
+        self.group_residual = (
+            GroupResidual(len(config.layers), config.residual_group)
+            if config.residual_group
+            else nnx.data(None)
+        )
+        self.unembedding = (
+            nnx.data(None)
+            if config.tied_embedding
+            else nnx.Param(table(rngs.params(), (config.vocabulary, width)))
+        )
 
     @overload
     def __call__(
-        self, tokens: Array, *, segment_ids: Array | None = None, return_loops: Literal[False] = ...
+        self,
+        tokens: Array,
+        *,
+        segment_ids: Array | None = None,
+        return_loops: Literal[False] = ...,
+        loops: int | Array | None = None,
+        key: Array | None = None,
     ) -> Array: ...
     @overload
     def __call__(
-        self, tokens: Array, *, segment_ids: Array | None = None, return_loops: Literal[True]
+        self,
+        tokens: Array,
+        *,
+        segment_ids: Array | None = None,
+        return_loops: Literal[True],
+        loops: int | Array | None = None,
+        key: Array | None = None,
     ) -> tuple[Array, Array]: ...
     def __call__(
         self,
@@ -98,6 +120,8 @@ class LoopedLM(nnx.Module):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
         return_loops: bool = False,
+        loops: int | Int[Array, ""] | None = None,
+        key: Array | None = None,
     ):
         """Logits of the next token at every position.
 
@@ -109,6 +133,10 @@ class LoopedLM(nnx.Module):
             segment_ids: document number of each position of a packed sequence; tokens of
                 different documents never meet.
             return_loops: also return the hidden state after each loop.
+            loops: how often the layers run (None: as configured), where all loops are alike; a
+                traced number needs `backward_loops`, see `draw_loops`.
+            key: draws what the loops start from, in a model with `random_start`; without it they
+                start from zero, the mean.
 
         Returns:
             float32 logits [batch, time, vocabulary]; with `return_loops` also the hidden states
@@ -116,7 +144,8 @@ class LoopedLM(nnx.Module):
             one).
 
         Raises:
-            ValueError: if tokens or segment_ids have the wrong shape or type.
+            ValueError: if tokens or segment_ids have the wrong shape or type, or loops or key
+                ask for what the configuration has not.
 
         Cost: about 2 FLOPs a parameter, token and loop (embedding aside), three times that
             with the backward pass, plus the mixers' own cost.
@@ -129,15 +158,58 @@ class LoopedLM(nnx.Module):
                 f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "
                 "they must be equal."
             )
+        if loops is not None:
+            check_alike(self.config, loops)
+            if isinstance(loops, int):
+                model = reconfigured(self, loops=loops)
+                return model(tokens, segment_ids=segment_ids, return_loops=return_loops, key=key)
+            if self.config.backward_loops is None or return_loops:
+                raise ValueError(
+                    "loops is an array, so that they cannot all be kept: configure backward_loops "
+                    "and leave return_loops, or pass an int."
+                )
+        if key is not None and not self.config.random_start:
+            raise ValueError("key was given, and the model has no random_start to draw.")
         injected, _ = run_blocks(self.prelude, self.embedding(tokens), segment_ids=segment_ids)
+        start = self.start(injected, key)
+        if self.config.backward_loops is None:
 
-        def body(tau, h, row):
-            h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
-            return h, (h if return_loops else None)
+            def body(tau, h, row):
+                h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
+                return h, (h if return_loops else None)
 
-        h, loops = self.run_loops(body, injected, remat=self.config.remat)
+            h, states = self.run_loops(body, start, remat=self.config.remat)
+            hidden = jnp.stack(states) if return_loops else None
+        else:
+
+            def loop(shared, h):
+                model, injected = shared
+                return model.loop(h, None, injected=injected, segment_ids=segment_ids)[0]
+
+            h, hidden = run_alike(
+                loop,
+                (self, injected),
+                start,
+                self.config.loops if loops is None else loops,
+                backward=self.config.backward_loops,
+                remat=self.config.remat,
+            )
         h, _ = run_blocks(self.coda, h, segment_ids=segment_ids)
-        return (self.head(h), jnp.stack(loops)) if return_loops else self.head(h)
+        return (self.head(h), hidden) if return_loops else self.head(h)
+
+    def start(
+        self, injected: Float[Array, "... width"], key: Array | None = None
+    ) -> Float[Array, "... width"]:
+        """What the first loop reads.
+
+        Args:
+            injected: what the prelude made of the tokens.
+            key: draws a random start; without it that is zero.
+
+        Returns:
+            The hidden states before the first loop.
+        """
+        return start_noise(key, injected) if self.config.random_start else injected
 
     def run_loops(
         self,
@@ -211,6 +283,7 @@ class LoopedLM(nnx.Module):
             windows=windows,
             segment_ids=segment_ids,
             caches=caches,
+            residual=self.group_residual,
         )
         return self._loop_output(out, rho, h), caches
 
@@ -239,7 +312,9 @@ class LoopedLM(nnx.Module):
         """
         windows = self.config.loop_windows[tau]
         x = self._loop_input(h, embedding, injected)
-        out, caches = step_blocks(self.blocks, x, caches, windows=windows)
+        out, caches = step_blocks(
+            self.blocks, x, caches, windows=windows, residual=self.group_residual
+        )
         return self._loop_output(out, rho, h), caches
 
     def _loop_input(self, h, embedding, injected):
@@ -259,7 +334,7 @@ class LoopedLM(nnx.Module):
         return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
-        """Logits of hidden states: final norm, then the transposed embedding, in float32.
+        """Logits of hidden states: final norm, then a token's row of a table for each, in float32.
 
         Args:
             h: hidden states after any loop; with `norm_every_loop` the norm has been taken.
@@ -267,63 +342,10 @@ class LoopedLM(nnx.Module):
         Returns:
             float32 logits.
         """
-        table = self.embedding.embedding[...].astype(self.config.compute_dtype)
+        table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
+        table = table[...].astype(self.config.compute_dtype)
         return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
-
-
-def run_blocks(
-    blocks: nnx.List[Block],
-    h: Float[Array, "batch time width"],
-    *,
-    windows: tuple[int | None, ...] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-    caches: tuple[Any, ...] | None = None,
-) -> tuple[Float[Array, "batch time width"], Any]:
-    """A stack of physical layers on a sequence.
-
-    Args:
-        blocks: the layers.
-        h: hidden states.
-        windows: tokens each layer sees; None for the layers' own.
-        segment_ids: documents of a packed sequence.
-        caches: one a layer, to continue from; None in training.
-
-    Returns:
-        The new hidden states, and the caches that follow (None without caches).
-    """
-    new_caches = []
-    none = (None,) * len(blocks)
-    for block, window, cache in zip(blocks, windows or none, caches or none, strict=True):
-        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
-        new_caches.append(cache)
-    return h, None if caches is None else tuple(new_caches)
-
-
-def step_blocks(
-    blocks: nnx.List[Block],
-    h: Float[Array, "batch width"],
-    caches: tuple[Any, ...],
-    *,
-    windows: tuple[int | None, ...] | None = None,
-) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
-    """`run_blocks` for one token.
-
-    Args:
-        blocks: the layers.
-        h: hidden state of the token.
-        caches: one a layer.
-        windows: tokens each layer sees; None for the layers' own.
-
-    Returns:
-        The new hidden state, and the caches with the token in them.
-    """
-    new_caches = []
-    windows = windows or (None,) * len(blocks)
-    for block, window, cache in zip(blocks, windows, caches, strict=True):
-        h, cache = block.step(h, cache, window=window)
-        new_caches.append(cache)
-    return h, tuple(new_caches)
 
 
 def row_of(stacked: Any, tau: int) -> Any:

@@ -24,17 +24,20 @@ def parameter_count(config: LoopedConfig) -> int:
         config: the model.
 
     Returns:
-        The number of parameters, embedding (tied with the head) included.
+        The number of parameters, the embedding and a head of its own included.
 
     Source: LT2, architecture section.
     """
     width = config.width
-    rest_of_block = 3 * width * config.feed_forward_size + 2 * width
+    norms = 4 if config.sandwich_norm else 2
+    rest_of_block = 3 * width * config.feed_forward_size + norms * width
     blocks = sum(layer_parameters(word, config) + rest_of_block for word in _all_layers(config))
     per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
     adapter = 2 * width * width if config.input_injection else 0
     exit_gate = width + 1 if config.exit_gate else 0
-    return config.vocabulary * width + blocks + width + per_loop + adapter + exit_gate
+    groups = -(-len(config.layers) // config.residual_group) if config.residual_group else 0
+    tables = (1 if config.tied_embedding else 2) * config.vocabulary * width
+    return tables + blocks + width + per_loop + adapter + exit_gate + groups
 
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:

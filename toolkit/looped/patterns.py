@@ -20,13 +20,12 @@ even from step to step (`random_placement`, `vote`).
 All have as many expensive layers as `interleave` of the same ratio, so they compare at one budget.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit.looped.depth import reconfigured
 from toolkit.looped.model import LoopedLM
 
 VOTES = 5
@@ -226,9 +225,7 @@ def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
 
     Source: LT2, random layouts.
     """
-    narrowed = nnx.merge(*nnx.split(model))
-    narrowed.config = dataclasses.replace(model.config, windows=windows)
-    return narrowed
+    return reconfigured(model, windows=windows)
 
 
 def _budget(layers, ratio):

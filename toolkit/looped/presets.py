@@ -1,13 +1,22 @@
-"""LT2's models by name: what mixes tokens, at which size.
+"""Published looped models by name. LT2's: what mixes tokens, at which size.
 
-    lt2-looped    full attention in every layer, the paper's baseline "Looped Transformer"
-    lt2-linear    gated delta nets
-    lt2-sparse    sliding windows
-    lt2-hybrid    four gated delta nets to one full attention, interleaved
+    lt2-looped       full attention in every layer, the paper's baseline "Looped Transformer"
+    lt2-linear       gated delta nets
+    lt2-sparse       sliding windows
+    lt2-sparse-nsa   native sparse attention
+    lt2-sparse-dsa   DeepSeek sparse attention, with the indexer LT2 released
+    lt2-hybrid       four gated delta nets to one full attention, interleaved
+    lt2-hybrid-dsa   four gated delta nets to one DeepSeek sparse attention
 
 each at "tiny" (five layers of width 128 over bytes, four loops: ours, for a laptop), "600m" and
 "1.3b" (the paper's: four loops over the Llama-3 vocabulary).
+
+    ouro-1.4b, ouro-2.6b    full attention, four loops, a norm after each and a gate to stop at
+
+are the sizes of the published checkpoints that `load_checkpoint` reads.
 """
+
+from typing import Any
 
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.patterns import interleave
@@ -16,39 +25,71 @@ _WORDS = {
     "looped": ("full", "full"),
     "linear": ("gdn", "gdn"),
     "sparse": ("window", "window"),
+    "sparse-nsa": ("nsa", "nsa"),
+    "sparse-dsa": ("dsa", "dsa"),
     "hybrid": ("gdn", "full"),
+    "hybrid-dsa": ("gdn", "dsa"),
 }
+# Kernels of native sparse attention want 16 query heads or more to a key head.
+_NSA_HEADS: dict[str, Any] = {"heads": 16, "key_value_heads": 1}
+
+
+def _options(kind) -> dict[str, Any]:
+    return {"indexer": "lt2"} if "dsa" in _WORDS[kind] else {}
 
 
 def _tiny(kind):
-    return LoopedConfig.tiny(interleave(5, *_WORDS[kind]), loops=4)
+    grouped = {"key_value_heads": 1} if kind == "sparse-nsa" else {}
+    return LoopedConfig.tiny(interleave(5, *_WORDS[kind]), loops=4, **grouped, **_options(kind))
 
 
 def _600m(kind):
     # Released with a SwiGLU of 1.13 x 8/3 x width, up to 3328, beside recurrent layers.
-    has_recurrent_layers = kind in ("linear", "hybrid")
+    has_recurrent_layers = "gdn" in _WORDS[kind]
+    heads = _NSA_HEADS if kind == "sparse-nsa" else {"heads": 8}
     return LoopedConfig(
         vocabulary=128_256,
         width=1024,
         pattern=interleave(21, *_WORDS[kind]),
         loops=4,
-        heads=8,
         feed_forward=3328 if has_recurrent_layers else None,
         sliding_window=2048,
         dtype="bfloat16",
+        **heads,
+        **_options(kind),
     )
 
 
 def _1_3b(kind):
+    heads = _NSA_HEADS if kind == "sparse-nsa" else {"heads": 16}
     return LoopedConfig(
         vocabulary=128_256,
         width=2048,
         pattern=interleave(20, *_WORDS[kind]),
         loops=4,
-        heads=16,
         sliding_window=2048,
         # Part of the released recipe of the hybrid; the baseline is published without it.
         attention_output_gate=kind == "hybrid",
+        dtype="bfloat16",
+        **heads,
+        **_options(kind),
+    )
+
+
+def _ouro(layers):
+    return LoopedConfig(
+        vocabulary=49_152,
+        width=2048,
+        pattern=interleave(layers, "full"),
+        loops=4,
+        heads=16,
+        feed_forward=5632,
+        rope_theta=1e6,
+        residual_gate=False,
+        norm_every_loop=True,
+        exit_gate=True,
+        sandwich_norm=True,
+        tied_embedding=False,
         dtype="bfloat16",
     )
 
@@ -57,6 +98,8 @@ PRESETS: dict[str, LoopedConfig] = {
     f"lt2-{kind}-{size}": make(kind)
     for kind in _WORDS
     for size, make in (("tiny", _tiny), ("600m", _600m), ("1.3b", _1_3b))
-}
-"""Configurations by name. Not published, and taken as here: 16 heads at 1.3B, the window of 2048 at
-600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated delta nets (RWKV-7's)."""
+} | {"ouro-1.4b": _ouro(24), "ouro-2.6b": _ouro(48)}
+"""Configurations by name, LT2's and those of Zhu et al., "Scaling Latent Reasoning via Looped
+Language Models" (Ouro), 2025. Of LT2 not published, and taken as here: 16 heads at 1.3B, the window
+of 2048 at 600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated delta nets (RWKV-7's),
+the heads of native sparse attention, four to one in the hybrid with DeepSeek sparse attention."""

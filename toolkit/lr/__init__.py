@@ -31,6 +31,7 @@ More than the rate
 
 Its parts
 * `forecast_loss`: a robust exponential through a loss curve, and how sure it is
+* `fit_multi_power_law`, `MultiPowerLaw`: the loss along any schedule, from runs along others
 * `published_forecast`: AutoLRS's own
 * `Forecast`: mean, variance, time constant, reason
 * `fit_gaussian_process`, `GaussianProcess`: Matern-5/2 over one number, with noise known a point
@@ -53,6 +54,7 @@ from toolkit.lr.gaussian_process import (
     lowest_confidence_bound,
 )
 from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
+from toolkit.lr.multi_power_law import MultiPowerLaw, fit_multi_power_law
 from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
@@ -78,6 +80,7 @@ __all__ = [
     "JointResult",
     "Ledger",
     "Method",
+    "MultiPowerLaw",
     "NoisyQuadratic",
     "ProbeThenDecay",
     "Request",
@@ -89,6 +92,7 @@ __all__ = [
     "cooldown_schedule",
     "effective_rate",
     "fit_gaussian_process",
+    "fit_multi_power_law",
     "forecast_loss",
     "init",
     "joint_search",

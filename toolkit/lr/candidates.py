@@ -65,9 +65,8 @@ class Trainer:
     ):
         # Arrays are passed to the program, not baked into it.
         self._data = None if callable(batches) else jax.tree.map(jnp.asarray, batches)
-        if callable(batches):
-            sample = lambda data, step: batches(step)  # noqa: E731
-        self._update = partial(_update, loss_fn, optimizer, sample or _row_of)
+        draw = partial(_drawn, batches) if callable(batches) else sample or _row_of
+        self._update = partial(_update, loss_fn, optimizer, draw)
         evaluate = validation if validation is not None else lambda params: jnp.nan
         # Nothing is donated: the snapshot must survive its candidates.
         self._one = jax.jit(partial(_steps, self._update), static_argnames="layout")
@@ -286,6 +285,10 @@ def _constrain(tree: Any, layout: tuple) -> Any:
         for leaf, sharding in zip(leaves, layout, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves)
+
+
+def _drawn(batches: Callable, data: None, step: Array) -> Any:
+    return batches(step)
 
 
 def _row_of(data: Any, step: Array) -> Any:

@@ -125,31 +125,43 @@ def effective_rate(rate: Any, momentum: Any) -> Any:
 def _proposals(
     places: np.ndarray, losses: np.ndarray, count: int, generator: np.random.Generator
 ) -> np.ndarray:
-    from scipy.stats import norm
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+    from threadpoolctl import threadpool_limits
 
     dimensions = places.shape[1]
-    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * Matern(
-        np.ones(dimensions), [(5e-2, 2e1)] * dimensions, nu=2.5
-    ) + WhiteKernel(1e-3, (1e-6, 1.0))
-    # In logarithms, where a loss that is twice as high is as far off at any level; diverged runs
-    # stand just above the others.
-    values = finite_values(np.log(losses)) if (losses > 0).all() else finite_values(losses)
-    process = GaussianProcessRegressor(
-        kernel, normalize_y=True, n_restarts_optimizer=1, random_state=0
-    ).fit(places, values)
+    lengths: Any = np.ones(dimensions)
+    matern = Matern(lengths, [(5e-2, 2e1)] * dimensions, nu=2.5)
+    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * matern + WhiteKernel(1e-3, (1e-6, 1.0))
+    values = _comparable(losses)
     chosen = []
-    for _ in range(count):
-        near = places[np.argmin(values)] + 0.1 * generator.normal(size=(1000, dimensions))
-        options = np.clip(np.concatenate([generator.uniform(size=(1000, dimensions)), near]), 0, 1)
-        mean, deviation = process.predict(options, return_std=True)
-        deviation = np.maximum(deviation, 1e-9)
-        gain = (values.min() - mean) / deviation
-        improvement = deviation * (gain * norm.cdf(gain) + norm.pdf(gain))
-        best = int(np.argmax(improvement))
-        chosen.append(options[best])
-        places, values = np.vstack([places, options[best]]), np.append(values, mean[best])
-        process = GaussianProcessRegressor(process.kernel_, optimizer=None, normalize_y=True)
-        process.fit(places, values)
+    # Threads cost more than they bring to matrices this small.
+    with threadpool_limits(1):
+        process = GaussianProcessRegressor(kernel, normalize_y=True).fit(places, values)
+        believer: Any = {"kernel": process.kernel_, "optimizer": None, "normalize_y": True}
+        for _ in range(count):
+            process = GaussianProcessRegressor(**believer).fit(places, values)
+            near = places[np.argmin(values)] + 0.1 * generator.normal(size=(500, dimensions))
+            anywhere = generator.uniform(size=(500, dimensions))
+            options = np.clip(np.concatenate([anywhere, near]), 0, 1)
+            mean, deviation = np.asarray(process.predict(options, return_std=True))
+            best = int(np.argmax(_improvement(values.min() - mean, deviation)))
+            chosen.append(options[best])
+            places, values = np.vstack([places, options[best]]), np.append(values, mean[best])
     return np.array(chosen)
+
+
+def _comparable(losses: np.ndarray) -> np.ndarray:
+    """Losses that one process can see: in logarithms, where twice as much is as far off at any
+    level, and what is far above the median brought down to where it says no more than "bad".
+    """
+    values = finite_values(np.where(losses > 0, np.log(np.maximum(losses, 1e-300)), losses))
+    middle, least = np.median(values), values.min()
+    return np.minimum(values, middle + max(middle - least, 1e-12))
+
+
+def _improvement(gain: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    from scipy.stats import norm
+
+    deviation = np.maximum(deviation, 1e-9)
+    return gain * norm.cdf(gain / deviation) + deviation * norm.pdf(gain / deviation)

@@ -114,7 +114,7 @@ def search(
         `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
         or of all besides the snapshot. Two compilations ("loop": one).
 
-    Source: spec of the method; for AutoLRS, Jin et al. (arXiv:2105.10762).
+    Source: for annealed probes none is published; for AutoLRS, Jin et al. (arXiv:2105.10762).
     """
     if evaluation not in EVALUATIONS:
         raise ValueError(f"evaluation must be one of {', '.join(EVALUATIONS)}, got {evaluation!r}")

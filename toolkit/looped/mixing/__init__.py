@@ -11,6 +11,7 @@ and norms that each paper puts around it.
 
 LAYERS         word -> class; a new layer is a class and a row
 attention.py   AttentionLayer, WindowLayer: softmax over all tokens or the last ones
+sparse.py      NSALayer, DSALayer: softmax over a selection, and DSA's indexer
 recurrent.py   RecurrentLayer: what all others share, and their cache
 fading.py      linear attention, retention, gated linear attention, HGRN2
 mamba2.py      Mamba-2
@@ -35,6 +36,7 @@ from toolkit.looped.mixing.fading import (
 from toolkit.looped.mixing.kimi import KimiDeltaLayer
 from toolkit.looped.mixing.mamba2 import Mamba2Layer
 from toolkit.looped.mixing.rwkv7 import RWKV7Layer
+from toolkit.looped.mixing.sparse import DSALayer, NSALayer
 
 LAYERS = {
     layer.word: layer
@@ -51,6 +53,8 @@ LAYERS = {
         KimiDeltaLayer,
         RWKV7Layer,
         DeltaProductLayer,
+        NSALayer,
+        DSALayer,
     )
 }
 """Every layer by the word that names it in a pattern, the keys of `toolkit.attention.MIXERS`."""

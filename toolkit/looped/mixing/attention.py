@@ -1,5 +1,6 @@
 """Softmax attention as a layer: rotary positions, grouped queries, all tokens or a window."""
 
+import functools
 from typing import ClassVar
 
 import jax
@@ -16,14 +17,17 @@ class AttentionLayer(nnx.Module):
     """Causal grouped-query softmax attention with rotary positions.
 
     q, k = rope(x W_q), rope(x W_k); v = x W_v; y = (softmax(q k^T / sqrt(K)) v) W_o, with the
-    optional gate sigmoid(x W_g) on the heads' outputs (zero-initialised: 1/2 at the start).
+    optional gate sigmoid(x W_g) on the heads' outputs (zero-initialised: 1/2 at the start) and the
+    optional RMSNorm of each head of q and k before it turns.
 
     Attributes:
         query, key, value, output: projections.
         gate: projection of the output gate, or None.
+        query_norm, key_norm: RMSNorm over the channels of a head, or None.
         sliding_window: tokens each query sees, or None for all.
 
-    Source: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); LT2 (output gate).
+    Source: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); LT2 (output gate); Henry et
+        al., "Query-Key Normalization", 2020, as in Qwen3.
     """
 
     word: ClassVar[str] = "full"
@@ -41,8 +45,14 @@ class AttentionLayer(nnx.Module):
             if config.attention_output_gate
             else nnx.data(None)
         )
+        norm = functools.partial(
+            nnx.RMSNorm, size, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
+        )
+        self.query_norm, self.key_norm = (
+            (norm(), norm()) if config.query_key_norm else (nnx.data(None), nnx.data(None))
+        )
         self.head_size = size
-        self.rope_theta = config.rope_theta
+        self.rope_theta, self.rotary_fraction = config.rope_theta, config.rotary_fraction
         self.sliding_window = self._window(config)
 
     @classmethod
@@ -95,8 +105,11 @@ class AttentionLayer(nnx.Module):
     def _project(self, x, positions):
         split = (*x.shape[:-1], -1, self.head_size)
         q, k, v = (p(x).reshape(split) for p in (self.query, self.key, self.value))
-        q = rotary_embedding(q, positions, theta=self.rope_theta)
-        return q, rotary_embedding(k, positions, theta=self.rope_theta), v
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        rotation = {"theta": self.rope_theta, "fraction": self.rotary_fraction}
+        q, k = (rotary_embedding(x, positions, **rotation) for x in (q, k))
+        return q, k, v
 
     def _finish(self, x, out):
         out = out.reshape(*x.shape[:-1], -1)

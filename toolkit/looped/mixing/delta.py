@@ -156,11 +156,12 @@ class GatedDeltaNetLayer(GatedDeltaLayer):
     @classmethod
     def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
         """0.75 width / heads a key, to a multiple of 8, and twice as much a value."""
+        heads = config.gdn_heads or config.heads
         key_size = config.gdn_key_size or config.key_size
-        key_size = key_size or max(8, 8 * round(0.75 * config.width / config.heads / 8))
+        key_size = key_size or max(8, 8 * round(0.75 * config.width / heads / 8))
         return RecurrentSizes(
-            config.heads,
-            config.gdn_value_heads or config.value_heads or config.heads,
+            heads,
+            config.gdn_value_heads or config.value_heads or heads,
             key_size,
             config.gdn_value_size or config.value_size or 2 * key_size,
         )

@@ -83,9 +83,9 @@ class RecurrentLayer(nnx.Module):
     """
 
     word: ClassVar[str]
+    is_recurrent: ClassVar[bool] = True
     key_share: ClassVar[float] = 1.0
     value_share: ClassVar[float] = 1.0
-    is_recurrent: ClassVar[bool] = True
     has_value_groups: ClassVar[bool] = True
     has_positions: ClassVar[bool] = False
     gate_activation = staticmethod(jax.nn.silu)

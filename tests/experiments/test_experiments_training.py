@@ -1,0 +1,136 @@
+"""Real experiments made tiny: they train, resume to the same numbers, and draw what is recorded."""
+
+import dataclasses
+import importlib
+import json
+
+import jax
+import pytest
+
+from toolkit import cli
+from toolkit.experiments import (
+    EXPERIMENTS,
+    Stopped,
+    Workspace,
+    load_experiment,
+    run_experiment,
+    synthetic,
+)
+from toolkit.experiments.curriculum import run_stages
+from toolkit.experiments.synthetic import Recipe, train
+from toolkit.experiments.tasks import StateBasedRecall, WordProblem
+from toolkit.looped import LoopedConfig
+
+TINY = {"width": 16, "heads": 2, "feed_forward": 16}
+STEPS = 100
+
+
+@pytest.fixture(autouse=True)
+def small_evaluations(monkeypatch):
+    monkeypatch.setattr(synthetic, "LOG_EVERY", 10)
+    monkeypatch.setattr(synthetic, "EVALUATION_BATCH", 16)
+
+
+def tiny(task, steps=STEPS):
+    model = LoopedConfig.tiny("full", vocabulary=task.vocabulary, **TINY)
+    return Recipe(model, task, steps=steps, batch=4)
+
+
+def test_training_killed_in_the_middle_ends_with_the_same_numbers(tmp_path):
+    recipe = tiny(WordProblem("Z2", 6))
+    unbroken = train(recipe, 1, Workspace(tmp_path / "unbroken", lambda share: None))
+    shares = []
+
+    def fail_half_way(share):
+        shares.append(share)
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    broken = tmp_path / "broken"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, 1, Workspace(broken, fail_half_way))
+    resumed = []
+    again = train(recipe, 1, Workspace(broken, resumed.append))
+    assert resumed[0] == pytest.approx(shares[-1]), "nothing before the kill is trained again"
+    same = ("loss", "step", "accuracy by step")
+    assert [again.numbers[name] for name in same] == [unbroken.numbers[name] for name in same]
+    for ours, theirs in zip(
+        jax.tree.leaves(again.params), jax.tree.leaves(unbroken.params), strict=True
+    ):
+        assert (ours == theirs).all()
+    assert len(unbroken.accuracy_by_position(recipe.task, 0)) == 6
+
+
+def test_enough_is_enough_also_when_called_again(tmp_path):
+    recipe = tiny(WordProblem("Z2", 1))
+    calls = []
+    first = train(recipe, 0, Workspace(tmp_path, calls.append), enough=0.9)
+    assert first.numbers["step"][-1] < STEPS
+    calls.clear()
+    again = train(recipe, 0, Workspace(tmp_path, calls.append), enough=0.9)
+    assert calls == []
+    assert again.numbers["step"] == first.numbers["step"]
+
+
+def test_a_signal_stops_politely(tmp_path):
+    import os
+    import signal
+
+    recipe = tiny(WordProblem("Z2", 6))
+    workspace = Workspace(tmp_path, lambda share: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped):
+        train(recipe, 0, workspace)
+
+
+def test_a_curriculum_ends_with_the_stage_it_does_not_pass(tmp_path):
+    task = StateBasedRecall(6, most_cells=6)
+    recipe = dataclasses.replace(tiny(task, steps=20))
+    outcome = run_stages(recipe, 0, Workspace(tmp_path, lambda share: None), stages=(5, 6))
+    assert outcome["n_max"] == 0
+    assert outcome["steps by stage"] == [20]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_says_what_it_does(name):
+    experiment = load_experiment(name)
+    assert experiment.name == name
+    assert experiment.settings
+    assert experiment.claims
+    assert experiment.beyond.endswith(".")
+    assert all(experiment.work(setting) > 0 for setting in experiment.settings.values())
+    for setting in experiment.settings.values():
+        json.dumps(dataclasses.asdict(setting))
+
+
+@pytest.mark.parametrize("name", ["needle", "parity"])
+def test_experiments_run_made_short(name, tmp_path, capsys):
+    experiment = load_experiment(name)
+    label, recipe = next(iter(experiment.settings.items()))
+    short = dataclasses.replace(experiment, settings={label: dataclasses.replace(recipe, steps=10)})
+    assert run_experiment(short, tmp_path, seeds=1)
+    out = capsys.readouterr().out
+    assert label in out
+    assert (tmp_path / "figure.png").exists()
+
+
+def test_command_lists_and_refuses(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_enable_compilation_cache", lambda: None)
+    for arguments, status, word in (
+        (["--list"], 0, "needle"),
+        (["nothing"], 2, "wanted one of needle"),
+        (["needle", "--seeds", "0"], 2, "seeds"),
+    ):
+        monkeypatch.setattr("sys.argv", ["toolkit", "experiment", *arguments])
+        found = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            found = stop.code
+        out, err = capsys.readouterr()
+        assert (found or 0) == status
+        assert word in out + err
+
+
+def test_every_experiment_module_is_in_the_catalogue():
+    for name in EXPERIMENTS:
+        assert importlib.import_module(f"toolkit.experiments.{name}").EXPERIMENT.name == name

@@ -1,0 +1,111 @@
+"""A model as one file: what comes back is what was written, and damage is named."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+from safetensors.flax import save_file
+
+from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, load_model, save_model
+from toolkit.looped.files import FORMAT, VERSION
+
+# Half a unit in the last place of a number's 11 or 8 bits.
+RELATIVE_ROUNDING = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
+SMALLEST_NORMAL_FLOAT16 = 2**-14
+
+
+def model_of(pattern: str = "gdn full", **overrides) -> LoopedLM:
+    config = LoopedConfig.tiny(pattern, loops=2, width=32, vocabulary=16, **overrides)
+    return LoopedLM(config, rngs=nnx.Rngs(0))
+
+
+def rewrite(path, config=None, header=None, drop=None, reshape=None) -> None:
+    """The same file with something changed."""
+    with safe_open(path, framework="flax") as opened:
+        metadata = opened.metadata()
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if config:
+        metadata["config"] = json.dumps(json.loads(metadata["config"]) | config)
+    if drop:
+        del arrays[drop]
+    if reshape:
+        arrays[reshape] = arrays[reshape].reshape(-1)
+    save_file(arrays, path, metadata=metadata | (header or {}))
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_model(model_of(), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
+def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, tmp_path) -> None:
+    switches = {"attention_output_gate": True, "loop_embedding": True, "input_injection": True}
+    written = model_of(" ".join(LAYERS), prelude="full", **switches)
+    file = tmp_path / "model.safetensors"
+    save_model(written, file, dtype=dtype)
+    read = load_model(file)
+    assert read.config == written.config
+    pairs = zip(nnx.iter_graph(written), nnx.iter_graph(read), strict=True)
+    parameters = [(a, b) for (_, a), (_, b) in pairs if isinstance(a, nnx.Param)]
+    assert parameters
+    for one, other in parameters:
+        assert other.dtype == one.dtype == jnp.float32
+        np.testing.assert_allclose(
+            other[...], one[...], rtol=RELATIVE_ROUNDING[dtype],
+            atol=RELATIVE_ROUNDING[dtype] * SMALLEST_NORMAL_FLOAT16,
+        )  # fmt: skip
+
+
+def test_the_model_that_comes_back_computes_the_same(path) -> None:
+    tokens = jnp.arange(12)[None] % 16
+    np.testing.assert_array_equal(load_model(path)(tokens), model_of()(tokens))
+
+
+def test_a_configuration_from_before_a_field_existed_gets_its_default(path) -> None:
+    with safe_open(path, framework="flax") as opened:
+        fields = json.loads(opened.metadata()["config"])
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    assert fields == dataclasses.asdict(model_of().config)
+    del fields["remat"]
+    header = {"format": FORMAT, "version": VERSION, "config": json.dumps(fields)}
+    save_file(arrays, path, metadata=header)
+    assert load_model(path).config == model_of().config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": {"wings": 2}}, "'wings', which this version of the toolkit does not know"),
+        ({"config": {"width": 30}}, "width"),
+        ({"header": {"version": "7"}}, "has version 7; this toolkit reads 1"),
+        ({"header": {"format": "other"}}, "is no looped model"),
+        ({"drop": "norm.scale"}, "lacks tensor 'norm.scale'"),
+        ({"config": {"residual_gate": False}}, "has the unknown tensor 'rho'"),
+        ({"reshape": "rho"}, r"has rho of shape \(64,\); its configuration makes it \(2, 32\)"),
+    ],
+)
+def test_a_file_that_does_not_fit_says_why(path, change, words) -> None:
+    rewrite(path, **change)
+    with pytest.raises(ValueError, match=words):
+        load_model(path)
+
+
+def test_damage_absence_and_overflow_are_named(path, tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        load_model(tmp_path / "absent.safetensors")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="damaged or no safetensors file"):
+        load_model(path)
+    with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of float32"):
+        save_model(model_of(), path, dtype="int8")
+    model = model_of()
+    assert model.rho is not None
+    model.rho.set_value(model.rho[...] + 1e6)
+    with pytest.raises(ValueError, match="float16 cannot hold rho"):
+        save_model(model, path, dtype="float16")

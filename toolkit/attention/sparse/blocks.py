@@ -1,0 +1,161 @@
+"""Blocks of native sparse attention: where they lie, their means, and which ones a query reads.
+
+Only complete blocks have a mean and can be selected; the block a query stands in is always read,
+up to the query. So a sequence of S tokens has at most S / block_size blocks to score, whatever
+documents it is packed of, although each document counts its blocks from its own start.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._precision import accumulator
+from toolkit.attention.sparse.attend import attend
+from toolkit.attention.sparse.selection import selected_indices, top_mask
+
+
+class Plan(NamedTuple):
+    """What is fixed at compile time; see `native_sparse_attention`."""
+
+    scale: float
+    block_size: int
+    selected_blocks: int
+    is_gathered: bool
+
+
+class Own(NamedTuple):
+    """Indices on the keys' axis that every query has of its own.
+
+    Attributes:
+        position: of the query.
+        document: of the first token of its document.
+        block: of the first token of its own block, complete or not.
+    """
+
+    position: Int[Array, "queries"]
+    document: Int[Array, "queries"]
+    block: Int[Array, "queries"]
+
+
+class Blocks(NamedTuple):
+    """Where the complete blocks of one sequence lie.
+
+    Attributes:
+        last: index of the last token of every complete block, ascending; a place without a block
+            has the number of tokens.
+        of_token: the first block that ends at a token or after it; None when no document but the
+            first begins, and token s belongs to block s // block_size.
+    """
+
+    last: Int[Array, "blocks"]
+    of_token: Int[Array, "keys"] | None
+
+
+def layout(
+    documents: Int[Array, "keys"] | None, positions: Int[Array, "queries"], length, block_size
+) -> tuple[Blocks, Own]:
+    """Where blocks lie when they are counted from the start of every document."""
+    index = jnp.arange(length, dtype=jnp.int32)
+    if documents is None:
+        return layout_from(None, positions, length, block_size)
+    begins = jnp.concatenate([jnp.ones(1, bool), documents[1:] != documents[:-1]])
+    document = lax.cummax(jnp.where(begins, index, 0))
+    place = (index - document) % block_size
+    last, is_block = selected_indices(place == block_size - 1, length // block_size)
+    last = jnp.where(is_block, last, length)
+    of_token = jnp.searchsorted(last, index).astype(jnp.int32)
+    own = Own(positions, document[positions], (index - place)[positions])
+    return Blocks(last, of_token), own
+
+
+def layout_from(
+    start: Int[Array, ""] | None, positions: Int[Array, "queries"], length, block_size
+) -> tuple[Blocks, Own]:
+    """Where the blocks of the one document lie that begins at `start` (None: at 0)."""
+    last = block_size * jnp.arange(1, length // block_size + 1, dtype=jnp.int32) - 1
+    if start is None:
+        own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
+        return Blocks(last, None), own
+    place = jnp.arange(length, dtype=jnp.int32) - start
+    of_token = jnp.clip(place // block_size, 0, max(last.shape[0] - 1, 0))
+    block = positions - (positions - start) % block_size
+    return Blocks(start + last, of_token), Own(positions, start + 0 * positions, block)
+
+
+def means_from(
+    rows: Float[Array, "keys size"], start: Int[Array, ""], stop: Int[Array, ""], block_size: int
+) -> Array:
+    """Means of the complete blocks of the document [start, stop), then zeros [blocks, size]."""
+    first = start + block_size * jnp.arange(rows.shape[0] // block_size, dtype=jnp.int32)[:, None]
+    inside = jnp.arange(block_size, dtype=jnp.int32)[None]
+    tokens = rows[jnp.minimum(first + inside, rows.shape[0] - 1)]
+    is_complete = first + block_size <= stop
+    return jnp.where(is_complete, tokens.mean(axis=1, dtype=accumulator(rows.dtype)), 0)
+
+
+def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int) -> Array:
+    """Means of the complete blocks [blocks, size], in the precision of sums."""
+    count = blocks.last.shape[0]
+    if blocks.of_token is None:
+        tokens = rows[: count * block_size].reshape(count, block_size, rows.shape[1])
+    else:
+        tokens = rows[blocks.last[:, None] - jnp.arange(block_size, dtype=jnp.int32)[None, ::-1]]
+    return tokens.mean(axis=1, dtype=accumulator(rows.dtype))
+
+
+def attend_to_blocks(
+    plan: Plan,
+    blocks: Blocks,
+    k: Float[Array, "keys key"],
+    v: Float[Array, "keys value"],
+    mean_keys: Float[Array, "blocks key"],
+    mean_values: Float[Array, "blocks value"],
+    q: Float[Array, "queries group key"],
+    own: Own,
+) -> tuple[Array, Array]:
+    """Attention of one key head's queries to block means, and to the blocks these select."""
+    position, document, block = (index[:, None] for index in own)
+    last = blocks.last[None]
+    seen = (last <= position) & (last >= document)
+    compressed = attend(q.astype(mean_keys.dtype), mean_keys, mean_values, seen, scale=plan.scale)
+    importance = lax.stop_gradient(compressed.weights.mean(axis=1))
+    earlier = seen & (last < block)
+    is_forced = (last == document + plan.block_size - 1) | (last == block - 1)
+    others = plan.selected_blocks - 1  # beside the query's own
+    chosen = top_mask(jnp.where(is_forced, 2, importance), earlier, others)
+    if plan.is_gathered:
+        tokens, mask = _gathered_tokens(plan, blocks, chosen, own)
+        k, v = k[tokens], v[tokens]
+    else:
+        mask = _selected_tokens(plan, blocks, chosen, own, k.shape[0])
+    return compressed.out, attend(q, k, v, mask, scale=plan.scale).out
+
+
+def _selected_tokens(plan, blocks, chosen, own, length) -> Bool[Array, "queries keys"]:
+    """Which tokens lie in the chosen blocks or in the query's own, up to the query."""
+    position, document, block = (index[:, None] for index in own)
+    key = jnp.arange(length, dtype=jnp.int32)[None]
+    if blocks.of_token is None:
+        in_chosen = jnp.repeat(chosen, plan.block_size, axis=1)
+        in_chosen = jnp.pad(in_chosen, ((0, 0), (0, length - in_chosen.shape[1])))
+    elif chosen.shape[1]:
+        in_chosen = chosen[:, blocks.of_token]
+    else:
+        in_chosen = jnp.zeros_like(chosen, shape=(chosen.shape[0], length))
+    return (key <= position) & (key >= document) & (in_chosen | (key >= block))
+
+
+def _gathered_tokens(plan, blocks, chosen, own) -> tuple[Array, Array]:
+    """Indices of the tokens of the chosen blocks and of the query's own, and which are real."""
+    inside = jnp.arange(plan.block_size, dtype=jnp.int32)[None]
+    tokens = own.block[:, None] + inside
+    is_real = tokens <= own.position[:, None]
+    if chosen.shape[1]:
+        index, filled = selected_indices(chosen, min(plan.selected_blocks - 1, chosen.shape[1]))
+        others = (blocks.last[index] - plan.block_size + 1)[:, :, None] + inside[None]
+        filled = jnp.repeat(filled, plan.block_size, axis=1)
+        tokens = jnp.concatenate([others.reshape(others.shape[0], -1), tokens], axis=1)
+        is_real = jnp.concatenate([filled, is_real], axis=1)
+    return tokens, is_real

@@ -1,0 +1,314 @@
+r"""DeepSeek sparse attention: softmax attention to the k tokens that an indexer picks.
+
+    o_t = sum_{s in S_t} softmax_s(scale q_t . k_s) v_s
+    S_t = the k earlier tokens with the largest I_ts (of equal scores the earliest), all of them
+          if there are no more than k
+
+I is the lightning indexer's (`indexer.py`). All heads share one selection, which passes no
+gradient: the index inputs get none from here, see `indexer_loss`. When the context fits in k,
+nothing is scored and this is softmax attention.
+
+Numbers: as in `softmax.py`. A number that is not finite shows in the queries that attend to it, in
+the index keys in all queries that may see it.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._checks import (
+    check_choice,
+    check_heads,
+    check_segment_ids,
+)
+from toolkit.attention._visibility import Segments, documents_after
+from toolkit.attention.sparse.attend import (
+    attend,
+    attend_to_past,
+    each,
+    over_queries,
+    prefers_gather,
+)
+from toolkit.attention.sparse.cache import IndexedCache, append_rows, check_sparse_cache
+from toolkit.attention.sparse.indexer import check_index_inputs, index_scores, past
+from toolkit.attention.sparse.selection import selected_indices, top_mask
+
+
+def deepseek_sparse_attention(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"],
+    index_q: Float[Array, "batch time index_heads index"],
+    index_k: Float[Array, "batch time index"],
+    index_weights: Float[Array, "batch time index_heads"],
+    *,
+    scale: float | None = None,
+    selected_tokens: int = 2048,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: IndexedCache | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "batch time heads value"], IndexedCache | None]:
+    """Softmax attention of every token to the earlier tokens with the largest index scores.
+
+        o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
+        v: values [batch, time, key_value_heads, value].
+        index_q: queries of the indexer [batch, time, index_heads, index].
+        index_k: its keys [batch, time, index], one a token.
+        index_weights: weights of its heads [batch, time, index_heads], any scale included.
+        scale: factor of the scores; None for key ** -0.5.
+        selected_tokens: how many tokens a query attends to, itself among them if it is selected.
+        segment_ids: document number of every token [batch, time]; a token sees its own document.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended. One without values takes the first channels of
+            its keys for them, as v must be.
+        implementation: "masked" (one product with all keys, a mask keeps the selected),
+            "gathered" (each query copies its own), or None for the cheaper by its count of FLOPs
+            and bytes. Both compute the same function.
+
+    Returns:
+        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
+        `initial_state`).
+
+    Raises:
+        ValueError: shapes that do not fit, selected_tokens below 1, an unknown implementation, a
+            full cache.
+        TypeError: not floating point, different dtypes, segment_ids that are not integers.
+
+    Cost:
+        Scores: 2 batch time^2 index_heads (index + 1) FLOPs. Attention: 2 batch heads time
+        (key + value) FLOPs times selected_tokens when gathered, times all keys when masked. Three
+        times that with the backward pass, which recomputes a chunk of queries at a time; memory
+        linear in time.
+
+    Source: DeepSeek-V3.2 technical report (2025), section 2.
+    """
+    check_heads(q, k, v)
+    batch, time, heads, key = q.shape
+    check_index_inputs(batch, time, index_q, index_k, index_weights)
+    check_segment_ids(segment_ids, batch, time)
+    check_selected_tokens(selected_tokens)
+    check_choice("implementation", implementation, (None, "masked", "gathered"))
+    scale = float(key**-0.5 if scale is None else scale)
+    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    if initial_state is not None:
+        check_sparse_cache(initial_state, IndexedCache, k, v)
+        first = initial_state.length
+        documents, start = documents_after(
+            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
+        )
+        rows = {"keys": keys, "values": values, "index_keys": index_k}
+        cache = append_rows(replace(initial_state, start=start), **rows)
+        keys, values, index_k = cache.keys, _values(cache, v), cache.index_keys
+    length, groups = keys.shape[2], keys.shape[1]
+
+    if length <= selected_tokens:
+        out = attend_to_past(q, keys, values, first, documents, scale=scale)
+    else:
+        group = heads // groups
+        is_gathered = (
+            prefers_gather(length, selected_tokens, group, q.dtype.itemsize)
+            if implementation is None
+            else implementation == "gathered"
+        )
+        positions = first + jnp.arange(time, dtype=jnp.int32)
+
+        def sequence(q, k, v, index_q, index_k, index_weights, documents):
+            queries, keys = (None, None) if documents is None else documents
+
+            def chunk(q, index_q, index_weights, position, document):
+                visible = past(position, document, length, keys)
+                scores = index_scores(index_q, index_k, index_weights)
+                is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1)
+                out = _attend_selected(
+                    q, k, v, top_mask(scores, visible, selected_tokens),
+                    scale, selected_tokens if is_gathered else None,
+                )  # fmt: skip
+                return out + jnp.where(is_sound, 0, jnp.nan)[:, None, None, None]
+
+            return over_queries(chunk, q, index_q, index_weights, positions, queries)
+
+        index = (lax.stop_gradient(x) for x in (index_q, index_k, index_weights))
+        grouped = q.reshape(batch, time, groups, group, key)
+        out = each(sequence, grouped, keys, values, *index, documents)
+        out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
+    if cache is not None:
+        out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
+    return out, cache
+
+
+def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
+    """Outputs [queries, key_value_heads, group, value]; `copies` keys are gathered, or None."""
+    index, filled = (None, mask) if copies is None else selected_indices(mask, copies)
+
+    def head(q, k, v):
+        if index is not None:
+            k, v = k[index], v[index]
+        return attend(q, k, v, filled, scale=scale).out
+
+    return each(head, q.swapaxes(0, 1), k, v, at_once=at_once).swapaxes(0, 1)
+
+
+def _values(cache: IndexedCache, v: Array) -> Array:
+    return cache.keys[..., : v.shape[3]] if cache.values is None else cache.values
+
+
+def deepseek_sparse_attention_step(
+    q_t: Float[Array, "batch heads key"],
+    k_t: Float[Array, "batch key_value_heads key"],
+    v_t: Float[Array, "batch key_value_heads value"],
+    index_q_t: Float[Array, "batch index_heads index"],
+    index_k_t: Float[Array, "batch index"],
+    index_weights_t: Float[Array, "batch index_heads"],
+    cache: IndexedCache,
+    *,
+    scale: float | None = None,
+    selected_tokens: int = 2048,
+) -> tuple[Float[Array, "batch heads value"], IndexedCache]:
+    """Append one token to the cache and attend to the tokens its index scores select.
+
+    Args:
+        q_t: query of the new token [batch, heads, key].
+        k_t: its key [batch, key_value_heads, key].
+        v_t: its value [batch, key_value_heads, value].
+        index_q_t: its queries of the indexer [batch, index_heads, index].
+        index_k_t: its key there [batch, index].
+        index_weights_t: its weights of the index heads [batch, index_heads].
+        cache: tokens before it.
+        scale: factor of the scores; None for key ** -0.5.
+        selected_tokens: how many tokens it attends to.
+
+    Returns:
+        The output [batch, heads, value] in q_t's dtype, and the cache with the token.
+
+    Raises:
+        ValueError: shapes that do not fit, or a full cache.
+        TypeError: not floating point, or different dtypes.
+
+    Cost:
+        2 batch capacity index_heads (index + 1) FLOPs and one read of the index keys; then
+        2 batch heads selected_tokens (key + value) FLOPs and a read of those rows alone. A cache
+        that fits in selected_tokens is not scored but read whole.
+
+    Source: DeepSeek-V3.2 technical report (2025), section 2.
+    """
+    q, k, v = q_t[:, None], k_t[:, None], v_t[:, None]
+    check_heads(q, k, v)
+    check_index_inputs(
+        q.shape[0], 1, index_q_t[:, None], index_k_t[:, None], index_weights_t[:, None]
+    )
+    check_selected_tokens(selected_tokens)
+    check_sparse_cache(cache, IndexedCache, k, v)
+    batch, heads, key = q_t.shape
+    groups = k_t.shape[1]
+    factor = float(key**-0.5 if scale is None else scale)
+    slot = cache.length
+    cache = append_rows(
+        cache, keys=k_t[:, :, None], values=v_t[:, :, None], index_keys=index_k_t[:, None]
+    )
+
+    def sequence(q, k, v, index_q, index_k, index_weights, start):
+        visible = past(slot[None], None, cache.capacity, None)
+        if start is not None:
+            visible &= (jnp.arange(cache.capacity, dtype=jnp.int32) >= start)[None]
+        if cache.capacity <= selected_tokens:
+            return _attend_selected(q[None], k, v, visible, factor, None, at_once=True)[0]
+        scores = index_scores(index_q[None], index_k, index_weights[None])
+        mask = top_mask(scores, visible, selected_tokens)
+        out = _attend_selected(q[None], k, v, mask, factor, selected_tokens, at_once=True)[0]
+        return out + jnp.where((jnp.isfinite(scores) | ~visible).all(), 0, jnp.nan)
+
+    out = each(
+        sequence,
+        q_t.reshape(batch, groups, heads // groups, key),
+        cache.keys,
+        _values(cache, v),
+        index_q_t,
+        cache.index_keys,
+        index_weights_t,
+        cache.start,
+        at_once=True,
+    )
+    out = jnp.where(cache.length <= cache.capacity, out, jnp.nan).astype(q_t.dtype)
+    return out.reshape(batch, heads, v_t.shape[2]), cache
+
+
+def deepseek_sparse_attention_reference(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"],
+    index_q: Float[Array, "batch time index_heads index"],
+    index_k: Float[Array, "batch time index"],
+    index_weights: Float[Array, "batch time index_heads"],
+    *,
+    scale: float | None = None,
+    selected_tokens: int = 2048,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: IndexedCache | None = None,
+) -> tuple[Float[Array, "batch time heads value"], IndexedCache | None]:
+    """The equation of DeepSeek sparse attention, to be read; the oracle of the fast forms.
+
+    It runs eagerly where a cache is given, because it reads the cache's length.
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key].
+        v: values [batch, time, key_value_heads, value].
+        index_q: queries of the indexer [batch, time, index_heads, index].
+        index_k: its keys [batch, time, index].
+        index_weights: weights of its heads [batch, time, index_heads].
+        scale: factor of the scores; None for key ** -0.5.
+        selected_tokens: how many tokens a query attends to.
+        segment_ids: document number of every token [batch, time].
+        initial_state: tokens before these; they are seen too, and the new ones are appended.
+
+    Returns:
+        The output [batch, time, heads, value] and the new cache (None without `initial_state`).
+
+    Source: DeepSeek-V3.2 technical report (2025), section 2.
+    """
+    scale = float(q.shape[3] ** -0.5 if scale is None else scale)
+    cache, start, time = None, 0, q.shape[1]
+    if initial_state is not None:
+        start = int(initial_state.length)
+        rows = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), "index_keys": index_k}
+        cache = append_rows(initial_state, **rows)
+        k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, _values(cache, v)))
+        index_k = cache.index_keys[:, : start + time]
+    query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
+    visible = (key <= query)[None]
+    if segment_ids is not None:
+        visible = visible & (segment_ids[:, :, None] == segment_ids[:, None, :])
+
+    relu = jnp.maximum(jnp.einsum("bthi,bsi->bths", index_q, index_k), 0)
+    index = lax.stop_gradient(jnp.einsum("bth,bths->bts", index_weights, relu))
+    # A stable sort of the negated scores puts the earlier of two equal tokens first.
+    order = jnp.argsort(jnp.where(visible, -index, jnp.inf), axis=-1, stable=True)
+    rank = jnp.argsort(order, axis=-1)
+    selected = (visible & (rank < selected_tokens))[:, None]
+
+    group = q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    scores = scale * jnp.einsum("bthk,bshk->bhts", q, k)
+    p = jax.nn.softmax(scores, axis=-1, where=selected)
+    return jnp.einsum("bhts,bshv->bthv", p, v), cache
+
+
+def check_selected_tokens(selected_tokens: int) -> None:
+    """Refuse a number of tokens below 1.
+
+    Args:
+        selected_tokens: what a caller passed.
+
+    Raises:
+        ValueError: if it is below 1.
+    """
+    if selected_tokens < 1:
+        raise ValueError(f"selected_tokens must be at least 1; got {selected_tokens}.")

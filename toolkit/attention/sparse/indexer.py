@@ -1,0 +1,188 @@
+r"""The lightning indexer: cheap scores that say which tokens to attend to, and what teaches them.
+
+    I_ts = sum_j w_tj ReLU(q^I_tj . k^I_s)
+
+One key k^I a token serves all index heads j, and one selection serves all heads of attention. The
+selection passes no gradient, so the indexer learns from a loss of its own: its softmax should be
+the attention it stands in for,
+
+    KL( p_t || softmax_s(I_ts) )        p_t = mean over heads of the attention weights
+
+over all earlier tokens while it warms up (the model is frozen and attends to everything), and over
+the selected ones after that. A plain score <q, k>, which may be negative, is the case of two heads:
+ReLU(x) - ReLU(-x) = x.
+
+Source: DeepSeek-V3.2 technical report (2025), section 2; without its Hadamard rotation, which does
+not change the scores, and its FP8, which approximates them.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._checks import (
+    check_floating,
+    check_multiple,
+    check_rank,
+    check_same_dtype,
+    check_segment_ids,
+    check_shape,
+)
+from toolkit.attention._precision import accumulator
+from toolkit.attention.sparse.attend import attend, each, over_queries
+from toolkit.attention.sparse.selection import top_mask
+
+
+def index_scores(
+    index_q: Float[Array, "queries index_heads index"],
+    index_k: Float[Array, "keys index"],
+    index_weights: Float[Array, "queries index_heads"],
+) -> Float[Array, "queries keys"]:
+    """Scores of the lightning indexer, sum_j w_tj ReLU(q_tj . k_s).
+
+    Args:
+        index_q: queries of the index heads.
+        index_k: one key a token.
+        index_weights: weight of each head, its sign free; any scale of the scores is in here.
+
+    Returns:
+        Scores in the precision of sums.
+
+    Cost:
+        2 queries keys index_heads (index + 1) FLOPs.
+
+    Source: DeepSeek-V3.2 technical report (2025), equation 1.
+    """
+    precise = accumulator(index_q.dtype)
+    products = jnp.einsum("qhi,si->qhs", index_q, index_k, preferred_element_type=precise)
+    return jnp.einsum("qh,qhs->qs", index_weights.astype(precise), jax.nn.relu(products))
+
+
+def past(
+    position: Int[Array, "queries"],
+    document: Int[Array, "queries"] | None,
+    keys: int,
+    key_documents: Int[Array, "keys"] | None,
+) -> Bool[Array, "queries keys"]:
+    """Which keys are not later than each query, and in its document.
+
+    Args:
+        position: of each query on the keys' axis.
+        document: its document number, or None.
+        keys: how many there are.
+        key_documents: their document numbers, or None.
+
+    Returns:
+        True where the query may see the key.
+    """
+    visible = jnp.arange(keys, dtype=jnp.int32)[None] <= position[:, None]
+    if document is None or key_documents is None:
+        return visible
+    return visible & (document[:, None] == key_documents[None])
+
+
+def indexer_loss(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    index_q: Float[Array, "batch time index_heads index"],
+    index_k: Float[Array, "batch time index"],
+    index_weights: Float[Array, "batch time index_heads"],
+    *,
+    scale: float | None = None,
+    selected_tokens: int | None = None,
+    segment_ids: Int[Array, "batch time"] | None = None,
+) -> Float[Array, "batch time"]:
+    """How far the indexer is from the attention it stands in for, query by query.
+
+        loss_t = KL( p_t || softmax_{s in S_t}(I_ts) )     p_t = mean_h softmax_{s in S_t}(q_th k_s)
+
+    Gradients go to the index inputs alone; q and k are the target and are taken as constants.
+
+    Args:
+        q: queries of the attention.
+        k: its keys.
+        index_q: queries of the indexer.
+        index_k: its keys.
+        index_weights: weights of its heads.
+        scale: factor of the attention's scores; None for key ** -0.5.
+        selected_tokens: None for the warm-up, S_t being all earlier tokens; or how many the
+            sparse attention selects, S_t being those.
+        segment_ids: document of every token; S_t stays in the query's own.
+
+    Returns:
+        The divergence in nats, at least float32; 0 for the first token of a document.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: not floating point, or segment_ids that are not integers.
+
+    Cost:
+        2 batch time^2 (heads key + index_heads index) FLOPs, three times that with the gradient;
+        memory linear in time.
+
+    Source: DeepSeek-V3.2 technical report (2025), equations 3 and 4.
+    """
+    check_rank("q", q, "batch time heads key")
+    batch, time, heads, key = q.shape
+    check_rank("k", k, "batch time key_value_heads key")
+    groups = k.shape[2]
+    check_shape("k", k, (batch, time, groups, key), "batch time key_value_heads key")
+    check_multiple("the heads of q", heads, "the heads of k", groups)
+    check_same_dtype(q=q, k=k)
+    check_index_inputs(batch, time, index_q, index_k, index_weights)
+    check_segment_ids(segment_ids, batch, time)
+    scale = float(key**-0.5 if scale is None else scale)
+    q, k = lax.stop_gradient(q), lax.stop_gradient(k.swapaxes(1, 2))
+    q = q.reshape(batch, time, groups, heads // groups, key)
+
+    def sequence(q, k, index_q, index_k, index_weights, documents):
+        def chunk(q, index_q, index_weights, position, document):
+            mask = past(position, document, time, documents)
+            scores = index_scores(index_q, index_k, index_weights)
+            if selected_tokens is not None:
+                mask = top_mask(scores, mask, selected_tokens)
+
+            def head(q, k):
+                return attend(q, k, k, mask, scale=scale).weights.mean(axis=1)
+
+            target = lax.stop_gradient(each(head, q.swapaxes(0, 1), k).mean(axis=0))
+            log_index = jax.nn.log_softmax(scores, axis=-1, where=mask)
+            is_attended = mask & (target > 0)
+            log_target = jnp.log(jnp.where(is_attended, target, 1))
+            difference = log_target - jnp.where(is_attended, log_index, 0)
+            return jnp.where(is_attended, target * difference, 0).sum(axis=-1)
+
+        positions = jnp.arange(time, dtype=jnp.int32)
+        return over_queries(chunk, q, index_q, index_weights, positions, documents)
+
+    return each(sequence, q, k, index_q, index_k, index_weights, segment_ids)
+
+
+def check_index_inputs(
+    batch: int, time: int, index_q: Array, index_k: Array, index_weights: Array
+) -> None:
+    """Refuse index inputs of shapes that do not fit.
+
+    Args:
+        batch: sequences wanted.
+        time: tokens wanted.
+        index_q: [batch, time, index_heads, index].
+        index_k: [batch, time, index].
+        index_weights: [batch, time, index_heads].
+
+    Raises:
+        ValueError: a wrong shape.
+        TypeError: not floating point, or queries and keys of different dtypes.
+    """
+    check_rank("index_q", index_q, "batch time index_heads index")
+    index_heads, index = index_q.shape[2:]
+    check_shape(
+        "index_q", index_q, (batch, time, index_heads, index), "batch time index_heads index"
+    )
+    check_shape("index_k", index_k, (batch, time, index), "batch time index")
+    check_shape(
+        "index_weights", index_weights, (batch, time, index_heads), "batch time index_heads"
+    )
+    check_same_dtype(index_q=index_q, index_k=index_k)
+    check_floating("index_weights", index_weights)

@@ -1,0 +1,396 @@
+r"""Native sparse attention: blocks seen as their means, a few blocks seen whole, a window.
+
+    o_t = g^c_t A(q_t; block means) + g^s_t A(q_t; tokens of selected blocks) + g^w_t A(q_t; window)
+
+A is softmax attention and g are gates, one a branch, token and head. Blocks are counted from the
+start of a document. A query attends to the means of the blocks that are complete when it comes;
+the weights it gives them, averaged over the query heads of its key head, say which blocks it reads
+whole: `selected_blocks` of them, the first, the previous and its own always. Of equal weights the
+earliest block wins. The selection passes no gradient; all three branches do, the first one through
+the means to every key and value of a block.
+
+The three branches share keys and values, and means take the place of a learned compression, as in
+flash-linear-attention; the paper gives each branch its own projections.
+
+Numbers: as in `softmax.py`; means are float32, since a selection hangs on their last digits.
+Documents of a packed sequence are runs of equal segment_ids.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._checks import (
+    check_choice,
+    check_floating,
+    check_heads,
+    check_segment_ids,
+    check_shape,
+)
+from toolkit.attention._precision import accumulator
+from toolkit.attention._visibility import Segments, documents_after
+from toolkit.attention.cache import check_window
+from toolkit.attention.sparse.attend import (
+    attend,
+    attend_to_past,
+    each,
+    over_queries,
+    prefers_gather,
+)
+from toolkit.attention.sparse.blocks import (
+    Plan,
+    attend_to_blocks,
+    block_means,
+    layout,
+    layout_from,
+    means_from,
+)
+from toolkit.attention.sparse.cache import (
+    BlockCache,
+    append_rows,
+    check_blocks,
+    check_sparse_cache,
+)
+
+
+def native_sparse_attention(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"],
+    compressed_gate: Float[Array, "batch time heads"],
+    selected_gate: Float[Array, "batch time heads"],
+    window_gate: Float[Array, "batch time heads"],
+    *,
+    scale: float | None = None,
+    block_size: int = 64,
+    selected_blocks: int = 16,
+    sliding_window: int = 512,
+    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: BlockCache | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "batch time heads value"], BlockCache | None]:
+    """Gated sum of attention to block means, to selected blocks and to a window.
+
+        o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads, and
+            the query heads of one key head select together.
+        v: values [batch, time, key_value_heads, value].
+        compressed_gate: weight of the attention to means [batch, time, heads].
+        selected_gate: weight of the attention to selected blocks.
+        window_gate: weight of the attention to the window.
+        scale: factor of the scores; None for key ** -0.5.
+        block_size: tokens of a block.
+        selected_blocks: blocks a query reads whole; three are the first, the previous, its own.
+        sliding_window: tokens of the window, the query's own included.
+        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
+            document, and a token sees its own.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended.
+        implementation: "masked" (one product with all keys, a mask keeps the selected blocks),
+            "gathered" (each query copies its own blocks), or None for the cheaper by its count of
+            FLOPs and bytes. Both compute the same function.
+
+    Returns:
+        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
+        `initial_state`).
+
+    Raises:
+        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a full
+            cache.
+        TypeError: not floating point, different dtypes, segment_ids that are not integers.
+
+    Cost:
+        2 batch heads time (key + value) FLOPs times time / block_size / 2 means, times
+        sliding_window, and times selected_blocks block_size tokens when gathered or all keys when
+        masked. Three times that with the backward pass, which recomputes a chunk of queries at a
+        time; memory linear in time.
+
+    Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+    """
+    gates = (compressed_gate, selected_gate, window_gate)
+    _check(q, k, v, gates, block_size, selected_blocks, sliding_window)
+    check_segment_ids(segment_ids, q.shape[0], q.shape[1])
+    check_choice("implementation", implementation, (None, "masked", "gathered"))
+    batch, time, heads, key = q.shape
+    scale = float(key**-0.5 if scale is None else scale)
+    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
+    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    if initial_state is not None:
+        check_sparse_cache(initial_state, BlockCache, k, v)
+        check_blocks(initial_state, block_size)
+        first = initial_state.length
+        documents, start = documents_after(
+            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
+        )
+        cache = append_rows(replace(initial_state, start=start), keys=keys, values=values)
+        keys, values = cache.keys, cache.values
+    groups, length = keys.shape[1:3]
+    group = heads // groups
+    is_gathered = (
+        prefers_gather(length, selected_blocks * block_size, group, q.dtype.itemsize)
+        if implementation is None
+        else implementation == "gathered"
+    )
+    plan = Plan(scale, block_size, selected_blocks, is_gathered)
+    positions = first + jnp.arange(time, dtype=jnp.int32)
+
+    def sequence(q, k, v, documents):
+        blocks, own = layout(documents, positions, length, block_size)
+
+        def head(q, k, v):
+            means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
+            branches = over_queries(partial(attend_to_blocks, plan, blocks, k, v, *means), q, own)
+            return *branches, *means
+
+        return each(head, q.transpose(1, 0, 2, 3), k, v)
+
+    grouped = q.reshape(batch, time, groups, group, key)
+    of_keys = None if documents is None else documents.key
+    *branches, mean_keys, mean_values = each(sequence, grouped, keys, values, of_keys)
+    branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
+    window = attend_to_past(
+        q, keys, values, first, documents, scale=scale, sliding_window=sliding_window
+    )
+    out = _gated(gates, (*branches, window)).astype(q.dtype)
+    if cache is not None:
+        if cache.start is None:
+            ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
+            is_complete = (ends <= cache.length)[None, None, :, None]
+            pooled = (jnp.where(is_complete, means, 0) for means in (mean_keys, mean_values))
+        else:
+            pool = partial(means_from, stop=cache.length, block_size=block_size)
+            pool = jax.vmap(jax.vmap(pool, in_axes=(0, None)))
+            pooled = (pool(rows, cache.start) for rows in (keys, values))
+        cache = replace(cache, **dict(zip(("pooled_keys", "pooled_values"), pooled, strict=True)))
+        out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
+    return out, cache
+
+
+def _gated(gates, branches) -> Array:
+    """Sum of gate times branch; a gate that is not finite shows in its own head and token."""
+    total = jnp.zeros((), accumulator(branches[0].dtype))
+    for gate, branch in zip(gates, branches, strict=True):
+        is_finite = jnp.isfinite(gate)[..., None]
+        factor = jnp.where(is_finite, gate[..., None], 0).astype(total.dtype)
+        total = factor * branch.astype(total.dtype) + jnp.where(is_finite, total, jnp.nan)
+    return total
+
+
+def native_sparse_attention_step(
+    q_t: Float[Array, "batch heads key"],
+    k_t: Float[Array, "batch key_value_heads key"],
+    v_t: Float[Array, "batch key_value_heads value"],
+    compressed_gate_t: Float[Array, "batch heads"],
+    selected_gate_t: Float[Array, "batch heads"],
+    window_gate_t: Float[Array, "batch heads"],
+    cache: BlockCache,
+    *,
+    scale: float | None = None,
+    block_size: int = 64,
+    selected_blocks: int = 16,
+    sliding_window: int = 512,
+) -> tuple[Float[Array, "batch heads value"], BlockCache]:
+    """Append one token to the cache and attend by the three branches.
+
+    Args:
+        q_t: query of the new token [batch, heads, key].
+        k_t: its key [batch, key_value_heads, key].
+        v_t: its value [batch, key_value_heads, value].
+        compressed_gate_t: its weight of the attention to means [batch, heads].
+        selected_gate_t: its weight of the attention to selected blocks.
+        window_gate_t: its weight of the attention to the window.
+        cache: tokens before it.
+        scale: factor of the scores; None for key ** -0.5.
+        block_size: tokens of a block.
+        selected_blocks: blocks read whole.
+        sliding_window: tokens of the window.
+
+    Returns:
+        The output [batch, heads, value] in q_t's dtype, and the cache with the token.
+
+    Raises:
+        ValueError: shapes that do not fit, or a full cache.
+        TypeError: not floating point, or different dtypes.
+
+    Cost:
+        2 batch heads (key + value) FLOPs times capacity / block_size means, selected_blocks
+        block_size tokens and sliding_window tokens, and a read of those rows alone.
+
+    Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+    """
+    q, k, v = q_t[:, None], k_t[:, None], v_t[:, None]
+    gates = (compressed_gate_t, selected_gate_t, window_gate_t)
+    _check(q, k, v, [g[:, None] for g in gates], block_size, selected_blocks, sliding_window)
+    check_sparse_cache(cache, BlockCache, k, v)
+    check_blocks(cache, block_size)
+    batch, heads, key = q_t.shape
+    groups, capacity = k_t.shape[1], cache.capacity
+    factor = float(key**-0.5 if scale is None else scale)
+    is_gathered = selected_blocks * block_size < capacity
+    plan = Plan(factor, block_size, selected_blocks, is_gathered)
+    position = cache.length
+    cache = append_rows(cache, keys=k_t[:, :, None], values=v_t[:, :, None])
+    cache = _pool(cache, block_size)
+    seen = min(sliding_window, capacity)
+    first = jnp.clip(position - seen + 1, 0, capacity - seen)
+    slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
+    in_window = (slots <= position) & (slots > position - sliding_window)
+
+    def sequence(q, *rows_and_start):
+        *rows, start = rows_and_start
+        blocks, own = layout_from(start, position[None], capacity, block_size)
+        visible = in_window if start is None else in_window & (slots >= start)
+
+        def head(q, k, v, mean_keys, mean_values):
+            compressed, selected = attend_to_blocks(
+                plan, blocks, k, v, mean_keys, mean_values, q[None], own
+            )
+            k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
+            return compressed[0], selected[0], attend(q[None], k, v, visible, scale=factor).out[0]
+
+        return each(head, q, *rows, at_once=True)
+
+    q = q_t.reshape(batch, groups, heads // groups, key)
+    rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
+    branches = each(sequence, q, *rows, cache.start, at_once=True)
+    out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
+    out = jnp.where(cache.length <= capacity, out, jnp.nan).astype(q_t.dtype)
+    return out, cache
+
+
+def _pool(cache: BlockCache, block_size: int) -> BlockCache:
+    """Add the mean of the last block if it is complete."""
+    tokens = cache.length - (0 if cache.start is None else cache.start)
+    is_complete = (tokens % block_size == 0) & (cache.length <= cache.capacity)
+    held = cache.pooled_keys, cache.pooled_values
+    if not held[0].shape[2]:
+        return cache
+
+    def write():
+        last = (
+            lax.dynamic_slice_in_dim(rows, cache.length - block_size, block_size, axis=2)
+            for rows in (cache.keys, cache.values)
+        )
+        means = [rows.mean(axis=2, dtype=held[0].dtype) for rows in last]
+        place = tokens // block_size - 1
+        if cache.start is None:
+            return tuple(
+                lax.dynamic_update_slice_in_dim(pooled, mean[:, :, None], place, axis=2)
+                for pooled, mean in zip(held, means, strict=True)
+            )
+        # Each row has its own block to write; those whose block is unfinished write nowhere.
+        place = jnp.where(is_complete, place, held[0].shape[2])
+        to = (jnp.arange(place.shape[0]), slice(None), place)
+        written = zip(held, means, strict=True)
+        return tuple(pooled.at[to].set(mean, mode="drop") for pooled, mean in written)
+
+    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
+    return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)
+
+
+def native_sparse_attention_reference(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"],
+    compressed_gate: Float[Array, "batch time heads"],
+    selected_gate: Float[Array, "batch time heads"],
+    window_gate: Float[Array, "batch time heads"],
+    *,
+    scale: float | None = None,
+    block_size: int = 64,
+    selected_blocks: int = 16,
+    sliding_window: int = 512,
+    segment_ids: Int[Array, "batch time"] | None = None,
+) -> tuple[Float[Array, "batch time heads value"], None]:
+    """The equation of native sparse attention, to be read; the oracle of the fast form.
+
+    A block goes by the index of its last token, and every other index stands for no block: all
+    matrices are [time, time].
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key].
+        v: values [batch, time, key_value_heads, value].
+        compressed_gate: weight of the attention to means [batch, time, heads].
+        selected_gate: weight of the attention to selected blocks.
+        window_gate: weight of the attention to the window.
+        scale: factor of the scores; None for key ** -0.5.
+        block_size: tokens of a block.
+        selected_blocks: blocks a query reads whole.
+        sliding_window: tokens of the window.
+        segment_ids: document number of every token [batch, time].
+
+    Returns:
+        The output [batch, time, heads, value], and None.
+
+    Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+    """
+    batch, time, heads, key = q.shape
+    scale = float(key**-0.5 if scale is None else scale)
+    group = heads // k.shape[2]
+    if segment_ids is None:
+        segment_ids = jnp.zeros((batch, time), jnp.int32)
+    begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    document = jnp.cumsum(begins, axis=1)
+    index = jnp.arange(time)[None]
+    place = index - lax.cummax(jnp.where(begins, index, 0), axis=1)  # in the document
+    query, token = index[..., None], index[:, None, :]
+    past = (token <= query) & (document[:, :, None] == document[:, None, :])
+
+    # Means of the last block_size tokens; masks see to it that only those of blocks count.
+    def means(x):
+        shifted = [jnp.roll(x, shift, axis=1) for shift in range(block_size)]
+        return jnp.repeat(sum(shifted) / block_size, group, axis=2)
+
+    def attend(k, v, mask):
+        scores = scale * jnp.einsum("bthk,bshk->bhts", q, k)
+        p = jax.nn.softmax(scores, axis=-1, where=mask)
+        return jnp.einsum("bhts,bshv->bthv", p, v), p
+
+    ends_block = place % block_size == block_size - 1
+    seen = past & ends_block[:, None, :]
+    compressed, p = attend(means(k), means(v), seen[:, None])
+
+    own = query - (place % block_size)[..., None]  # first token of the query's own block
+    is_first = token == query - place[..., None] + block_size - 1
+    importance = p.reshape(batch, -1, group, time, time).mean(axis=2)
+    importance = jnp.where((is_first | (token == own - 1))[:, None], jnp.inf, importance)
+    earlier = (seen & (token < own))[:, None]
+    # A stable sort of the negated weights puts the earlier of two equal blocks first.
+    order = jnp.argsort(jnp.where(earlier, -importance, jnp.nan), axis=-1, stable=True)
+    chosen = earlier & (jnp.argsort(order, axis=-1) < selected_blocks - 1)
+    last = token + block_size - 1 - (place % block_size)[:, None, :]  # of the token's own block
+    last = jnp.broadcast_to(jnp.minimum(last, time - 1)[:, None], (batch, 1, time, time))
+    in_chosen = jnp.take_along_axis(chosen, last, axis=-1)
+
+    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    selected = past[:, None] & (in_chosen | (token >= own)[:, None])
+    selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
+    window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
+    gates = (gate[..., None] for gate in (compressed_gate, selected_gate, window_gate))
+    first, second, third = (
+        gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True)
+    )
+    return first + second + third, None
+
+
+def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
+    check_heads(q, k, v)
+    for name, gate in zip(("compressed_gate", "selected_gate", "window_gate"), gates, strict=True):
+        check_shape(name, gate, q.shape[:3], "batch time heads")
+        check_floating(name, gate)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1 token; got {block_size}.")
+    if selected_blocks < 3:
+        raise ValueError(
+            "selected_blocks must be at least 3, for the first, the previous and the query's own; "
+            f"got {selected_blocks}."
+        )
+    check_window(sliding_window)

@@ -1,0 +1,216 @@
+"""Language modelling on local text at matched parameters and matched tokens: which order appears?
+
+A loop costs computation and no parameters; a linear-time layer costs no memory a token; a hybrid
+has a few layers of attention among linear ones. The perplexity is that of held-out bytes.
+"""
+
+import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.experiment import (
+    Claim,
+    Column,
+    Experiment,
+    Outcome,
+    Results,
+    Stopped,
+    Workspace,
+)
+from toolkit.lab.language_model import TrainingRun, next_byte_loss, train_language_model
+from toolkit.looped import (
+    LAYERS,
+    LoopedCache,
+    LoopedConfig,
+    LoopedLM,
+    decode_step,
+    match_parameters,
+    parameter_count,
+)
+from toolkit.measure import program_cost
+from toolkit.training import Corpus, load_corpus
+
+CONTENDERS = {
+    "plain": ("full full full full full", 1),
+    "looped": ("full full full full full", 2),
+    "looped gdn": ("gdn gdn gdn gdn gdn", 2),
+    "looped full + gdn": ("gdn gdn gdn gdn full", 2),
+    "looped gdn + dsa": ("gdn gdn gdn gdn dsa", 2),
+}
+"""Pattern and loops; a contender whose layers the room does not have is left out."""
+CONTEXTS = (1024, 4096, 16384, 32768)
+DECODED = 32  # tokens timed at each context
+STEPS, BATCH, TIME = 600, 16, 128
+_PERPLEXITY = "perplexity"
+_DECODE = "decode tokens/s by context"
+# Relative difference of perplexities below which two contenders are called equal.
+_MARGIN = 0.01
+
+
+def _model(pattern: str, loops: int) -> LoopedConfig:
+    sizes = {"width": 64, "heads": 2, "feed_forward_multiple_of": 8}
+    plain = LoopedConfig.tiny(CONTENDERS["plain"][0], **sizes)
+    return match_parameters(LoopedConfig.tiny(pattern, loops=loops, **sizes), plain, tolerance=0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A contender.
+
+    Attributes:
+        model: the model.
+        steps: updates.
+        batch: sequences a step.
+        time: bytes a sequence.
+    """
+
+    model: LoopedConfig
+    steps: int = STEPS
+    batch: int = BATCH
+    time: int = TIME
+
+
+def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
+    run = TrainingRun(
+        setting.model,
+        "prose",
+        steps=setting.steps,
+        batch=setting.batch,
+        window=setting.time,
+        seed=seed,
+    )
+    trained = train_language_model(
+        run,
+        workspace.directory / "training",
+        corpus=_corpus(),
+        callback=lambda row: workspace.progress(0.9 * row["step"] / setting.steps),
+        is_progress_shown=False,
+    )
+    if trained.stopped_by is not None:
+        raise Stopped
+    evaluated = [row for row in trained.history if "evaluation_loss" in row]
+    # A call's median: the first one compiles.
+    seconds = np.median([row["seconds"] / 10 for row in trained.history])
+    return {
+        _PERPLEXITY: np.exp(trained.evaluation_loss),
+        "training tokens/s": setting.batch * setting.time / seconds,
+        "training memory": _training_bytes(setting) / 2**20,
+        "parameters": parameter_count(setting.model),
+        "seconds": sum(row["seconds"] for row in trained.history),
+        "step": [row["step"] for row in evaluated],
+        "perplexity by step": [np.exp(row["evaluation_loss"]) for row in evaluated],
+        _DECODE: [_decode_rate(trained.model, context) for context in CONTEXTS],
+    }
+
+
+@functools.cache
+def _corpus() -> Corpus:
+    return load_corpus("prose")
+
+
+@functools.cache
+def _training_bytes(setting: Setting) -> int:
+    """Scratch memory of the gradient of one batch, as the compiler plans it."""
+    graph, params = nnx.split(nnx.eval_shape(lambda: LoopedLM(setting.model, rngs=nnx.Rngs(0))))
+    tokens = jax.ShapeDtypeStruct((setting.batch, setting.time), jnp.int32)
+    gradient = jax.jit(jax.grad(functools.partial(next_byte_loss, graph)))
+    return program_cost(gradient.lower(params, (tokens, tokens)).compile()).temp_bytes
+
+
+def _decode_rate(model: LoopedLM, context: int) -> float:
+    """Tokens a second of one sequence, behind a context of so many tokens.
+
+    The cache holds zeros: what is in it makes no difference to the time.
+    """
+    before = context - DECODED - 2
+
+    def as_if_read(leaf: jax.Array) -> jax.Array:
+        return jnp.full_like(leaf, before) if jnp.issubdtype(leaf.dtype, jnp.integer) else leaf
+
+    cache = jax.tree.map(as_if_read, LoopedCache.empty(model.config, 1, context))
+    token = jnp.zeros(1, jnp.int32)
+    for _ in range(2):
+        logits, cache = decode_step(model, token, cache)
+    jax.block_until_ready(logits)
+    started = time.perf_counter()
+    for _ in range(DECODED):
+        logits, cache = decode_step(model, token, cache)
+    jax.block_until_ready(logits)
+    return DECODED / (time.perf_counter() - started)
+
+
+def _beats(winner: str, loser: str, results: Results) -> tuple[bool, str]:
+    ours, theirs = (results.mean(label, _PERPLEXITY) for label in (winner, loser))
+    words = f"perplexity of a byte: {winner} {ours:.3f}, {loser} {theirs:.3f}"
+    return ours < theirs * (1 - _MARGIN), words
+
+
+def _stays_fast(results: Results) -> tuple[bool, str]:
+    kept = {}
+    for label in ("looped", "looped gdn", "looped full + gdn"):
+        rates = results.curves(label, _DECODE).mean(0)
+        kept[label] = rates[-1] / rates[0]
+    words = ", ".join(f"{label} {share:.0%}" for label, share in kept.items())
+    is_seen = kept["looped gdn"] > kept["looped full + gdn"] > kept["looped"]
+    return is_seen, f"share of the decode rate at 1k left at 32k: {words}"
+
+
+def _claim(text: str, winner: str, loser: str) -> Claim:
+    return Claim(text, functools.partial(_beats, winner, loser))
+
+
+def _draw(results: Results, caption: str):
+    from toolkit.lab.figures import log_axes
+
+    figure, (left, right) = two_panels()
+    for index, label in enumerate(results.labels):
+        look = LOOKS[index % len(LOOKS)]
+        style = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
+        curves = results.curves(label, "perplexity by step")
+        left.plot(results.curves(label, "step")[0], curves.mean(0), label=label, **style)
+        rates = results.curves(label, _DECODE)
+        right.plot(CONTEXTS[: rates.shape[1]], rates.mean(0), **style)
+    left.set(xlabel="training step", ylabel="perplexity of a held-out byte",
+             title="At matched parameters and tokens")  # fmt: skip
+    left.legend(loc="upper right")
+    log_axes(right, x_unit="tokens", y_unit="tokens/s")
+    right.set(xlabel="context", ylabel="", title="decoded tokens a second, one sequence")
+    caption_below(figure, f"Means over the seeds. {caption}")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="language",
+    title="Plain, looped, linear, hybrid: which order appears on text?",
+    settings={
+        label: Setting(_model(pattern, loops))
+        for label, (pattern, loops) in CONTENDERS.items()
+        if set(pattern.split()) <= set(LAYERS)
+    },
+    execute=_execute,
+    columns=(
+        Column(_PERPLEXITY),
+        Column("training tokens/s", "token/s", 0),
+        Column("training memory", "MiB", 1),
+        Column("parameters", "1", 0),
+        Column("seconds", "s", 0),
+    ),
+    claims=(
+        _claim("looping helps: looped beats plain", "looped", "plain"),
+        _claim("gated delta nets beat attention, looped", "looped gdn", "looped"),
+        _claim("the hybrid beats looped attention", "looped full + gdn", "looped"),
+        _claim("the hybrid beats looped gated delta nets", "looped full + gdn", "looped gdn"),
+        _claim("GDN with sparse attention beats looped attention", "looped gdn + dsa", "looped"),
+        Claim("the more gated delta nets, the less a long context slows decoding", _stays_fast),
+    ),
+    draw=_draw,
+    beyond="the paper's 100 billion tokens: differences here are those of the first million bytes.",
+    minutes=20,
+    work=lambda setting: setting.steps * setting.model.loops,
+)

@@ -1,0 +1,212 @@
+"""What happens inside a looped model, loop by loop: forward values and gradients. Pure functions.
+
+The loops of `LoopedLM` are run here once more, with what lies between kept: attention weights,
+recurrent states, hidden states. Windows, gates and the token looked at enter as arrays, so one
+program of fixed shape serves every position of every slider; a test holds it to what the model
+itself computes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention import MIXERS
+from toolkit.looped import LoopedLM
+from toolkit.looped.layers import rotary_embedding
+
+MAX_TOKENS = 64
+MAX_LOOPS = 8
+
+
+class Switches(NamedTuple):
+    """What a reader may move without a new program.
+
+    Attributes:
+        windows: tokens each physical layer sees; recurrent layers have no use for theirs.
+        has_output_gate: whether the gates of softmax layers act.
+        has_residual_gate: whether rho acts; False sets it to zero.
+    """
+
+    windows: Int[Array, "layers"]
+    has_output_gate: Bool[Array, ""]
+    has_residual_gate: Bool[Array, ""]
+
+
+class Inside(NamedTuple):
+    """What one layer, or with leading axes every layer of every loop, lets be seen.
+
+    Attributes:
+        first: attention weight of the first token, mean over heads; NaN in recurrent layers.
+        state: Frobenius norm of the recurrent state after each token, all heads together; NaN in
+            softmax layers.
+    """
+
+    first: Float[Array, "... time"]
+    state: Float[Array, "... time"]
+
+
+class Trace(NamedTuple):
+    """One text read in `MAX_LOOPS` loops.
+
+    Attributes:
+        hidden: the embedding, then the hidden state after each loop, [1 + loops, time, width].
+        logits: what the head makes of the state after each loop, [loops, time, vocabulary].
+        inside: of every loop and layer, arrays [loops, layers, time].
+    """
+
+    hidden: Float[Array, "loops+1 time width"]
+    logits: Float[Array, "loops time vocabulary"]
+    inside: Inside
+
+
+@jax.jit
+def trace(model: LoopedLM, tokens: Int[Array, "time"], switches: Switches) -> Trace:
+    """Read a text and keep what each loop did.
+
+    Args:
+        model: without prelude, coda and injection, its softmax layers with a gate; loops beyond
+            its own take the last one's rho.
+        tokens: bytes, padded at the end.
+        switches: windows and gates.
+
+    Returns:
+        A `Trace`.
+
+    Cost:
+        `MAX_LOOPS` loops forward: 2 FLOPs a parameter, loop and token.
+    """
+
+    def body(h, rho):
+        out, inside = _loop(model, h, rho, switches, _recurrent_by_steps)
+        return out, (out, inside)
+
+    start = model.embedding(tokens[None])
+    _, (hidden, inside) = jax.lax.scan(body, start, loop_gates(model, switches.has_residual_gate))
+    hidden = jnp.concatenate([start[None], hidden])[:, 0]
+    return Trace(hidden, model.head(hidden[1:]), inside)
+
+
+@jax.jit
+def influence(
+    model: LoopedLM, seen: Trace, token: Int[Array, ""], loops: Int[Array, ""], switches: Switches
+) -> Float[Array, "loops time"]:
+    r"""How much each token moves what another one predicts after each loop.
+
+        influence[tau, s] = | d logit_best(h_t^(tau)) / d h_s^(0) |
+
+    with h^(0) the embeddings and `best` the likeliest byte after loop tau. The gradients of all
+    loops are carried back together, one loop at a time.
+
+    Args:
+        model: as in `trace`.
+        seen: what `trace` returned for the same switches.
+        token: index t of the token looked at.
+        loops: the first so many loops are wanted, at most `MAX_LOOPS`.
+        switches: windows and gates.
+
+    Returns:
+        Norms, [MAX_LOOPS, time]; exactly zero where no path leads, and in loops not wanted.
+
+    Cost:
+        `loops` loops backward with `MAX_LOOPS` gradients each, about 2 FLOPs a parameter and
+        token.
+    """
+    best = jnp.argmax(seen.logits[:, token], axis=-1)
+    own = jax.vmap(jax.grad(lambda h_t, index: model.head(h_t)[index]))(
+        seen.hidden[1:, token], best
+    )
+
+    rho = loop_gates(model, switches.has_residual_gate)
+
+    def back(step, gradients):
+        tau = loops - 1 - step
+        gradients = gradients.at[tau, token].set(own[tau])  # those of later loops are on their way
+
+        def forward(h):
+            return _loop(model, h[None], rho[tau], switches, _recurrent)[0][0]
+
+        _, pull = jax.vjp(forward, seen.hidden[tau])
+        return jax.vmap(lambda gradient: pull(gradient)[0])(gradients)
+
+    nothing = jnp.zeros((MAX_LOOPS, *seen.hidden.shape[1:]))
+    return jnp.linalg.norm(jax.lax.fori_loop(0, loops, back, nothing), axis=-1)
+
+
+def loop_gates(
+    model: LoopedLM, has_residual_gate: Bool[Array, ""] | bool = True
+) -> Float[Array, "loops width"]:
+    """The residual gates rho of `MAX_LOOPS` loops.
+
+    Args:
+        model: a model; loops beyond its own take the last one's.
+        has_residual_gate: False sets them to zero.
+
+    Returns:
+        [loops, width]; zero in a model without them.
+    """
+    if model.rho is None:
+        return jnp.zeros((MAX_LOOPS, model.config.width))
+    own = model.rho[...]
+    rows = np.minimum(np.arange(MAX_LOOPS), own.shape[0] - 1)
+    return jnp.where(has_residual_gate, own[rows], 0.0)
+
+
+def _loop(
+    model: LoopedLM, h: Array, rho: Array, switches: Switches, recurrent: Callable
+) -> tuple[Array, Inside]:
+    """`LoopedLM.loop`, and what its layers let be seen."""
+    start, seen = h, []
+    for block, window in zip(model.blocks, switches.windows, strict=True):
+        x = block.mixer_norm(h)
+        if block.mixer.is_recurrent:
+            mixed, inside = recurrent(block.mixer, x)
+        else:
+            mixed, inside = _softmax(block.mixer, x, window, switches.has_output_gate)
+        h = h + mixed
+        h = h + block.feed_forward(block.feed_forward_norm(h))
+        seen.append(inside)
+    return h + rho * start, Inside(*(jnp.stack(parts) for parts in zip(*seen, strict=True)))
+
+
+def _softmax(layer, x, window, has_output_gate) -> tuple[Array, Inside]:
+    """`AttentionLayer`, its weights written out: the window is an array, and they are looked at."""
+    time = x.shape[1]
+    positions = jnp.arange(time)
+    q, k, v = (
+        project(x).reshape(1, time, -1, layer.head_size)
+        for project in (layer.query, layer.key, layer.value)
+    )
+    q, k = (rotary_embedding(a, positions, theta=layer.rope_theta) for a in (q, k))
+    k, v = (jnp.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
+    distance = positions[:, None] - positions
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) * layer.head_size**-0.5
+    scores = jnp.where((distance >= 0) & (distance < window), scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("bhts,bshv->bthv", weights, v).reshape(1, time, -1)
+    out = jnp.where(has_output_gate, jax.nn.sigmoid(layer.gate(x)), 1.0) * out
+    return layer.output(out), Inside(weights[0, :, :, 0].mean(0), jnp.full(time, jnp.nan))
+
+
+def _recurrent(layer, x) -> tuple[Array, Inside]:
+    """The layer as it is, in chunks: its gradient is quicker than that of steps."""
+    nothing = jnp.full(x.shape[1], jnp.nan)
+    return layer(x)[0], Inside(nothing, nothing)
+
+
+def _recurrent_by_steps(layer, x) -> tuple[Array, Inside]:
+    """The layer token by token, which shows its state after each."""
+    inputs, _, aside = layer.project(x, None, None)
+    row, shape = MIXERS[layer.word], layer.sizes
+
+    def read(state, inputs_t):
+        out_t, state = row.step(*inputs_t, state)
+        return state, (out_t, jnp.linalg.norm(state))
+
+    empty = row.empty_state(1, *shape[1:], x.shape[1], x.dtype)
+    _, (out, norms) = jax.lax.scan(read, empty, tuple(jnp.moveaxis(a, 1, 0) for a in inputs))
+    out = layer.finish(x, jnp.moveaxis(out, 0, 1), aside)
+    return out, Inside(jnp.full(x.shape[1], jnp.nan), norms)

@@ -1,0 +1,148 @@
+"""Stages 2 and 3: the student's predictions approach the teacher's, after every loop.
+
+A teacher's logits are a whole distribution a position, so a student learns more from them than
+from the next token; the likeliest few carry nearly all of it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit.looped.model import LoopedLM
+
+
+def top_k_divergence(
+    teacher_logits: Float[Array, "... vocabulary"],
+    student_logits: Float[Array, "... vocabulary"],
+    *,
+    top_k: int,
+    temperature: float = 1.0,
+) -> Float[Array, "..."]:
+    """Forward KL divergence on the tokens the teacher finds likeliest.
+
+        KL(p || q) = sum_{i in top-k of the teacher} p_i (log p_i - log q_i)
+        p, q       = softmax of the teacher's, the student's logits / temperature over these k
+
+    With k the whole vocabulary this is the usual KL divergence.
+
+    Args:
+        teacher_logits: they choose the k tokens.
+        student_logits: of the same positions.
+        top_k: tokens compared, at most the vocabulary.
+        temperature: more than 1 makes both distributions flatter.
+
+    Returns:
+        Nats a position, at least 0 up to rounding.
+
+    Raises:
+        ValueError: if top_k is not in 1..vocabulary or the temperature is not positive.
+
+    Cost: a selection of k of the vocabulary a position.
+
+    Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 2.
+    """
+    vocabulary = teacher_logits.shape[-1]
+    if not 1 <= top_k <= vocabulary:
+        raise ValueError(f"top_k is {top_k}; it must lie in 1..{vocabulary}, the vocabulary.")
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; it must be positive.")
+    wanted, tokens = jax.lax.top_k(teacher_logits, top_k)
+    made = jnp.take_along_axis(student_logits, tokens, axis=-1)
+    log_p = jax.nn.log_softmax(wanted / temperature)
+    log_q = jax.nn.log_softmax(made / temperature)
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def loop_weights(
+    progress: Float[Array, ""] | float, loops: int, supervision: tuple[float, float]
+) -> Float[Array, "loops"]:
+    """How much the divergence after each loop counts, at some point of the training.
+
+        w = s / T + (1 - s) e_T                        (sums to 1; e_T is the last loop alone)
+        s = progress / rise    before `rise`,   1 between,   0 from `end` on
+
+    so supervision of every loop is warmed up, is uniform, and gives way to the last loop alone.
+    (0, 1) is uniform throughout, (0, 0) the last loop throughout.
+
+    Args:
+        progress: 0 at the first step, towards 1 at the last; may be traced.
+        loops: T.
+        supervision: `rise` and `end`, shares of the training.
+
+    Returns:
+        Weights of the loops, in order.
+
+    Raises:
+        ValueError: if the shares are not in order between 0 and 1.
+
+    Source: LT2, distillation section: "warm-up of per-loop supervision, uniform, final loop only";
+        its lengths and the shape of the warm-up are not published.
+    """
+    rise, end = supervision
+    if not 0 <= rise <= end <= 1:
+        raise ValueError(f"supervision is {supervision}; wanted 0 <= rise <= end <= 1.")
+    share = jnp.where(progress < rise, progress / max(rise, jnp.finfo(jnp.float32).tiny), 1.0)
+    share = jnp.where(progress < end, share, 0.0)
+    return share / loops + (1 - share) * jax.nn.one_hot(loops - 1, loops)
+
+
+def divergence_by_loop(
+    student: LoopedLM,
+    teacher: LoopedLM,
+    inputs: Int[Array, "batch time"],
+    targets: Int[Array, "batch time"],
+    *,
+    top_k: int,
+    temperature: float = 1.0,
+) -> Float[Array, "loops"]:
+    """Mean `top_k_divergence` of the predictions after each loop.
+
+    Args:
+        student: of the teacher's vocabulary and number of loops.
+        teacher: the model it learns from.
+        inputs: whole numbers below the vocabulary.
+        targets: positions with a negative target do not count.
+        top_k: tokens compared at each position.
+        temperature: of both distributions.
+
+    Returns:
+        Nats a position, one number a loop.
+
+    Raises:
+        ValueError: as `top_k_divergence`.
+
+    Cost: a forward pass of both models, and both heads once a loop.
+
+    Source: LT2, distillation section, stage 2.
+    """
+    _, wanted = teacher(inputs, return_loops=True)
+    _, made = student(inputs, return_loops=True)
+
+    @jax.checkpoint
+    def divergence(hidden):
+        of_teacher, of_student = hidden
+        each = top_k_divergence(
+            teacher.head(of_teacher),
+            student.head(of_student),
+            top_k=top_k,
+            temperature=temperature,
+        )
+        return mean_where_asked(each, targets)
+
+    return jax.lax.map(divergence, (wanted, made))
+
+
+def mean_where_asked(
+    values: Float[Array, "batch time"], targets: Int[Array, "batch time"]
+) -> Float[Array, ""]:
+    """Mean over the positions that have a target.
+
+    Args:
+        values: one a position.
+        targets: negative where there is none.
+
+    Returns:
+        The mean; 0 if no position has a target.
+    """
+    asked = targets >= 0
+    return jnp.sum(jnp.where(asked, values, 0)) / jnp.maximum(jnp.sum(asked), 1)

@@ -1,0 +1,211 @@
+"""A student: the teacher itself, but for the layers that mix tokens."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.attention import AttentionLayer
+from toolkit.looped.mixing.delta import DeltaLayer
+from toolkit.looped.mixing.fading import QueryKeyValueLayer
+from toolkit.looped.model import LoopedLM
+from toolkit.looped.patterns import by_loop
+
+
+def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM:
+    """The teacher with other token mixers, each started from the attention it replaces.
+
+    Embedding, norms, feed-forwards and gates of the loops are the teacher's arrays themselves, and
+    so are the attention layers whose word does not change. A new recurrent layer takes over the
+    projections W_q, W_k, W_v, W_o with head sizes and head counts: keys and values that serve a
+    group of queries are repeated for each, rotary positions are lost (not by "retention"), and a
+    short convolution starts as the identity. Its decays, write strengths and output gate are
+    drawn as in a new model.
+
+    Args:
+        teacher: a looped model whose layers are all softmax attention.
+        pattern: the student's words, as many as the teacher's: of the teacher's layer to keep
+            it, or one of `STARTABLE`.
+        rngs: where the new layers' initial values come from.
+
+    Returns:
+        The student; neither model's later change of an array is seen by the other.
+
+    Raises:
+        ValueError: if the teacher has a recurrent layer, the pattern has another number of words
+            or one of a layer that has no queries, keys and values.
+
+    Cost: allocates the new layers only.
+
+    Source: LT2, "Linear-Time Looped Transformers", distillation section, for what is kept; that
+        new layers start from the attention's projections is common practice, for instance Wang et
+        al., "The Mamba in the Llama", 2024, section 2.
+    """
+    config = _student_config(teacher.config, pattern)
+    words = zip(teacher.config.layers, config.layers, strict=True)
+    new = [layer for layer, (old, word) in enumerate(words) if old != word]
+    return with_mixers(
+        teacher,
+        {
+            layer: _started(
+                LAYERS[config.layers[layer]](config, rngs=rngs), teacher.blocks[layer].mixer
+            )
+            for layer in new
+        },
+        config,
+    )
+
+
+def restore(student: LoopedLM, teacher: LoopedLM, layers: Iterable[int]) -> LoopedLM:
+    """The student with the teacher's attention back in some layers.
+
+    Args:
+        student: made by `student_from`, trained or not.
+        teacher: its teacher.
+        layers: their numbers, from 0.
+
+    Returns:
+        A model on the same arrays.
+
+    Raises:
+        ValueError: if a number names no layer.
+
+    Cost: no array is copied.
+
+    Source: LT2, distillation section, stage 2.
+    """
+    layers = set(layers)
+    if outside := layers - set(range(len(teacher.config.layers))):
+        raise ValueError(
+            f"layers {sorted(outside)} are not among the teacher's 0 to "
+            f"{len(teacher.config.layers) - 1}."
+        )
+    words = zip(teacher.config.layers, student.config.layers, strict=True)
+    pattern = " ".join(old if layer in layers else word for layer, (old, word) in enumerate(words))
+    config = _student_config(teacher.config, pattern)
+    return with_mixers(student, {layer: teacher.blocks[layer].mixer for layer in layers}, config)
+
+
+def new_layers(student: LoopedLM, teacher: LoopedLM) -> tuple[int, ...]:
+    """Numbers of the layers whose mixer is not the teacher's.
+
+    Args:
+        student: made by `student_from`.
+        teacher: its teacher.
+
+    Returns:
+        Layer numbers from 0, in order.
+    """
+    words = zip(teacher.config.layers, student.config.layers, strict=True)
+    return tuple(layer for layer, (old, word) in enumerate(words) if old != word)
+
+
+def with_mixers(
+    model: LoopedLM, mixers: Mapping[int, Any], config: LoopedConfig | None = None
+) -> LoopedLM:
+    """The same model with other mixers in some layers.
+
+    Args:
+        model: left as it is.
+        mixers: layer number -> module.
+        config: what the new model says of itself; None for the old one's.
+
+    Returns:
+        A model on the same arrays.
+
+    Cost: no array is copied.
+    """
+    other = nnx.merge(*nnx.split(model))
+    for layer, mixer in mixers.items():
+        other.blocks[layer].mixer = nnx.merge(*nnx.split(mixer))
+    other.config = config or model.config
+    return other
+
+
+def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
+    recurrent = [word for word in config.layers if LAYERS[word].is_recurrent]
+    if recurrent:
+        raise ValueError(
+            f"the teacher's pattern {config.pattern!r} has the recurrent layer {recurrent[0]!r}; "
+            'every layer of a teacher must be "full" or "window".'
+        )
+    words = pattern.split()
+    if len(words) != len(config.layers):
+        raise ValueError(
+            f"pattern {pattern!r} has {len(words)} layers, the teacher {len(config.layers)}; "
+            "they must be equal."
+        )
+    for old, word in zip(config.layers, words, strict=True):
+        if word not in (old, *STARTABLE):
+            raise ValueError(
+                f"pattern {pattern!r} asks for {word!r}, which has no queries, keys and values to "
+                f"start from attention's; convert to {', '.join(STARTABLE)}."
+            )
+    _, _, size = config.attention_sizes
+    return dataclasses.replace(
+        config,
+        pattern=pattern,
+        windows=_kept_windows(config, words),
+        key_size=size,
+        value_size=size,
+        **dict.fromkeys(("value_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")),
+    )
+
+
+def _kept_windows(config: LoopedConfig, words: list[str]) -> str | None:
+    """The teacher's windows by loop, for those of its "full" layers that the student keeps."""
+    kept = [layer for layer, word in enumerate(words) if word == config.layers[layer] == "full"]
+    if config.windows is None or not kept:
+        return None
+    loops = ([windows[layer] or "full" for layer in kept] for windows in config.loop_windows)
+    return by_loop([" ".join(map(str, loop)) for loop in loops])
+
+
+def _started(mixer: Any, attention: Any) -> Any:
+    """A new layer with the projections of attention; its other parameters as they were drawn."""
+    if isinstance(mixer, AttentionLayer):
+        nnx.update(mixer, nnx.state(attention))
+        return mixer
+    size = attention.head_size
+    query = attention.query.kernel[...]
+    queries = query.shape[-1] // size
+    key, value = (
+        _one_head_a_query(projection.kernel[...], size, queries)
+        for projection in (attention.key, attention.value)
+    )
+    if isinstance(mixer, DeltaLayer):
+        joined = jnp.concatenate([query, key, value], axis=-1)
+        mixer.query_key_value.kernel.set_value(joined)
+        taps = mixer.convolution.kernel
+        taps.set_value(jnp.zeros_like(taps[...]).at[-1].set(1.0))
+    else:
+        for projection, kernel in (
+            (mixer.query, query),
+            (mixer.key, key),
+            (mixer.value, value),
+        ):
+            projection.kernel.set_value(kernel)
+    mixer.output.kernel.set_value(attention.output.kernel[...])
+    return mixer
+
+
+def _one_head_a_query(
+    kernel: Float[Array, "width channels"], size: int, queries: int
+) -> Float[Array, "width repeated"]:
+    """Repeat each head of keys or values for every query of its group."""
+    heads = kernel.reshape(kernel.shape[0], -1, size)
+    return jnp.repeat(heads, queries // heads.shape[1], axis=1).reshape(kernel.shape[0], -1)
+
+
+STARTABLE = tuple(
+    word
+    for word, layer in LAYERS.items()
+    if issubclass(layer, (AttentionLayer, DeltaLayer, QueryKeyValueLayer))
+    and word != "delta_product"  # several keys and values a token: nothing to start the others from
+)
+"""Words of layers that can start from attention: they have its queries, keys and values."""

@@ -1,0 +1,182 @@
+"""How often the loops run: drawn anew in every step of training, and chosen freely afterwards.
+
+Where all loops are alike (no `residual_gate`, no `loop_embedding`, one text of windows) their
+number is no part of the parameters. Training draws it, and with `backward_loops` the gradient stays
+short:
+
+    loops = draw_loops(key)                             a traced number: compiled once
+    logits = model(tokens, loops=loops, key=key)
+
+so that more loops may be run later than were ever trained: `with_loops(model, 64)`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.looped.config import LoopedConfig
+
+if TYPE_CHECKING:
+    from toolkit.looped.model import LoopedLM
+
+START_STD = (2 / 5) ** 0.5
+"""Deviation of the random start, before it is cut at three of them."""
+
+
+def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Array, ""]:
+    """A number of loops for one step of training: most often somewhat few, now and then many.
+
+        rate = exp(normal(log(mean) - sigma^2 / 2, sigma));     loops = poisson(rate) + 1
+
+    The mean of the rate is `mean`, so that of the loops is `mean` + 1.
+
+    Args:
+        key: random key.
+        mean: mean of the rate.
+        sigma: spread of its logarithm.
+
+    Returns:
+        int32, at least 1.
+
+    Raises:
+        ValueError: if mean is not positive or sigma negative.
+
+    Source: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning" (Huginn), 2025,
+        section 3.3.
+    """
+    if not mean > 0 or sigma < 0:
+        raise ValueError(f"mean is {mean}, sigma {sigma}; they must be positive and not negative.")
+    for_rate, for_count = jax.random.split(key)
+    rate = mean * jnp.exp(sigma * jax.random.normal(for_rate) - sigma**2 / 2)
+    return jax.random.poisson(for_count, rate, dtype=jnp.int32) + 1
+
+
+def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Array, "... width"]:
+    """What the loops start from in a model with `random_start`.
+
+    Args:
+        key: random key; None for zero, the mean.
+        like: an array of the shape and type wanted.
+
+    Returns:
+        Normal numbers of variance 2/5, cut at three deviations.
+
+    Source: Geiping et al. (Huginn), 2025, section 3.2.
+    """
+    if key is None:
+        return jnp.zeros_like(like)
+    noise = jax.random.truncated_normal(key, -3.0, 3.0, like.shape)
+    return (START_STD * noise).astype(like.dtype)
+
+
+def with_loops(model: "LoopedLM", loops: int) -> "LoopedLM":
+    """The same model run more or less often, for instance to write with more loops than trained.
+
+    Args:
+        model: left as it is.
+        loops: how often its layers run.
+
+    Returns:
+        A model on the same arrays.
+
+    Raises:
+        ValueError: if the model has something of its own for each loop, or loops is less than 1.
+
+    Cost: no array is copied; a program that takes the model compiles anew.
+
+    Source: Geiping et al. (Huginn), 2025: quality grows with the loops of the test.
+    """
+    check_alike(model.config, loops)
+    return reconfigured(model, loops=loops)
+
+
+def reconfigured(model: "LoopedLM", **fields: Any) -> "LoopedLM":
+    """The same arrays under other fields of the configuration, none of which shapes a parameter.
+
+    Args:
+        model: left as it is.
+        **fields: the fields to replace.
+
+    Returns:
+        A model on the same arrays.
+    """
+    other = nnx.merge(*nnx.split(model))
+    other.config = dataclasses.replace(model.config, **fields)
+    return other
+
+
+def check_alike(config: LoopedConfig, loops: Any) -> None:
+    """Refuse another number of loops where each has something of its own.
+
+    Args:
+        config: the model.
+        loops: what was asked for.
+
+    Raises:
+        ValueError: naming the fields that fix the number.
+    """
+    if config.per_loop_switches and not (isinstance(loops, int) and loops == config.loops):
+        raise ValueError(
+            f"loops is {loops}, and {' and '.join(config.per_loop_switches)} of this model fix "
+            f"{config.loops}: only loops that are all alike may run more or less often."
+        )
+
+
+def run_alike(
+    loop: Callable[[Any, Array], Array],
+    shared: Any,
+    h: Float[Array, "... width"],
+    count: int | Int[Array, ""],
+    *,
+    backward: int,
+    remat: bool = False,
+) -> tuple[Float[Array, "... width"], Float[Array, "loops ... width"] | None]:
+    """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone.
+
+    Neither h nor `shared` learns from the times before: they keep nothing for a backward pass.
+
+    Args:
+        loop: one loop.
+        shared: the arrays that all loops read and that learn.
+        h: hidden states before the first loop.
+        count: how often; a traced number compiles once for all.
+        backward: through how many loops, the last ones, the gradient goes.
+        remat: recompute each of them in the backward pass.
+
+    Returns:
+        The hidden states after the last loop, and after each [count, ...] unless count is traced.
+
+    Source: Geiping et al. (Huginn), 2025, section 3.3: truncated back-propagation.
+    """
+    forward = functools.partial(loop, jax.lax.stop_gradient(shared))
+    learn = functools.partial(loop, shared)
+    if remat:
+        learn = jax.checkpoint(learn, prevent_cse=False)
+    if isinstance(count, int):
+        early = max(0, count - backward)
+        h, first = _repeat(forward, jax.lax.stop_gradient(h) if early else h, early)
+        h, last = _repeat(learn, h, count - early)
+        return h, jnp.concatenate([first, last])
+    early = jnp.maximum(count - backward, 0)
+    after = jax.lax.fori_loop(0, early, lambda _, h: forward(h), jax.lax.stop_gradient(h))
+    h = jnp.where(early > 0, after, h)  # without early loops the start learns too
+
+    def learn_or_wait(h, runs):
+        return jax.lax.cond(runs, learn, lambda h: h, h), None
+
+    h, _ = jax.lax.scan(learn_or_wait, h, jnp.arange(backward) < count - early)
+    return h, None
+
+
+def _repeat(function, h, times):
+    def once(h, _):
+        h = function(h)
+        return h, h
+
+    return jax.lax.scan(once, h, length=times)

@@ -1,0 +1,126 @@
+"""A model as one file: parameters as safetensors, the configuration as JSON in its header.
+
+The file holds what `LoopedLM` needs and no more: no optimiser, no code, nothing that runs when it
+is read. Names of tensors are the paths of the parameters, such as "blocks.0.mixer.query.kernel".
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.model import LoopedLM
+
+FORMAT = "toolkit looped model"
+VERSION = "1"
+STORAGE_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> None:
+    """Write a model to one safetensors file.
+
+    Args:
+        model: any looped language model.
+        path: the file; an older one is replaced, at once and only when the new one is whole.
+        dtype: how numbers are stored: "float32" keeps every bit, "float16" (11 bits of precision)
+            and "bfloat16" (8 bits) take half the room.
+
+    Returns:
+        None.
+
+    Raises:
+        ValueError: an unknown dtype, or a parameter that it cannot hold.
+        OSError: the file cannot be written.
+
+    Cost:
+        4 or 2 bytes a parameter.
+    """
+    from safetensors.flax import save
+
+    if dtype not in STORAGE_DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(STORAGE_DTYPES)}.")
+    arrays = {}
+    for name, parameter in _parameters(model).items():
+        arrays[name] = parameter[...].astype(dtype)
+        if not bool(jnp.isfinite(arrays[name]).all()):
+            raise ValueError(f"dtype {dtype} cannot hold {name}: it has numbers out of range.")
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": json.dumps(dataclasses.asdict(model.config)),
+    }
+    unfinished = Path(f"{path}.tmp")
+    unfinished.write_bytes(save(arrays, metadata=header))
+    os.replace(unfinished, path)
+
+
+def load_model(path: str | Path) -> LoopedLM:
+    """Read a model written by `save_model`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The model with float32 parameters, whatever the file stores.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, of another format or version, or its configuration has a
+            field that this version does not know.
+
+    Cost:
+        One read of the file; no initial parameters are drawn.
+    """
+    header, arrays = _read(Path(path))
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} is no looped model: its header names no format {FORMAT!r}.")
+    if header["version"] != VERSION:
+        raise ValueError(f"{path} has version {header['version']}; this toolkit reads {VERSION}.")
+    config = _config(path, json.loads(header["config"]))
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    parameters = _parameters(model)
+    if set(arrays) != set(parameters):
+        odd = sorted(set(arrays) ^ set(parameters))[0]
+        which = "lacks" if odd in parameters else "has the unknown"
+        raise ValueError(f"{path} {which} tensor {odd!r}; it does not fit its configuration.")
+    for name, parameter in parameters.items():
+        if arrays[name].shape != parameter.shape:
+            raise ValueError(
+                f"{path} has {name} of shape {arrays[name].shape}; its configuration makes it "
+                f"{parameter.shape}."
+            )
+        parameter.set_value(arrays[name].astype(parameter.dtype))
+    return model
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; wanted one written by save_model.")
+    try:
+        with safe_open(path, framework="flax") as opened:
+            names = opened.keys()
+            return opened.metadata() or {}, {name: opened.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file ({error}).") from error
+
+
+def _config(path: str | Path, fields: dict[str, Any]) -> LoopedConfig:
+    known = {field.name for field in dataclasses.fields(LoopedConfig)}
+    if unknown := sorted(set(fields) - known):
+        raise ValueError(
+            f"{path} has a configuration with {', '.join(map(repr, unknown))}, which this version "
+            "of the toolkit does not know."
+        )
+    return LoopedConfig(**fields)
+
+
+def _parameters(model: LoopedLM) -> dict[str, nnx.Param]:
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)): parameter for path, parameter in flat}

@@ -1,0 +1,96 @@
+"""What trains the indexers of DSA layers: their losses, beside the logits of one forward pass.
+
+The selection passes no gradient, so each indexer has a loss of its own, and its inputs are
+constants: the gradient of these losses reaches indexers alone, and the gradient of any loss on the
+logits reaches everything else. Both can be added up and taken at once.
+
+    warm-up      the model attends to everything, only the losses are trained (stage "dense")
+    afterwards   cross-entropy of the logits + mean of the losses                (stage "sparse")
+"""
+
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit.looped.mixing.sparse import Stage, recording
+from toolkit.looped.model import LoopedLM
+
+
+class IndexerLosses(NamedTuple):
+    """Divergence of every indexer from the attention it stands in for, in nats a token.
+
+    Attributes:
+        loops: of the looped DSA layers, in every loop.
+        outside: of those in the prelude, then in the coda.
+    """
+
+    loops: Float[Array, "loops layers"]
+    outside: Float[Array, "layers"]
+
+    def mean(self) -> Float[Array, ""]:
+        """Mean over all of them."""
+        return jnp.concatenate([self.loops.ravel(), self.outside]).mean()
+
+
+def indexer_losses(
+    model: LoopedLM,
+    tokens: Int[Array, "batch time"],
+    *,
+    stage: Stage = "sparse",
+    segment_ids: Int[Array, "batch time"] | None = None,
+) -> tuple[Float[Array, "batch time vocabulary"], IndexerLosses]:
+    """The logits of a model, and how far each of its indexers is from the attention it replaces.
+
+        loss = mean_t KL( mean over heads of the attention of t || softmax of its index scores )
+
+    Args:
+        model: one with "dsa" layers.
+        tokens: whole numbers below the vocabulary.
+        stage: "dense" lets every DSA layer attend to all earlier tokens, and compares over them;
+            "sparse" runs the model as it is, and compares over the selected tokens.
+        segment_ids: document number of each position of a packed sequence.
+
+    Returns:
+        Logits, as of `model(tokens)` in the sparse stage, and the losses.
+
+    Raises:
+        ValueError: an unknown stage, a model without DSA layers, malformed tokens.
+
+    Cost:
+        The forward pass, and another q k^T of every DSA layer.
+
+    Source: DeepSeek-V3.2 technical report (2025), section 2.1 (warm-up and sparse training).
+    """
+    config = model.config
+    words = (*config.layers, *config.prelude_layers, *config.coda_layers)
+    if stage not in ("dense", "sparse"):
+        raise ValueError(f"stage is {stage!r}; it must be 'dense' or 'sparse'.")
+    if "dsa" not in words:
+        raise ValueError(f'pattern {config.pattern!r} has no "dsa" layer, so no indexer.')
+    view = _Recording(model, stage)
+    with recording(stage) as outside:
+        logits = LoopedLM.__call__(cast(LoopedLM, view), tokens, segment_ids=segment_ids)
+    return logits, IndexerLosses(jnp.stack(view.losses), jnp.array(outside, jnp.float32))
+
+
+class _Recording:
+    """A model whose loops return the losses of their layers beside what they return anyway."""
+
+    def __init__(self, model: LoopedLM, stage: Stage):
+        self.model = model
+        self.stage: Stage = stage
+        self.losses: list[Array] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def run_loops(self, body, h, **options):
+        def recorded(tau, h, row):
+            with recording(self.stage) as losses:
+                h, result = body(tau, h, row)
+            return h, (result, jnp.array(losses, jnp.float32))
+
+        h, results = self.model.run_loops(recorded, h, **options)
+        self.losses.extend(losses for _, losses in results)
+        return h, tuple(result for result, _ in results)
