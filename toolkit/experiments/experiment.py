@@ -164,6 +164,8 @@ class Experiment:
         beyond: what a machine of two cores cannot show, and how to go there.
         minutes: of all settings with three seeds, on two idle cores.
         work: setting -> cost of a run, in any unit, for the expected time left.
+        report: results -> what is printed in place of `result_table`, where a line a setting is
+            not how to read them.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Experiment:
     beyond: str
     minutes: float
     work: Callable[[Any], float] = lambda setting: 1.0
+    report: Callable[[Results], str] | None = None
 
     def runs(self, seeds: int = 3, only: str = "") -> list[Run]:
         """All runs: every setting with every seed, the seeds of a setting one after another.

@@ -142,7 +142,7 @@ def _report(
     facts = records[-1]
     caption = f"{how}: {facts.device}, jax {facts.versions['jax']}, {facts.date[:10]}"
     print(f"\n{experiment.title}  ({caption})\n")
-    print(result_table(experiment, results))
+    print(experiment.report(results) if experiment.report else result_table(experiment, results))
     print("\nMean +- standard deviation over the seeds. The claims:\n")
     for verdict in experiment.verdicts(results):
         print(verdict)
