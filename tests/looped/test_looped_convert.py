@@ -308,7 +308,7 @@ def test_stages_can_be_left_out_and_layers_named(teacher):
         (lambda t: run(t, restored=(0, 5)), "restored is .0, 5.; wanted"),
         (lambda t: run(t, selection="best"), "kl, uniform"),
         (lambda t: run(t, plan=dataclasses.replace(PLAN, top_k=13)), "vocabulary of 12"),
-        (lambda t: run(build("gdn full")), "recurrent layer 'gdn'"),
+        (lambda t: run(build("gdn full")), "layer 'gdn'"),
         (lambda t: run(build("full", coda="full")), "coda 'full'"),
         (lambda t: top_k_divergence(jnp.ones(3), jnp.ones(3), top_k=4), "1..3"),
         (lambda t: top_k_divergence(jnp.ones(3), jnp.ones(3), top_k=1, temperature=0), "positive"),
