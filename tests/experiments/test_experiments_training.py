@@ -22,7 +22,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import read_records
 
 TINY = {"width": 16, "heads": 2, "feed_forward": 16}
-STEPS = 100
+STEPS = 60
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ def _reach(loops: int) -> int:
 
 
 def _recipe(loops: int) -> Recipe:
-    return Recipe(_model(loops), Needle(_reach(loops), VALUES), steps=300, learning_rate=3e-3)
+    return Recipe(_model(loops), Needle(_reach(loops), VALUES), steps=max(300, 100 * loops))
 
 
 def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> dict:
@@ -137,6 +137,6 @@ EXPERIMENT = Experiment(
     draw=_draw,
     beyond="windows of hundreds of tokens and deeper models; their reach is "
     "`toolkit.looped.tokens_reached(config) - 1`, the formula tested here.",
-    minutes=4,
+    minutes=8,
     work=lambda recipe: recipe.work,
 )
