@@ -78,6 +78,9 @@ class LoopedConfig:
         sandwich_norm: a second RMSNorm a sub-layer, on what it adds to the stream.
         residual_group: layers to a group whose input, times a learned scalar that starts at zero,
             is added to the group's output (None: no groups).
+        embedding_std: spread of the initial embedding (None: width^-1/2, as LT2). At 1 a token
+            weighs as much in the stream as a layer's first outputs, which recall learns from much
+            sooner; the head is then better a table of its own.
         tied_embedding: the output head is the embedding transposed, not a table of its own.
         query_key_norm: RMSNorm of every query and key head of softmax layers, before they turn.
         rotary_fraction: share of a softmax head's channels, the first ones, that turn with the
@@ -137,6 +140,7 @@ class LoopedConfig:
     exit_gate: bool = False
     sandwich_norm: bool = False
     residual_group: int | None = None
+    embedding_std: float | None = None
     tied_embedding: bool = True
     query_key_norm: bool = False
     rotary_fraction: float = 1.0

@@ -40,8 +40,9 @@ def _check_numbers(config):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             wanted = "None or a whole number" if optional else "a whole number"
             raise ValueError(f"{field.name} is {number!r}; it must be {wanted} of at least 1.")
-    for name in ("rope_theta", "norm_epsilon"):
-        if not getattr(config, name) > 0:
+    for name in ("rope_theta", "norm_epsilon", "embedding_std"):
+        number = getattr(config, name)
+        if number is not None and not number > 0:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be positive.")
     for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:

@@ -63,7 +63,8 @@ class LoopedLM(nnx.Module):
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
         self.config = config
         width, dtype = config.width, config.compute_dtype
-        table = nnx.initializers.normal(width**-0.5)
+        draw = nnx.initializers.normal
+        table = draw(config.embedding_std or width**-0.5)
         self.embedding = nnx.Embed(
             config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
         )
@@ -91,7 +92,7 @@ class LoopedLM(nnx.Module):
         self.unembedding = (
             nnx.data(None)
             if config.tied_embedding
-            else nnx.Param(table(rngs.params(), (config.vocabulary, width)))
+            else nnx.Param(draw(width**-0.5)(rngs.params(), (config.vocabulary, width)))
         )
 
     @overload
