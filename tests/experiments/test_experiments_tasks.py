@@ -80,13 +80,6 @@ def test_words_accumulate_from_the_left(task):
         assert (targets == np.cumsum(tokens, 1) % 2).all()
 
 
-def test_short_words_are_scored_first():
-    task = WordProblem("S3", 10)
-    key = jax.random.key(0)
-    scored = [int(task.draw_easier(key, 3, share).mask.sum()) for share in (0.0, 0.5, 1.0)]
-    assert scored == [3 * 2, 3 * 6, 3 * 10]
-
-
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_recall_is_made_easier_by_fewer_swaps_and_hints(share):
     task = StateBasedRecall(8)

@@ -15,7 +15,7 @@ from toolkit.experiments.state_tracking import (
     solved_longer,
 )
 
-STEPS = 1500
+STEPS = 600
 _FLIPS = "gdn, beta up to 2"
 _FORGETS = "gdn, beta up to 1"
 _FULL = "full attention"
@@ -46,5 +46,5 @@ EXPERIMENT = experiment(
     ),
     draw=make_draw(0.5, "Parity of the bits so far"),
     beyond="words of thousands of bits, and deeper models without negative eigenvalues.",
-    minutes=5,
+    minutes=2,
 )

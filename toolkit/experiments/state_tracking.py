@@ -25,8 +25,8 @@ COLUMNS = (Column(WITHIN), Column(BEYOND))
 def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: bool) -> Recipe:
     """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
 
-    Short words are scored before long ones, and there is no short convolution: with one, a model
-    learns the words that fit into it by heart, and stays there.
+    There is no short convolution: with one, a model learns the words that fit into it by heart, and
+    stays there.
 
     Args:
         group: the group's name.
@@ -52,7 +52,7 @@ def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: boo
         negative_eigenvalues=is_negative,
         convolution_size=1,
     )
-    return Recipe(model, task, steps=steps, learning_rate=5e-3, growing=0.6)
+    return Recipe(model, task, steps=steps, learning_rate=5e-3)
 
 
 def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
