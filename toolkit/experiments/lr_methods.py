@@ -194,6 +194,18 @@ def autolrs(budget: int) -> AutoLRS:
     return AutoLRS.paper(INTERVAL, budget, first_stage=first, longest_stage=4 * first)
 
 
+def robust_autolrs(budget: int) -> AutoLRS:
+    """AutoLRS with sound forecasts, candidates on a grid and a last fifth that decays to zero.
+
+    Args:
+        budget: gradient evaluations.
+
+    Returns:
+        The search.
+    """
+    return AutoLRS.scaled(INTERVAL, budget)
+
+
 def probe_then_decay(budget: int) -> ProbeThenDecay:
     """The default method of `toolkit.lr`.
 
@@ -243,6 +255,7 @@ def _methods() -> dict[str, Method]:
           for name, title in free.items()),
         Method("successive halving", "search", _successive_halving),
         Method("AutoLRS", "search", functools.partial(_search, autolrs), 1.5),
+        Method("AutoLRS, robust", "search", functools.partial(_search, robust_autolrs), 1.5),
         Method("probe + corrections", "search", functools.partial(_search, corrected)),
         Method("linear, fixed rate", "fixed", functools.partial(_fixed, "linear")),
         Method("Schedule-Free, fixed", "fixed",
