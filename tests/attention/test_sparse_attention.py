@@ -186,13 +186,6 @@ def test_a_full_cache_is_an_error_or_nan(name, draw_inputs):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="cannot take 2 more"):
         row.function(*(jnp.stack([x, x], 1) for x in inputs), initial_state=held, **row.options)
-    with pytest.raises(ValueError, match="do not combine"):
-        row.function(
-            *(x[:, None] for x in inputs),
-            initial_state=row.empty_state(2, 2, 16, 8, 4, jnp.float32, **row.options),
-            segment_ids=jnp.zeros((2, 1), jnp.int32),
-            **row.options,
-        )
     with pytest.raises(TypeError, match="must be a"):
         row.step(*inputs, jnp.zeros(3), **row.options)
 

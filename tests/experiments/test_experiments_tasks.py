@@ -80,6 +80,33 @@ def test_words_accumulate_from_the_left(task):
         assert (targets == np.cumsum(tokens, 1) % 2).all()
 
 
+def test_short_words_are_scored_first():
+    task = WordProblem("S3", 10)
+    key = jax.random.key(0)
+    scored = [int(task.draw_easier(key, 3, share).mask.sum()) for share in (0.0, 0.5, 1.0)]
+    assert scored == [3 * 2, 3 * 6, 3 * 10]
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_recall_is_made_easier_by_fewer_swaps_and_hints(share):
+    task = StateBasedRecall(8)
+    batch = jax.jit(task.draw_easier, static_argnums=1)(jax.random.key(0), 16, share)
+    for sequence, answers, scored in zip(*map(np.asarray, batch), strict=True):
+        bits, swaps = sequence[:8], sequence[20:36].reshape(8, 2)
+        held = dict(zip(sequence[9:19:2], sequence[10:19:2] - ADDRESS, strict=True))
+        expected = {10 + 2 * i: bits[address] for i, address in enumerate(held.values())}
+        assert (swaps[:2] >= POINTER).all()
+        assert (swaps[2:] > 0).all() == (share == 1)
+        for i, (p, q) in enumerate(swaps[swaps.min(1) > 0]):
+            held[p], held[q] = held[q], held[p]
+            expected[21 + 2 * i] = bits[held[q]]
+        if share == 1:
+            expected.clear()
+        expected[37] = bits[held[sequence[-1]]]
+        assert dict(zip(np.flatnonzero(scored), answers[scored], strict=True)) == expected
+        assert not answers[~scored].any()
+
+
 def test_swaps_only_reads_transpositions():
     for name, points in (("S3", 3), ("S5", 5)):
         swaps = group(name).swaps

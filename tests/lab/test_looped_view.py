@@ -182,7 +182,7 @@ def test_operations_agree_with_the_compiled_program() -> None:
 def test_stored_models_have_a_record_and_fit_the_budget(pattern: str, gated: bool) -> None:
     small = small_model(pattern, gated)
     record = small.record
-    assert record["configuration"]["model"] == dataclasses.asdict(small.config)
+    assert LoopedConfig(**record["configuration"]["model"]) == small.config
     assert record["result"]["parameters"] == parameter_count(small.config)
     assert record["result"]["steps"] == record["configuration"]["training"]["steps"]
     assert 0.5 < small.held_out_loss < 1.5

@@ -232,8 +232,8 @@ def test_ouro(tmp_path):
 # What the files say, and what cannot be read.
 
 
-def test_the_preset_is_what_the_file_of_ouro_says(tmp_path):
-    """ByteDance/Ouro-1.4B, config.json."""
+def test_the_preset_is_what_the_file_says():
+    """The published sizes of Ouro-1.4B, by the names of a config.json."""
     published = {
         "vocab_size": 49152,
         "hidden_size": 2048,
@@ -340,6 +340,8 @@ def test_options_the_checkpoint_does_not_know(tmp_path):
     published("llama", tmp_path)
     with pytest.raises(ValueError, match=r"does not fill rho"):
         load_checkpoint(tmp_path, residual_gate=True)
+    with pytest.raises(ValueError, match=r"pattern 'gdn full' has gdn; .* are full, window"):
+        load_checkpoint(tmp_path, pattern="gdn full")
 
 
 class OneAtATime(Mapping):

@@ -84,6 +84,10 @@ def test_wrong_files_are_refused(tmp_path):
     ("arguments", "command"),
     [
         (
+            ["toolkit", "train", "runs/a", "--pattern", "gdn full"],
+            "toolkit train runs/a --pattern 'gdn full'",
+        ),
+        (
             ["/home/someone/bin/toolkit", "bench", "--out=/tmp/x/r.json"],
             "toolkit bench --out=r.json",
         ),

@@ -11,6 +11,7 @@ EXPERIMENTS: dict[str, str] = {
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
     "recall": "a memory behind swapped pointers: hybrid against window",
     "curriculum": "the stages of recall up to 256 cells, for a machine with an accelerator",
+    "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
 }

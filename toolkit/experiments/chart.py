@@ -3,10 +3,14 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.lab.figures import FAINT, new_figure
+from toolkit.lab.figures import FAINT, Look, new_figure
 from toolkit.lab.figures import LOOKS as _NAMED
 
-LOOKS = tuple(_NAMED.values())
+LOOKS = (
+    *_NAMED.values(),
+    Look("#1f2933", (0, (8, 2)), "P", "\\\\"),
+    Look("#7a7a7a", (0, (2, 1)), "X", "oo"),
+)
 """Looks in order, for settings that have no look of their own."""
 
 

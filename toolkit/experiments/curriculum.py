@@ -59,6 +59,7 @@ def run_stages(
     Cost:
         At most the recipe's steps a stage.
     """
+    assert isinstance(recipe.task, StateBasedRecall)
     start, passed, steps, moved = None, [0], [], []
     for index, cells in enumerate(stages):
         task = StateBasedRecall(cells, most_cells=recipe.task.most_cells)
@@ -79,7 +80,7 @@ def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> Outcome:
     return run_stages(recipe, seed, workspace)
 
 
-def _hybrids_go_farther(results: Results) -> tuple[bool, str]:
+def _farther(results: Results) -> tuple[bool, str]:
     best = {
         name: max(results.mean(_label(name, loops), _SOLVED) for loops in _LOOPS)
         for name in _PATTERNS
@@ -107,6 +108,7 @@ def _draw(results: Results, caption: str):
     left.invert_yaxis()
     left.set(xlabel="n_max: most cells passed", title="How far the curriculum goes")
     right.set_xscale("log", base=2)
+    right.set_xticks(STAGES, [str(cells) for cells in STAGES])
     right.set(xlabel="cells", ylabel="steps to pass", title="steps a stage, first seed")
     caption_below(figure, f"Bars: means over the seeds; dots: all seeds. {caption}")
     return figure
@@ -122,9 +124,7 @@ EXPERIMENT = Experiment(
     },
     execute=_execute,
     columns=(Column(_SOLVED, "1", 0),),
-    claims=(
-        Claim("hybrids of state and attention go farther than attention", _hybrids_go_farther),
-    ),
+    claims=(Claim("hybrids of state and attention go farther than attention", _farther),),
     draw=_draw,
     beyond="all of this: a stage may take its whole budget of "
     f"{BUDGET:,} steps; two cores manage stage 1 (`toolkit experiment recall`).",

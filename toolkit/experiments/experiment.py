@@ -15,8 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Outcome = Mapping[str, float | list[float]]
-"""What one run found: numbers and curves (lists of numbers), by name."""
+Outcome = Mapping[str, Any]
+"""What one run found: numbers and curves (lists or arrays of numbers), by name."""
 
 
 class Stopped(Exception):

@@ -23,7 +23,13 @@ from toolkit.experiments.experiment import (
     Stopped,
     Workspace,
 )
-from toolkit.lab.language_model import TrainingRun, next_byte_loss, train_language_model
+from toolkit.lab.figures import short
+from toolkit.lab.language_model import (
+    LOG_EVERY,
+    TrainingRun,
+    next_byte_loss,
+    train_language_model,
+)
 from toolkit.looped import (
     LAYERS,
     LoopedCache,
@@ -96,7 +102,7 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
         raise Stopped
     evaluated = [row for row in trained.history if "evaluation_loss" in row]
     # A call's median: the first one compiles.
-    seconds = np.median([row["seconds"] / 10 for row in trained.history])
+    seconds = np.median([row["seconds"] / LOG_EVERY for row in trained.history])
     return {
         _PERPLEXITY: np.exp(trained.evaluation_loss),
         "training tokens/s": setting.batch * setting.time / seconds,
@@ -166,8 +172,6 @@ def _claim(text: str, winner: str, loser: str) -> Claim:
 
 
 def _draw(results: Results, caption: str):
-    from toolkit.lab.figures import log_axes
-
     figure, (left, right) = two_panels()
     for index, label in enumerate(results.labels):
         look = LOOKS[index % len(LOOKS)]
@@ -179,8 +183,10 @@ def _draw(results: Results, caption: str):
     left.set(xlabel="training step", ylabel="perplexity of a held-out byte",
              title="At matched parameters and tokens")  # fmt: skip
     left.legend(loc="upper right")
-    log_axes(right, x_unit="tokens", y_unit="tokens/s")
-    right.set(xlabel="context", ylabel="", title="decoded tokens a second, one sequence")
+    right.set_xscale("log", base=2)
+    right.set_xticks(CONTEXTS, [short(context, "tokens") for context in CONTEXTS])
+    right.set_ylim(bottom=0)
+    right.set(xlabel="tokens in the cache", title="decoded tokens a second, one sequence")
     caption_below(figure, f"Means over the seeds. {caption}")
     return figure
 

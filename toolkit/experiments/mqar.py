@@ -1,7 +1,9 @@
-"""Looking up eight keys among noise: who recalls, a fixed state, a window, or both together?
+"""Looking up eight keys among noise: who recalls, a state, a window, or a hybrid?
 
 MQAR at a size that two cores can learn. Every model has two layers of the same width.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +21,7 @@ _MARGIN = 0.02
 _PATTERNS = {
     "gdn": "gdn gdn",
     "window": "window window",
-    "gdn + window": "gdn window",
     "gdn + full": "gdn full",
-    "full": "full full",
 }
 
 
@@ -34,7 +34,7 @@ def _recipe(pattern: str) -> Recipe:
         sliding_window=WINDOW,
         feed_forward=64,
     )
-    return Recipe(model, TASK, steps=2000, batch=64, learning_rate=5e-3)
+    return Recipe(model, TASK, steps=1000, learning_rate=5e-3)
 
 
 def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> dict:
@@ -51,27 +51,19 @@ def _accuracy(pairs: int) -> str:
     return f"accuracy, {pairs} pairs"
 
 
-def _worst(results: Results, labels: list[str]) -> dict[str, float]:
-    return {label: min(results.samples(label, _accuracy(PAIRS[0]))) for label in labels}
-
-
-def _in_words(shares: dict[str, float]) -> str:
-    return "worst seed: " + ", ".join(f"{label} {share:.2f}" for label, share in shares.items())
-
-
 def _window_fails(results: Results) -> tuple[bool, str]:
     best = max(results.samples("window", _accuracy(PAIRS[0])))
     return best < 0.5, f"best seed: {best:.2f}; two layers reach {2 * (WINDOW - 1)} tokens back"
 
 
-def _hybrids_recall(results: Results) -> tuple[bool, str]:
-    worst = _worst(results, ["gdn + window", "gdn + full"])
-    return min(worst.values()) >= SOLVED, _in_words(worst)
+def _recalls(label: str, results: Results) -> tuple[bool, str]:
+    worst = min(results.samples(label, _accuracy(PAIRS[0])))
+    return worst >= SOLVED, f"worst seed: {worst:.2f}"
 
 
 def _hybrid_wins(results: Results) -> tuple[bool, str]:
     mean = {label: results.mean(label, _accuracy(PAIRS[1])) for label in _PATTERNS}
-    others = max(mean["gdn"], mean["window"])
+    others = max(mean[label] for label in ("gdn", "window"))
     words = ", ".join(f"{label} {share:.2f}" for label, share in mean.items())
     return mean["gdn + full"] > others + _MARGIN, f"{PAIRS[1]} pairs, means: {words}"
 
@@ -87,9 +79,9 @@ def _draw(results: Results, caption: str):
         left.fill_between(steps, curves.min(0), curves.max(0), color=look.colour, alpha=0.12)
         for place, pairs in enumerate(PAIRS):
             samples = results.samples(label, _accuracy(pairs))
-            right.bar(place + 0.15 * (index - 2), np.mean(samples), 0.14, color=look.colour,
+            right.bar(place + 0.25 * (index - 1), np.mean(samples), 0.22, color=look.colour,
                       hatch=look.hatch, edgecolor="white")  # fmt: skip
-            right.plot([place + 0.15 * (index - 2)] * len(samples), samples, ".", color="#1f2933",
+            right.plot([place + 0.25 * (index - 1)] * len(samples), samples, ".", color="#1f2933",
                        markersize=4)  # fmt: skip
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.05),
              title=f"{PAIRS[0]} pairs among {TASK.length} tokens, while training")  # fmt: skip
@@ -109,12 +101,12 @@ EXPERIMENT = Experiment(
     columns=(
         Column(_accuracy(PAIRS[0])),
         Column(_accuracy(PAIRS[1])),
-        Column("seconds", "s", 0),
     ),
     claims=(
         Claim(f"a window of {WINDOW} alone cannot recall", _window_fails),
-        Claim("the hybrids recall, with every seed", _hybrids_recall),
-        Claim("the hybrid with full attention wins beyond what it was trained on", _hybrid_wins),
+        Claim("a state alone recalls, with every seed", partial(_recalls, "gdn")),
+        Claim("the hybrid recalls, with every seed", partial(_recalls, "gdn + full")),
+        Claim(f"the hybrid is ahead on {PAIRS[1]} pairs, which nobody saw", _hybrid_wins),
     ),
     draw=_draw,
     beyond="the original 8,192 words and 64 pairs, where a state of fixed size runs out: "

@@ -15,7 +15,7 @@ from toolkit.experiments.state_tracking import (
     solved_longer,
 )
 
-STEPS = 1000
+STEPS = 1500
 _FLIPS = "gdn, beta up to 2"
 _FORGETS = "gdn, beta up to 1"
 _FULL = "full attention"

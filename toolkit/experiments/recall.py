@@ -1,7 +1,8 @@
 """Stage 1 of state-based recall: track five swapped pointers, then read the memory at one.
 
 The task wants both halves at once: following the swaps is what a recurrent state is for, reading
-an address what attention is for. A hybrid has both.
+an address what attention is for. A hybrid has both. Training starts with few swaps and with hints
+(`StateBasedRecall.draw_easier`); the accuracies are those of the task itself.
 """
 
 import functools
@@ -19,8 +20,7 @@ from toolkit.looped import LoopedConfig
 
 CELLS = 8
 TASK = StateBasedRecall(CELLS)
-WINDOW = 16
-LOOPS = 2
+WINDOW = 24  # two layers of it see the whole sequence
 _PATTERNS = {
     "gdn + full": "gdn full",
     "gdn + window": "gdn window",
@@ -122,7 +122,8 @@ def _draw(results: Results, caption: str):
                   edgecolor="white")  # fmt: skip
         right.plot([index] * len(samples), samples, ".", color="#1f2933")
     left.axhline(PASS, color="#8a949e", linewidth=1)
-    left.text(0, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9)
+    left.text(0.01, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9,
+              transform=left.get_yaxis_transform())  # fmt: skip
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0.4, 1.05),
              title=f"{CELLS} cells, {CELLS} swaps, while training")  # fmt: skip
     left.legend(loc="center right")
@@ -137,11 +138,11 @@ EXPERIMENT = Experiment(
     name="recall",
     title=f"{CELLS} cells behind five swapped pointers: hybrid or windows alone?",
     settings={
-        label: Recipe(model(pattern, TASK, LOOPS, 64), TASK, steps=3000, batch=64)
+        label: Recipe(model(pattern, TASK, 1, 64), TASK, steps=3000, growing=0.7)
         for label, pattern in _PATTERNS.items()
     },
     execute=_execute,
-    columns=(Column(_ACCURACY), Column(_MOVED), Column("seconds", "s", 0)),
+    columns=(Column(_ACCURACY), Column(_MOVED)),
     claims=(
         Claim("a hybrid of state and attention passes stage 1 with every seed", _hybrid_passes),
         Claim("and is ahead of windows alone with every seed", _hybrid_wins),

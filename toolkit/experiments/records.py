@@ -73,7 +73,7 @@ class FinishedRuns:
 
     def records(self, results: Results) -> list[Record]:
         """The results as records, each with the provenance of the last run behind it."""
-        units = {column.name: column.unit for column in self.experiment.columns}
+        units = {"seconds": "s"} | {c.name: c.unit for c in self.experiment.columns}
         records = []
         for label in results.labels:
             runs = results.outcomes[label]

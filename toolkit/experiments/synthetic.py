@@ -40,6 +40,8 @@ class Recipe:
         batch: sequences a step.
         learning_rate: peak of the warm-up (a twentieth of the steps) and cosine schedule.
         weight_decay: of matrices.
+        growing: share of the steps during which the task grows to its full length, for tasks with
+            `draw_easier`. 0 trains on the whole task from the start.
     """
 
     model: LoopedConfig
@@ -48,6 +50,7 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
+    growing: float = 0.0
 
     def __post_init__(self):
         if self.model.vocabulary != self.task.vocabulary:
@@ -55,6 +58,8 @@ class Recipe:
                 f"model: its vocabulary is {self.model.vocabulary}, the task's "
                 f"{self.task.vocabulary}"
             )
+        if self.growing and not hasattr(self.task, "draw_easier"):
+            raise ValueError(f"growing: {type(self.task).__name__} has no easier sequences")
 
     @property
     def work(self) -> float:
@@ -198,7 +203,11 @@ def _programs(recipe: Recipe):
     optimizer = adamw(schedule, weight_decay=recipe.weight_decay)
 
     def sample(seed: Array, step: Array) -> Batch:
-        return recipe.task.draw(jax.random.fold_in(jax.random.key(seed), step), recipe.batch)
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        if recipe.growing:
+            share = jnp.minimum(1.0, step / (recipe.growing * recipe.steps))
+            return recipe.task.draw_easier(key, recipe.batch, share)  # pyright: ignore
+        return recipe.task.draw(key, recipe.batch)
 
     loss = functools.partial(answer_loss, graph)
     return graph, optimizer, make_train_step(loss, optimizer, sample=sample, most_steps=LOG_EVERY)

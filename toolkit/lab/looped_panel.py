@@ -18,7 +18,7 @@ from toolkit.lab.looped_reader import MAX_LOOPS, MAX_TOKENS
 from toolkit.lab.looped_view import BEST, MOST, LoopView, look, visible
 from toolkit.lab.panel import Panel
 
-TEXT = "The class statement defines a class object. The class "
+TEXT = "The class statement defines a class object. The class"
 ON_OFF = {"on": True, "off": False}
 SMALLEST_SHARE = 1e-6
 NO_PATH = "#eceff2"

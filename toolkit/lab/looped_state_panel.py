@@ -113,7 +113,7 @@ class LoopStatePanel(Panel):
         self._size = self._line(hidden, INK, "o", "-", "size")
         self._change = self._line(hidden, PLAIN.colour, "s", PLAIN.dashes, "change", (0, (5, 2)))
         hidden.set_yscale("log")
-        hidden.legend(loc="lower right")
+        hidden.legend(loc="upper left")
         self._states = [
             self._line(state, GATED.colour, marker, "-", f"layer {layer}")
             for layer, marker in LAYER_MARKERS.items()
@@ -196,7 +196,7 @@ class LoopStatePanel(Panel):
         """Limits that hold what is drawn, in coarse steps: a moved limit draws everything anew."""
         shares = [0.01, view.even, *(first.max() for first in view.sink.values())]
         state = max((norms.max() for norms in view.state.values()), default=1.0)
-        spread = np.abs(view.rho).max() + view.rho_spread.max()
+        spread = max(0.05, np.abs(view.rho).max() + view.rho_spread.max())
         smallest = min(view.change.min(), view.size[1:].min())
         limits = {
             "hidden": (

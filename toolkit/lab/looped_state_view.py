@@ -68,14 +68,19 @@ class StateView:
             )
             for gate in (False, True)
         }
+        sink = (
+            f"The first byte gets at most {highest[False]:.1%} of the attention without output "
+            f"gate and {highest[True]:.1%} with it; an even share is {self.even:.1%}."
+            if self.even
+            else "The windows have moved past the first byte."
+        )
         return (
             f"At “{self.here}”, loop {self.loops} of “{self.pattern}” changes a hidden state of "
-            f"norm {before:.3g} by {change:.3g} ({change / before:.0%}); its residual gate is "
-            f"{self.rho[last]:.2f} on average. The first byte gets at most {highest[False]:.1%} of "
-            f"the attention without output gate and {highest[True]:.1%} with it; an even share is "
-            f"{self.even:.1%}. Measured here. Modelled at {self.context:,} tokens: "
-            f"{in_loops(self.loops)} take {in_words(self.operations[last], 'FLOP')} a token and "
-            f"keep {in_words(self.cache[last], 'bytes')}; with full attention twice "
+            f"norm {before:.3g} by {change:.3g} ({change / before:.0%}); its residual gate has "
+            f"mean {self.rho[last]:.3f}, spread {self.rho_spread[last]:.3f}. {sink} Measured here. "
+            f"Modelled at {self.context:,} tokens: {in_loops(self.loops)} take "
+            f"{in_words(self.operations[last], 'FLOP')} a token and keep "
+            f"{in_words(self.cache[last], 'bytes')}; with full attention twice "
             f"{in_words(self.reference_operations[last], 'FLOP')} and "
             f"{in_words(self.reference_cache[last], 'bytes')}."
         )

@@ -89,7 +89,16 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
 
     Returns:
         Parts that fill every parameter once.
+
+    Raises:
+        ValueError: if the model has a layer that the family has not.
     """
+    styles = STYLES[family.mixers]
+    if unknown := set(config.layers) - set(styles):
+        raise ValueError(
+            f"pattern {config.pattern!r} has {', '.join(sorted(unknown))}; layers of these "
+            f"checkpoints are {', '.join(styles)}."
+        )
     ends = (
         as_it_is("embedding.embedding", "embed_tokens.weight"),
         family.norm("norm.scale", "norm.weight"),
@@ -116,8 +125,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
     for layer, word in enumerate(config.layers):
         here = f"{prefix}layers.{layer}."
         found.append(Part(f"blocks.{layer}", here, block))
-        mixer = STYLES[family.mixers][word]
-        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], mixer))
+        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], styles[word]))
     return found
 
 

@@ -166,7 +166,7 @@ class LoopedConfig:
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
         sizes |= {"sparse_block": 8, "sparse_blocks": 4, "sparse_window": 16}
-        sizes |= {"selected_tokens": 32, "index_heads": 4, "index_size": 16}
+        sizes |= {"selected_tokens": 32, "index_size": 16}
         sizes |= {"shared_key_size": 72, "shared_value_size": 64}
         return cls(pattern=pattern, loops=loops, **(sizes | overrides))
 

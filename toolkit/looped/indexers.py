@@ -86,8 +86,10 @@ class _Recording:
         return getattr(self.model, name)
 
     def run_loops(self, body, h, **options):
+        stage = self.stage
+
         def recorded(tau, h, row):
-            with recording(self.stage) as losses:
+            with recording(stage) as losses:
                 h, result = body(tau, h, row)
             return h, (result, jnp.array(losses, jnp.float32))
 

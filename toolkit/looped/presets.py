@@ -16,8 +16,6 @@ each at "tiny" (five layers of width 128 over bytes, four loops: ours, for a lap
 are the sizes of the published checkpoints that `load_checkpoint` reads.
 """
 
-from typing import Any
-
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.patterns import interleave
 
@@ -30,49 +28,58 @@ _WORDS = {
     "hybrid": ("gdn", "full"),
     "hybrid-dsa": ("gdn", "dsa"),
 }
-# Kernels of native sparse attention want 16 query heads or more to a key head.
-_NSA_HEADS: dict[str, Any] = {"heads": 16, "key_value_heads": 1}
 
 
-def _options(kind) -> dict[str, Any]:
-    return {"indexer": "lt2"} if "dsa" in _WORDS[kind] else {}
+def _heads(kind, heads):
+    """Query heads and key heads: kernels of native sparse attention want 16 to 1 or more."""
+    return (max(heads, 16), 1) if kind == "sparse-nsa" else (heads, None)
+
+
+def _indexer(kind):
+    return "lt2" if "dsa" in _WORDS[kind] else "lightning"
 
 
 def _tiny(kind):
-    grouped = {"key_value_heads": 1} if kind == "sparse-nsa" else {}
-    return LoopedConfig.tiny(interleave(5, *_WORDS[kind]), loops=4, **grouped, **_options(kind))
+    return LoopedConfig.tiny(
+        interleave(5, *_WORDS[kind]),
+        loops=4,
+        key_value_heads=1 if kind == "sparse-nsa" else None,
+        indexer=_indexer(kind),
+    )
 
 
 def _600m(kind):
     # Released with a SwiGLU of 1.13 x 8/3 x width, up to 3328, beside recurrent layers.
     has_recurrent_layers = "gdn" in _WORDS[kind]
-    heads = _NSA_HEADS if kind == "sparse-nsa" else {"heads": 8}
+    heads, key_value_heads = _heads(kind, 8)
     return LoopedConfig(
         vocabulary=128_256,
         width=1024,
         pattern=interleave(21, *_WORDS[kind]),
         loops=4,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        indexer=_indexer(kind),
         feed_forward=3328 if has_recurrent_layers else None,
         sliding_window=2048,
         dtype="bfloat16",
-        **heads,
-        **_options(kind),
     )
 
 
 def _1_3b(kind):
-    heads = _NSA_HEADS if kind == "sparse-nsa" else {"heads": 16}
+    heads, key_value_heads = _heads(kind, 16)
     return LoopedConfig(
         vocabulary=128_256,
         width=2048,
         pattern=interleave(20, *_WORDS[kind]),
         loops=4,
+        heads=heads,
+        key_value_heads=key_value_heads,
+        indexer=_indexer(kind),
         sliding_window=2048,
         # Part of the released recipe of the hybrid; the baseline is published without it.
         attention_output_gate=kind == "hybrid",
         dtype="bfloat16",
-        **heads,
-        **_options(kind),
     )
 
 

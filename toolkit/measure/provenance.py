@@ -15,6 +15,7 @@ import numbers
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -264,5 +265,7 @@ def _command(arguments: list[str]) -> str:
     program, *rest = arguments or ["python"]
     if Path(program).name == "__main__.py":
         program = f"python -m {Path(program).parent.name}"
-    line = _FOLDERS.sub("", " ".join([program, *rest]))
+    # Folders go before quotes come, which would hide where a path begins.
+    words = [_FOLDERS.sub("", program), *(shlex.quote(_FOLDERS.sub("", word)) for word in rest)]
+    line = " ".join(words)
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "host", line)

@@ -374,11 +374,10 @@ def native_sparse_attention_reference(
     selected = past[:, None] & (in_chosen | (token >= own)[:, None])
     selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    gates = (gate[..., None] for gate in (compressed_gate, selected_gate, window_gate))
-    first, second, third = (
-        gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True)
-    )
-    return first + second + third, None
+    gates = compressed_gate, selected_gate, window_gate
+    branches = compressed, selected, window
+    gated = [gate[..., None] * x for gate, x in zip(gates, branches, strict=True)]
+    return gated[0] + gated[1] + gated[2], None
 
 
 def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Int
 from toolkit.experiments.tasks.batch import Batch
 
 POINTERS = 5
-INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 1, 2, 3, 4, 6, 11
-"""Numbers of tokens: 0 pads, BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
+PAD, INIT, OPS, QUERY, BIT, POINTER, ADDRESS = 0, 1, 2, 3, 4, 6, 11
+"""Numbers of tokens: BIT and BIT + 1 are the bits, POINTER.. the five variables, ADDRESS..
 the addresses."""
 STAGES = (8, 16, 32, 64, 128, 256)
 """Cells (and swaps) of the stages of the curriculum."""
@@ -65,11 +65,34 @@ class StateBasedRecall:
 
     def draw(self, key: Array, batch: int) -> Batch:
         """Sequences with the question at the last position; see the class."""
-        batches, _ = self.draw_with_moves(key, batch)
-        return batches
+        return self.draw_with_moves(key, batch)[0]
 
     def draw_with_moves(self, key: Array, batch: int) -> tuple[Batch, Bool[Array, "batch"]]:
         """`draw`, and whether the queried pointer ended at another address than it began."""
+        tokens, answers, has_moved = self._sequences(key, batch, 1.0)
+        return self._asked_at_the_end(tokens, answers), has_moved
+
+    def draw_easier(self, key: Array, batch: int, share: float | Array) -> Batch:
+        """A step on the way to the task: that share of the swaps, and hints.
+
+        Padding stands in place of the last swaps. Below a share of 1 the bit is asked for wherever
+        an address has just been told: behind every declaration and every swap.
+        """
+        tokens, answers, _ = self._sequences(key, batch, share)
+        asked = self._asked_at_the_end(tokens, answers)
+        with_hints = Batch(tokens, answers, answers > 0)
+        return jax.tree.map(
+            lambda easy, exact: jnp.where(share < 1, easy, exact), with_hints, asked
+        )
+
+    def _asked_at_the_end(self, tokens: Array, answers: Array) -> Batch:
+        mask = jnp.broadcast_to(jnp.arange(self.length) == self.length - 1, tokens.shape)
+        return Batch(tokens, jnp.where(mask, answers, 0), mask)
+
+    def _sequences(
+        self, key: Array, batch: int, share: float | Array
+    ) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"], Bool[Array, "batch"]]:
+        """Tokens, the bit in question at every position (0 where there is none), what moved."""
         for_bits, for_start, for_swaps, for_query = jax.random.split(key, 4)
         bits = jax.random.bernoulli(for_bits, shape=(batch, self.cells)).astype(jnp.int32)
         order = jax.random.uniform(for_start, (batch, self.cells)).argsort(axis=1)
@@ -78,34 +101,44 @@ class StateBasedRecall:
         p = jax.random.randint(first, (batch, self.operations), 0, POINTERS)
         offset = jax.random.randint(second, (batch, self.operations), 1, POINTERS)
         q = (p + offset) % POINTERS  # another pointer than p, uniformly
-        end = _swapped(start, p, q)
+        is_done = jnp.arange(self.operations) < self.operations * share
+        # A pointer swapped with itself changes nothing.
+        end, told = _swapped(start, p, jnp.where(is_done, q, p))
         queried = jax.random.randint(for_query, (batch, 1), 0, POINTERS)
+        final = jnp.take_along_axis(end, queried, axis=1)
 
         def word(token: int) -> Int[Array, "batch one"]:
             return jnp.full((batch, 1), token)
 
+        def bit_at(address: Int[Array, "batch count"]) -> Int[Array, "batch count"]:
+            return BIT + jnp.take_along_axis(bits, address, axis=1)
+
+        def behind(first: Array, second: Array) -> Int[Array, "batch pairs"]:
+            return jnp.stack([first, second], 2).reshape(batch, -1)
+
         names = jnp.broadcast_to(POINTER + jnp.arange(POINTERS), (batch, POINTERS))
-        declarations = jnp.stack([names, ADDRESS + start], 2).reshape(batch, -1)
-        swaps = POINTER + jnp.stack([p, q], 2).reshape(batch, -1)
-        parts = [BIT + bits, word(INIT), declarations, word(OPS), swaps, word(QUERY)]
-        tokens = jnp.concatenate([*parts, POINTER + queried], axis=1).astype(jnp.int32)
-        final = jnp.take_along_axis(end, queried, axis=1)
-        answer = BIT + jnp.take_along_axis(bits, final, axis=1)
-        mask = jnp.broadcast_to(jnp.arange(self.length) == self.length - 1, tokens.shape)
+        swaps = behind(*(jnp.where(is_done, POINTER + pointer, PAD) for pointer in (p, q)))
+        bits_told = jnp.where(is_done, bit_at(told), 0)
+        tokens = [BIT + bits, word(INIT), behind(names, ADDRESS + start), word(OPS), swaps]
+        answers = [jnp.zeros_like(bits), word(0), behind(0 * names, bit_at(start)), word(0)]
+        answers += [behind(0 * bits_told, bits_told), word(0), bit_at(final)]
+        tokens = jnp.concatenate([*tokens, word(QUERY), POINTER + queried], axis=1)
         has_moved = (final != jnp.take_along_axis(start, queried, axis=1))[:, 0]
-        return Batch(tokens, jnp.where(mask, answer, 0), mask), has_moved
+        return tokens.astype(jnp.int32), jnp.concatenate(answers, axis=1), has_moved
 
 
 def _swapped(
     addresses: Int[Array, "batch pointers"],
     p: Int[Array, "batch operations"],
     q: Int[Array, "batch operations"],
-) -> Int[Array, "batch pointers"]:
-    """Addresses after exchanging those of p[:, i] and q[:, i] for i = 0, 1, ..."""
+) -> tuple[Int[Array, "batch pointers"], Int[Array, "batch operations"]]:
+    """Addresses after exchanging those of p[:, i] and q[:, i] in turn, and q's after each."""
     row = jnp.arange(len(addresses))
 
-    def swap(held: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+    def swap(held: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = pair
-        return held.at[row, a].set(held[row, b]).at[row, b].set(held[row, a]), None
+        held = held.at[row, a].set(held[row, b]).at[row, b].set(held[row, a])
+        return held, held[row, b]
 
-    return jax.lax.scan(swap, addresses, (p.T, q.T))[0]
+    end, told = jax.lax.scan(swap, addresses, (p.T, q.T))
+    return end, told.T

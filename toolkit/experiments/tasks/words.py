@@ -47,11 +47,16 @@ class WordProblem:
 
     def draw(self, key: Array, batch: int) -> Batch:
         """Elements drawn uniformly, every position scored; see the class."""
+        return self.draw_easier(key, batch, 1.0)
+
+    def draw_easier(self, key: Array, batch: int, share: float | Array) -> Batch:
+        """`draw`, scored at the first two positions and at that share of the others."""
         found = group(self.group)
         choices = np.array(found.swaps) if self.is_swaps_only else np.arange(found.order)
         tokens = jax.random.choice(key, jnp.asarray(choices), (batch, self.length))
         targets = products(tokens, found.table)
-        return Batch(tokens, targets, jnp.ones(tokens.shape, bool))
+        is_scored = jnp.arange(self.length) < 2 + (self.length - 2) * share
+        return Batch(tokens, targets, jnp.broadcast_to(is_scored, tokens.shape))
 
 
 def products(words: Array, table: np.ndarray) -> Array:

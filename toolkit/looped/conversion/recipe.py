@@ -181,10 +181,14 @@ def _check(teacher, word, restored, selection, plan):
         )
     if selection not in SELECTIONS:
         raise ValueError(f"selection is {selection!r}; it must be one of {', '.join(SELECTIONS)}.")
-    wanted = f"wanted a number below the teacher's {layers} layers, or their numbers"
-    many = restored if isinstance(restored, int) else len(set(restored))
-    if not 0 <= many < layers:
-        raise ValueError(f"restored is {restored}; {wanted}.")
+    layer_numbers = range(layers)
+    is_number = isinstance(restored, int)
+    fits = restored in layer_numbers if is_number else set(restored) < set(layer_numbers)
+    if not fits:
+        raise ValueError(
+            f"restored is {restored}; wanted a number below the teacher's {layers} layers, or the "
+            f"numbers of some of them, 0 to {layers - 1}."
+        )
     if plan.top_k > config.vocabulary:
         raise ValueError(
             f"plan.top_k is {plan.top_k}; it must be at most the vocabulary of {config.vocabulary}."

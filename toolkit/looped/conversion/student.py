@@ -128,10 +128,10 @@ def with_mixers(
 
 
 def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
-    recurrent = [word for word in config.layers if LAYERS[word].is_recurrent]
-    if recurrent:
+    others = [word for word in config.layers if word not in ("full", "window")]
+    if others:
         raise ValueError(
-            f"the teacher's pattern {config.pattern!r} has the recurrent layer {recurrent[0]!r}; "
+            f"the teacher's pattern {config.pattern!r} has the layer {others[0]!r}; "
             'every layer of a teacher must be "full" or "window".'
         )
     words = pattern.split()
@@ -153,7 +153,9 @@ def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
         windows=_kept_windows(config, words),
         key_size=size,
         value_size=size,
-        **dict.fromkeys(("value_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")),
+        **dict.fromkeys(
+            ("value_heads", "gdn_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")
+        ),
     )
 
 
@@ -206,6 +208,7 @@ STARTABLE = tuple(
     word
     for word, layer in LAYERS.items()
     if issubclass(layer, (AttentionLayer, DeltaLayer, QueryKeyValueLayer))
-    and word != "delta_product"  # several keys and values a token: nothing to start the others from
+    # The first has several keys and values a token; the others choose tokens by parts of their own.
+    and word not in ("delta_product", "nsa", "dsa")
 )
 """Words of layers that can start from attention: they have its queries, keys and values."""

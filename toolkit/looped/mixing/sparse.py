@@ -53,7 +53,7 @@ class NSALayer(AttentionLayer):
         self.sparse_window = config.sparse_window
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """Keyword arguments of the mixer."""
         return {
             "block_size": self.block_size,
@@ -67,8 +67,10 @@ class NSALayer(AttentionLayer):
     ) -> Any:
         """Keys and values for `capacity` tokens, and the means of their blocks."""
         _, heads, size = config.attention_sizes
-        sizes = (batch, heads, size, size, capacity, config.compute_dtype)
-        return BlockCache.empty(*sizes, block_size=config.sparse_block)
+        dtype = config.compute_dtype
+        return BlockCache.empty(
+            batch, heads, size, size, capacity, dtype, block_size=config.sparse_block
+        )
 
     def __call__(
         self,
@@ -94,14 +96,14 @@ class NSALayer(AttentionLayer):
     ) -> tuple[Float[Array, "batch width"], Any]:
         """Mix one token and append it to the cache."""
         q_t, k_t, v_t = self._project(x_t, cache.length)
-        compressed, selected, recent = self._gates(x_t)
         out_t, cache = native_sparse_attention_step(
-            q_t, k_t, v_t, compressed, selected, recent, cache, **self.options
+            q_t, k_t, v_t, *self._gates(x_t), cache, **self.options
         )
         return self._finish(x_t, out_t), cache
 
     def _gates(self, x):
-        return jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
+        compressed, selected, window = jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
+        return compressed, selected, window
 
 
 class Indexer(nnx.Module):
