@@ -69,9 +69,9 @@ OTHERS = ["Prodigy + cosine", "Schedule-Free, fixed", "linear, fixed rate"]
 def test_the_budget_is_kept_to_the_step(problem, name, monkeypatch):
     made, trained = [], Trainer.train
 
-    def counted(self, lanes, seeds, rates, tell=None):
+    def counted(self, lanes, seeds, rates, progress=None):
         made.append(rates.size)
-        return trained(self, lanes, seeds, rates, tell)
+        return trained(self, lanes, seeds, rates, progress)
 
     monkeypatch.setattr(Trainer, "train", counted)
     outcomes = run(name, problem)

@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
     title="At equal gradient evaluations, search included: which way to come by a learning rate?",
     settings=_settings(),
     execute=execute,
-    columns=(Column(TEST, "nat", 4), Column(SPENT, "1", 0)),
+    columns=(Column(TEST, "1", 4), Column(SPENT, "1", 0)),
     claims=(
         Claim(
             "probe then decay is within noise of oracle-tuned linear decay in every cell",

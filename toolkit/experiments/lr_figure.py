@@ -43,6 +43,7 @@ def draw(found: Sequence[Cell], caption: str) -> Figure:
     Returns:
         The figure.
     """
+    found = [cell for cell in found if cell.losses]
     workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in found)]
     budgets = sorted({cell.budget for cell in found})
     figure = new_figure(14.0, 10.5)

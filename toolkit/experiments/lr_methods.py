@@ -31,8 +31,8 @@ FORWARD_COST = 1 / 3
 TEST, PEAK, SPENT = "test loss", "peak rate", "evaluations"
 BY_RATE = "test loss by rate"
 
-Tell = Callable[[float], Any]
-Run = Callable[[Workload, int, np.ndarray, Tell], list[dict[str, Any]]]
+Progress = Callable[[float], Any]
+Run = Callable[[Workload, int, np.ndarray, Progress], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Method:
     Attributes:
         name: in the names of settings.
         kind: "oracle", "fixed", "tuning-free" or "search".
-        run: (workload, budget, seeds, tell) -> one outcome a seed; `tell` hears of the share done.
+        run: (workload, budget, seeds, progress) -> one outcome a seed; `progress` hears the share
+            that is done.
         cost: gradient evaluations in budgets.
     """
 
@@ -58,10 +59,12 @@ def _adam(name: str) -> Trainer:
     return Trainer(workload(name), optax.adam(1.0))
 
 
-def _oracle(shape: str, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _oracle(
+    shape: str, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
+) -> list:
     """Linear warm-up and a shape, at every rate of the grid; see `_best_of_grid`."""
     table = np.multiply.outer(GRID, _shape(shape, budget))
-    validation, test, _ = _tabulated(problem, np.tile(table, (len(seeds), 1, 1)), seeds, tell)
+    validation, test, _ = _tabulated(problem, np.tile(table, (len(seeds), 1, 1)), seeds, progress)
     outcomes = _best_of_grid(problem, budget, validation, test)
     if shape == "linear":
         for outcome, losses in zip(outcomes, test, strict=True):
@@ -69,40 +72,49 @@ def _oracle(shape: str, problem: Workload, budget: int, seeds: np.ndarray, tell:
     return outcomes
 
 
-def _fixed(shape: str, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _fixed(
+    shape: str, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
+) -> list:
     table = DEFAULT_RATE * np.tile(_shape(shape, budget), (len(seeds), 1, 1))
-    _, test, spent = _tabulated(problem, table, seeds, tell)
+    _, test, spent = _tabulated(problem, table, seeds, progress)
     return [_outcome(problem, loss, DEFAULT_RATE, spent) for loss in test[:, 0]]
 
 
 def _optax(
-    name: str, rate: float | None, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
+    name: str,
+    rate: float | None,
+    problem: Workload,
+    budget: int,
+    seeds: np.ndarray,
+    progress: Progress,
 ) -> list:
     """A contender of `toolkit.lr` by its name, at one rate."""
     rival = contender(name, budget, rate)
-    _, test, spent = _contend(rival, problem, budget, seeds, tell)
+    _, test, spent = _contend(rival, problem, budget, seeds, progress)
     return [_outcome(problem, loss, rate, spent) for loss in test[:, 0]]
 
 
-def _optax_oracle(name: str, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _optax_oracle(
+    name: str, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
+) -> list:
     found = []
     for done, rate in enumerate(GRID):
 
         def part(share: float, done: int = done) -> None:
-            tell((done + share) / len(GRID))
+            progress((done + share) / len(GRID))
 
         found.append(_contend(contender(name, budget, rate), problem, budget, seeds, part)[:2])
     validation, test = (np.concatenate(column, axis=1) for column in zip(*found, strict=True))
     return _best_of_grid(problem, budget, validation, test)
 
 
-def _random_search(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _random_search(problem: Workload, budget: int, seeds: np.ndarray, progress: Progress) -> list:
     """Log-uniform peaks, linear decay, a trial each; that of the best validation loss is kept."""
     forward = TRIALS * VALIDATION_BATCHES * FORWARD_COST
     steps = int((budget - forward) / TRIALS)
     peaks = _log_uniform(seeds, TRIALS)
     table = peaks[..., None] * _shape("linear", steps)
-    validation, test, spent = _tabulated(problem, table, seeds, tell, is_charged=True)
+    validation, test, spent = _tabulated(problem, table, seeds, progress, is_charged=True)
     best = validation.argmin(1)
     return [
         _outcome(problem, test[i, best[i]], peaks[i, best[i]], spent + forward)
@@ -110,24 +122,26 @@ def _random_search(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
     ]
 
 
-def _random_probes(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _random_probes(problem: Workload, budget: int, seeds: np.ndarray, progress: Progress) -> list:
     """Short trials of log-uniform peaks with linear decay, then one long run at the best."""
     forward = CONTESTANTS * VALIDATION_BATCHES * FORWARD_COST
     steps = int(PROBED * budget / CONTESTANTS)
     peaks = _log_uniform(seeds, CONTESTANTS)
     probes = peaks[..., None] * _shape("linear", steps)
     validation, _, spent = _tabulated(
-        problem, probes, seeds, lambda share: tell(PROBED * share), is_charged=True
+        problem, probes, seeds, lambda share: progress(PROBED * share), is_charged=True
     )
     chosen = peaks[np.arange(len(seeds)), validation.argmin(1)]
     shape = _shape("linear", int(budget - forward - spent))
-    _, test, more = _tabulated(problem, chosen[:, None, None] * shape, seeds, tell)
+    _, test, more = _tabulated(problem, chosen[:, None, None] * shape, seeds, progress)
     return [
         _outcome(problem, test[i, 0], chosen[i], spent + more + forward) for i in range(len(seeds))
     ]
 
 
-def _successive_halving(problem: Workload, budget: int, seeds: np.ndarray, tell: Tell) -> list:
+def _successive_halving(
+    problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
+) -> list:
     """Log-uniform peaks, each along its linear decay; at 1/8, 1/4 and 1/2 of it the better half by
     validation loss goes on.
     """
@@ -141,7 +155,7 @@ def _successive_halving(problem: Workload, budget: int, seeds: np.ndarray, tell:
     for until in (1, 2, 4, 8):
         table = peaks[..., None] * shape[lanes.step : until * eighth]
         lanes, _ = trainer.train(lanes, seeds, table)
-        tell(until / 8)
+        progress(until / 8)
         if until < 8:
             losses = _or_infinity(trainer.evaluate(lanes, _few(problem)))
             kept = np.sort(losses.argsort(1)[:, : losses.shape[1] // 2], axis=1)
@@ -152,14 +166,18 @@ def _successive_halving(problem: Workload, budget: int, seeds: np.ndarray, tell:
 
 
 def _search(
-    make: Callable[[int], Any], problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
+    make: Callable[[int], Any],
+    problem: Workload,
+    budget: int,
+    seeds: np.ndarray,
+    progress: Progress,
 ) -> list:
     """A search of `toolkit.lr`, asked and told by this experiment's own loop."""
     outcomes = []
     for place, seed in enumerate(seeds):
 
         def part(share: float, place: int = place) -> None:
-            tell((place + share) / len(seeds))
+            progress((place + share) / len(seeds))
 
         method, trainer = make(budget), _adam(problem.name)
         made, controller = trainer.evaluations, init(method)
@@ -167,16 +185,13 @@ def _search(
         while (request := ask(method, controller)) is not None:
             start = _gathered(lanes, 0, np.zeros((1, len(request.rates)), int))
             reached, losses = trainer.train(start, [seed], request.rates[None])
-            controller, is_kept = _told(method, controller, request, losses[0])
+            controller, is_kept = tell(method, controller, request, losses[0])
             lanes = reached if is_kept else lanes
             part(controller.ledger.spent / budget)
         [[test]] = trainer.evaluate(lanes, problem.test)
         spent = trainer.evaluations - made
         outcomes.append(_outcome(problem, test, controller.rates.max(), spent))
     return outcomes
-
-
-_told = tell
 
 
 def autolrs(budget: int) -> AutoLRS:
@@ -192,6 +207,18 @@ def autolrs(budget: int) -> AutoLRS:
     """
     first = max(budget // 20, 50)
     return AutoLRS.paper(INTERVAL, budget, first_stage=first, longest_stage=4 * first)
+
+
+def robust_autolrs(budget: int) -> AutoLRS:
+    """AutoLRS with sound forecasts, candidates on a grid and a last fifth that decays to zero.
+
+    Args:
+        budget: gradient evaluations.
+
+    Returns:
+        The search.
+    """
+    return AutoLRS.scaled(INTERVAL, budget)
 
 
 def probe_then_decay(budget: int) -> ProbeThenDecay:
@@ -243,6 +270,7 @@ def _methods() -> dict[str, Method]:
           for name, title in free.items()),
         Method("successive halving", "search", _successive_halving),
         Method("AutoLRS", "search", functools.partial(_search, autolrs), 1.5),
+        Method("AutoLRS, robust", "search", functools.partial(_search, robust_autolrs), 1.5),
         Method("probe + corrections", "search", functools.partial(_search, corrected)),
         Method("linear, fixed rate", "fixed", functools.partial(_fixed, "linear")),
         Method("Schedule-Free, fixed", "fixed",
@@ -262,14 +290,18 @@ METHODS: dict[str, Method] = _methods()
 
 
 def _tabulated(
-    problem: Workload, table: np.ndarray, seeds: np.ndarray, tell: Tell, is_charged: bool = False
+    problem: Workload,
+    table: np.ndarray,
+    seeds: np.ndarray,
+    progress: Progress,
+    is_charged: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Trains along rates [seeds, rates, steps]: validation and test losses, evaluations a seed."""
     trainer = _adam(problem.name)
     made = trainer.evaluations
     steps = table.shape[-1]
     lanes, _ = trainer.train(
-        trainer.init(seeds, table.shape[1]), seeds, table, lambda step: tell(step / steps)
+        trainer.init(seeds, table.shape[1]), seeds, table, lambda step: progress(step / steps)
     )
     validation = trainer.evaluate(lanes, _few(problem) if is_charged else problem.validation)
     test = trainer.evaluate(lanes, problem.test)
@@ -277,12 +309,12 @@ def _tabulated(
 
 
 def _contend(
-    rival: Any, problem: Workload, budget: int, seeds: np.ndarray, tell: Tell
+    rival: Any, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, float]:
     trainer = Trainer(problem, rival.transformation, rival.evaluation_params)
     # The rates are the optimiser's own: updates are taken as they come.
     ones = np.ones((len(seeds), 1, budget), np.float32)
-    lanes, _ = trainer.train(trainer.init(seeds), seeds, ones, lambda step: tell(step / budget))
+    lanes, _ = trainer.train(trainer.init(seeds), seeds, ones, lambda step: progress(step / budget))
     validation = _or_infinity(trainer.evaluate(lanes, problem.validation))
     return validation, trainer.evaluate(lanes, problem.test), trainer.evaluations / len(seeds)
 

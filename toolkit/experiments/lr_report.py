@@ -162,7 +162,7 @@ class Cell:
 
 
 def cells(results: Results, workloads: Iterable[str], budgets: Iterable[int]) -> list[Cell]:
-    """The cells of which anything was run, in order."""
+    """All cells in order, those of which nothing was run without losses."""
     budgets, found = list(budgets), []
     for workload in workloads:
         for budget in budgets:
@@ -171,8 +171,7 @@ def cells(results: Results, workloads: Iterable[str], budgets: Iterable[int]) ->
             }
             losses = {method: samples for method, samples in losses.items() if samples}
             quarter = _samples(results, f"{workload} {round(budget / QUARTER)}: {REFERENCE}")
-            if losses:
-                found.append(Cell(workload, budget, losses, quarter))
+            found.append(Cell(workload, budget, losses, quarter))
     return found
 
 
@@ -218,9 +217,11 @@ def report(found: Sequence[Cell]) -> str:
 
 
 def _cell_lines(cell: Cell) -> list[str]:
+    if not cell.losses:
+        return [f"{cell.name} evaluations: not run"]
     note = "" if cell.is_telling else "   (a quarter of the budget is not surely worse)"
     lines = [f"{cell.name} evaluations, loss on the test split{note}"]
-    heads = "".join(f"{'less ' + rival:>44}" for rival in RIVALS)
+    heads = "".join(f"{'less ' + rival:>29}" for rival in RIVALS)
     lines.append(f"  {'':24}{'mean +- sd':>18}{'factor':>8}{heads}")
     for method in METHODS:
         if method not in cell.losses:
@@ -231,7 +232,7 @@ def _cell_lines(cell: Cell) -> list[str]:
         row = f"  {method:24}{statistics.fmean(losses):>9.4f} +-{spread:7.4f}"
         row += f"{_as_factor(cell.factor(method)):>8}" if cell.is_telling else " " * 8
         for rival in RIVALS:
-            row += f"{_gap(cell, method, rival):>44}"
+            row += f"{_gap(cell, method, rival):>29}"
         lines.append(row.rstrip())
     return lines
 
@@ -258,7 +259,7 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
 
 
 def _earlier_lines(found: Sequence[Cell]) -> list[str]:
-    here = [cell for cell in found if cell.name == "char-lm 4000"]
+    here = [cell for cell in found if cell.name == "char-lm 4000" and cell.losses]
     if not here:
         return []
     words = ", ".join(

@@ -65,11 +65,15 @@ class Trainer:
         return Lanes(*self._init(jnp.asarray(seeds, jnp.uint32), lanes=lanes))
 
     def train(
-        self, lanes: Lanes, seeds: Any, rates: np.ndarray, tell: Callable[[int], Any] | None = None
+        self,
+        lanes: Lanes,
+        seeds: Any,
+        rates: np.ndarray,
+        progress: Callable[[int], Any] | None = None,
     ) -> tuple[Lanes, np.ndarray]:
         """Makes the steps of `rates` [seeds, rates, steps]; the losses before each, same shape.
 
-        Losses of a call that ends in a diverged update are not finite; `tell` hears of steps made.
+        Losses of a call that ends in a diverged update are not finite; `progress` hears the steps.
         """
         params, optimizer_state = lanes.params, lanes.optimizer_state
         seeds, total = jnp.asarray(seeds, jnp.uint32), rates.shape[-1]
@@ -84,8 +88,8 @@ class Trainer:
             )  # fmt: skip
             curves[..., begin : begin + count] = np.asarray(losses)[..., :count]
             self.evaluations += count * rates.shape[0] * rates.shape[1]
-            if tell is not None:
-                tell(begin + count)
+            if progress is not None:
+                progress(begin + count)
         return Lanes(params, optimizer_state, lanes.step + total), curves
 
     def evaluate(self, lanes: Lanes, split: Any) -> np.ndarray:
