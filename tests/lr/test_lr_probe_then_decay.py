@@ -79,6 +79,17 @@ def test_the_interval_is_extended_at_its_edges_and_charged(best):
     assert distance < kept_inside
 
 
+def test_short_probes_that_like_the_lowest_rate_are_not_followed_out_of_the_interval():
+    def noise(request):
+        return losses_of(request, best=1e-9)
+
+    controller, requests = run(ProbeThenDecay(INTERVAL, 1000), noise)
+    assert max(r.rates.shape[1] for r, _ in requests if r.kind == "probe") < 40
+    assert controller.extended == 0
+    assert controller.table["rate"].min() >= INTERVAL[0]
+    assert controller.rates.max() > INTERVAL[0]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_diverged_probes_are_never_followed(bad):
     def diverging(request):

@@ -137,7 +137,7 @@ class LoopStatePanel(Panel):
         self._even_words = sink.text(
             MAX_LOOPS + 0.3, 0, "even share", ha="right", va="bottom", fontsize=8.5, color=FAINT
         )
-        sink.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+        sink.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
         sink.legend(loc="upper left", fontsize=7.8, ncols=2, handlelength=1.5, columnspacing=0.7)
         self._costs = {}
         for name, axes, unit in (("operations", operations, "FLOP"), ("cache", cache, "bytes")):

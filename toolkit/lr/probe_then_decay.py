@@ -46,6 +46,7 @@ GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
 LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the interval
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
+EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
 
 
 @register(("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected"))
@@ -210,7 +211,7 @@ def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
     elif stage == GRID:
         rates = np.geomspace(*method.interval, method.candidates)
     else:
-        peak = find_stage_peak(controller, GRID)
+        peak = _grid_peak(method, controller)
         centre = np.exp(peak.log_rate) * LONGER**-EXPONENT
         if not method.extensions:
             centre = np.clip(centre, method.interval[0] * ratio, method.interval[1] / ratio)
@@ -268,13 +269,15 @@ def _is_to_go_on(method: ProbeThenDecay, controller: ProbeController) -> bool:
     peak = find_stage_peak(controller, stage)
     longest = method.probe_steps * LONGER * AROUND
     can_pay = steps_left(method, controller) > method.budget // 2 + longest
-    if not (peak.edge and can_pay):
+    is_hearsay = _is_hearsay(controller, stage, peak)
+    if not (peak.edge and can_pay) or (is_hearsay and stage == GRID):
         return False
     beyond = np.exp(peak.log_rate) * _spacing(method, stage) ** peak.edge
     low, high = method.interval
     is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
-    moves = _rows(controller, stage).sum() - AROUND
-    return moves < MOST_MOVES if is_inside else controller.extended < method.extensions
+    if not is_inside:
+        return controller.extended < method.extensions and not is_hearsay
+    return _rows(controller, stage).sum() - AROUND < MOST_MOVES
 
 
 def _first_loss(controller: ProbeController, losses: np.ndarray) -> float:
@@ -289,6 +292,23 @@ def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
     rates, losses = table["rate"][rows], table["forecast"][rows]
     peak = find_peak(rates, losses, table["variance"][rows])
     return Peak(float(np.log(rates.min())), 1.0, -1) if peak is None else peak
+
+
+def _grid_peak(method: ProbeThenDecay, controller: ProbeController) -> Peak:
+    """The peak of the first probes; the middle of the interval where they have no say."""
+    peak = find_stage_peak(controller, GRID)
+    if _is_hearsay(controller, GRID, peak):
+        return Peak(float(np.log(np.prod(method.interval)) / 2), 1.0, 0)
+    return peak
+
+
+def _is_hearsay(controller: ProbeController, stage: int, peak: Peak) -> bool:
+    """Whether the lowest rate is the best of probes too short to tell, none of which diverged."""
+    rows = _rows(controller, stage)
+    is_short = controller.table["steps"][rows].max() < EVIDENCE
+    return bool(
+        peak.edge == -1 and is_short and np.isfinite(controller.table["forecast"][rows]).all()
+    )
 
 
 def _rows(controller: ProbeController, stage: int) -> np.ndarray:
@@ -307,11 +327,11 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     if method.training_steps is not None:
         steps = min(steps, method.training_steps)
     if _rows(controller, AROUND_PEAK).any():
-        short, long = (find_stage_peak(controller, stage) for stage in (GRID, AROUND_PEAK))
+        short, long = _grid_peak(method, controller), find_stage_peak(controller, AROUND_PEAK)
         exponent = horizon_exponent(short, long, LONGER)
         peak = peak_at(steps, long, LONGER * method.probe_steps, exponent)
     elif _rows(controller, GRID).any():
-        short = find_stage_peak(controller, GRID)
+        short = _grid_peak(method, controller)
         peak = peak_at(steps, short, method.probe_steps, EXPONENT)
     else:  # nothing to go by: the middle
         peak = np.sqrt(np.prod(method.interval))
