@@ -30,5 +30,7 @@ def test_recorded_results_are_shown_by_the_command(path, tmp_path, monkeypatch, 
 def test_recorded_results_are_of_every_setting_with_three_seeds(path):
     experiment = load_experiment(path.stem)
     results = results_of(read_records(path), experiment)
-    assert set(results.labels) == set(experiment.settings)
+    # A report of its own names the settings that were not run; a table would hide them.
+    is_whole = set(results.labels) == set(experiment.settings)
+    assert is_whole or (experiment.report and set(results.labels) < set(experiment.settings))
     assert min(map(len, results.outcomes.values())) >= LEAST_SEEDS
