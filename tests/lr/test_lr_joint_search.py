@@ -83,7 +83,6 @@ def noisy_quadratic_task(points):
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_rate_momentum_and_batch_on_the_noisy_quadratic():
     pytest.importorskip("sklearn")
     space = {
@@ -103,7 +102,6 @@ def test_rate_momentum_and_batch_on_the_noisy_quadratic():
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_rate_momentum_and_weight_decay_on_digits():
     """Short annealed runs, all points of a round in one program; against a rate alone."""
     datasets = pytest.importorskip("sklearn.datasets")

@@ -5,6 +5,8 @@ for each dimension expects the most. The coordinates should be as little coupled
 momentum it is the effective rate, rate / (1 - momentum), that has a best value, not the rate.
 """
 
+import importlib.util
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +62,7 @@ def joint_search(
     Raises:
         ValueError: a range is not 0 < lowest < highest, a count is not positive, the losses have
             another shape, or every run diverged.
+        ModuleNotFoundError: scikit-learn is not installed.
 
     Cost:
         points + rounds * points_per_round evaluations; a fit of the process a point, some 50 ms.
@@ -74,6 +77,10 @@ def joint_search(
         raise ValueError(
             f"need points >= 1, points_per_round >= 1 and rounds >= 0, got {points}, "
             f"{points_per_round} and {rounds}"
+        )
+    if importlib.util.find_spec("sklearn") is None:  # before any run is paid for
+        raise ModuleNotFoundError(
+            "joint_search needs scikit-learn: python -m pip install scikit-learn"
         )
     from scipy.stats import qmc
 
@@ -125,6 +132,7 @@ def effective_rate(rate: Any, momentum: Any) -> Any:
 def _proposals(
     places: np.ndarray, losses: np.ndarray, count: int, generator: np.random.Generator
 ) -> np.ndarray:
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
     from threadpoolctl import threadpool_limits
@@ -136,7 +144,9 @@ def _proposals(
     values = _comparable(losses)
     chosen = []
     # Threads cost more than they bring to matrices this small.
-    with threadpool_limits(1):
+    with threadpool_limits(1), warnings.catch_warnings():
+        # A length at its bound says that a direction does not matter.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         process = GaussianProcessRegressor(kernel, normalize_y=True).fit(places, values)
         believer: Any = {"kernel": process.kernel_, "optimizer": None, "normalize_y": True}
         for _ in range(count):
