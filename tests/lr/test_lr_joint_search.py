@@ -171,7 +171,7 @@ def test_effective_rate():
         (lambda: momentum_losses(PROBLEM, [0.1], momentum=1.0), "momentum"),
         (lambda: joint_search(len, {"rate": (0.0, 1.0)}), "rate"),
         (lambda: joint_search(len, {"rate": (0.1, 1.0)}, points=0), "points"),
-        (lambda: joint_search(lambda p: np.zeros(3), {"rate": (0.1, 1.0)}), "losses"),
+        (lambda: joint_search(lambda p: np.zeros(3), {"rate": (0.1, 1.0)}, rounds=0), "losses"),
         (
             lambda: joint_search(
                 lambda p: np.full(len(p["rate"]), np.nan), {"rate": (0.1, 1.0)}, rounds=0

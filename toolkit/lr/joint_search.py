@@ -62,7 +62,7 @@ def joint_search(
     Raises:
         ValueError: a range is not 0 < lowest < highest, a count is not positive, the losses have
             another shape, or every run diverged.
-        ModuleNotFoundError: scikit-learn is not installed.
+        ModuleNotFoundError: there are rounds, and scikit-learn is not installed.
 
     Cost:
         points + rounds * points_per_round evaluations; a fit of the process a point, some 50 ms.
@@ -78,7 +78,7 @@ def joint_search(
             f"need points >= 1, points_per_round >= 1 and rounds >= 0, got {points}, "
             f"{points_per_round} and {rounds}"
         )
-    if importlib.util.find_spec("sklearn") is None:  # before any run is paid for
+    if rounds and importlib.util.find_spec("sklearn") is None:  # before any run is paid for
         raise ModuleNotFoundError(
             "joint_search needs scikit-learn: python -m pip install scikit-learn"
         )
