@@ -123,7 +123,8 @@ def _run_all(
             bar.set_postfix_str(f"{run.label}, seed {run.seed}")
 
             def progress(share: float, done: float = done, work: float = work) -> None:
-                bar.update(100 * (done + share * work) / whole - bar.n)
+                # Sums of shares may pass the whole by a rounding error, of which tqdm would warn.
+                bar.update(min(100.0, 100 * (done + share * work) / whole) - bar.n)
 
             workspace = Workspace(folder / "running" / _file_name(run), progress)
             workspace.directory.mkdir(parents=True, exist_ok=True)
