@@ -105,7 +105,7 @@ def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
         low = max(0.0, chance - 0.12)
         left.set(xlabel="position in the word", ylabel="accuracy", ylim=(low, 1.1), title=title)
         right.set(xlabel="training step", ylim=(low, 1.1), title="while training")
-        right.legend(loc="lower right", fontsize=8.5)
+        right.legend(loc="best", fontsize=8)
         caption_below(figure, f"Lines: means over the seeds. Bands: all seeds. {caption}")
         return figure
 
