@@ -88,7 +88,7 @@ class FinishedRuns:
                     records.append(Record(prefix, mean, unit, "measured", samples=tuple(numbers),
                                           **facts))  # fmt: skip
                 for seed, curve in found.items():
-                    if isinstance(curve, list):
+                    if isinstance(curve, list) and curve:  # one without points says nothing
                         records.append(Record(f"{prefix}, seed {seed}", curve[-1], unit, "measured",
                                               samples=tuple(curve), **facts))  # fmt: skip
         return records
