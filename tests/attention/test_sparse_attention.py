@@ -283,5 +283,5 @@ def test_sizes_out_of_range_are_named():
         deepseek_sparse_attention(*inputs, selected_tokens=0)
     with pytest.raises(ValueError, match=r"index_k .*must have shape"):
         deepseek_sparse_attention(*inputs[:4], inputs[4][:, :3], inputs[5])
-    with pytest.raises(ValueError, match="every size of IndexedCache"):
+    with pytest.raises(ValueError, match="index_size of an IndexedCache must be at least 1; got 0"):
         IndexedCache.empty(1, 1, 4, None, 0, 8)

@@ -128,8 +128,11 @@ def test_transformers_forms_give_our_values_and_gradients(name):
             threads=1,
         )
         ours = jax.jit(mixer_form(row, "xla", backward=backward))(*args)
-        raise_if_different = agree(PEER_TOLERANCE)
-        raise_if_different({"toolkit": ours, "transformers": peer()})
+        check, theirs = agree(PEER_TOLERANCE), peer()
+        check({"toolkit": ours, "transformers": theirs})
+        off = jax.tree.map(lambda x: (1 + 2 * PEER_TOLERANCE) * x, ours)
+        with pytest.raises(ValueError, match="disagree"):  # it can tell
+            check({"toolkit": off, "transformers": theirs})
 
 
 def test_a_sequence_case_agrees_with_heads_on_devices():

@@ -3,25 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from looped_small_model import small, some_tokens
 
 from toolkit.attention import gated_linear_attention
-from toolkit.looped import LoopedCache, LoopedConfig, LoopedLM, prefill
+from toolkit.looped import LoopedCache, prefill
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def small(pattern, loops=2, seed=0, **overrides):
-    """A model whose residual gates are not at their zero start."""
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
-    config = LoopedConfig.tiny(pattern, loops, **(sizes | overrides))
-    model = LoopedLM(config, rngs=nnx.Rngs(seed))
-    model.rho[...] = 0.3 * jax.random.normal(jax.random.key(seed), model.rho.shape)
-    return model
-
-
-def some_tokens(batch=1, time=12):
-    return jax.random.randint(jax.random.key(1), (batch, time), 0, 50)
 
 
 def halving(x, loops, carried):

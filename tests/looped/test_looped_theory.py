@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from looped_small_model import small, some_tokens
 
 from toolkit.attention import (
     delta_net,
@@ -20,7 +20,7 @@ from toolkit.attention import (
     retention,
     softmax_attention,
 )
-from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.looped import LoopedConfig
 from toolkit.looped.theory import (
     effective_transition,
     influence_bound,
@@ -45,19 +45,6 @@ def unit_keys(steps, size, seed=0):
 
 def rank(matrix):
     return int(np.linalg.matrix_rank(matrix, tol=1e-9))
-
-
-def small(pattern, loops=2, seed=0, **overrides):
-    """A model whose residual gates are not at their zero start."""
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
-    config = LoopedConfig.tiny(pattern, loops, **(sizes | overrides))
-    model = LoopedLM(config, rngs=nnx.Rngs(seed))
-    model.rho[...] = 0.3 * jax.random.normal(jax.random.key(seed), model.rho.shape)
-    return model
-
-
-def some_tokens(batch=1, time=12):
-    return jax.random.randint(jax.random.key(1), (batch, time), 0, 50)
 
 
 # Rank of the transition: loops and keys.

@@ -5,6 +5,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from lr_driver import drive
 
 from toolkit.lr import AutoLRS, Controller, ask, init, tell
 
@@ -19,11 +20,7 @@ def losses_of(request, best=1e-2):
 
 
 def run(method, losses_of=losses_of, controller=None, most=None):
-    controller, requests = init(method) if controller is None else controller, []
-    while (request := ask(method, controller)) is not None and len(requests) != most:
-        controller, is_kept = tell(method, controller, request, losses_of(request))
-        requests.append((request, is_kept))
-    return controller, requests
+    return drive(method, losses_of, controller, most)
 
 
 def test_stages_of_the_paper():

@@ -5,8 +5,9 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from lr_driver import drive
 
-from toolkit.lr import ProbeThenDecay, ask, init, tell
+from toolkit.lr import ProbeThenDecay
 from toolkit.lr.peak import Peak, find_peak, horizon_exponent, surely_better, tail_scores
 
 INTERVAL = (1e-3, 1.0)
@@ -21,11 +22,7 @@ def losses_of(request, best=3e-2, noise=0.0):
 
 
 def run(method, losses_of=losses_of, controller=None, most=None):
-    controller, requests = init(method) if controller is None else controller, []
-    while (request := ask(method, controller)) is not None and len(requests) != most:
-        controller, is_kept = tell(method, controller, request, losses_of(request))
-        requests.append((request, is_kept))
-    return controller, requests
+    return drive(method, losses_of, controller, most)
 
 
 def test_probes_on_a_grid_then_longer_ones_then_the_run():

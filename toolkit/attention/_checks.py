@@ -32,6 +32,13 @@ def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str)
         )
 
 
+def check_sizes(of: str, **sizes: int) -> None:
+    """Refuse a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} of {of} must be at least 1; got {size}.")
+
+
 def check_floating(name: str, array: Array) -> None:
     """Refuse an `array` that is not real floating point."""
     if not jnp.issubdtype(array.dtype, jnp.floating):

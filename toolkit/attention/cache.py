@@ -26,6 +26,7 @@ from toolkit.attention._checks import (
     check_rank,
     check_same_dtype,
     check_shape,
+    check_sizes,
 )
 from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Extent, Segments, documents_after
@@ -61,16 +62,14 @@ class KVCache:
         dtype=jnp.float32,
     ) -> "KVCache":
         """Make a cache without tokens, with room for `capacity` of them."""
-        sizes = {
-            "batch": batch,
-            "key_value_heads": key_value_heads,
-            "key_size": key_size,
-            "value_size": value_size,
-            "capacity": capacity,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} of a KVCache must be at least 1; got {size}.")
+        check_sizes(
+            "a KVCache",
+            batch=batch,
+            key_value_heads=key_value_heads,
+            key_size=key_size,
+            value_size=value_size,
+            capacity=capacity,
+        )
         keys = jnp.zeros((batch, key_value_heads, key_size, capacity), dtype)
         values = jnp.zeros((batch, key_value_heads, value_size, capacity), dtype)
         return cls(keys, values, jnp.zeros((), jnp.int32))

@@ -1,5 +1,7 @@
 """What the figures of experiments have in common, in the house style."""
 
+import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,6 +22,21 @@ def two_panels(height: float = 4.6) -> tuple[Figure, tuple[Axes, Axes]]:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     figure.subplots_adjust(left=0.07, right=0.985, wspace=0.2, bottom=0.2, top=0.9)
     return figure, (left, right)
+
+
+def curve_with_band(
+    axes: Axes,
+    x: Float[np.ndarray, "points"],
+    curves: Float[np.ndarray, "seeds points"],
+    look: Look,
+    label: str,
+    *,
+    markers: int | tuple[int, int] = 3,
+) -> None:
+    """The mean of the seeds as a line with a marker now and then, all seeds as a band."""
+    axes.plot(x, curves.mean(0), color=look.colour, linestyle=look.dashes, marker=look.marker,
+              markevery=markers, label=label)  # fmt: skip
+    axes.fill_between(x, curves.min(0), curves.max(0), color=look.colour, alpha=0.15)
 
 
 def caption_below(figure: Figure, text: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
 from toolkit.experiments.experiment import Claim, Column, Experiment, Results, Workspace
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
@@ -72,11 +72,8 @@ def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
     for index, label in enumerate(results.labels):
         look = LOOKS[index % len(LOOKS)]
-        curves = results.curves(label, "accuracy by step")
         steps = results.curves(label, "step")[0]
-        left.plot(steps, curves.mean(0), color=look.colour, linestyle=look.dashes,
-                  marker=look.marker, markevery=3, label=label)  # fmt: skip
-        left.fill_between(steps, curves.min(0), curves.max(0), color=look.colour, alpha=0.12)
+        curve_with_band(left, steps, results.curves(label, "accuracy by step"), look, label)
         for place, pairs in enumerate(PAIRS):
             samples = results.samples(label, _accuracy(pairs))
             right.bar(place + 0.25 * (index - 1), np.mean(samples), 0.22, color=look.colour,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
 from toolkit.experiments.experiment import Claim, Column, Experiment, Results, Workspace
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import Needle
@@ -100,8 +100,7 @@ def _draw(results: Results, caption: str):
         curves = results.curves(label, _BY_DISTANCE)
         distance = 1 + np.arange(curves.shape[1])
         style = {"color": look.colour, "linestyle": look.dashes, "label": label}
-        left.plot(distance, curves.mean(0), marker=look.marker, markevery=7, **style)
-        left.fill_between(distance, curves.min(0), curves.max(0), color=look.colour, alpha=0.2)
+        curve_with_band(left, distance, curves, look, label, markers=7)
         left.axvline(_reach(LOOPS[list(EXPERIMENT.settings).index(label)]), color=look.colour,
                      linewidth=0.8)  # fmt: skip
         steps = results.curves(label, "step")[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Outcome, Results, Workspace
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import WordProblem
@@ -93,8 +93,7 @@ def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
             style = {"color": look.colour, "linestyle": look.dashes, "label": label}
             curves = results.curves(label, _BY_POSITION)
             position = 1 + np.arange(curves.shape[1])
-            left.plot(position, curves.mean(0), marker=look.marker, markevery=(index, 8), **style)
-            left.fill_between(position, curves.min(0), curves.max(0), color=look.colour, alpha=0.12)
+            curve_with_band(left, position, curves, look, label, markers=(index, 8))
             steps = results.curves(label, "step")[0]
             right.plot(steps, results.curves(label, "accuracy by step").mean(0),
                        marker=look.marker, markevery=(index, 4), **style)  # fmt: skip

@@ -48,6 +48,7 @@ def from_zero(ours: str, theirs: str) -> Rule:
 
 
 def as_it_is(ours: str, theirs: str) -> Rule:
+    """The same numbers in the same order: not transposed, as a projection would be."""
     return Rule((theirs,), (ours,), lambda _, tensor: [tensor])
 
 

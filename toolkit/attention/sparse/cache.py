@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_same_dtype, check_shape
+from toolkit.attention._checks import check_same_dtype, check_shape, check_sizes
 from toolkit.attention._precision import accumulator
 
 
@@ -57,7 +57,15 @@ class BlockCache:
         block_size: int = 64,
     ) -> "BlockCache":
         """Make a cache without tokens, with room for `capacity` of them."""
-        _check_sizes(cls, batch, key_value_heads, key_size, value_size, capacity, block_size)
+        check_sizes(
+            "a BlockCache",
+            batch=batch,
+            key_value_heads=key_value_heads,
+            key_size=key_size,
+            value_size=value_size,
+            capacity=capacity,
+            block_size=block_size,
+        )
         tokens, blocks = ((batch, key_value_heads, n) for n in (capacity, capacity // block_size))
         precise = accumulator(dtype)
         return cls(
@@ -109,7 +117,15 @@ class IndexedCache:
 
         `value_size` None: values are the first channels of their keys, and are not kept.
         """
-        _check_sizes(cls, batch, key_value_heads, key_size, value_size or 1, index_size, capacity)
+        check_sizes(
+            "an IndexedCache",
+            batch=batch,
+            key_value_heads=key_value_heads,
+            key_size=key_size,
+            value_size=1 if value_size is None else value_size,
+            index_size=index_size,
+            capacity=capacity,
+        )
         tokens = (batch, key_value_heads, capacity)
         return cls(
             jnp.zeros((*tokens, key_size), dtype),
@@ -193,8 +209,3 @@ def check_blocks(cache: BlockCache, block_size: int) -> None:
             f"a cache of {cache.capacity} tokens in blocks of {block_size} has "
             f"{cache.capacity // block_size} of them; got {blocks}."
         )
-
-
-def _check_sizes(kind: type, *sizes: int) -> None:
-    if min(sizes) < 1:
-        raise ValueError(f"every size of {kind.__name__} must be at least 1; got {sizes}.")

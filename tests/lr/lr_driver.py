@@ -1,0 +1,12 @@
+"""Drives a search with losses made up, as a training loop would with real ones."""
+
+from toolkit.lr import ask, init, tell
+
+
+def drive(method, losses_of, controller=None, most=None):
+    """The controller at the end, or after `most` requests, and (request, is_kept) of each."""
+    controller, requests = init(method) if controller is None else controller, []
+    while (request := ask(method, controller)) is not None and len(requests) != most:
+        controller, is_kept = tell(method, controller, request, losses_of(request))
+        requests.append((request, is_kept))
+    return controller, requests
