@@ -192,7 +192,7 @@ def environment() -> dict[str, Any]:
     cpu, cores = cpu_name(), available_cores()
     simulated = f", {count} simulated devices" if count > 1 else ""
     return {
-        "device": f"{cpu}, {cores} cores{simulated}"
+        "device": f"{cpu}, {cores} core{'s' * (cores != 1)}{simulated}"
         if devices[0].platform == "cpu"
         else f"{count} x {kind}",
         "platform": devices[0].platform,
