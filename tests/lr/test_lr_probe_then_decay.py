@@ -187,6 +187,8 @@ def test_the_peak_of_a_parabola_and_of_a_cliff():
     assert rates[3] < np.exp(found.log_rate) <= rates[4]
     assert find_peak(rates, np.full(7, np.inf)) is None
     assert find_peak(rates, rates).edge == -1
+    broken_down = np.array([7.0, 6, 5, 6, 8, 4.5, 4.9])
+    assert rates[1] < np.exp(find_peak(rates, broken_down).log_rate) < rates[3]
     assert find_peak(rates, -rates).edge == 1
 
 

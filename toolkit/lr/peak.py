@@ -33,6 +33,9 @@ class Peak:
 def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     """A parabola in log rate through the best rate and its two neighbours; None if all diverged.
 
+    The best is the lowest rate above which the loss rises: a lower loss beyond that rise is that of
+    a run which broke down, and early on a model that knows the average only is not the worst.
+
     Args:
         rates: [candidates].
         losses: [candidates], infinity for those that diverged.
@@ -42,7 +45,8 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     """
     order = np.argsort(rates)
     x, y = np.log(rates[order]), losses[order]
-    best = int(np.argmin(y))
+    rises = np.flatnonzero(np.isfinite(y[:-1]) & (y[1:] >= y[:-1]))
+    best = int(rises[0]) if len(rises) else len(y) - 1
     if not np.isfinite(y[best]):
         return None
     if best in (0, len(x) - 1):
@@ -58,9 +62,12 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
 
 
 def peak_at(horizon: int, peak: Peak, steps: int) -> float:
-    """The peak rate for a run of `horizon` steps, given that of probes of `steps`."""
-    shorter = max(steps, SATURATION) / max(horizon, SATURATION)
-    return float(np.exp(peak.log_rate) * min(shorter, 1.0) ** EXPONENT)
+    """The peak rate for a run of `horizon` steps, given that of probes of `steps`.
+
+    Where probes prefer the highest rate tried, their peak lies beyond it: it is not lowered.
+    """
+    shorter = min(max(steps, SATURATION) / max(horizon, SATURATION), 1.0)
+    return float(np.exp(peak.log_rate) * (1.0 if peak.edge == 1 else shorter**EXPONENT))
 
 
 def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
