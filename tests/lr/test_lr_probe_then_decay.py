@@ -29,14 +29,14 @@ def test_probes_on_a_grid_then_longer_ones_then_the_run():
     method = ProbeThenDecay(INTERVAL, 4000)
     controller, requests = run(method)
     probes = [r for r, _ in requests if r.kind == "probe"]
-    assert [r.rates.shape for r in probes] == [(6, 22), (3, 88)]
-    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 6), rtol=1e-6)
+    assert [r.rates.shape for r in probes] == [(5, 20), (3, 120)]
+    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 5), rtol=1e-6)
     for probe in probes:  # a rise, then a fall to almost nothing
         assert (np.diff(probe.rates[:, : round(0.2 * probe.rates.shape[1])]) > 0).all()
         assert (probe.rates[:, -1] < 0.2 * probe.rates.max(1)).all()
     assert controller.ledger.gradient_evaluations == 4000
-    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 6 * 22 - 3 * 88
-    assert controller.ledger.sequential_depth == 4000 - 5 * 22 - 2 * 88
+    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 5 * 20 - 3 * 120
+    assert controller.ledger.sequential_depth == 4000 - 4 * 20 - 2 * 120
     assert all(is_kept == (r.kind == "train") for r, is_kept in requests)
     usual = 3e-2 * (300 / controller.ledger.kept_steps) ** 0.2
     assert controller.rates.max() == pytest.approx(usual, rel=0.25)

@@ -4,10 +4,10 @@ A probe rises and falls to zero like the run it stands for, in a hundredth of it
 compared by their losses after the fall, where the noise that a high rate leaves has gone: this is
 what a search by constant rates gets wrong. The best peak is then moved to the run's length.
 
-    probes of n steps, on a grid of rates      -> where the peak is
-    probes of 4 n steps, around it             -> the same, better, and how it moves with length
-    probes of 4 n steps, of other shapes       -> whether one of them is surely better
-    the run:  peak * (4 n / steps)^exponent * shape
+    probes of n steps, on a grid of rates      -> where to look
+    probes of 6 n steps, around it             -> the peak
+    probes of 6 n steps, of other shapes       -> whether one of them is surely better
+    the run:  peak * (max(6 n, saturation) / steps)^exponent * shape
 """
 
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ from toolkit.lr.protocol import (
 )
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
-LONGER = 4  # the second probes against the first
+LONGER = 6  # the second probes against the first, which only say where to look
 AROUND = 3  # rates of the second probes
 AROUND_RATIO = 4.0  # between them: closer ones differ by less than the noise of a few steps
 PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
@@ -90,8 +90,8 @@ class ProbeThenDecay:
 
     interval: tuple[float, float]
     budget: int
-    candidates: int = 6
-    search_fraction: float = 0.1
+    candidates: int = 5
+    search_fraction: float = 0.12
     shapes: tuple[str, ...] = ("trapezoid",)
     extensions: int = 2
     shortest_probe: int = 3
