@@ -1,6 +1,6 @@
 """Probe, then decay: find the peak by short runs that end as the long one will, then make that one.
 
-A probe rises and falls to zero like the run it stands for, in a hundredth of its length. Rates are
+A probe rises and falls to zero like the run it stands for, in a fortieth of its length. Rates are
 compared by their losses after the fall, where the noise that a high rate leaves has gone: this is
 what a search by constant rates gets wrong. The best peak is then moved to the run's length.
 
@@ -70,7 +70,7 @@ class ProbeController(Controller):
 
 @dataclass(frozen=True)
 class ProbeThenDecay:
-    """Annealed probes of about a tenth of the budget, then one run that decays to zero.
+    """Annealed probes of about an eighth of the budget, then one run that decays to zero.
 
     Attributes:
         interval: lowest and highest rate of the first probes.
