@@ -8,7 +8,7 @@ import pytest
 from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
-from toolkit.lr.peak import Peak, find_peak, horizon_exponent, surely_better, tail_scores
+from toolkit.lr.peak import Peak, find_peak, peak_at, surely_better, tail_scores
 
 INTERVAL = (1e-3, 1.0)
 
@@ -26,19 +26,19 @@ def run(method, losses_of=losses_of, controller=None, most=None):
 
 
 def test_probes_on_a_grid_then_longer_ones_then_the_run():
-    method = ProbeThenDecay(INTERVAL, 4000, search_fraction=0.1)
+    method = ProbeThenDecay(INTERVAL, 4000)
     controller, requests = run(method)
     probes = [r for r, _ in requests if r.kind == "probe"]
-    assert [r.rates.shape for r in probes] == [(7, 21), (3, 84)]
-    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 7), rtol=1e-6)
+    assert [r.rates.shape for r in probes] == [(5, 20), (3, 120)]
+    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 5), rtol=1e-6)
     for probe in probes:  # a rise, then a fall to almost nothing
         assert (np.diff(probe.rates[:, : round(0.2 * probe.rates.shape[1])]) > 0).all()
         assert (probe.rates[:, -1] < 0.2 * probe.rates.max(1)).all()
     assert controller.ledger.gradient_evaluations == 4000
-    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 7 * 21 - 3 * 84
-    assert controller.ledger.sequential_depth == 4000 - 6 * 21 - 2 * 84
+    assert controller.ledger.kept_steps == len(controller.rates) == 4000 - 5 * 20 - 3 * 120
+    assert controller.ledger.sequential_depth == 4000 - 4 * 20 - 2 * 120
     assert all(is_kept == (r.kind == "train") for r, is_kept in requests)
-    usual = 3e-2 * (84 / controller.ledger.kept_steps) ** 0.2
+    usual = 3e-2 * (300 / controller.ledger.kept_steps) ** 0.2
     assert controller.rates.max() == pytest.approx(usual, rel=0.25)
     assert controller.rates[-1] < 0.01 * controller.rates.max()
 
@@ -179,26 +179,24 @@ def test_a_controller_resumes_from_its_arrays(cut):
 
 def test_the_peak_of_a_parabola_and_of_a_cliff():
     rates = np.geomspace(1e-3, 1.0, 7)
-    exact = find_peak(rates, (np.log(rates) - np.log(2e-2)) ** 2, np.zeros(7))
+    exact = find_peak(rates, (np.log(rates) - np.log(2e-2)) ** 2)
     assert np.exp(exact.log_rate) == pytest.approx(2e-2)
     assert exact.edge == 0
     cliff = np.array([7.0, 6, 5, 4, 3, np.inf, np.inf])
-    found = find_peak(rates, cliff, np.zeros(7))
+    found = find_peak(rates, cliff)
     assert rates[3] < np.exp(found.log_rate) <= rates[4]
-    assert find_peak(rates, np.full(7, np.inf), np.zeros(7)) is None
-    assert find_peak(rates, rates, np.zeros(7)).edge == -1
-    assert find_peak(rates, -rates, np.zeros(7)).edge == 1
+    assert find_peak(rates, np.full(7, np.inf)) is None
+    assert find_peak(rates, rates).edge == -1
+    broken_down = np.array([7.0, 6, 5, 6, 8, 4.5, 4.9])
+    assert rates[1] < np.exp(find_peak(rates, broken_down).log_rate) < rates[3]
+    assert find_peak(rates, -rates).edge == 1
 
 
-def test_the_exponent_lies_between_the_usual_and_the_measured():
-    usual = horizon_exponent(Peak(0.0, 0.1, 0), Peak(-0.2 * np.log(4), 0.1, 0), 4.0)
-    assert usual == pytest.approx(0.2)
-    steeper = horizon_exponent(Peak(0.0, 0.01, 0), Peak(-0.5 * np.log(4), 0.01, 0), 4.0)
-    assert 0.2 < steeper < 0.5
-    unsure = horizon_exponent(Peak(0.0, 3.0, 0), Peak(-0.5 * np.log(4), 3.0, 0), 4.0)
-    assert 0.2 < unsure < 0.21
-    # Both at the end of the interval: the peak is beyond it.
-    assert horizon_exponent(Peak(1.0, 0.1, 1), Peak(1.0, 0.1, 1), 4.0) == 0.0
+def test_only_a_long_run_wants_a_lower_peak_than_its_probes():
+    probed = Peak(0.0, 0)
+    assert peak_at(250, probed, 20) == peak_at(300, probed, 80) == 1.0
+    assert peak_at(9600, probed, 20) == peak_at(9600, probed, 80) == pytest.approx(0.5)
+    assert peak_at(64_000, probed, 2000) == pytest.approx(0.5)
 
 
 def test_noise_that_candidates_share_is_none_between_them():

@@ -1,13 +1,13 @@
 """Probe, then decay: find the peak by short runs that end as the long one will, then make that one.
 
-A probe rises and falls to zero like the run it stands for, in a hundredth of its length. Rates are
+A probe rises and falls to zero like the run it stands for, in a fortieth of its length. Rates are
 compared by their losses after the fall, where the noise that a high rate leaves has gone: this is
 what a search by constant rates gets wrong. The best peak is then moved to the run's length.
 
-    probes of n steps, on a grid of rates      -> where the peak is
-    probes of 4 n steps, around it             -> the same, better, and how it moves with length
-    probes of 4 n steps, of other shapes       -> whether one of them is surely better
-    the run:  peak * (4 n / steps)^exponent * shape
+    probes of n steps, on a grid of rates      -> where to look
+    probes of 6 n steps, around it             -> the peak
+    probes of 6 n steps, of other shapes       -> whether one of them is surely better
+    the run:  peak * (max(6 n, saturation) / steps)^exponent * shape
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,8 @@ import numpy as np
 
 from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.peak import (
-    EXPONENT,
     Peak,
     find_peak,
-    horizon_exponent,
     peak_at,
     surely_better,
     tail_scores,
@@ -35,8 +33,9 @@ from toolkit.lr.protocol import (
 )
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
-LONGER = 4  # the second probes against the first
+LONGER = 6  # the second probes against the first, which only say where to look
 AROUND = 3  # rates of the second probes
+AROUND_RATIO = 4.0  # between them: closer ones differ by less than the noise of a few steps
 PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
 RUN_WARMUP = 0.05
 PIECES = 20  # of the run: what is lost when it diverges, and how often it can be saved
@@ -71,7 +70,7 @@ class ProbeController(Controller):
 
 @dataclass(frozen=True)
 class ProbeThenDecay:
-    """Annealed probes of about a tenth of the budget, then one run that decays to zero.
+    """Annealed probes of about an eighth of the budget, then one run that decays to zero.
 
     Attributes:
         interval: lowest and highest rate of the first probes.
@@ -91,8 +90,8 @@ class ProbeThenDecay:
 
     interval: tuple[float, float]
     budget: int
-    candidates: int = 7
-    search_fraction: float = 0.08
+    candidates: int = 5
+    search_fraction: float = 0.12
     shapes: tuple[str, ...] = ("trapezoid",)
     extensions: int = 2
     shortest_probe: int = 3
@@ -211,8 +210,7 @@ def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
     elif stage == GRID:
         rates = np.geomspace(*method.interval, method.candidates)
     else:
-        peak = _grid_peak(method, controller)
-        centre = np.exp(peak.log_rate) * LONGER**-EXPONENT
+        centre = np.exp(_grid_peak(method, controller).log_rate)
         if not method.extensions:
             centre = np.clip(centre, method.interval[0] * ratio, method.interval[1] / ratio)
         rates = centre * ratio ** np.arange(-1, AROUND - 1)
@@ -290,15 +288,15 @@ def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
     """The peak among the candidates of a stage; the lowest rate where all diverged."""
     table, rows = controller.table, _rows(controller, stage)
     rates, losses = table["rate"][rows], table["forecast"][rows]
-    peak = find_peak(rates, losses, table["variance"][rows])
-    return Peak(float(np.log(rates.min())), 1.0, -1) if peak is None else peak
+    peak = find_peak(rates, losses)
+    return Peak(float(np.log(rates.min())), -1) if peak is None else peak
 
 
 def _grid_peak(method: ProbeThenDecay, controller: ProbeController) -> Peak:
     """The peak of the first probes; the middle of the interval where they have no say."""
     peak = find_stage_peak(controller, GRID)
     if _is_hearsay(controller, GRID, peak):
-        return Peak(float(np.log(np.prod(method.interval)) / 2), 1.0, 0)
+        return Peak(float(np.log(np.prod(method.interval)) / 2), 0)
     return peak
 
 
@@ -318,7 +316,7 @@ def _rows(controller: ProbeController, stage: int) -> np.ndarray:
 def _spacing(method: ProbeThenDecay, stage: int) -> float:
     low, high = method.interval
     ratio = (high / low) ** (1 / (method.candidates - 1))
-    return ratio if stage == GRID else ratio**0.5
+    return ratio if stage == GRID else min(ratio, AROUND_RATIO)
 
 
 def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
@@ -327,12 +325,10 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     if method.training_steps is not None:
         steps = min(steps, method.training_steps)
     if _rows(controller, AROUND_PEAK).any():
-        short, long = _grid_peak(method, controller), find_stage_peak(controller, AROUND_PEAK)
-        exponent = horizon_exponent(short, long, LONGER)
-        peak = peak_at(steps, long, LONGER * method.probe_steps, exponent)
+        long = find_stage_peak(controller, AROUND_PEAK)
+        peak = peak_at(steps, long, LONGER * method.probe_steps)
     elif _rows(controller, GRID).any():
-        short = _grid_peak(method, controller)
-        peak = peak_at(steps, short, method.probe_steps, EXPONENT)
+        peak = peak_at(steps, _grid_peak(method, controller), method.probe_steps)
     else:  # nothing to go by: the middle
         peak = np.sqrt(np.prod(method.interval))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)

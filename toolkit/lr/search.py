@@ -61,7 +61,7 @@ def search(
     params: Any,
     batches: Any,
     *,
-    interval: tuple[float, float] = (1e-4, 1e-1),
+    interval: tuple[float, float] = (1e-5, 1.0),
     budget: int = 4000,
     method: Callable[[tuple[float, float], int], Method] = ProbeThenDecay,
     optimizer: optax.GradientTransformation | None = None,
@@ -80,7 +80,7 @@ def search(
     rate, so that different rates of groups of parameters keep their ratio, and no rate is stored
     in a state from which a candidate could take a stale one.
 
-        result = search(loss_fn, params, batches, interval=(1e-4, 1e-1), budget=4000)
+        result = search(loss_fn, params, batches, budget=4000)
         optimizer = optax.adamw(result.schedule)
 
     Args:
@@ -88,7 +88,8 @@ def search(
         params: any pytree of arrays; not consumed.
         batches: (step int32) -> batch, traceable and always the same for the same step; or a
             pytree of arrays, by default [batches, ...], gone through again and again.
-        interval: lowest and highest rate.
+        interval: lowest and highest rate of the first probes; the default spans what Adam and its
+            like are ever given, and needs no tuning.
         budget: gradient evaluations in all, those of candidates included; kept to exactly.
         method: (interval, budget) -> constants, for instance `AutoLRS.paper` or
             `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
