@@ -12,15 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 import toolkit
-from toolkit.lab.search_problems import BUDGETS, NetworkProblem, Problem, problem
+from toolkit.lab.search_problems import BUDGETS, STABLE, NetworkProblem, Problem, problem
 from toolkit.lr import Request, shape_rates
 from toolkit.measure import Record, read_records, record, write_records
 
 SHAPES = ("linear", "cosine", "wsd")
 STORED = ("quadratic 10", "quadratic 100")
-LARGEST = 1.95
-"""Bound on the rates of the best schedule, below the edge of stability at 2."""
-
 PIECES = 250
 """Equal stretches of constant rate: within 0.02 % of the best with a rate a step."""
 
@@ -156,7 +153,7 @@ def find_schedules(name: str, steps: int) -> list[Record]:
         At 1000 steps a minute.
     """
     quadratic = problem(name).quadratic  # pyright: ignore[reportAttributeAccessIssue]
-    best = quadratic.best_rates(steps, LARGEST, pieces=PIECES)[:: steps // PIECES]
+    best = quadratic.best_rates(steps, STABLE, pieces=PIECES)[:: steps // PIECES]
     # Five digits: what they leave out changes the loss in the ninth.
     found = {"best": [float(f"{rate:.5g}") for rate in best]}
     found |= {shape: [float(f"{_best_peak(name, shape, steps):.5g}")] for shape in SHAPES}

@@ -28,6 +28,8 @@ BUDGETS = (500, 1000, 2000, 4000)
 """Gradient evaluations; for these the best schedules are stored."""
 
 STABLE = 1.99
+"""Largest rate times the largest curvature; at 2 the moments begin to grow."""
+
 FEATURES, CLASSES, WIDTH, TEACHER_WIDTH = 16, 8, 64, 32
 TRAIN_ROWS, HELD_OUT_ROWS, BATCH = 8192, 2048, 32
 WRONG_LABELS = 0.1
