@@ -104,7 +104,7 @@ def _posterior(method: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarray
     best = float(table["rate"][rows][np.argmin(table["forecast"][rows])])
     chosen = float(now.request.rates[0, 0]) if now is not last else best
     return Landscape(
-        "Gaussian process: loss at the stage's end",
+        "Gaussian process: loss at stage's end",
         rates, mean, deviation, bound,
         (_pins("forecast", table, rows, last if now is last else None),),
         next_rates, chosen if is_over else None,

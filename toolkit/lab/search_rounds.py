@@ -23,6 +23,7 @@ METHODS = {
 PROPOSALS = {"one by one": "sequential", "all together": "together"}
 FIRST_STAGE = 20  # parts of the budget; the paper's own is about a hundredth of its runs
 STAGES_DOUBLE_TO = 8  # times the first, as in the paper
+SHORTEST_STAGE = 50  # steps; a tenth of it is what a candidate gets
 SHORTEST_PROBE = 5  # losses, below which a forecast is a guess
 
 
@@ -68,7 +69,7 @@ class Settings:
             raise ValueError(
                 f"method: got {self.method!r}, wanted one of {', '.join(METHODS.values())}"
             )
-        first = self.budget // FIRST_STAGE
+        first = max(self.budget // FIRST_STAGE, SHORTEST_STAGE)
         stages = {"first_stage": first, "longest_stage": STAGES_DOUBLE_TO * first}
         return AutoLRS.paper(interval, self.budget, shortest_probe=SHORTEST_PROBE, **stages, **own)
 
