@@ -30,11 +30,13 @@ class Known(NamedTuple):
 
     Attributes:
         rates: [steps].
-        loss: at its end.
+        losses: [steps], before each.
+        loss: at its end, as `Problem.loss` says it.
         peak: its highest rate.
     """
 
     rates: np.ndarray
+    losses: np.ndarray
     loss: float
     peak: float
 
@@ -63,7 +65,7 @@ def best_known(name: str, steps: int) -> Known | None:
         rates = task.quadratic.greedy_rates(steps)  # pyright: ignore[reportAttributeAccessIssue]
     else:
         rates = np.repeat(_stored(name, steps, "best").samples, steps // PIECES)
-    return _known(task, rates)
+    return follow(task, rates)
 
 
 @functools.cache
@@ -116,7 +118,24 @@ def run_peak(name: str, shape: str, steps: int, peak: float) -> Known:
     Cost:
         `steps` steps.
     """
-    return _known(problem(name), peak * shape_rates(shape, steps))
+    return follow(problem(name), peak * shape_rates(shape, steps))
+
+
+def follow(task: Problem, rates: np.ndarray) -> Known:
+    """A run from the start along any schedule.
+
+    Args:
+        task: the problem.
+        rates: [steps].
+
+    Returns:
+        The schedule and its losses.
+
+    Cost:
+        As many steps.
+    """
+    state, losses = task.run(task.start(), Request("train", np.asarray(rates)[None]))
+    return Known(rates, losses[0], task.loss(state), float(rates.max()))
 
 
 def schedules_folder() -> Path:
@@ -179,7 +198,7 @@ def main() -> None:
 
 def _value(name: str, steps: int, which: str, rates: list[float]) -> float:
     if which == "best":
-        return _known(problem(name), np.repeat(rates, steps // PIECES)).loss
+        return follow(problem(name), np.repeat(rates, steps // PIECES)).loss
     return run_peak(name, which, steps, rates[0]).loss
 
 
@@ -192,11 +211,6 @@ def _best_peak(name: str, shape: str, steps: int) -> float:
         return float(np.log(run_peak(name, shape, steps, float(np.exp(log_peak))).loss))
 
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
-
-
-def _known(task: Problem, rates: np.ndarray) -> Known:
-    state, _ = task.run(task.start(), Request("train", rates[None]))
-    return Known(rates, task.loss(state), float(rates.max()))
 
 
 def _loss(known: Known) -> float:

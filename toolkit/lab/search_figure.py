@@ -65,9 +65,11 @@ class SearchFigure:
 
     def _build_curves(self) -> None:
         axes = self.curves
-        self._title = axes.text(
-            0, 1.035, "", fontsize=11.5, fontweight="bold", transform=axes.transAxes
-        )
+        # Moves, as a title of the axes would not.
+        self._title = axes.annotate(
+            "", (0, 1), (0, 9), xycoords="axes fraction", textcoords="offset points",
+            fontsize=11.5, fontweight="bold",
+        )  # fmt: skip
         axes.set_xlabel("step", labelpad=2)
         self._old = axes.add_collection(LineCollection([], colors=FAINT, linewidths=1.1))
         (self._new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)

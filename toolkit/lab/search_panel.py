@@ -37,6 +37,7 @@ class SearchPanel(Panel):
 
     title = "Watch a search think"
     figure_size = (9.6, 6.8)
+    has_palette = True
 
     problem = Choice("Problem", "quadratic 10", PROBLEMS)
     method = Choice("Method", "autolrs", METHODS)
