@@ -58,7 +58,8 @@ class Curve(Control):
             points = np.asarray(value, np.float64)
         except (TypeError, ValueError):
             points = np.zeros(0)
-        if points.ndim != 2 or points.shape[1] != 2 or not 1 <= len(points) <= MOST_POINTS:
+        # An empty list fails here as well: it is one-dimensional.
+        if points.ndim != 2 or points.size != 2 * len(points) or len(points) > MOST_POINTS:
             raise ValueError(f"{self.name}: got {value!r}, wanted up to {MOST_POINTS} pairs (x, y)")
         if not ((points >= 0) & (points <= 1)).all():
             raise ValueError(f"{self.name}: got {value!r}, wanted x and y from 0 to 1")

@@ -7,7 +7,7 @@ On the noisy quadratics both come from a formula, but take minutes to find, so t
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -210,7 +210,8 @@ def _best_peak(name: str, shape: str, steps: int) -> float:
     def loss(log_peak: float) -> float:
         return float(np.log(run_peak(name, shape, steps, float(np.exp(log_peak))).loss))
 
-    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
+    found: Any = minimize_scalar(loss, bounds=bounds, method="bounded")
+    return float(np.exp(found.x))
 
 
 def _loss(known: Known) -> float:

@@ -32,7 +32,7 @@ from toolkit.lab.search_rounds import Search
 
 START = ((0.0, 0.5), (1.0, 0.0))
 RACER_LOOKS = {
-    "yours": Look(ACCENT, "-", "D", ""),
+    "yours": Look(ACCENT, "-", "P", ""),
     "best": Look(INK, (0, (1, 1.2)), "*", ""),
     **dict(zip(("linear", "cosine", "wsd", "probe", "robust"), LOOKS.values(), strict=True)),
 }
@@ -97,7 +97,7 @@ class RacePanel(Panel):
 
     def build(self, figure: Figure) -> list[Artist]:
         grid = figure.add_gridspec(
-            2, 2, left=0.08, right=0.955, top=0.93, bottom=0.155, hspace=0.14, wspace=0.46,
+            2, 2, left=0.08, right=0.955, top=0.93, bottom=0.165, hspace=0.14, wspace=0.46,
             width_ratios=(1.5, 1), height_ratios=(1, 1.25),
         )  # fmt: skip
         self._rates = figure.add_subplot(grid[0, 0])
@@ -113,6 +113,9 @@ class RacePanel(Panel):
         self._plain_log(self._losses, "y", (1, 2, 5))
         self._build_ends()
         self._note = figure.text(0.08, 0.02, "", fontsize=9)
+        self._waiting = self._losses.text(
+            0.5, 0.5, "", ha="center", va="center", color=FAINT, transform=self._losses.transAxes
+        )
         self._race: Any = None
         # The hand's line last, above all others.
         order = [*(name for name in RACERS if name != "yours"), "yours"]
@@ -120,7 +123,7 @@ class RacePanel(Panel):
         self._curves = {name: self._line(self._losses, name) for name in order}
         return [
             *self._lines.values(), *self._curves.values(), *self._stems.values(),
-            *self._dots.values(), *self._words.values(), self._note,
+            *self._dots.values(), *self._words.values(), self._waiting, self._note,
         ]  # fmt: skip
 
     def _build_ends(self) -> None:
@@ -177,13 +180,14 @@ class RacePanel(Panel):
                 )
             self._lines[name].set_data(spent, rates)
             self._curves[name].set_data(spent, losses)
+        self._waiting.set_text("" if view.lanes else "Nothing has run yet: press Race")
         known = [lane for lane in view.lanes if lane.name != "yours"]
         drawn = [plotted(lane, view.is_exact)[2] for lane in known]
         drawn = [losses[np.isfinite(losses)] for losses in drawn]
         # Limits by the others: yours may diverge, and moves all the time.
         low = min([*(losses.min() for losses in drawn if len(losses))], default=0.1)
-        high = max([*(losses[0] for losses in drawn if len(losses))], default=1.0)
-        self._losses.set_ylim(low / 1.2, high * 1.3)
+        high = max([*(losses.max() for losses in drawn if len(losses))], default=1.0)
+        self._losses.set_ylim(low / 1.2, high * 1.2)
 
     def _show_ends(self, view: RaceView) -> None:
         ratios = {lane.name: view.ratio(lane) for lane in view.lanes}
@@ -204,10 +208,12 @@ class RacePanel(Panel):
             self._words[name].set_color(INK if ratio is not None else FAINT)
         reference = RACERS[view.reference]
         self._ends.set_title(f"Final loss over {reference}")
-        average = "" if view.is_exact else " Curves: averaged over 2 % of the run."
         self._note.set_text(
-            f"Losses: {view.provenance}; the rates of “best” were found beforehand. Tuning is not "
-            f"charged, searching is.{average}"
+            "Losses: closed form. The rates of the best were found beforehand. Tuning is not "
+            "charged, searching is."
+            if view.is_exact
+            else "Measured here, one seed. Curves: training, averaged over 2 % of the run. Final "
+            "losses: on rows never trained on.\nTuning is not charged, searching is."
         )
 
     @staticmethod

@@ -1,5 +1,6 @@
 """The four plots of a round of a search: artists made once, and moved to the view data."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ class SearchFigure:
             fontsize=11.5, fontweight="bold",
         )  # fmt: skip
         axes.set_xlabel("step", labelpad=2)
-        self._old = axes.add_collection(LineCollection([], colors=FAINT, linewidths=1.1))
+        self._old = LineCollection([], colors=FAINT, linewidths=1.1)
+        axes.add_collection(self._old)
         (self._new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)
         (self._trained,) = axes.plot([], [], color=INK, linewidth=1.6)
         (self._outlook,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
@@ -108,7 +110,8 @@ class SearchFigure:
             [], [], color=INK, marker="^", markersize=9, linestyle="none"
         )
         self._chosen = self._own_scale.axvline(1, color=INK, linewidth=1.3, linestyle=PLAN)
-        self._pin_bars = axes.add_collection(LineCollection([], colors=FAINT, linewidths=1.3))
+        self._pin_bars = LineCollection([], colors=FAINT, linewidths=1.3)
+        axes.add_collection(self._pin_bars)
         self._pins = [
             axes.plot(
                 [], [], color=INK, marker=marker, markersize=5.5, linestyle="none",
@@ -129,7 +132,8 @@ class SearchFigure:
         axes.yaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        self._searched = axes.add_collection(PolyCollection([], facecolor="#e6eaee", linewidth=0))
+        self._searched = PolyCollection([], facecolor="#e6eaee", linewidth=0)
+        axes.add_collection(self._searched)
         (self._tried,) = axes.plot(
             [], [], color=FAINT, marker=".", markersize=3.5, linestyle="none"
         )
@@ -363,7 +367,7 @@ class SearchFigure:
             word.set_position((value or 1.0, row))
 
 
-def _legend(axes: Axes, names: dict[str, Artist], *, columns: int = 3) -> None:
+def _legend(axes: Axes, names: Mapping[str, Artist], *, columns: int = 3) -> None:
     """Below the axes, where nothing is drawn over it."""
     axes.legend(
         names.values(), names.keys(), loc="upper left", bbox_to_anchor=(-0.03, -0.17),
