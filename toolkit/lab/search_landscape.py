@@ -10,6 +10,7 @@ from toolkit.lr import AutoLRS, fit_gaussian_process
 from toolkit.lr.gaussian_process import finite_values
 
 POINTS = 161
+CLIFF = 8  # times the rise on the other side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +148,17 @@ def _scores(search: Search, taken: tuple[Round, ...], next_rates: np.ndarray) ->
 
 
 def _parabola(pins: Pins) -> tuple[np.ndarray, np.ndarray]:
-    """Through the best and its neighbours, in the logarithm of the rate; empty at an edge."""
+    """Through the best and its neighbours, in the logarithm of the rate; empty at an edge, and
+    where one neighbour is so much worse that it is on its way to infinity.
+    """
     order = np.argsort(pins.rates)
     x, y = np.log(pins.rates[order]), pins.values[order]
     best = int(np.argmin(y))
     near = slice(best - 1, best + 2)
-    if best in (0, len(x) - 1) or pins.is_diverged[order][near].any():
+    if best in (0, len(x) - 1):
+        return np.zeros(0), np.zeros(0)
+    rises = y[near][[0, 2]] - y[best]
+    if rises.max() > CLIFF * rises.min():
         return np.zeros(0), np.zeros(0)
     places = np.linspace(x[best - 1], x[best + 1], 41)
     return np.exp(places), np.polyval(np.polyfit(x[near] - x[best], y[near], 2), places - x[best])
