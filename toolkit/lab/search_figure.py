@@ -53,7 +53,7 @@ class SearchFigure:
         if is_another:
             self._source.set_text(
                 f"Losses: {view.provenance}. Known schedules: found beforehand. Red: new in this "
-                "round. Bars and bands: two\nstandard deviations. Marks on an edge: beyond the plot."
+                "round.\nBars and bands: two standard deviations. On an edge: beyond the plot."
             )
             for plot in (self.landscape, self.schedule, self.ledger):
                 plot.name(view)

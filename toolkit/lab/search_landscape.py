@@ -141,15 +141,21 @@ def _scores(search: Search, taken: tuple[Round, ...], next_rates: np.ndarray) ->
     trained = [one.request.rates.max() for one in taken if one.is_kept]
     ahead = [plan.max()] if len(plan) else []
     highest = max([*trained, *ahead], default=None)
-    x, y = _parabola(groups[-1]) if groups else (np.zeros(0), np.zeros(0))
+    x, y = parabola(groups[-1]) if groups else (np.zeros(0), np.zeros(0))
     title = "Loss after each annealed probe" if groups else "No probes"
     chosen = None if highest is None else float(highest)
     return Landscape(title, x, y, None, None, tuple(groups), next_rates, chosen)
 
 
-def _parabola(pins: Pins) -> tuple[np.ndarray, np.ndarray]:
-    """Through the best and its neighbours, in the logarithm of the rate; empty at an edge, and
-    where one neighbour is so much worse that it is on its way to infinity.
+def parabola(pins: Pins) -> tuple[np.ndarray, np.ndarray]:
+    """Through the best and its neighbours, in the logarithm of the rate.
+
+    Args:
+        pins: in any order.
+
+    Returns:
+        Rates and values, [points] each; none where the best is at an edge, or where one neighbour
+        is so much worse than the other that it is on its way to infinity.
     """
     order = np.argsort(pins.rates)
     x, y = np.log(pins.rates[order]), pins.values[order]

@@ -61,8 +61,8 @@ class SearchPanel(Panel):
         self._job = Job(
             "Run to the end", self._pieces, after_piece=self._show_last, on_error=self.show_error
         )
-        self._step = _button("Step", "step-forward", "search-step", self.step)
-        self._reset = _button("Start again", "fast-backward", "search-reset", self.reset)
+        self._step = self._button("Step", "step-forward", "search-step", self.step)
+        self._reset = self._button("Start again", "fast-backward", "search-reset", self.reset)
         super().__init__(**values)
 
     @property
@@ -136,6 +136,18 @@ class SearchPanel(Panel):
     def extra_widgets(self) -> list[widgets.Widget]:
         return [widgets.HBox([self._step, self._reset]), self._job]
 
+    def _button(self, label: str, icon: str, name: str, action: Any) -> widgets.Button:
+        def press(_: Any) -> None:
+            try:
+                action()
+            except Exception as error:
+                self.show_error(error)
+
+        button = widgets.Button(description=label, icon=icon, layout=widgets.Layout(width="120px"))
+        button.add_class(name)
+        button.on_click(press)
+        return button
+
     def _search(self, state: Any) -> Search:
         settings = _settings(state)
         if settings not in self._searches:
@@ -148,23 +160,15 @@ class SearchPanel(Panel):
 
     def _pieces(self) -> Iterator[Progress]:
         settings = _settings(self.state)
-        search = self.search
-        while (further := next_round(search)) is not search:
-            # Another search may be shown meanwhile: this one goes on only while it is.
-            if settings != _settings(self.state):
+        # Buttons and menus work between two pieces: take what is there, and only while it is shown.
+        while settings == _settings(self.state):
+            search = self._search(self.state)
+            self._searches[settings] = further = next_round(search)
+            spent = further.controller.ledger.gradient_evaluations
+            yield spent, settings.budget, f"round {len(further.rounds)}, evaluations"
+            if further is search:
                 return
-            search = self._searches[settings] = further
-            spent = search.controller.ledger.gradient_evaluations
-            yield spent, settings.budget, f"round {len(search.rounds)}, evaluations"
-        yield 1, 1, "over"
 
 
 def _settings(state: Any) -> Settings:
     return Settings(**{name: state[name] for name in Settings.__dataclass_fields__})
-
-
-def _button(label: str, icon: str, name: str, action: Any) -> widgets.Button:
-    button = widgets.Button(description=label, icon=icon, layout=widgets.Layout(width="120px"))
-    button.add_class(name)
-    button.on_click(lambda _: action())
-    return button

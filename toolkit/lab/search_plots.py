@@ -245,7 +245,9 @@ def _most(values: np.ndarray) -> float:
     values = values[np.isfinite(values)]
     if not len(values):
         return 0.0
-    low, middle, high = np.quantile(values, [0.0, 0.75, 1.0])
+    values = np.sort(values)
+    low, high = values[0], values[-1]
+    middle = values[len(values) // 2 if len(values) < 4 else 3 * (len(values) - 1) // 4]
     return float(min(high, low + 4 * (middle - low)))
 
 
