@@ -208,9 +208,8 @@ class LandscapePlot:
             bound = 0.04 + 0.3 * (bound - bound.min()) / (np.ptp(bound) or 1.0)
         self._bound.set_data(land.rates if len(bound) else none, bound)
         self._next.set_data(land.next_rates, np.full(len(land.next_rates), 0.025))
-        self._chosen.set_visible(land.chosen_rate is not None)
-        if land.chosen_rate is not None:
-            self._chosen.set_xdata([land.chosen_rate, land.chosen_rate])
+        # Not made invisible, for a legend made then would show no line either.
+        self._chosen.set_xdata([np.nan if land.chosen_rate is None else land.chosen_rate] * 2)
 
     def _show_pins(self, pins: Any, limits: tuple[float, float]) -> None:
         bars, new = [], []
