@@ -119,7 +119,8 @@ class CurveWidgets(ControlWidgets):
         finally:
             self._is_following = False
         for knot, height in zip(self._knots, at_knots(value), strict=True):
-            knot.show(round(float(height), 4))
+            # In whole steps: the page would round anything else, and report that as a move.
+            knot.show(round(float(height), 2))
 
     def _drawn(self, event: dict[str, Any]) -> None:
         if not self._is_following:

@@ -1,7 +1,7 @@
 // A curve over [0, 1] drawn with the mouse, a finger or the keyboard.
 // Model: points [[x, y], ...], sorted, both in [0, 1], the first at x = 0 and the last at x = 1;
 // top: what y = 1 stands for.
-const WIDTH = 860, HEIGHT = 190, LEFT = 52, RIGHT = 14, TOP = 12, BOTTOM = 26;
+const WIDTH = 860, HEIGHT = 190, LEFT = 60, RIGHT = 24, TOP = 12, BOTTOM = 26;
 const COLUMNS = 16, STEP = 0.02, BIG_STEP = 0.1, GRAB = 14, GAP = 0.005;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -37,7 +37,7 @@ function render({ model, el }) {
       make("line", { x1: toX(0), x2: toX(1), y1: y, y2: y, class: "grid" }, frame);
       make("line", { x1: x, x2: x, y1: toY(0), y2: toY(1), class: "grid" }, frame);
       const rate = Number((share * model.get("top")).toPrecision(3));
-      make("text", { x: LEFT - 7, y: y + 4, "text-anchor": "end" }, frame, `${rate}`);
+      make("text", { x: LEFT - 13, y: y + 4, "text-anchor": "end" }, frame, `${rate}`);
       make("text", { x, y: HEIGHT - 8, "text-anchor": "middle" }, frame, `${100 * share} %`);
     }
   }
