@@ -1,6 +1,7 @@
 """A schedule drawn by hand: the control that draws it, and the race it runs."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from toolkit.lab.search_problems import problem
 from toolkit.lab.search_rounds import whole_search
 
 EXACT = 1e-12
+MAX_WARM_SECONDS = 0.1
 ONE = {"problem": "quadratic 1d", "budget": 500}
 MOVES = [
     ({"problem": "quadratic 10"}, {"problem": "quadratic 100"}),
@@ -123,6 +125,16 @@ def test_a_drawing_out_of_bounds_shows_its_error(panel: RacePanel) -> None:
     assert "wanted x and y from 0 to 1" in panel.error
     panel.points = [(0, 1), (1, 0)]
     assert panel.error == ""
+
+
+def test_the_race_follows_the_hand() -> None:
+    panel = RacePanel()
+    seconds = []
+    for height in np.linspace(0.3, 0.9, 8):
+        start = time.process_time()
+        panel.points = [(0, height), (1, 0)]
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < MAX_WARM_SECONDS
 
 
 def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> None:

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from toolkit.lab.controls import Choice
-from toolkit.lab.curve_control import Curve, Points
+from toolkit.lab.curve_control import Curve, CurveWidgets, Points
 from toolkit.lab.figures import ACCENT, FAINT, INK, LOOKS, Look
 from toolkit.lab.job import Job, Progress
 from toolkit.lab.panel import Panel
@@ -228,7 +228,9 @@ class RacePanel(Panel):
         return f"{lane.loss:.3g}" + ("" if ratio is None else f"   {ratio:.2f}×")
 
     def adjust(self, view: RaceView) -> None:
-        self._control_widgets["points"].editor.top = problem(view.problem).interval[1]  # pyright: ignore
+        curve = self._control_widgets["points"]
+        assert isinstance(curve, CurveWidgets)
+        curve.editor.top = problem(view.problem).interval[1]
 
     def extra_widgets(self) -> list[widgets.Widget]:
         return [self._job]

@@ -315,8 +315,11 @@ def plotted(lane: Lane, is_exact: bool) -> tuple[np.ndarray, np.ndarray, np.ndar
     kept = np.union1d(np.arange(0, len(losses), every), np.concatenate([gaps, gaps - 1]))
     kept = np.union1d(kept, [len(losses) - 1]).astype(int) if len(losses) else kept.astype(int)
     breaks = np.searchsorted(kept, gaps)
-    columns = (lane.spent[kept], lane.rates[kept], losses[kept])
-    return tuple(np.insert(column.astype(np.float64), breaks, np.nan) for column in columns)  # pyright: ignore
+    spent, rates, losses = (
+        np.insert(column[kept].astype(np.float64), breaks, np.nan)
+        for column in (lane.spent, lane.rates, losses)
+    )
+    return spent, rates, losses
 
 
 def _reference_in_words(reference: str) -> str:

@@ -74,14 +74,15 @@ def landscape(search: Search, number: int) -> Landscape:
     """
     now = search.rounds[number - 1]
     after = search.rounds[number].request if number < len(search.rounds) else search.next_request
-    is_probing = after is not None and after.kind == "probe"
     is_autolrs = isinstance(search.method, AutoLRS)
-    if is_autolrs and now.request.kind == "probe" and is_probing:
-        # Only while the same stage goes on do its candidates lead to the next one.
-        is_probing = now.after.tried < search.method.candidates  # pyright: ignore
-    elif is_autolrs:
-        is_probing = False
-    next_rates = after.rates.max(1) if after is not None and is_probing else np.zeros(0)
+    next_rates = np.zeros(0)
+    # After training, AutoLRS begins a new stage, and these pins have no say in it.
+    if (
+        after is not None
+        and after.kind == "probe"
+        and (now.request.kind == "probe" or not is_autolrs)
+    ):
+        next_rates = after.rates.max(1)
     if isinstance(search.method, AutoLRS):
         return _posterior(search.method, search.rounds[:number], next_rates)
     return _scores(search, search.rounds[:number], next_rates)
@@ -125,7 +126,7 @@ def _process(last: Round, low: float, high: float) -> tuple[np.ndarray, np.ndarr
 
 def _rows(last: Round) -> np.ndarray:
     """Rows of the stage of a round of candidates, in the table that it was told to."""
-    return np.flatnonzero(last.after.table["stage"] == int(last.before.stage))  # pyright: ignore
+    return np.flatnonzero(last.after.table["stage"] == int(last.before.stage))
 
 
 def _scores(search: Search, taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
@@ -137,7 +138,7 @@ def _scores(search: Search, taken: tuple[Round, ...], next_rates: np.ndarray) ->
     for steps in np.unique(table["steps"]):
         rows = np.flatnonzero(table["steps"] == steps)
         groups.append(_pins(f"after {steps} steps", table, rows, now if now in probes else None))
-    plan = np.asarray(now.after.plan)  # pyright: ignore[reportAttributeAccessIssue]
+    plan = np.asarray(now.after.plan)
     trained = [one.request.rates.max() for one in taken if one.is_kept]
     ahead = [plan.max()] if len(plan) else []
     highest = max([*trained, *ahead], default=None)

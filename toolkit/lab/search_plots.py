@@ -43,7 +43,7 @@ class CandidatePlot:
         (self._new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)
         (self._trained,) = axes.plot([], [], color=INK, linewidth=1.6)
         (self._outlook,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
-        self._outlook_band = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
+        self._outlook_band: Any = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
         (self._expected,) = axes.plot([], [], color=FAINT, marker="o", linestyle="none")
         (self._expected_new,) = axes.plot([], [], color=ACCENT, marker="D", linestyle="none")
         legend_below(
@@ -115,7 +115,7 @@ class CandidatePlot:
             else (outlook.steps, outlook.mean, DEVIATIONS * outlook.deviation)
         )
         self._outlook.set_data(steps, mean)
-        self._outlook_band.set_data(steps, mean - spread, mean + spread)  # pyright: ignore
+        self._outlook_band.set_data(steps, mean - spread, mean + spread)
 
 
 class LandscapePlot:
@@ -133,7 +133,7 @@ class LandscapePlot:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        self._band = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
+        self._band: Any = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
         (self._mean,) = axes.plot([], [], color=KNOWN, linewidth=1.8)
         # The bound is thousands of deviations below: it has a scale of its own.
         self._own_scale = axes.twinx()
@@ -201,7 +201,7 @@ class LandscapePlot:
         self._mean.set_data(*(land.rates, land.mean) if has_mean else (none, none))
         spread = DEVIATIONS * land.deviation if has_mean and land.deviation is not None else 0.0
         shown = (land.rates, land.mean - spread, land.mean + spread)
-        self._band.set_data(*shown if np.ndim(spread) else (none, none, none))  # pyright: ignore
+        self._band.set_data(*shown if np.ndim(spread) else (none, none, none))
         self._show_pins(pins, limits)
         bound = none if land.bound is None else land.bound
         if len(bound):

@@ -181,5 +181,6 @@ def problem(name: str) -> Problem:
     if name == "network":
         return NetworkProblem()
     if name == "quadratic 1d":
-        return QuadraticProblem(name, NoisyQuadratic([0.7], [0.3], [2.0]))  # pyright: ignore
+        curvature, noise, start = np.array([[0.7], [0.3], [2.0]])
+        return QuadraticProblem(name, NoisyQuadratic(curvature, noise, start))
     return QuadraticProblem(name, NoisyQuadratic.harmonic(int(name.split()[1])))

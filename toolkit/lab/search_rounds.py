@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.lab.search_problems import problem
-from toolkit.lr import AutoLRS, Controller, Method, ProbeThenDecay, Request, ask, init, tell
+from toolkit.lr import AutoLRS, Method, ProbeThenDecay, Request, ask, init, tell
 
 METHODS = {
     "AutoLRS, as published": "autolrs",
@@ -79,7 +79,7 @@ class Round:
     """One question of the search and its answer.
 
     Attributes:
-        before: the controller that asked.
+        before: the controller that asked; each method has its own kind.
         request: what it asked for.
         losses: [candidates, steps].
         is_kept: whether training went on from there.
@@ -87,11 +87,11 @@ class Round:
         loss: of the state that the search has reached after this round.
     """
 
-    before: Controller
+    before: Any
     request: Request
     losses: np.ndarray
     is_kept: bool
-    after: Controller
+    after: Any
     loss: float
 
     @property
@@ -116,12 +116,12 @@ class Search:
 
     settings: Settings
     method: Method
-    controller: Controller
+    controller: Any
     state: Any
     rounds: tuple[Round, ...]
     start_loss: float
 
-    @property
+    @functools.cached_property
     def next_request(self) -> Request | None:
         """What is asked next; None when the search is over."""
         return ask(self.method, self.controller)

@@ -188,18 +188,16 @@ def view_round(search: Search, number: int) -> SearchView:
     number = min(number, len(search.rounds))
     taken, settings = search.rounds[:number], search.settings
     now = taken[-1]
-    stage = int(now.before.stage)  # pyright: ignore[reportAttributeAccessIssue]
-    has_forecasts = isinstance(search.method, AutoLRS) and now.request.kind in ("probe", "train")
-    # What a stage of training follows are its own candidates, if it has any.
-    mates = tuple(one for one in taken if _stage(one) == stage and one.request.kind == "probe")
-    is_alone = now.request.kind != "probe" and not has_forecasts
-    mates = () if is_alone else mates
+    stage = int(now.before.stage)
+    # Training that follows candidates of its own stage is shown beside their forecasts.
+    mates = tuple(
+        one for one in taken if int(one.before.stage) == stage and one.request.kind == "probe"
+    )
+    has_forecasts = bool(mates) and isinstance(search.method, AutoLRS)
     kept = [one for one in taken if one.is_kept]
-    if not is_alone:
-        kept = [one for one in kept if one is now]
+    trained = [one for one in kept if one is now] if mates else kept
     best = best_known(settings.problem, settings.budget)
     linear = tuned(settings.problem, "linear", settings.budget)
-    steps = [one for one in taken if one.is_kept]
     ledger = now.after.ledger
     return SearchView(
         settings=settings,
@@ -208,13 +206,13 @@ def view_round(search: Search, number: int) -> SearchView:
         is_over=search.next_request is None and number == len(search.rounds),
         kind=now.request.kind,
         stage=stage + 1,
-        horizon=int(now.before.stage_steps) if has_forecasts else 0,  # pyright: ignore
+        horizon=int(now.before.stage_steps) if has_forecasts else 0,
         candidates=_candidates(mates, now),
-        outlook=_outlook(mates, now) if has_forecasts and mates else None,
-        trained=np.concatenate([np.zeros(0), *(one.losses[0] for one in kept)]),
+        outlook=_outlook(mates, now) if has_forecasts else None,
+        trained=_joined([one.losses[0] for one in trained]),
         landscape=landscape(search, number),
-        spent=_joined([one.spent[0] + np.arange(one.request.rates.shape[1]) for one in steps]),
-        rates=_joined([one.request.rates[0] for one in steps]),
+        spent=_joined([one.spent[0] + np.arange(one.request.rates.shape[1]) for one in kept]),
+        rates=_joined([one.request.rates[0] for one in kept]),
         searched=tuple(
             (*one.spent, one.request.rates.max(1)) for one in taken if one.request.kind == "probe"
         ),
@@ -264,7 +262,7 @@ def _outlook(mates: tuple[Round, ...], now: Round) -> Outlook | None:
 @functools.lru_cache(maxsize=512)
 def _forecasts(taken: Round, row: int) -> Outlook:
     curve = taken.losses[row]
-    end = int(taken.before.stage_steps)  # pyright: ignore[reportAttributeAccessIssue]
+    end = int(taken.before.stage_steps)
     steps = np.unique(np.geomspace(len(curve), end, OUTLOOK_POINTS).round())
     # The published forecast claims to be exact, and says so in the table.
     is_robust = taken.after.table["variance"][-len(taken.losses) :].any()
@@ -283,10 +281,6 @@ def _planned(search: Search, now: Round, number: int) -> tuple[np.ndarray, np.nd
         if after is not None and after.kind != "probe":
             rates = after.rates[0]
     return now.spent[1] + np.arange(len(rates)), np.asarray(rates, np.float64)
-
-
-def _stage(one: Round) -> int:
-    return int(one.before.stage)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
