@@ -50,10 +50,9 @@ def test_kappa_changes_where_the_search_goes() -> None:
 @pytest.mark.parametrize("settings", [{"method": "autolrs"}, {"method": "probe"}], ids=str)
 def test_looking_at_a_round_again_is_quick(settings: dict) -> None:
     panel = SearchPanel(**settings)
-    panel.run()
-    for number in range(1, 9):
-        panel.round = number
-    assert quickest_update(panel, "round", range(1, 9), moves=24) < MAX_WARM_SECONDS
+    for _ in range(4):
+        panel.step()
+    assert quickest_update(panel, "round", range(1, 6)) < MAX_WARM_SECONDS
 
 
 def test_steps_and_the_slider_show_the_same_rounds(panel: SearchPanel) -> None:
