@@ -198,3 +198,68 @@ def test_loops_are_added_and_seen_in_both_panels(open_notebook: Callable[[str], 
     page.screenshot(path=SCREENSHOTS / "loop-states.png")
     assert_no_errors(page)
     page.close()
+
+
+def test_a_search_is_stepped_and_a_schedule_is_drawn(open_notebook: Callable[[str], Any]) -> None:
+    page = open_notebook("lr_search")
+    assert_no_errors(page)
+    panel = page.locator(".toolkit-panel", has=page.locator(".search-step")).first
+    panel.locator(".search-step").click()
+    wait_for_caption(page, panel, "Round 7:")
+    drag_and_check(page, "slider-round", 0.3, "Round {}:")
+    page.screenshot(path=SCREENSHOTS / "search.png")
+    panel.locator(".job-run").click()
+    panel.locator(".job-stop:enabled").click()
+    words = panel.locator(".job-text").element_handle()
+    page.wait_for_function(TEXT_CONTAINS, arg=[words, "stopped after"])
+    panel.locator(".search-reset").click()
+    wait_for_caption(page, panel, "Round 1:")
+    race = page.locator(".toolkit-panel", has=page.locator(".curve-points")).first
+    draw_and_check(page, race)
+    page.screenshot(path=SCREENSHOTS / "race.png")
+    assert_no_errors(page)
+    page.close()
+
+
+def draw_and_check(page: Any, race: Any) -> None:
+    """Draw a stroke with the mouse, move a point by keys, remove one: the caption follows."""
+    editor, caption = race.locator("svg.curve-editor"), race.locator(".panel-caption")
+    editor.scroll_into_view_if_needed()
+    # The axes change with the notebook's width: points say where the curve is.
+    first, last = (race.locator(".curve-points circle").nth(end) for end in (0, -1))
+    left, right = first.bounding_box(), last.bounding_box()
+    height = left["y"] - 30
+    before = caption.inner_text()
+    page.mouse.move(left["x"] + 60, height)
+    page.mouse.down()
+    page.mouse.move(left["x"] + 0.6 * (right["x"] - left["x"]), height + 10, steps=12)
+    page.mouse.up()
+    drawn = wait_for_change(page, caption, before)
+    # One point a sixteenth of the run: nothing has taken the sliders' eight instead.
+    texts = race.locator(".curve-points circle").evaluate_all(
+        "points => points.map(point => point.getAttribute('aria-valuetext').split(' ')[1])"
+    )
+    assert {"19", "25", "31", "38", "44", "50"} < set(texts)
+    point = race.locator(".curve-points circle").nth(3)
+    words = point.get_attribute("aria-valuetext")
+    point.focus()
+    page.keyboard.press("Shift+ArrowDown")
+    moved = wait_for_change(page, caption, drawn)
+    point = race.locator(".curve-points circle").nth(3)
+    assert point.get_attribute("aria-valuetext") != words
+    assert point.evaluate("point => point === document.activeElement")
+    count = race.locator(".curve-points circle").count()
+    page.keyboard.press("Delete")
+    wait_for_change(page, caption, moved)
+    assert race.locator(".curve-points circle").count() == count - 1
+    page.wait_for_function(KERNEL_IS_IDLE)
+    assert race.locator(".panel-error").inner_text().strip() == ""
+
+
+def wait_for_change(page: Any, element: Any, old: str) -> str:
+    """The text of an element once it is another, and the kernel has no more to say."""
+    page.wait_for_function(
+        "([element, old]) => element.innerText !== old", arg=[element.element_handle(), old]
+    )
+    page.wait_for_function(KERNEL_IS_IDLE)
+    return element.inner_text()

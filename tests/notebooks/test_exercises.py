@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import LoopPanel, MixerPanel
+from toolkit.lab import LoopPanel, MixerPanel, RacePanel
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -50,3 +50,17 @@ def test_two_mixers_that_remember_alike(answer: dict, words: str, capsys) -> Non
 def test_shorter_reach_and_yet_better(answer: dict, words: str, capsys) -> None:
     panel, reader = LoopPanel(**answer), LoopPanel()
     assert words in said_by_check("looped", capsys, panel=panel, reader=reader)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"points": [(0, 1), (0.3, 1), (0.6, 0.4), (1, 0)]}, "Right: 1.009 times the best"),
+        ({"points": [(0, 1), (1, 0)]}, "Not yet: yours ends at 1.062 times the best loss"),
+        ({"points": [(0, 1), (0.2, 1), (0.3, 1), (0.6, 0.4), (1, 0)]}, "at most four"),
+        ({"budget": 500}, "1,000 evaluations, please"),
+        ({"problem": "quadratic 100"}, "Noisy quadratic, batch 10"),
+    ],
+)
+def test_a_schedule_near_the_best(answer: dict, words: str, capsys) -> None:
+    assert words in said_by_check("lr_search", capsys, race=RacePanel(**answer))

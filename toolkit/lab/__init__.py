@@ -9,6 +9,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `MixerCostPanel`: what one more token costs the two, beside softmax attention
 * `LoopPanel`: what one byte sees and says after each loop of a small trained looped model
 * `LoopStatePanel`: what each loop changes, carries and costs there
+* `SearchPanel`: a search of the learning rate, round by round: what it tries, thinks and pays
+* `RacePanel`: a schedule drawn by hand against tuned, searched and best ones
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Notebooks:
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
     from toolkit.lab.mixer_cost_panel import MixerCostPanel
     from toolkit.lab.mixer_panel import MixerPanel
     from toolkit.lab.panel import Panel
+    from toolkit.lab.race_panel import RacePanel
     from toolkit.lab.reading_panel import ReadingPanel
+    from toolkit.lab.search_panel import SearchPanel
     from toolkit.lab.tour import run_tour
 
 _HOMES = {
@@ -60,7 +64,9 @@ _HOMES = {
     "NotebookRun": "execute",
     "Number": "controls",
     "Panel": "panel",
+    "RacePanel": "race_panel",
     "ReadingPanel": "reading_panel",
+    "SearchPanel": "search_panel",
     "TrainedModel": "language_model",
     "TrainingRun": "language_model",
     "Words": "controls",
@@ -83,7 +89,9 @@ __all__ = [
     "NotebookRun",
     "Number",
     "Panel",
+    "RacePanel",
     "ReadingPanel",
+    "SearchPanel",
     "TrainedModel",
     "TrainingRun",
     "Words",

@@ -149,10 +149,14 @@ class Picture:
     Attributes:
         figure: the figure; its canvas must be Agg, as `new_figure` makes it.
         moving: artists drawn at every update, first ones lowest.
+        has_palette: whether 256 colours suffice, as they do where no image has a colour map: the
+            file is half as large then.
     """
 
-    def __init__(self, figure: Figure, moving: Iterable[Artist] = ()) -> None:
-        self.figure, self.moving = figure, list(moving)
+    def __init__(
+        self, figure: Figure, moving: Iterable[Artist] = (), *, has_palette: bool = False
+    ) -> None:
+        self.figure, self.moving, self.has_palette = figure, list(moving), has_palette
         self._background: Any = None
         for artist in self.moving:
             artist.set_animated(True)
@@ -181,6 +185,8 @@ class Picture:
             for artist in self.moving:
                 self.figure.draw_artist(artist)
         pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+        if self.has_palette:
+            pixels = pixels.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         buffer = io.BytesIO()
         pixels.save(buffer, format="png", compress_level=2)
         return buffer.getvalue()

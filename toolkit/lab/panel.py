@@ -56,6 +56,7 @@ class Panel(widgets.VBox):
     Attributes:
         title: heading of the panel.
         figure_size: inches, (width, height).
+        has_palette: whether 256 colours suffice for the picture; see `Picture`.
         state: the controls' values, read-only.
         view: the view data now shown.
         picture: the figure and what moves in it.
@@ -65,6 +66,7 @@ class Panel(widgets.VBox):
 
     title: str = ""
     figure_size: tuple[float, float] = (9.6, 4.4)
+    has_palette = False
     _is_built = False
 
     def __init__(self, **values: Any) -> None:
@@ -104,7 +106,8 @@ class Panel(widgets.VBox):
         self.error = ""
         with style():
             figure = new_figure(*self.figure_size)
-            self.picture = Picture(figure, self.build(figure))
+            moving = self.build(figure)
+            self.picture = Picture(figure, moving, has_palette=self.has_palette)
         for name, value in self._state.items():
             self._control_widgets[name].show(value)
         self._accept(dict(self._state))

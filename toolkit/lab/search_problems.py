@@ -1,0 +1,186 @@
+"""What a search is watched on: noisy quadratics, whose losses are exact, and a small network.
+
+A problem trains from any state at any rates and says the loss there. States are pytrees and are
+never changed, so a candidate's is simply thrown away.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from toolkit.lr import NoisyQuadratic, Request, SearchState
+from toolkit.lr.candidates import Trainer
+
+PROBLEMS = {
+    "noisy quadratic, batch 10": "quadratic 10",
+    "noisy quadratic, batch 100": "quadratic 100",
+    "noisy quadratic, one dimension": "quadratic 1d",
+    "small network, measured here": "network",
+}
+"""What a menu shows -> name of a problem."""
+
+BUDGETS = (500, 1000, 2000, 4000)
+"""Gradient evaluations; for these the best schedules are stored."""
+
+STABLE = 1.99
+"""Largest rate times the largest curvature; at 2 the moments begin to grow."""
+
+FEATURES, CLASSES, WIDTH, TEACHER_WIDTH = 16, 8, 64, 32
+TRAIN_ROWS, HELD_OUT_ROWS, BATCH = 8192, 2048, 32
+WRONG_LABELS = 0.1
+
+
+class Problem(Protocol):
+    """What panels ask of a problem.
+
+    Attributes:
+        name: a value of `PROBLEMS`.
+        interval: lowest and highest rate of a search.
+        is_exact: whether losses are expectations in closed form, not measurements.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def interval(self) -> tuple[float, float]: ...
+
+    @property
+    def is_exact(self) -> bool: ...
+
+    def start(self) -> Any:
+        """The state before the first step."""
+        ...
+
+    def run(self, state: Any, request: Request) -> tuple[Any, np.ndarray]:
+        """The state after the last candidate's steps, and the losses [candidates, steps] before
+        each step; from one state.
+        """
+        ...
+
+    def loss(self, state: Any) -> float:
+        """What is compared in the end: the expected loss, or that on rows training never sees."""
+        ...
+
+
+@dataclass(frozen=True)
+class QuadraticProblem:
+    """Gradient descent on a noisy quadratic, in expectation; a state is the second moment.
+
+    Attributes:
+        name: a value of `PROBLEMS`.
+        quadratic: curvatures, noise, start.
+    """
+
+    name: str
+    quadratic: NoisyQuadratic
+    is_exact: bool = True
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Two decades, up to where the steepest direction stays stable."""
+        largest = STABLE / float(self.quadratic.curvatures.max())
+        return largest / 100, largest
+
+    def start(self) -> np.ndarray:
+        return self.quadratic.start
+
+    def run(self, state: Any, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            runs = [self.quadratic.advance(state, rates) for rates in request.rates]
+        return runs[-1][0], np.array([losses for _, losses in runs])
+
+    def loss(self, state: Any) -> float:
+        return self.quadratic.loss(state)
+
+
+class NetworkProblem:
+    """A network of one hidden layer learns what another, random one says; Adam, 32 rows a step.
+
+    A tenth of the labels is wrong, so that noise stays and the end of the schedule matters.
+    """
+
+    name = "network"
+    interval = (1e-4, 1e-1)
+    is_exact = False
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        rows = random.normal(size=(TRAIN_ROWS + HELD_OUT_ROWS, FEATURES))
+        hidden = np.tanh(rows @ random.normal(size=(FEATURES, TEACHER_WIDTH)))
+        labels = np.argmax(hidden @ random.normal(size=(TEACHER_WIDTH, CLASSES)), axis=1)
+        is_wrong = random.random(len(rows)) < WRONG_LABELS
+        labels = np.where(is_wrong, random.integers(0, CLASSES, len(rows)), labels)
+        rows, labels = rows.astype(np.float32), labels.astype(np.int32)
+        train = rows[:TRAIN_ROWS], labels[:TRAIN_ROWS]
+        # A pass shuffles nothing: every step's batch is the same for all candidates and racers.
+        batches = tuple(part.reshape(-1, BATCH, *part.shape[1:]) for part in train)
+        self._held_out = rows[TRAIN_ROWS:], labels[TRAIN_ROWS:]
+        scale = [FEATURES**-0.5, WIDTH**-0.5]
+        self._params = {
+            "in": jnp.asarray(random.normal(size=(FEATURES, WIDTH)) * scale[0], jnp.float32),
+            "bias": jnp.zeros(WIDTH),
+            "out": jnp.asarray(random.normal(size=(WIDTH, CLASSES)) * scale[1], jnp.float32),
+        }
+        self._optimizer = optax.adam(1.0)
+        self._trainer = Trainer(cross_entropy, self._optimizer, batches)
+        self._evaluate = jax.jit(cross_entropy)
+
+    def start(self) -> SearchState:
+        return SearchState(self._params, self._optimizer.init(self._params), 0)
+
+    def run(self, state: Any, request: Request) -> tuple[SearchState, np.ndarray]:
+        reached, curves = state, []
+        for rates in request.rates:
+            reached, losses = self._trainer.run(state, Request(request.kind, rates[None]))
+            curves.append(losses[0])
+        return reached, np.array(curves, np.float64)
+
+    def loss(self, state: Any) -> float:
+        return float(self._evaluate(state.params, self._held_out))
+
+
+def cross_entropy(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Mean nats of the labels under a network of one hidden layer.
+
+    Args:
+        params: "in" [features, width], "bias" [width], "out" [width, classes].
+        batch: rows [batch, features] and labels [batch].
+
+    Returns:
+        A scalar.
+    """
+    rows, labels = batch
+    logits = jnp.tanh(rows @ params["in"] + params["bias"]) @ params["out"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@functools.cache
+def problem(name: str) -> Problem:
+    """A problem by its name.
+
+    Args:
+        name: a value of `PROBLEMS`.
+
+    Returns:
+        The problem, remembered.
+
+    Raises:
+        ValueError: unknown name.
+
+    Cost:
+        Nothing for a quadratic; a second or two of compilation at the network's first steps.
+    """
+    if name not in PROBLEMS.values():
+        raise ValueError(f"problem: got {name!r}, wanted one of {', '.join(PROBLEMS.values())}")
+    if name == "network":
+        return NetworkProblem()
+    if name == "quadratic 1d":
+        curvature, noise, start = np.array([[0.7], [0.3], [2.0]])
+        return QuadraticProblem(name, NoisyQuadratic(curvature, noise, start))
+    return QuadraticProblem(name, NoisyQuadratic.harmonic(int(name.split()[1])))
