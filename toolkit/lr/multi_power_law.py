@@ -117,12 +117,11 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         law = MultiPowerLaw(*np.exp(logs))
-        return np.concatenate(
-            [
-                np.log(np.maximum(law.predict(rates, times), 1e-3 * lowest)) - known
-                for rates, times, known in checked
-            ]
-        )
+        parts = []
+        for rates, times, known in checked:
+            predicted = np.nan_to_num(law.predict(rates, times))  # SciPy wants finite ones
+            parts.append(np.log(np.maximum(predicted, 1e-3 * lowest)) - known)
+        return np.concatenate(parts)
 
     def fitted(start: np.ndarray, centre: np.ndarray, threshold: float) -> Any:
         with np.errstate(all="ignore"):  # a law tried on the way may be beyond any number
