@@ -104,6 +104,8 @@ def best_by_law(
         if best is None or not (np.isfinite(losses) & (losses > 0)).all():
             return None
         peak = float(np.exp(best.log_rate))
-        found.append((law.predict(peak * unit)[0], best.edge, LawChoice(law, shape, peak)))
+        with np.errstate(all="ignore"):
+            loss = law.predict(peak * unit)[0]
+        found.append((loss, best.edge, LawChoice(law, shape, peak)))
     _, edge, choice = min(found, key=lambda option: option[0])
     return None if edge else choice
