@@ -18,10 +18,16 @@ def curve(shape, peak, steps, noise=0.0):
 
 def test_the_equation_term_by_term():
     rates = np.array([0.1, 0.2, 0.2, 0.05])
-    after = [0.0, 0.05]  # S_k for the only fall, after the third and after the fourth step
-    for time, since in zip((2, 3), after, strict=True):
-        fall = 0.15 * (1 - (2.0 * 0.05**-0.65 * since + 1) ** -0.6) if time == 3 else 0.0
-        expected = 2.0 + 1.5 * rates[: time + 1].sum() ** -0.5 - 40.0 * fall
+
+    def reach(rate, since):
+        return 1 - (2.0 * rate**-0.65 * since + 1) ** -0.6
+
+    for time, changes in (
+        (0, 0.1 * reach(0.1, 0.1)),
+        (2, 0.1 * reach(0.1, 0.5) + 0.1 * reach(0.2, 0.4)),
+        (3, 0.1 * reach(0.1, 0.55) + 0.1 * reach(0.2, 0.45) - 0.15 * reach(0.05, 0.05)),
+    ):
+        expected = 2.0 + 1.5 * rates[: time + 1].sum() ** -0.5 + 40.0 * changes
         assert LAW.predict(rates, [time])[0] == pytest.approx(expected)
     assert LAW.predict(rates)[0] == LAW.predict(rates, [3])[0]
 

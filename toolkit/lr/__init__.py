@@ -14,7 +14,8 @@ What a search must beat
 
 Search
 * `search`: in one call; returns a `SearchResult` with schedule, ledger and table
-* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default
+* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default. What decides
+  is the tails of the probes, or the multi-power law fitted to them
 * `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
 * `MODES`: the ways to run candidates
 * `SearchProgress`, `SearchState`: a search in the middle, as a checkpoint may hold it

@@ -1,7 +1,7 @@
 """The multi-power law: the loss along any schedule, from a few runs along others.
 
 An exponential at a constant rate cannot say what a decay to zero will bring. This law can: it
-charges every fall of the rate with the loss that it takes away.
+credits every fall of the rate with the loss that it takes away, and charges every rise.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 
 POINTS_PER_CURVE = 60  # of a fit
 HUBER_THRESHOLD = 1e-3  # of the logarithm of the loss
+MOST_EVALUATIONS = 200  # of the law and its derivatives, in each descent
 STARTS = ((0.5, 0.4), (0.3, 0.6))  # alpha, beta
 
 
@@ -20,8 +21,11 @@ class MultiPowerLaw:
     """Loss as a function of all rates so far.
 
         S_1 = sum_{i <= t} rate_i,   S_k = sum_{k <= i <= t} rate_i,   G(x) = 1 - (C x + 1)^-beta
-        loss(t) = L_0 + A S_1^-alpha - B sum_{k <= t} max(rate_{k-1} - rate_k, 0)
-                                                       * G(rate_k^-gamma S_k)
+        loss(t) = L_0 + A S_1^-alpha + B sum_{k <= t} (rate_k - rate_{k-1}) G(rate_k^-gamma S_k)
+
+    The paper counts from the end of a warm-up to one peak. Here the rate before the first step is
+    0, so that reaching a peak costs up to B times that peak until the rate falls again: without
+    it, the higher the peak the lower the loss, and the law could not choose one.
 
     Attributes:
         floor: L_0.
@@ -29,8 +33,8 @@ class MultiPowerLaw:
         alpha: of the sum of rates.
         drop: B.
         scale: C.
-        beta: how soon a fall of the rate takes effect.
-        gamma: how that depends on the rate it fell to.
+        beta: how soon a change of the rate takes effect.
+        gamma: how that depends on the rate it led to.
     """
 
     floor: float
@@ -59,11 +63,13 @@ class MultiPowerLaw:
         rates = np.asarray(rates, np.float64)
         times = np.array([len(rates) - 1]) if times is None else np.asarray(times)
         total = np.cumsum(rates)
-        falls = np.maximum(rates[:-1] - rates[1:], 0.0)
-        since = np.maximum(total[times][:, None] - total[:-1], 0.0)  # S_k, zero for those to come
-        reach = 1 - (self.scale * rates[1:] ** -self.gamma * since + 1) ** -self.beta
-        taken = (falls * reach).sum(1)
-        return self.floor + self.amplitude * total[times] ** -self.alpha - self.drop * taken
+        changes = np.diff(rates, prepend=0.0)
+        moved = changes != 0  # a plateau costs no time here
+        before, changes, reached = (total - rates)[moved], changes[moved], rates[moved]
+        since = np.maximum(total[times][:, None] - before, 0.0)  # S_k, zero for those to come
+        reach = 1 - (self.scale * reached**-self.gamma * since + 1) ** -self.beta
+        added = (changes * reach).sum(1)
+        return self.floor + self.amplitude * total[times] ** -self.alpha + self.drop * added
 
 
 def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
@@ -84,7 +90,8 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
             not finite.
 
     Cost:
-        Some hundred evaluations of the law on 60 points a curve.
+        At most 4800 evaluations of the law on 60 points a curve, usually a fifth of that: some two
+        seconds for eight curves of 120 steps, and in proportion to their length.
 
     Source: Luo et al. (arXiv:2503.12811), section 4; Huber (1964).
     """
@@ -110,27 +117,29 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         law = MultiPowerLaw(*np.exp(logs))
-        return np.concatenate(
-            [
-                np.log(np.maximum(law.predict(rates, times), 1e-3 * lowest)) - known
-                for rates, times, known in checked
-            ]
-        )
+        parts = []
+        for rates, times, known in checked:
+            predicted = np.nan_to_num(law.predict(rates, times))  # SciPy wants finite ones
+            parts.append(np.log(np.maximum(predicted, 1e-3 * lowest)) - known)
+        return np.concatenate(parts)
+
+    def fitted(start: np.ndarray, centre: np.ndarray, threshold: float) -> Any:
+        with np.errstate(all="ignore"):  # a law tried on the way may be beyond any number
+            return least_squares(
+                residuals,
+                start,
+                bounds=(centre - 9, centre + 9),
+                loss="huber",
+                f_scale=threshold,
+                max_nfev=MOST_EVALUATIONS,
+            )
 
     found = []
     for alpha, beta in STARTS:
         amplitude = 0.5 * (highest - lowest) * sums**alpha
-        start = (0.7 * lowest, amplitude, alpha, 0.1 * lowest / peak, 1.0, beta, 0.5)
-        start = np.log(start)
-        found.append(
-            least_squares(
-                residuals,
-                start,
-                bounds=(start - 9, start + 9),
-                loss="huber",
-                f_scale=HUBER_THRESHOLD,
-                max_nfev=200,
-            )
-        )
-    best = min(found, key=lambda result: result.cost)
+        start = np.log((0.7 * lowest, amplitude, alpha, 0.1 * lowest / peak, 1.0, beta, 0.5))
+        # Where nearly all points are outliers the way is long: a wide threshold shortens it.
+        found.append((fitted(start, start, 10 * HUBER_THRESHOLD), start))
+    near, start = min(found, key=lambda pair: pair[0].cost)
+    best = fitted(near.x, start, HUBER_THRESHOLD)
     return MultiPowerLaw(*(float(number) for number in np.exp(best.x)))

@@ -45,8 +45,7 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     """
     order = np.argsort(rates)
     x, y = np.log(rates[order]), losses[order]
-    rises = np.flatnonzero(np.isfinite(y[:-1]) & (y[1:] >= y[:-1]))
-    best = int(rises[0]) if len(rises) else len(y) - 1
+    best = first_before_a_rise(y)
     if not np.isfinite(y[best]):
         return None
     if best in (0, len(x) - 1):
@@ -59,6 +58,12 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     slope = (right / above * below - left / below * above) / (below + above)
     offset = float(np.clip(-slope / (2 * curvature), -below / 2, above / 2))
     return Peak(float(x[best] + offset), 0)
+
+
+def first_before_a_rise(losses: np.ndarray) -> int:
+    """The first after which the losses [candidates], by ascending rate, rise; or else the last."""
+    rises = np.flatnonzero(np.isfinite(losses[:-1]) & (losses[1:] >= losses[:-1]))
+    return int(rises[0]) if len(rises) else len(losses) - 1
 
 
 def peak_at(horizon: int, peak: Peak, steps: int) -> float:

@@ -10,18 +10,13 @@ what a search by constant rates gets wrong. The best peak is then moved to the r
     the run:  peak * (max(6 n, saturation) / steps)^exponent * shape
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
 from toolkit.lr.corrections import possible_plans, squeezed
-from toolkit.lr.peak import (
-    Peak,
-    find_peak,
-    peak_at,
-    surely_better,
-    tail_scores,
-)
+from toolkit.lr.law_scores import SCORERS, best_by_law, unbroken_curves
+from toolkit.lr.peak import Peak, find_peak, peak_at, surely_better, tail_scores
 from toolkit.lr.protocol import (
     FORWARD_COST,
     Controller,
@@ -46,9 +41,10 @@ LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the interval
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
+KNOWN = ("plan", "stage", "extended", "first_loss", "corrected", "curves", "law")
 
 
-@register(("ledger", "rates", "table", "plan", "stage", "extended", "first_loss", "corrected"))
+@register(("ledger", "rates", "table", *KNOWN))
 @dataclass(frozen=True)
 class ProbeController(Controller):
     """What `ProbeThenDecay` knows besides.
@@ -59,6 +55,10 @@ class ProbeController(Controller):
         extended: how often the search has gone beyond its interval.
         first_loss: before any step; infinity until it is told.
         corrected: corrections made.
+        curves: [2, steps of all probes], their rates and losses, in the order of the table's rows;
+            kept until the run is planned, and only if the law is to score it.
+        law: [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of
+            the probes did.
     """
 
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -66,6 +66,8 @@ class ProbeController(Controller):
     extended: int = 0
     first_loss: float = np.inf
     corrected: int = 0
+    curves: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    law: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,13 @@ class ProbeThenDecay:
         corrections: fractions of the run at which to ask whether its rest should be changed.
         correction_fraction: of the rest of the run, that each candidate of a correction takes.
         validation_batches: batches of one validation loss; 0 if there is none to be had.
+        scorer: "tail", by the last losses of the probes; or "multi_power_law", by the law fitted
+            to the probes' curves: its lowest loss at the end of the run, over shapes and peaks,
+            wherever that lies between the rates fitted. Elsewhere "tail" decides, and the
+            controller's `law` is empty.
 
-    Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021).
+    Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021); the
+        law, Luo et al. (arXiv:2503.12811).
     """
 
     interval: tuple[float, float]
@@ -99,6 +106,7 @@ class ProbeThenDecay:
     corrections: tuple[float, ...] = ()
     correction_fraction: float = 0.02
     validation_batches: int = 0
+    scorer: str = "tail"
 
     def __post_init__(self):
         low, high = self.interval
@@ -124,12 +132,17 @@ class ProbeThenDecay:
             raise ValueError(
                 f"correction_fraction must lie in (0, 1], got {self.correction_fraction}"
             )
+        if self.scorer not in SCORERS:
+            raise ValueError(f"scorer must be one of {', '.join(SCORERS)}, got {self.scorer!r}")
 
     @property
     def is_by_validation(self) -> bool:
-        """Whether probes go by a validation loss: not where those would eat up the search."""
+        """Whether probes go by a validation loss: not where those would eat up the search, nor
+        where curves are wanted.
+        """
         forward = FORWARD_COST * self.validation_batches * (self.candidates + AROUND)
-        return 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
+        is_cheap = 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
+        return is_cheap and self.scorer == "tail"
 
     @property
     def is_in_two_lengths(self) -> bool:
@@ -250,6 +263,9 @@ def _after_probes(
     )
     extended = controller.extended + int(is_extension)
     controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
+    if method.scorer != "tail":
+        told = np.stack([request.rates.ravel(), losses.ravel()])
+        controller = replace(controller, curves=np.concatenate([controller.curves, told], axis=1))
     if stage == SHAPE:
         return _planned(method, controller, method.shapes[surely_better(losses, 0)])
     if _is_to_go_on(method, controller):
@@ -320,7 +336,9 @@ def _spacing(method: ProbeThenDecay, stage: int) -> float:
 
 
 def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
-    """The run: the peak of the longer probes moved to its length, times the shape."""
+    """The run: the law's choice; failing that, the peak of the longer probes moved to its length,
+    times the shape.
+    """
     steps = steps_left(method, controller)
     if method.training_steps is not None:
         steps = min(steps, method.training_steps)
@@ -332,8 +350,12 @@ def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) ->
     else:  # nothing to go by: the middle
         peak = np.sqrt(np.prod(method.interval))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
+    law = controller.law
+    curves = unbroken_curves(controller.table, controller.curves, unsure=GRID)
+    if (choice := best_by_law(curves, method.shapes, steps, warmup)) is not None:
+        law, shape, peak = np.array(astuple(choice.law)), choice.shape, choice.peak
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
-    return replace(controller, plan=plan, stage=CORRECTION)
+    return replace(controller, plan=plan, stage=CORRECTION, law=law, curves=np.zeros((2, 0)))
 
 
 def _ways(method: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
