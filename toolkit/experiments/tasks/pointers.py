@@ -75,15 +75,13 @@ class StateBasedRecall:
     def draw_easier(self, key: Array, batch: int, share: float | Array) -> Batch:
         """A step on the way to the task: that share of the swaps, and hints.
 
-        Padding stands in place of the last swaps. Below a share of 1 the bit is asked for wherever
-        an address has just been told: behind every declaration and every swap.
+        Padding stands in place of the last swaps. Behind a declaration "p a" the bit at a is asked
+        for. In a swap "p q", p asks what the question does, the bit at p's address so far, and q
+        for the address that it now holds: three bits instead of one, without which a state that
+        follows swaps is not found.
         """
         tokens, answers, _ = self._sequences(key, batch, share)
-        asked = self._asked_at_the_end(tokens, answers)
-        with_hints = Batch(tokens, answers, answers > 0)
-        return jax.tree.map(
-            lambda easy, exact: jnp.where(share < 1, easy, exact), with_hints, asked
-        )
+        return Batch(tokens, answers, answers > 0)
 
     def _asked_at_the_end(self, tokens: Array, answers: Array) -> Batch:
         mask = jnp.broadcast_to(jnp.arange(self.length) == self.length - 1, tokens.shape)
@@ -92,7 +90,7 @@ class StateBasedRecall:
     def _sequences(
         self, key: Array, batch: int, share: float | Array
     ) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"], Bool[Array, "batch"]]:
-        """Tokens, the bit in question at every position (0 where there is none), what moved."""
+        """Tokens, the question and hints at every position (0 where there is none), what moved."""
         for_bits, for_start, for_swaps, for_query = jax.random.split(key, 4)
         bits = jax.random.bernoulli(for_bits, shape=(batch, self.cells)).astype(jnp.int32)
         order = jax.random.uniform(for_start, (batch, self.cells)).argsort(axis=1)
@@ -118,10 +116,10 @@ class StateBasedRecall:
 
         names = jnp.broadcast_to(POINTER + jnp.arange(POINTERS), (batch, POINTERS))
         swaps = behind(*(jnp.where(is_done, POINTER + pointer, PAD) for pointer in (p, q)))
-        bits_told = jnp.where(is_done, bit_at(told), 0)
+        hints = (jnp.where(is_done, hint, 0) for hint in (bit_at(told), ADDRESS + told))
         tokens = [BIT + bits, word(INIT), behind(names, ADDRESS + start), word(OPS), swaps]
         answers = [jnp.zeros_like(bits), word(0), behind(0 * names, bit_at(start)), word(0)]
-        answers += [behind(0 * bits_told, bits_told), word(0), bit_at(final)]
+        answers += [behind(*hints), word(0), bit_at(final)]
         tokens = jnp.concatenate([*tokens, word(QUERY), POINTER + queried], axis=1)
         has_moved = (final != jnp.take_along_axis(start, queried, axis=1))[:, 0]
         return tokens.astype(jnp.int32), jnp.concatenate(answers, axis=1), has_moved
@@ -132,7 +130,7 @@ def _swapped(
     p: Int[Array, "batch operations"],
     q: Int[Array, "batch operations"],
 ) -> tuple[Int[Array, "batch pointers"], Int[Array, "batch operations"]]:
-    """Addresses after exchanging those of p[:, i] and q[:, i] in turn, and q's after each."""
+    """Addresses after exchanging those of p[:, i] and q[:, i] in turn, and what each gave q."""
     row = jnp.arange(len(addresses))
 
     def swap(held: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
