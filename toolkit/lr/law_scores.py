@@ -3,8 +3,8 @@
 The tail of a probe says which rate is best for a probe, and a rule of thumb moves that to the
 run. The law predicts the run itself, and its loss at the end is compared instead. It is a guess:
 a run is many probes long, and from a few dozen noisy steps the law has chosen peaks several times
-too high. Where the law has no lowest loss between the rates that it was fitted
-to, it says nothing that was measured, and nothing is chosen.
+too high. Where it has no lowest loss between the rates that it was fitted to, it says nothing that
+was measured, and nothing is chosen.
 """
 
 from collections.abc import Sequence
