@@ -127,7 +127,7 @@ def _draw(results: Results, caption: str):
               transform=left.get_yaxis_transform())  # fmt: skip
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0.4, 1.05),
              title=f"{CELLS} cells, {CELLS} swaps, while training")  # fmt: skip
-    left.legend(loc="center right")
+    left.legend(loc="upper right")
     right.set_xticks(range(len(results.labels)), results.labels)
     right.set(ylim=(0.4, 1.05), title="where the address moved")
     right.grid(axis="x", visible=False)
