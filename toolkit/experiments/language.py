@@ -217,6 +217,6 @@ EXPERIMENT = Experiment(
     ),
     draw=_draw,
     beyond="the paper's 100 billion tokens: differences here are those of the first million bytes.",
-    minutes=20,
+    minutes=45,
     work=lambda setting: setting.steps * setting.model.loops,
 )
