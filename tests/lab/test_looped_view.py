@@ -11,10 +11,11 @@ from flax import nnx
 
 from toolkit.attention import MIXERS
 from toolkit.lab import looped_reader
-from toolkit.lab.looped_models import PATTERNS, models_folder, small_model
+from toolkit.lab.looped_models import PATTERNS, small_model
 from toolkit.lab.looped_reader import MAX_LOOPS, MAX_TOKENS, influence, loop_gates, trace
 from toolkit.lab.looped_state_view import first_byte, look_inside, loop_costs
 from toolkit.lab.looped_view import BEST, MOST, look, read
+from toolkit.lab.stored import stored_folder
 from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
@@ -46,7 +47,7 @@ INSIDE = SETTINGS | {"context": 4096}
 @every_model
 def test_the_reader_computes_what_the_model_computes(pattern: str, gated: bool) -> None:
     small = small_model(pattern, gated)
-    path = models_folder() / f"{pattern.replace(' ', '-')}{'-gated' * gated}.safetensors"
+    path = stored_folder("models") / f"{pattern.replace(' ', '-')}{'-gated' * gated}.safetensors"
     model = load_model(path)
     assert model.config == small.config
     logits, hidden = nnx.jit(lambda m, t: m(t, return_loops=True))(model, TOKENS[None])
@@ -189,7 +190,7 @@ def test_stored_models_have_a_record_and_fit_the_budget(pattern: str, gated: boo
     assert record["environment"]["command"].startswith("toolkit train ")
     assert len(record["corpus"]["sha256"]) == 64
     assert small.switches(8, True).has_output_gate == gated
-    total = sum(path.stat().st_size for path in models_folder().iterdir())
+    total = sum(path.stat().st_size for path in stored_folder("models").iterdir())
     assert total < BUDGET_BYTES
     assert "/" not in json.dumps(record["environment"]["command"]).replace("runs/looped/", "")
 

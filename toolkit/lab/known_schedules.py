@@ -6,12 +6,10 @@ On the noisy quadratics both come from a formula, but take minutes to find, so t
 """
 
 import functools
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import toolkit
 from toolkit.lab.search_problems import (
     BUDGETS,
     STABLE,
@@ -20,6 +18,7 @@ from toolkit.lab.search_problems import (
     QuadraticProblem,
     problem,
 )
+from toolkit.lab.stored import stored_folder
 from toolkit.lr import NoisyQuadratic, Request, shape_rates
 from toolkit.measure import Record, read_records, record, write_records
 
@@ -145,25 +144,6 @@ def follow(task: Problem, rates: np.ndarray) -> Known:
     return Known(rates, losses[0], task.loss(state), float(rates.max()))
 
 
-def schedules_folder() -> Path:
-    """Where the stored schedules are: beside the package in a checkout, inside it in a wheel.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: when neither exists.
-    """
-    package = Path(toolkit.__file__).parent
-    for folder in (package.parent / "data" / "schedules", package / "_schedules"):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"schedules: not found beside or inside {package.name!r}; "
-        "reinstall with: python -m pip install mlsys-toolkit"
-    )
-
-
 def find_schedules(name: str, steps: int) -> list[Record]:
     """Finds what is stored for one quadratic and one length.
 
@@ -198,7 +178,7 @@ def main() -> None:
             print(
                 _key(name, steps, ""), *(f"{one.value:.5f}" for one in records[-1 - len(SHAPES) :])
             )
-    folder = schedules_folder()
+    folder = stored_folder("schedules")
     write_records(folder / FILE, records)
 
 
@@ -236,7 +216,7 @@ def _key(name: str, steps: int, which: str) -> str:
 
 @functools.cache
 def _records() -> dict[str, Record]:
-    return {one.name: one for one in read_records(schedules_folder() / FILE)}
+    return {one.name: one for one in read_records(stored_folder("schedules") / FILE)}
 
 
 def _stored(name: str, steps: int, which: str) -> Record:

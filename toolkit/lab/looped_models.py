@@ -8,15 +8,14 @@ acts. So models that differ in these only share their compiled programs.
 import dataclasses
 import functools
 import json
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import toolkit
 from toolkit.lab.looped_reader import MAX_TOKENS, Switches
+from toolkit.lab.stored import stored_folder
 from toolkit.looped import LoopedConfig, LoopedLM, load_model
 
 PATTERNS = {
@@ -82,29 +81,10 @@ def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
         One read of 250 kB.
     """
     name = pattern.replace(" ", "-") + "-gated" * has_output_gate
-    path = models_folder() / f"{name}.safetensors"
+    path = stored_folder("models") / f"{name}.safetensors"
     trained = load_model(path)
     record = json.loads(path.with_suffix(".json").read_text())
     return SmallModel(trained.config, _as_read(trained), record)
-
-
-def models_folder() -> Path:
-    """Where the models are: beside the package in a checkout, inside it in a wheel.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: when neither exists.
-    """
-    package = Path(toolkit.__file__).parent
-    for folder in (package.parent / "data" / "models", package / "_models"):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"models: not found beside or inside {package.name!r}; "
-        "reinstall with: python -m pip install mlsys-toolkit"
-    )
 
 
 def _as_read(trained: LoopedLM) -> LoopedLM:

@@ -77,8 +77,7 @@ class StateBasedRecall:
 
         Padding stands in place of the last swaps. Behind a declaration "p a" the bit at a is asked
         for. In a swap "p q", p asks what the question does, the bit at p's address so far, and q
-        for the address that it now holds: three bits instead of one, without which a state that
-        follows swaps is not found.
+        for the address that it now holds, which says more of the state than one bit.
         """
         tokens, answers, _ = self._sequences(key, batch, share)
         return Batch(tokens, answers, answers > 0)
