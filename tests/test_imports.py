@@ -149,6 +149,7 @@ def processor_seconds_of_children():
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_import_takes_as_long_as_jax():
     seconds = {"jax": [], "toolkit": []}
     for module in seconds:

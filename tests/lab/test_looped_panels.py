@@ -50,6 +50,7 @@ def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, othe
         (LoopStatePanel, "loops", [3, 4, 5, 6, 7, 8]),
     ],
 )
+@pytest.mark.timed
 def test_a_warm_update_is_quick(kind, control: str, values, pattern: str) -> None:
     assert quickest_update(kind(pattern=pattern), control, values) < MAX_WARM_SECONDS
 

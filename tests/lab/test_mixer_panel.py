@@ -53,6 +53,7 @@ def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, othe
         (MixerCostPanel, "heads", range(1, 13)),
     ],
 )
+@pytest.mark.timed
 def test_a_warm_update_is_quick(kind, control: str, values) -> None:
     assert quickest_update(kind(), control, values) < MAX_WARM_SECONDS
 

@@ -127,6 +127,7 @@ def test_a_drawing_out_of_bounds_shows_its_error(panel: RacePanel) -> None:
     assert panel.error == ""
 
 
+@pytest.mark.timed
 def test_the_race_follows_the_hand() -> None:
     panel = RacePanel()
     seconds = []

@@ -48,6 +48,7 @@ def test_kappa_changes_where_the_search_goes() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"method": "autolrs"}, {"method": "probe"}], ids=str)
+@pytest.mark.timed
 def test_looking_at_a_round_again_is_quick(settings: dict) -> None:
     panel = SearchPanel(**settings)
     for _ in range(4):

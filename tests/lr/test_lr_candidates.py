@@ -132,6 +132,7 @@ def test_one_program_for_every_length(state, mode):
     assert len(traces) == count
 
 
+@pytest.mark.timed
 def test_the_driver_costs_little_beside_the_steps():
     """Processor time, which other programs on the machine do not lengthen."""
     generator = np.random.default_rng(0)

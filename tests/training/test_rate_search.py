@@ -131,7 +131,9 @@ def test_on_a_sharded_mesh(whole, tmp_path, evaluation):
     assert [leaf.sharding for leaf in jax.tree.leaves(straight.state)] == layouts
     assert any(not layout.is_fully_replicated for layout in layouts)
     table, alone = straight.result.table, whole.result.table
-    np.testing.assert_allclose(table["rate"][:7], alone["rate"][:7])
+    # Five rates are a grid; the next two follow from the losses, and are as close as those.
+    np.testing.assert_array_equal(table["rate"][:5], alone["rate"][:5])
+    np.testing.assert_allclose(table["rate"][5:7], alone["rate"][5:7], rtol=CLOSE)
     np.testing.assert_allclose(table["forecast"][:7], alone["forecast"][:7], rtol=CLOSE)
     find(state, directory=tmp_path, stop=stop_after(4), **options)
     resumed = find(on_mesh()[0], directory=tmp_path, **options)
