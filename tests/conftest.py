@@ -7,24 +7,25 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_num_cpu_devices", 8)
+COMPILE_FAST = "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ
 
 
-@pytest.fixture(autouse=True, scope="session")
-def programs_on_disk(tmp_path_factory):
-    """What a worker has compiled once it need not compile again; half its time is compiling."""
-    if jax.config.jax_compilation_cache_dir is None:
-        folder = tmp_path_factory.getbasetemp() / "programs"  # not shared: writes are not atomic
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        compilation_cache.reset_cache()  # it was looked for when the first file was collected
+def is_timed(item):
+    return item.get_closest_marker("timed") is not None
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Compiled programs of a file are not used by the next one, and add up to gigabytes."""
+def programs(request):
+    """Those of a file are compiled without optimisation, as most run once, unless it judges
+    durations or JAX_DISABLE_MOST_OPTIMIZATIONS=0. Notebooks and commands run in processes of their
+    own, optimised. The next file uses none of them, and they would add up to gigabytes.
+    """
+    here = (item for item in request.session.items if item.path == request.path)
+    jax.config.update(
+        "jax_disable_most_optimizations", COMPILE_FAST and not any(map(is_timed, here))
+    )
     yield
     jax.clear_caches()
 
@@ -32,7 +33,7 @@ def forget_programs():
 @pytest.fixture(autouse=True)
 def machine(request, tmp_path_factory):
     """Tests share the machine; one marked `timed` has it to itself while it runs."""
-    mode = fcntl.LOCK_EX if request.node.get_closest_marker("timed") else fcntl.LOCK_SH
+    mode = fcntl.LOCK_EX if is_timed(request.node) else fcntl.LOCK_SH
     with open(tmp_path_factory.getbasetemp().parent / "machine.lock", "w") as lock:
         fcntl.flock(lock, mode)
         yield

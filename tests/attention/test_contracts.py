@@ -19,9 +19,6 @@ BFLOAT16_OUTPUT_RATIO = 0.005
 BFLOAT16_GRADIENT_RATIO = 0.008
 BFLOAT16_GATE_GRADIENT_RATIO = 0.02
 
-# Every program here runs once or twice: most of the time would go into optimising it.
-COMPILE_FAST = {"xla_backend_optimization_level": 0}
-
 WINDOW = 5
 # So small that most of a sequence is not seen.
 OPTIONS = {
@@ -53,7 +50,7 @@ def output_and_gradients(function, row, inputs, cotangent, **options):
         return jnp.sum(out.astype(cotangent.dtype) * cotangent), out
 
     run = jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True)
-    (_, out), gradients = jax.jit(run, compiler_options=COMPILE_FAST)(*inputs)
+    (_, out), gradients = jax.jit(run)(*inputs)
     return out, *gradients
 
 
@@ -100,11 +97,10 @@ def test_prefill_and_steps_equal_one_pass(row, draw_inputs):
         batch, _, heads, key = inputs[0].shape
         value = values(row, inputs).shape[-1]
         state = row.empty_state(batch, heads, key, value, TIME, jnp.float64, **row.options)
+        read = jax.jit(partial(row.function, **row.options))
         pieces = []
         for part in (slice(0, 11), slice(11, 30)):
-            out, state = row.function(
-                *(x[:, part] for x in inputs), initial_state=state, **row.options
-            )
+            out, state = read(*(x[:, part] for x in inputs), initial_state=state)
             pieces.append(out)
         step = jax.jit(partial(row.step, **row.options))
         for t in range(30, TIME):
@@ -151,13 +147,13 @@ def test_a_state_remembers_the_last_document(row, draw_inputs):
         starts = (3, 20)  # in the first piece, in the second
         documents = jnp.arange(TIME)[None] >= jnp.asarray(starts)[:, None]
         state = row.empty_state(batch, heads, key, value, TIME, jnp.float64, **row.options)
+        read = jax.jit(partial(row.function, **row.options))
         pieces = []
         for part in (slice(0, 14), slice(14, 30)):
-            out, state = row.function(
+            out, state = read(
                 *(x[:, part] for x in inputs),
                 initial_state=state,
                 segment_ids=documents[:, part].astype(jnp.int32),
-                **row.options,
             )
             pieces.append(out)
         step = jax.jit(partial(row.step, **row.options))
@@ -166,7 +162,7 @@ def test_a_state_remembers_the_last_document(row, draw_inputs):
             pieces.append(out[:, None])
         got = jnp.concatenate(pieces, axis=1)
         for one, start in enumerate(starts):
-            alone, _ = row.function(*(x[one : one + 1, start:] for x in inputs), **row.options)
+            alone, _ = read(*(x[one : one + 1, start:] for x in inputs))
             assert_close(got[one : one + 1, start:], alone, FLOAT64_TOLERANCE)
 
 
@@ -242,13 +238,15 @@ def test_a_second_call_does_not_compile_again(row, draw_inputs):
 
 
 def test_the_shapes_in_the_signatures_hold(row, draw_inputs):
-    check = jaxtyping.jaxtyped(typechecker=beartype.beartype)
+    def check(function):
+        checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)(function)
+        return jax.jit(partial(checked, **row.options))
+
     inputs = draw_inputs(row, 3)
-    options = dict(row.options)
-    out, _ = check(row.function)(*inputs, **options)
-    check(row.reference)(*inputs, **options)
-    state = row.empty_state(2, 2, 16, 8, 4, jnp.float32, **options)
-    out_t, _ = check(row.step)(*(x[:, 0] for x in inputs), state, **options)
+    out, _ = check(row.function)(*inputs)
+    check(row.reference)(*inputs)
+    state = row.empty_state(2, 2, 16, 8, 4, jnp.float32, **row.options)
+    out_t, _ = check(row.step)(*(x[:, 0] for x in inputs), state)
     assert_close(out_t, out[:, 0], FLOAT32_TOLERANCE)
 
 

@@ -4,6 +4,7 @@ What `parity` and `s3` share. A model that has found the group's rule goes on be
 longer than it has seen; one that has learnt words by heart does not.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -22,7 +23,15 @@ _BY_POSITION = "accuracy by position"
 COLUMNS = (Column(WITHIN), Column(BEYOND))
 
 
-def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: bool) -> Recipe:
+def recipe(
+    group: str,
+    pattern: str,
+    loops: int,
+    *,
+    steps: int,
+    is_negative: bool,
+    is_swaps_only: bool = False,
+) -> Recipe:
     """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
 
     There is no short convolution: with one, a model learns the words that fit into it by heart, and
@@ -34,6 +43,7 @@ def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: boo
         loops: how often it runs.
         steps: updates.
         is_negative: whether beta reaches 2, so that a step can reflect.
+        is_swaps_only: whether words are of the group's swaps only.
 
     Returns:
         The recipe.
@@ -41,7 +51,7 @@ def recipe(group: str, pattern: str, loops: int, *, steps: int, is_negative: boo
     Cost:
         None; see `train`.
     """
-    task = WordProblem(group, TRAINED)
+    task = WordProblem(group, TRAINED, is_swaps_only)
     model = LoopedConfig.tiny(
         pattern,
         loops=loops,
@@ -59,7 +69,7 @@ def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
     """Trains, then reads words of LONGER elements; accuracy at a position is that of its prefix."""
     assert isinstance(setting.task, WordProblem)
     trained = train(setting, seed, workspace)
-    longer = WordProblem(setting.task.group, LONGER)
+    longer = dataclasses.replace(setting.task, length=LONGER)
     by_position = np.array(trained.accuracy_by_position(longer, seed))
     return {
         WITHIN: by_position[:TRAINED].mean(),

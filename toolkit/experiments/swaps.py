@@ -1,0 +1,64 @@
+"""Swaps of three things: what one reflection a token can follow, looped or not.
+
+A swap is a reflection, and a delta rule makes one a token if its write strength reaches 2. So words
+of swaps need no second reflection, as a cycle of three does (`s3`), and no loop.
+"""
+
+from toolkit.experiments.experiment import Claim, Results
+from toolkit.experiments.state_tracking import (
+    SOLVED,
+    TRAINED,
+    WITHIN,
+    experiment,
+    in_words,
+    make_draw,
+    recipe,
+    solved_longer,
+)
+
+LOOPS = (1, 2, 4)
+STEPS = 1000
+
+
+def _label(loops: int, is_negative: bool) -> str:
+    return f"gdn, T={loops}, beta up to {1 + is_negative}"
+
+
+_REFLECTS, _FORGETS = ([_label(loops, kind) for loops in LOOPS] for kind in (True, False))
+
+
+def _reflections_solve(results: Results) -> tuple[bool, str]:
+    worst = {label: min(results.samples(label, WITHIN)) for label in _REFLECTS}
+    words = ", ".join(f"{label}: {share:.2f}" for label, share in worst.items())
+    return min(worst.values()) >= SOLVED, f"worst seed, trained length: {words}"
+
+
+def _one_pass_generalises(results: Results) -> tuple[bool, str]:
+    return min(solved_longer(results, _REFLECTS[0])) >= SOLVED, in_words(results, _REFLECTS)
+
+
+def _others_do_not(results: Results) -> tuple[bool, str]:
+    best = max(max(results.samples(label, WITHIN)) for label in _FORGETS)
+    words = f"best seed, trained length: {best:.2f}; {in_words(results, _FORGETS)}"
+    return best < SOLVED, words
+
+
+EXPERIMENT = experiment(
+    name="swaps",
+    title=f"Who follows swaps of three things, learned from words of {TRAINED}?",
+    settings={
+        _label(loops, is_negative): recipe(
+            "S3", "gdn", loops, steps=STEPS, is_negative=is_negative, is_swaps_only=True
+        )
+        for is_negative in (True, False)
+        for loops in LOOPS
+    },
+    claims=(
+        Claim("with negative eigenvalues swaps are followed, whatever T", _reflections_solve),
+        Claim("one pass then goes on to longer words", _one_pass_generalises),
+        Claim("without them no T follows swaps", _others_do_not),
+    ),
+    draw=make_draw(1 / 6, "Running product of swaps in S3"),
+    beyond="swaps of five things: `WordProblem('S5', length, is_swaps_only=True)`.",
+    minutes=7,
+)
