@@ -3,6 +3,9 @@
 One delta-rule step a token reflects once; an element of S3 may need two reflections. DeltaProduct
 makes two in one pass. Looping a layer that makes one is not the same: every loop starts from an
 empty state, and the loops meet in the residual stream only.
+
+Eight heads of four channels at a high rate find the group in a few hundred steps; two heads of
+sixteen stop at the sign of the permutation with most seeds.
 """
 
 from functools import partial
@@ -20,63 +23,75 @@ from toolkit.experiments.state_tracking import (
 )
 
 LOOPS = (1, 2, 4)
-STEPS = 2000
-_PRODUCT = "delta product, T=1"
+STEPS = 1500
 # A difference of means that is smaller is not called one.
 _MARGIN = 0.05
+_PATTERNS = {"delta product": "delta_product", "gdn": "gdn"}
 
 
-def _label(loops: int, is_negative: bool) -> str:
-    return f"gdn, T={loops}, beta up to {1 + is_negative}"
+def _label(name: str, loops: int, is_negative: bool = True) -> str:
+    return f"{name}, T={loops}, beta up to {1 + is_negative}"
 
 
-_LOOPED = [_label(loops, True) for loops in LOOPS]
+_TWO, _ONE = ([_label(name, loops) for loops in LOOPS] for name in _PATTERNS)
+
+
+def _setting(name: str, loops: int, is_negative: bool):
+    return recipe(
+        "S3",
+        _PATTERNS[name],
+        loops,
+        steps=STEPS,
+        is_negative=is_negative,
+        heads=8,
+        learning_rate=1e-2,
+    )
 
 
 def _gain(name: str, results: Results) -> tuple[bool, str]:
-    means = [results.mean(label, name) for label in _LOOPED]
-    words = ", ".join(f"{label}: {mean:.2f}" for label, mean in zip(_LOOPED, means, strict=True))
+    means = [results.mean(label, name) for label in _ONE]
+    words = ", ".join(f"{label}: {mean:.2f}" for label, mean in zip(_ONE, means, strict=True))
     return max(means[1:]) > means[0] + _MARGIN, f"means: {words}"
 
 
-def _is_solved(labels: list[str], results: Results) -> tuple[bool, str]:
-    best = max(min(results.samples(label, WITHIN)) for label in labels)
-    return best >= SOLVED, f"worst seed of the best, trained length: {best:.2f}; " + in_words(
-        results, labels
-    )
+def _are_solved(labels: list[str], results: Results) -> tuple[bool, str]:
+    worst = {label: min(results.samples(label, WITHIN)) for label in labels}
+    words = ", ".join(f"{label}: {share:.2f}" for label, share in worst.items())
+    return min(worst.values()) >= SOLVED, f"worst seed, trained length: {words}"
+
+
+def _one_pass_generalises(results: Results) -> tuple[bool, str]:
+    return min(results.samples(_TWO[0], BEYOND)) >= SOLVED, in_words(results, _TWO)
 
 
 def _negative_helps(results: Results) -> tuple[bool, str]:
     gains = [
-        results.mean(_label(loops, True), WITHIN) - results.mean(_label(loops, False), WITHIN)
+        results.mean(_label("delta product", loops), WITHIN)
+        - results.mean(_label("delta product", loops, False), WITHIN)
         for loops in LOOPS
     ]
     words = ", ".join(f"T={loops}: {gain:+.2f}" for loops, gain in zip(LOOPS, gains, strict=True))
-    return min(gains) > _MARGIN, f"gain of beta up to 2, trained length: {words}"
+    return min(gains) > _MARGIN, f"gain of beta up to 2 for DeltaProduct, trained length: {words}"
 
 
 EXPERIMENT = experiment(
     name="s3",
     title=f"Does looping one layer help to track S3, learned from {TRAINED} elements?",
     settings={
-        _PRODUCT: recipe("S3", "delta_product", 1, steps=STEPS, is_negative=True),
-        **{
-            _label(loops, is_negative): recipe(
-                "S3", "gdn", loops, steps=STEPS, is_negative=is_negative
-            )
-            for is_negative in (True, False)
-            for loops in LOOPS
-        },
+        _label(name, loops, is_negative): _setting(name, loops, is_negative)
+        for name, is_negative in (("delta product", True), ("gdn", True), ("delta product", False))
+        for loops in LOOPS
     },
     claims=(
-        Claim("two reflections a token solve it in one pass", partial(_is_solved, [_PRODUCT])),
-        Claim("looping one reflection a token solves it too", partial(_is_solved, _LOOPED)),
-        Claim("looping helps on words as long as the trained ones", partial(_gain, WITHIN)),
-        Claim("looping helps on longer words", partial(_gain, BEYOND)),
+        Claim("two reflections a token solve it, whatever T", partial(_are_solved, _TWO)),
+        Claim("in one pass they go on to longer words", _one_pass_generalises),
+        Claim("looping one reflection a token solves it too", partial(_are_solved, _ONE[1:])),
+        Claim("looping helps it on words as long as the trained ones", partial(_gain, WITHIN)),
+        Claim("looping helps it on longer words", partial(_gain, BEYOND)),
         Claim("negative eigenvalues help at every T", _negative_helps),
     ),
     draw=make_draw(1 / 6, "Running product in S3"),
     beyond="A5 and S5, which want tens of thousands of steps: "
     "`toolkit.experiments.tasks.WordProblem` draws them.",
-    minutes=14,
+    minutes=15,
 )

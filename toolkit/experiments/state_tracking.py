@@ -31,6 +31,8 @@ def recipe(
     steps: int,
     is_negative: bool,
     is_swaps_only: bool = False,
+    heads: int = 2,
+    learning_rate: float = 5e-3,
 ) -> Recipe:
     """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
 
@@ -44,6 +46,8 @@ def recipe(
         steps: updates.
         is_negative: whether beta reaches 2, so that a step can reflect.
         is_swaps_only: whether words are of the group's swaps only.
+        heads: among which the layer's width of 32 is divided.
+        learning_rate: peak of the schedule.
 
     Returns:
         The recipe.
@@ -57,12 +61,12 @@ def recipe(
         loops=loops,
         vocabulary=task.vocabulary,
         width=32,
-        heads=2,
+        heads=heads,
         feed_forward=64,
         negative_eigenvalues=is_negative,
         convolution_size=1,
     )
-    return Recipe(model, task, steps=steps, learning_rate=5e-3)
+    return Recipe(model, task, steps=steps, learning_rate=learning_rate)
 
 
 def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
