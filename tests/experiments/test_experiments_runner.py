@@ -134,6 +134,19 @@ def test_only_and_seeds_choose_runs(tmp_path, capsys):
         run_experiment(line_experiment([]), tmp_path, seeds=0)
 
 
+def test_two_processes_share_a_folder(tmp_path):
+    def execute(setting, seed, workspace):
+        if seed == 1:  # meanwhile somebody else runs the other setting
+            run_experiment(line_experiment([]), tmp_path, only="steep")
+        return inner.execute(setting, seed, workspace)
+
+    inner = line_experiment([])
+    run_experiment(dataclasses.replace(inner, execute=execute), tmp_path, only="flat")
+    calls = []
+    run_experiment(line_experiment(calls), tmp_path)
+    assert calls == []
+
+
 def test_another_experiment_or_another_version_of_it_is_refused(tmp_path):
     run_experiment(line_experiment([]), tmp_path, seeds=1)
     other = dataclasses.replace(line_experiment([]), name="circles")

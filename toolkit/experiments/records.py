@@ -32,16 +32,18 @@ class FinishedRuns:
     def __init__(self, directory: Path, experiment: Experiment):
         self.path = directory / "runs.jsonl"
         self.experiment = experiment
-        self.lines = read_metrics(self.path)
-        for line in self.lines:
-            self._require_same(line)
+        self.lines = self._read()
 
     def holds(self, run: Run) -> bool:
         """Whether a run is finished."""
         return any(line["label"] == run.label and line["seed"] == run.seed for line in self.lines)
 
     def append(self, run: Run, outcome: dict[str, Any]) -> None:
-        """Adds a finished run; it is on disk when this returns, whole or not at all."""
+        """Adds a finished run; it is on disk when this returns, whole or not at all.
+
+        Runs that another process has finished in the same folder meanwhile are kept.
+        """
+        self.lines = self._read()
         facts = environment()
         line = {
             "experiment": self.experiment.name,
@@ -60,6 +62,12 @@ class FinishedRuns:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, self.path)
+
+    def _read(self) -> list[dict[str, Any]]:
+        lines = read_metrics(self.path)
+        for line in lines:
+            self._require_same(line)
+        return lines
 
     def results(self, runs: Iterable[Run]) -> Results:
         """The outcomes of those of `runs` that are finished."""
