@@ -4,8 +4,8 @@ One delta-rule step a token reflects once; an element of S3 may need two reflect
 makes two in one pass. Looping a layer that makes one is not the same: every loop starts from an
 empty state, and the loops meet in the residual stream only.
 
-Eight heads of four channels at a high rate find the group in a few hundred steps; two heads of
-sixteen stop at the sign of the permutation with most seeds.
+Eight heads of four channels find the group; two heads of sixteen stop at the sign of the
+permutation with most seeds. `swaps` shows what becomes of it without negative eigenvalues.
 """
 
 from functools import partial
@@ -23,29 +23,17 @@ from toolkit.experiments.state_tracking import (
 )
 
 LOOPS = (1, 2, 4)
-STEPS = 1500
+STEPS = 2000
 # A difference of means that is smaller is not called one.
 _MARGIN = 0.05
 _PATTERNS = {"delta product": "delta_product", "gdn": "gdn"}
 
 
-def _label(name: str, loops: int, is_negative: bool = True) -> str:
-    return f"{name}, T={loops}, beta up to {1 + is_negative}"
+def _label(name: str, loops: int) -> str:
+    return f"{name}, T={loops}"
 
 
 _TWO, _ONE = ([_label(name, loops) for loops in LOOPS] for name in _PATTERNS)
-
-
-def _setting(name: str, loops: int, is_negative: bool):
-    return recipe(
-        "S3",
-        _PATTERNS[name],
-        loops,
-        steps=STEPS,
-        is_negative=is_negative,
-        heads=8,
-        learning_rate=1e-2,
-    )
 
 
 def _gain(name: str, results: Results) -> tuple[bool, str]:
@@ -64,22 +52,12 @@ def _one_pass_generalises(results: Results) -> tuple[bool, str]:
     return min(results.samples(_TWO[0], BEYOND)) >= SOLVED, in_words(results, _TWO)
 
 
-def _negative_helps(results: Results) -> tuple[bool, str]:
-    gains = [
-        results.mean(_label("delta product", loops), WITHIN)
-        - results.mean(_label("delta product", loops, False), WITHIN)
-        for loops in LOOPS
-    ]
-    words = ", ".join(f"T={loops}: {gain:+.2f}" for loops, gain in zip(LOOPS, gains, strict=True))
-    return min(gains) > _MARGIN, f"gain of beta up to 2 for DeltaProduct, trained length: {words}"
-
-
 EXPERIMENT = experiment(
     name="s3",
     title=f"Does looping one layer help to track S3, learned from {TRAINED} elements?",
     settings={
-        _label(name, loops, is_negative): _setting(name, loops, is_negative)
-        for name, is_negative in (("delta product", True), ("gdn", True), ("delta product", False))
+        _label(name, loops): recipe("S3", word, loops, steps=STEPS, is_negative=True, heads=8)
+        for name, word in _PATTERNS.items()
         for loops in LOOPS
     },
     claims=(
@@ -88,10 +66,9 @@ EXPERIMENT = experiment(
         Claim("looping one reflection a token solves it too", partial(_are_solved, _ONE[1:])),
         Claim("looping helps it on words as long as the trained ones", partial(_gain, WITHIN)),
         Claim("looping helps it on longer words", partial(_gain, BEYOND)),
-        Claim("negative eigenvalues help at every T", _negative_helps),
     ),
     draw=make_draw(1 / 6, "Running product in S3"),
     beyond="A5 and S5, which want tens of thousands of steps: "
     "`toolkit.experiments.tasks.WordProblem` draws them.",
-    minutes=15,
+    minutes=18,
 )

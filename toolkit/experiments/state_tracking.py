@@ -32,7 +32,6 @@ def recipe(
     is_negative: bool,
     is_swaps_only: bool = False,
     heads: int = 2,
-    learning_rate: float = 5e-3,
 ) -> Recipe:
     """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
 
@@ -47,7 +46,6 @@ def recipe(
         is_negative: whether beta reaches 2, so that a step can reflect.
         is_swaps_only: whether words are of the group's swaps only.
         heads: among which the layer's width of 32 is divided.
-        learning_rate: peak of the schedule.
 
     Returns:
         The recipe.
@@ -66,7 +64,7 @@ def recipe(
         negative_eigenvalues=is_negative,
         convolution_size=1,
     )
-    return Recipe(model, task, steps=steps, learning_rate=learning_rate)
+    return Recipe(model, task, steps=steps, learning_rate=5e-3)
 
 
 def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
