@@ -111,7 +111,10 @@ def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
                        marker=look.marker, markevery=(index, 4), **style)  # fmt: skip
         left.axvline(TRAINED, color="#8a949e", linewidth=0.8)
         left.axhline(chance, color="#8a949e", linewidth=1)
-        left.text(LONGER, chance - 0.02, "chance", ha="right", va="top", color="#8a949e")
+        left.text(
+            LONGER, chance - 0.02, "chance", ha="right", va="top", color="#8a949e", zorder=5,
+            bbox={"color": "white", "alpha": 0.8, "pad": 1},
+        )  # fmt: skip
         left.text(TRAINED + 0.6, 1.04, "trained up to here", color="#8a949e", fontsize=9)
         low = max(0.0, chance - 0.12)
         left.set(xlabel="position in the word", ylabel="accuracy", ylim=(low, 1.1), title=title)

@@ -2,6 +2,9 @@
 
 A swap is a reflection, and a delta rule makes one a token if its write strength reaches 2. So words
 of swaps need no second reflection, as a cycle of three does (`s3`), and no loop.
+
+Products of swaps are odd and even in turn: a model that always guesses one element is right a third
+of the time at every other position, and never between, which draws a zigzag.
 """
 
 from toolkit.experiments.experiment import Claim, Results
