@@ -1,7 +1,7 @@
 """Running products in a group, learned on short words and asked about longer ones.
 
-What `parity` and `s3` share. A model that has found the group's rule goes on being right on words
-longer than it has seen; one that has learnt words by heart does not.
+What `parity`, `swaps` and `s3` share. A model that has found the group's rule goes on being right
+on words longer than it has seen; one that has learnt words by heart does not.
 """
 
 import dataclasses
