@@ -4,8 +4,8 @@ One delta-rule step a token reflects once; an element of S3 may need two reflect
 makes two in one pass. Looping a layer that makes one is not the same: every loop starts from an
 empty state, and the loops meet in the residual stream only.
 
-Eight heads of four channels find the group with most seeds; two heads of sixteen stop at the sign
-of the permutation with most. `swaps` shows what becomes of it without negative eigenvalues.
+DeltaProduct with eight heads of four channels finds the group with most seeds; two heads of sixteen
+stop at the sign of the permutation. `swaps` shows what negative eigenvalues are needed for.
 """
 
 from functools import partial
