@@ -13,11 +13,11 @@ from functools import partial
 from toolkit.experiments.experiment import Claim, Results
 from toolkit.experiments.state_tracking import (
     BEYOND,
-    SOLVED,
     TRAINED,
     WITHIN,
+    are_solved,
+    are_solved_longer,
     experiment,
-    in_words,
     make_draw,
     recipe,
 )
@@ -42,16 +42,6 @@ def _gain(name: str, results: Results) -> tuple[bool, str]:
     return max(means[1:]) > means[0] + _MARGIN, f"means: {words}"
 
 
-def _are_solved(labels: list[str], results: Results) -> tuple[bool, str]:
-    worst = {label: min(results.samples(label, WITHIN)) for label in labels}
-    words = ", ".join(f"{label}: {share:.2f}" for label, share in worst.items())
-    return min(worst.values()) >= SOLVED, f"worst seed, trained length: {words}"
-
-
-def _one_pass_generalises(results: Results) -> tuple[bool, str]:
-    return min(results.samples(_TWO[0], BEYOND)) >= SOLVED, in_words(results, _TWO)
-
-
 EXPERIMENT = experiment(
     name="s3",
     title=f"Does looping one layer help to track S3, learned from {TRAINED} elements?",
@@ -61,10 +51,10 @@ EXPERIMENT = experiment(
         for loops in LOOPS
     },
     claims=(
-        Claim("two reflections a token solve it in one pass", partial(_are_solved, _TWO[:1])),
-        Claim("and go on to longer words", _one_pass_generalises),
-        Claim("looped, they solve it too, with every seed", partial(_are_solved, _TWO[1:])),
-        Claim("looping one reflection a token solves it too", partial(_are_solved, _ONE[1:])),
+        Claim("two reflections a token solve it in one pass", partial(are_solved, _TWO[:1])),
+        Claim("and go on to longer words", partial(are_solved_longer, _TWO[:1])),
+        Claim("looped, they solve it too, with every seed", partial(are_solved, _TWO[1:])),
+        Claim("looping one reflection a token solves it too", partial(are_solved, _ONE[1:])),
         Claim("looping helps it on words as long as the trained ones", partial(_gain, WITHIN)),
         Claim("looping helps it on longer words", partial(_gain, BEYOND)),
     ),

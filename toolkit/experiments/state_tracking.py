@@ -95,6 +95,19 @@ def in_words(results: Results, labels: list[str]) -> str:
     return f"accuracy at positions {TRAINED + 1}-{LONGER}, a seed each: " + "; ".join(found)
 
 
+def are_solved(labels: list[str], results: Results) -> tuple[bool, str]:
+    """Whether every seed of every one of these settings is right on words as long as trained."""
+    worst = {label: min(results.samples(label, WITHIN)) for label in labels}
+    words = ", ".join(f"{label}: {share:.2f}" for label, share in worst.items())
+    return min(worst.values()) >= SOLVED, f"worst seed, trained length: {words}"
+
+
+def are_solved_longer(labels: list[str], results: Results) -> tuple[bool, str]:
+    """Whether every seed of every one of these settings goes on to longer words."""
+    worst = min(min(solved_longer(results, label)) for label in labels)
+    return worst >= SOLVED, in_words(results, labels)
+
+
 def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
     """A figure: accuracy by position, and while training."""
 
