@@ -186,6 +186,10 @@ def interquartile_range(samples: Iterable[float]) -> float:
 
     Source:
         Tukey, "Exploratory Data Analysis", 1977, section 2 (the hinges).
+
+    Example:
+        >>> interquartile_range([1.0, 2.0, 3.0, 4.0, 90.0])
+        3.0
     """
     values = list(samples)
     if len(values) < 2:

@@ -1,0 +1,71 @@
+"""Every public name shows how it is used: its docstring ends with an example that runs.
+
+An example is two to five lines of a Python session. It finds `jax`, `jnp` and the public names of
+its room; anything else it imports. Files that it writes land in a folder of the test's own.
+"""
+
+import doctest
+import importlib
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_docs import ROOMS, exported
+
+# The rooms where no public name may go without; the aim is all of them.
+COMPLETE = ()
+MOST_LINES = 5
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def has_example(value):
+    """Functions and classes are shown in use; errors are raised by what is, and data is data."""
+    if inspect.isclass(value):
+        return value.__module__.startswith("toolkit") and not issubclass(value, BaseException)
+    return callable(value)
+
+
+def faults_of(docstring):
+    header = re.search(r"^Example:\n", docstring, re.MULTILINE)
+    if not header:
+        return ["has no section Example:"]
+    lines = [line.strip() for line in docstring[header.end() :].splitlines() if line.strip()]
+    code = sum(line.startswith(("...", ">>>")) for line in lines)
+    faults = []
+    if re.search(r"^[A-Z]\w+:(?:[ \t]|$)", docstring[header.end() :], re.MULTILINE):
+        faults.append("goes on after Example:, which comes last")
+    if not len(lines) >= 2 or not 1 <= code <= MOST_LINES:
+        faults.append(f"shows {code} lines of code: want at most {MOST_LINES}, two with the output")
+    return faults
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [(room, name) for room in ROOMS for name in exported(room)],
+)
+def test_example_runs(room, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(f"toolkit.{room}")
+    value = getattr(module, name)
+    if not has_example(value):
+        return
+    docstring = inspect.getdoc(inspect.unwrap(value)) or ""
+    if room not in COMPLETE and "\nExample:" not in docstring:
+        return
+    faults = faults_of(docstring)
+    assert not faults, f"toolkit.{room}.{name} " + "; ".join(faults)
+    names = {"jax": jax, "jnp": jnp, **{other: getattr(module, other) for other in module.__all__}}
+    test = doctest.DocTestParser().get_doctest(docstring, names, f"{room}.{name}", None, None)
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_the_check_itself_sees_faults():
+    good = "Adds.\n\nExample:\n    >>> 1 + 1\n    2\n"
+    assert faults_of(good) == []
+    assert faults_of("Adds.") == ["has no section Example:"]
+    assert "comes last" in " ".join(faults_of(good + "\nCost:\n    None."))
+    assert "want at most" in " ".join(faults_of(good + "    >>> 2\n    2\n" * 5))
