@@ -189,7 +189,7 @@ def interquartile_range(samples: Iterable[float]) -> float:
 
     Example:
         >>> interquartile_range([1.0, 2.0, 3.0, 4.0, 90.0])
-        3.0
+        2.0
     """
     values = list(samples)
     if len(values) < 2:
