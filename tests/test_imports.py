@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,23 @@ PACKAGE = Path(toolkit.__file__).parent
 FLOORS = {
     "attention": set(),
     "measure": set(),
-    "parallel": {"measure"},
+    "figures": set(),
+    "parallel": {"attention", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
-    "looped": {"attention", "parallel", "training"},
-    "lab": {"attention", "lr", "measure", "parallel", "looped", "training"},
-    "bench": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
-    "experiments": {"attention", "lr", "measure", "parallel", "looped", "training", "lab"},
-    "cli": {"measure", "parallel", "looped", "bench", "experiments", "lab"},
+    "looped": {"attention", "parallel"},
+    "conversion": {"looped", "training"},
+    "language": {"looped", "measure", "parallel", "training"},
 }
+GROUND_TO_LANGUAGE = set(FLOORS)
+FLOORS |= {
+    "experiments": GROUND_TO_LANGUAGE,
+    "bench": GROUND_TO_LANGUAGE,
+    "lab": GROUND_TO_LANGUAGE | {"bench"},
+    "cli": GROUND_TO_LANGUAGE | {"bench", "experiments", "lab"},
+}
+MOST_MODULES = 20  # in one folder, its map (`__init__.py`) aside
+VIEWS = ("view", "costs", "inputs", "reader", "rounds", "landscape", "problems", "table")
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.
 IMPORT_TIME_RATIO = 1.1
@@ -40,20 +49,12 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def without_type_checking(tree):
-    """Empties `if TYPE_CHECKING:` blocks: they name types and import nothing when run."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = []
-    return tree
-
-
-def imported_modules(path, is_run=False):
-    """Names of toolkit's modules that a file imports anywhere, also inside functions."""
+def imported_modules(path):
+    """Names of toolkit's modules that a file imports anywhere: inside functions, for types too."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(without_type_checking(tree) if is_run else tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -98,13 +99,38 @@ def test_floors_are_in_no_circle():
         placed |= next_up
 
 
+def test_no_folder_is_a_drawer():
+    folders = Counter(path.parent for path in files() if path.name != "__init__.py")
+    full = {str(folder): count for folder, count in folders.items() if count > MOST_MODULES}
+    assert not full, full
+
+
+def test_tests_lie_as_the_rooms_lie():
+    tests = Path(__file__).parent
+    elsewhere = {"support", "notebooks", "browser", "fuzz"}
+    for path in sorted(tests.rglob("test_*.py")):
+        folder = path.parent.relative_to(tests)
+        if folder.parts and folder.parts[0] not in elsewhere:
+            assert (PACKAGE / folder).is_dir(), f"{path.relative_to(tests)} lies in no room"
+
+
+def test_views_need_no_widget_library():
+    """What a panel computes can be computed where no widget library is installed."""
+    views = [
+        module_name(path)
+        for path in files()
+        if path.stem.endswith(VIEWS) and path.relative_to(PACKAGE).parts[0] == "lab"
+    ]
+    assert len(views) >= 8
+    blocked = "import sys\nsys.modules.update(ipywidgets=None, anywidget=None)\n"
+    run_python(blocked + "\n".join(f"import {name}" for name in views))
+
+
 def test_files_import_each_other_in_no_circle():
     modules = {module_name(path) for path in files()}
     graph = {
         module_name(path): {
-            name
-            for name in imported_modules(path, is_run=True)
-            if name in modules and name != "toolkit"
+            name for name in imported_modules(path) if name in modules and name != "toolkit"
         }
         - {module_name(path), module_name(path).rpartition(".")[0]}
         for path in files()

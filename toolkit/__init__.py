@@ -3,12 +3,15 @@
 Rooms, each imported on first use so that `import toolkit` costs `import jax` and nothing more:
 
 * `toolkit.attention`: token mixers as pure functions of arrays
+* `toolkit.figures`: the visual language of every figure
 * `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
 * `toolkit.parallel`: meshes and layouts
 * `toolkit.lr`: learning-rate schedules and their search
 * `toolkit.looped`: looped language models (flax nnx)
-* `toolkit.training`: text data, train step, loop, checkpoints, metrics
-* `toolkit.lab`: figures, panels, reports
+* `toolkit.training`: data, train step, loop, checkpoints, metrics
+* `toolkit.conversion`: a trained looped softmax model becomes a hybrid
+* `toolkit.language`: train, load, export, continue a language model on text
+* `toolkit.lab`: panels with sliders, notebooks, the tour
 * `toolkit.bench`: contenders side by side
 * `toolkit.experiments`: claims about small models, each tested by one command
 """
@@ -23,8 +26,11 @@ __version__ = "0.1.0"
 _ROOMS = (
     "attention",
     "bench",
+    "conversion",
     "experiments",
+    "figures",
     "lab",
+    "language",
     "looped",
     "lr",
     "measure",

@@ -27,7 +27,7 @@ def tour(
         steps: training steps of each of the three models.
         text: a file or folder to train on instead of the language manual (repeatable).
     """
-    from toolkit.lab.tour import run_tour
+    from toolkit.lab import run_tour
 
     page = run_tour(directory, steps=steps, text=text, fresh=fresh)
     print(f"\nThe tour is written: {page}")
@@ -41,7 +41,7 @@ def lab(port: int = 8888, browser: bool = True) -> None:
         port: the port to listen on (localhost only).
         browser: open a browser window.
     """
-    from toolkit.lab.server import serve
+    from toolkit.lab.notebooks.server import serve
 
     sys.exit(serve(port=port, browser=browser))
 
@@ -91,7 +91,7 @@ def train(
 
     if simulated_devices != 1:
         simulate_devices(simulated_devices)
-    from toolkit.lab.language_model import TrainingRun, train_language_model
+    from toolkit.language import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
     config = LoopedConfig.tiny(
@@ -140,7 +140,7 @@ def generate(
         top_p: sample among the likeliest bytes that hold this share of the probability.
         seed: of the sampling.
     """
-    from toolkit.lab.language_model import load_language_model, stream_text
+    from toolkit.language import load_language_model, stream_text
 
     model = load_language_model(directory)
     pieces = stream_text(
@@ -164,7 +164,7 @@ def export(
         file: the file to write, ending in .safetensors.
         dtype: how its numbers are stored.
     """
-    from toolkit.lab.export import export_language_model
+    from toolkit.language import export_language_model
 
     path, record = export_language_model(directory, file, dtype=dtype)
     print(f"{path}: {path.stat().st_size:,} bytes; its record: {record}")

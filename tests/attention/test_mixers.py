@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import MIXERS, KVCache, mixer
-from toolkit.attention.softmax import softmax_attention
+from toolkit.attention.softmax.dense import softmax_attention
 from toolkit.attention.table import mixer_page
 from toolkit.bench.matrix_products import matrix_flops
 

@@ -25,7 +25,7 @@ class Slope:
 
 
 def draw(results, caption):
-    from toolkit.lab.figures import new_figure
+    from toolkit.figures import new_figure
 
     figure = new_figure(4, 3)
     axes = figure.subplots()

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from toolkit.lab.execute import WIDGET_VIEW, run_notebook, strip
+from toolkit.lab.notebooks.execute import WIDGET_VIEW, run_notebook, strip
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

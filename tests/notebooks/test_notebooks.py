@@ -20,7 +20,7 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: pat
 # The kernel's own libraries close sockets late; what a notebook itself warns about is in stderr.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_runs_within_its_budget(path: Path) -> None:
-    run = pytest.importorskip("toolkit.lab.execute").run_notebook(path)
+    run = pytest.importorskip("toolkit.lab.notebooks.execute").run_notebook(path)
     assert not run.complaints
     assert run.seconds < MAX_SECONDS
     assert 0 < run.peak_memory_bytes < MAX_MEMORY_BYTES

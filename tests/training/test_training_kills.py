@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.training import read_metrics
 
-SCRIPT = Path(__file__).with_name("training_small_run.py")
+SCRIPT = Path(__file__).parents[1] / "support/training_small_run.py"
 REPOSITORY = Path(__file__).parents[2]
 KILLS_IN_A_SAVE = 4
 KILLS_AT_RANDOM = 4

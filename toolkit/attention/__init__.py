@@ -45,45 +45,45 @@ Every mixer once, with what it costs (`mixers.py`)
     mixer                        look a row up, with other options if wanted
 """
 
-from toolkit.attention.cache import KVCache, softmax_attention_step
-from toolkit.attention.delta_net import delta_net, delta_net_reference, delta_net_step
-from toolkit.attention.gated_delta_net import (
+from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
+from toolkit.attention.linear.engine.inverse import unit_lower_inverse
+from toolkit.attention.linear.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
 )
-from toolkit.attention.gated_delta_product import (
+from toolkit.attention.linear.gated_delta_product import (
     gated_delta_product,
     gated_delta_product_reference,
     gated_delta_product_step,
 )
-from toolkit.attention.gated_linear_attention import (
+from toolkit.attention.linear.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_reference,
     gated_linear_attention_step,
 )
-from toolkit.attention.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
-from toolkit.attention.inverse import unit_lower_inverse
-from toolkit.attention.kimi_delta_attention import (
+from toolkit.attention.linear.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
+from toolkit.attention.linear.kimi_delta_attention import (
     kimi_delta_attention,
     kimi_delta_attention_reference,
     kimi_delta_attention_step,
 )
-from toolkit.attention.linear_attention import (
+from toolkit.attention.linear.linear_attention import (
     linear_attention,
     linear_attention_reference,
     linear_attention_step,
 )
-from toolkit.attention.mamba2 import mamba2, mamba2_reference, mamba2_step
-from toolkit.attention.mixers import MIXERS, Mixer, mixer
-from toolkit.attention.retention import (
+from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
+from toolkit.attention.linear.retention import (
     retention,
     retention_log_decay,
     retention_reference,
     retention_step,
 )
-from toolkit.attention.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
-from toolkit.attention.softmax import softmax_attention, softmax_attention_reference
+from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
+from toolkit.attention.mixers import MIXERS, Mixer, mixer
+from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
+from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
 from toolkit.attention.sparse import (
     BlockCache,
     IndexedCache,

@@ -6,9 +6,9 @@ of q, k, v and o; gates and recurrent states are float32. All functions take (ba
 key, value) and the options of their row of `MIXERS`.
 """
 
-from toolkit.attention.delta_rule import chunk_size
-from toolkit.attention.fading_memory import chunk_size as fading_chunk_size
-from toolkit.attention.rwkv7 import chunk_size as rwkv7_chunk_size
+from toolkit.attention.linear.engine.delta_rule import chunk_size
+from toolkit.attention.linear.engine.fading_memory import chunk_size as fading_chunk_size
+from toolkit.attention.linear.rwkv7 import chunk_size as rwkv7_chunk_size
 
 STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
 

@@ -16,7 +16,7 @@ from toolkit.bench.harness import FRACTION
 from toolkit.bench.mixers import MATMUL, OURS, SIZES, WANTED
 from toolkit.bench.mixers_gpu import LEAST_RATIO
 from toolkit.bench.mixers_gpu import PEER as FLA
-from toolkit.lab.figures import INK, look, new_figure, style
+from toolkit.figures import INK, look, new_figure, style
 from toolkit.measure import Record
 
 # What divides, and what is wanted of the quotient; all are forward+backward.

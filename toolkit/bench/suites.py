@@ -12,25 +12,34 @@ from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
-# name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only.
+# name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only,
+# which lets a room above this one bring a suite of its own.
 _TABLE = {
-    "gdn": ("gated_delta_net", (2,), "Gated DeltaNet against its token scan and transformers"),
+    "gdn": (
+        "toolkit.bench.gated_delta_net",
+        (2,),
+        "Gated DeltaNet against its token scan and transformers",
+    ),
     "mixers": (
-        "mixers",
+        "toolkit.bench.mixers",
         (2,),
         "every recurrent mixer against scan, transformers, machine; fla on a GPU",
     ),
-    "softmax": ("softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
-    "decode": ("decode", (2,), "one token of decoding against torch SDPA"),
-    "looped": ("looped", (2,), "looped models: decoding at 8k, training steps, writing"),
-    "sliders": ("sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
-    "startup": ("startup", (2,), "import toolkit against import jax"),
+    "softmax": ("toolkit.bench.softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
+    "decode": ("toolkit.bench.decode", (2,), "one token of decoding against torch SDPA"),
+    "looped": (
+        "toolkit.bench.looped",
+        (2,),
+        "looped models: decoding at 8k, training steps, writing",
+    ),
+    "sliders": ("toolkit.lab.sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
+    "startup": ("toolkit.bench.startup", (2,), "import toolkit against import jax"),
 }
 
 
 def _suite(module: str, cores: tuple[int, ...], summary: str) -> Suite:
     def cases(count: int):
-        yield from importlib.import_module(f"toolkit.bench.{module}").cases(count)
+        yield from importlib.import_module(module).cases(count)
 
     return Suite(cases, cores, summary)
 

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.lab.figures import FAINT, Look, new_figure
-from toolkit.lab.figures import LOOKS as _NAMED
+from toolkit.figures import FAINT, Look, new_figure
+from toolkit.figures import LOOKS as _NAMED
 
 LOOKS = (
     *_NAMED.values(),

@@ -14,6 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from toolkit.conversion.distillation import divergence_by_loop
+from toolkit.conversion.selection import kl_guided, uniform
+from toolkit.conversion.stage import Course, align, distil
+from toolkit.conversion.student import restore
 from toolkit.experiments.chart import LOOKS, caption_below, two_panels
 from toolkit.experiments.experiment import (
     Claim,
@@ -27,10 +31,6 @@ from toolkit.experiments.synthetic import answer_loss
 from toolkit.experiments.tasks import MultiQueryRecall
 from toolkit.looped import ConversionPlan, LoopedConfig, LoopedLM, restoration_benefits
 from toolkit.looped import student_from as new_student
-from toolkit.looped.conversion.distillation import divergence_by_loop
-from toolkit.looped.conversion.selection import kl_guided, uniform
-from toolkit.looped.conversion.stage import Course, align, distil
-from toolkit.looped.conversion.student import restore
 from toolkit.training import FitOptions, TrainState, adamw, fit, make_train_step, warmup_cosine
 
 LAYERS = 3

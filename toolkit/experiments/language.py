@@ -23,13 +23,13 @@ from toolkit.experiments.experiment import (
     Stopped,
     Workspace,
 )
-from toolkit.lab.figures import short
-from toolkit.lab.language_model import (
-    LOG_EVERY,
+from toolkit.figures import short
+from toolkit.language import (
     TrainingRun,
     next_byte_loss,
     train_language_model,
 )
+from toolkit.language.train import LOG_EVERY
 from toolkit.looped import (
     LAYERS,
     LoopedCache,

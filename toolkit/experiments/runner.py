@@ -138,7 +138,7 @@ def _run_all(
 def _report(
     experiment: Experiment, results: Results, records: list[Record], folder: Path, how: str
 ) -> None:
-    from toolkit.lab.figures import style
+    from toolkit.figures import style
 
     facts = records[-1]
     caption = f"{how}: {facts.device}, jax {facts.versions['jax']}, {facts.date[:10]}"

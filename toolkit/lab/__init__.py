@@ -18,64 +18,53 @@ Notebooks:
 * `run_notebook`: run a notebook in a fresh kernel, with its time and memory
 * `NotebookRun`: what came of it
 
-Language models on text:
+The tour:
 
-* `train_language_model`: train, or go on training, the run in a folder; takes a `TrainingRun`,
-  returns a `TrainedModel`
-* `load_language_model`: the model with the newest parameters of a run's folder, or of a file
-* `export_language_model`: a run's model as one small file, with the record of its making
-* `stream_text`: continue a prompt, piece by piece
 * `run_tour`: the whole story on this machine, as one page
+
+What trains and writes language models is found here too; it stands in `toolkit.language`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolkit.lab.attention_instrument import CostPanel, MemoryPanel
-    from toolkit.lab.controls import Choice, Number, Words
-    from toolkit.lab.execute import NotebookRun, run_notebook
-    from toolkit.lab.export import export_language_model
-    from toolkit.lab.language_model import (
-        TrainedModel,
-        TrainingRun,
-        load_language_model,
-        stream_text,
-        train_language_model,
-    )
-    from toolkit.lab.looped_panel import LoopPanel
-    from toolkit.lab.looped_state_panel import LoopStatePanel
-    from toolkit.lab.mixer_cost_panel import MixerCostPanel
-    from toolkit.lab.mixer_panel import MixerPanel
-    from toolkit.lab.panel import Panel
-    from toolkit.lab.race_panel import RacePanel
-    from toolkit.lab.reading_panel import ReadingPanel
-    from toolkit.lab.search_panel import SearchPanel
-    from toolkit.lab.tour import run_tour
+    from toolkit.lab.attention.instrument import CostPanel, MemoryPanel
+    from toolkit.lab.attention.reading_panel import ReadingPanel
+    from toolkit.lab.kit.controls import Choice, Number, Words
+    from toolkit.lab.kit.panel import Panel
+    from toolkit.lab.looped.panel import LoopPanel
+    from toolkit.lab.looped.state_panel import LoopStatePanel
+    from toolkit.lab.lr.race_panel import RacePanel
+    from toolkit.lab.lr.search_panel import SearchPanel
+    from toolkit.lab.mixers.cost_panel import MixerCostPanel
+    from toolkit.lab.mixers.panel import MixerPanel
+    from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
+    from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
-    "Choice": "controls",
-    "CostPanel": "attention_instrument",
-    "LoopPanel": "looped_panel",
-    "LoopStatePanel": "looped_state_panel",
-    "MemoryPanel": "attention_instrument",
-    "MixerCostPanel": "mixer_cost_panel",
-    "MixerPanel": "mixer_panel",
-    "NotebookRun": "execute",
-    "Number": "controls",
-    "Panel": "panel",
-    "RacePanel": "race_panel",
-    "ReadingPanel": "reading_panel",
-    "SearchPanel": "search_panel",
-    "TrainedModel": "language_model",
-    "TrainingRun": "language_model",
-    "Words": "controls",
-    "export_language_model": "export",
-    "load_language_model": "language_model",
-    "run_notebook": "execute",
-    "run_tour": "tour",
-    "stream_text": "language_model",
-    "train_language_model": "language_model",
+    "Choice": "toolkit.lab.kit.controls",
+    "CostPanel": "toolkit.lab.attention.instrument",
+    "LoopPanel": "toolkit.lab.looped.panel",
+    "LoopStatePanel": "toolkit.lab.looped.state_panel",
+    "MemoryPanel": "toolkit.lab.attention.instrument",
+    "MixerCostPanel": "toolkit.lab.mixers.cost_panel",
+    "MixerPanel": "toolkit.lab.mixers.panel",
+    "NotebookRun": "toolkit.lab.notebooks.execute",
+    "Number": "toolkit.lab.kit.controls",
+    "Panel": "toolkit.lab.kit.panel",
+    "RacePanel": "toolkit.lab.lr.race_panel",
+    "ReadingPanel": "toolkit.lab.attention.reading_panel",
+    "SearchPanel": "toolkit.lab.lr.search_panel",
+    "TrainedModel": "toolkit.language",
+    "TrainingRun": "toolkit.language",
+    "Words": "toolkit.lab.kit.controls",
+    "export_language_model": "toolkit.language",
+    "load_language_model": "toolkit.language",
+    "run_notebook": "toolkit.lab.notebooks.execute",
+    "run_tour": "toolkit.lab.tour.tour",
+    "stream_text": "toolkit.language",
+    "train_language_model": "toolkit.language",
 }
 
 __all__ = [
@@ -92,21 +81,15 @@ __all__ = [
     "RacePanel",
     "ReadingPanel",
     "SearchPanel",
-    "TrainedModel",
-    "TrainingRun",
     "Words",
-    "export_language_model",
-    "load_language_model",
     "run_notebook",
     "run_tour",
-    "stream_text",
-    "train_language_model",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"toolkit.lab.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'toolkit.lab' has no attribute {name!r}")
 
 

@@ -36,29 +36,18 @@ sample_token              draw from it
 save_model, load_model    a model as one file
 load_layer                give a layer the weights of a published checkpoint
 load_checkpoint           make a model of one
-convert                   a trained softmax model becomes a hybrid
-Conversion                what that left: the model, and what was seen on the way
-ConversionPlan            steps, rates and lengths of its stages
-student_from              the teacher with other mixers, started from its attention
-alignment_losses          how far each new mixer is from the attention it replaces
-restoration_benefits      how much restoring each attention layer would help
-top_k_divergence          how far a student's predictions are from the teacher's
-loop_weights              how much those after each loop count
+
+Found here too, imported on first use because they stand in the room above, `toolkit.conversion`:
+convert, Conversion, ConversionPlan, student_from, alignment_losses, restoration_benefits,
+top_k_divergence, loop_weights
 """
 
+import importlib
+from typing import Any
+
 from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence, cache_bytes_per_token
-from toolkit.looped.checkpoints import load_checkpoint
+from toolkit.looped.checkpoints import load_checkpoint, load_layer
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.conversion import (
-    Conversion,
-    ConversionPlan,
-    alignment_losses,
-    convert,
-    loop_weights,
-    restoration_benefits,
-    student_from,
-    top_k_divergence,
-)
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
@@ -86,24 +75,19 @@ from toolkit.looped.theory import (
     permutation_steps,
     tokens_reached,
 )
-from toolkit.looped.weights import load_layer
 
 __all__ = [
     "LAYERS",
     "PRESETS",
-    "Conversion",
-    "ConversionPlan",
     "IndexerLosses",
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
-    "alignment_losses",
     "back_loaded",
     "bookend",
     "by_loop",
     "cache_bytes_per_sequence",
     "cache_bytes_per_token",
-    "convert",
     "decode_step",
     "draw_loops",
     "effective_transition",
@@ -119,22 +103,35 @@ __all__ = [
     "load_checkpoint",
     "load_layer",
     "load_model",
-    "loop_weights",
     "match_parameters",
     "pad_prompts",
     "parameter_count",
     "permutation_steps",
     "prefill",
     "random_placement",
-    "restoration_benefits",
     "sample_token",
     "save_model",
     "stream",
-    "student_from",
     "tokens_reached",
-    "top_k_divergence",
     "truncated_logits",
     "vote",
     "with_loops",
     "with_windows",
 ]
+
+_ABOVE = (
+    "Conversion",
+    "ConversionPlan",
+    "alignment_losses",
+    "convert",
+    "loop_weights",
+    "restoration_benefits",
+    "student_from",
+    "top_k_divergence",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ABOVE:
+        return getattr(importlib.import_module("toolkit.conversion"), name)
+    raise AttributeError(f"module 'toolkit.looped' has no attribute {name!r}")

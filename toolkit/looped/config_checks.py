@@ -1,12 +1,9 @@
 """What a `LoopedConfig` refuses, before anything is allocated or compiled."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Any
 
 from toolkit.attention import MIXERS
-
-if TYPE_CHECKING:
-    from toolkit.looped.config import LoopedConfig
 
 LAYER_WORDS = tuple(MIXERS)
 """Words a pattern may contain: "full", "window", "gdn" and every other token mixer."""
@@ -14,11 +11,11 @@ LAYER_WORDS = tuple(MIXERS)
 CHOICES = {"dtype": ("float32", "bfloat16"), "indexer": ("lightning", "lt2")}
 
 
-def check_config(config: "LoopedConfig") -> None:
+def check_config(config: Any) -> None:
     """Refuse sizes and switches that no model can have.
 
     Args:
-        config: what was asked for.
+        config: a `LoopedConfig`, not yet checked.
 
     Raises:
         ValueError: naming the field, what came and what was wanted.

@@ -13,7 +13,7 @@ so that more loops may be run later than were ever trained: `with_loops(model, 6
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,14 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.looped.config import LoopedConfig
 
-if TYPE_CHECKING:
-    from toolkit.looped.model import LoopedLM
+
+class Configured(Protocol):
+    """A model that reads its configuration when it is called."""
+
+    config: LoopedConfig
+
+
+Model = TypeVar("Model", bound=Configured)
 
 START_STD = (2 / 5) ** 0.5
 """Deviation of the random start, before it is cut at three of them."""
@@ -75,7 +81,7 @@ def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Arr
     return (START_STD * noise).astype(like.dtype)
 
 
-def with_loops(model: "LoopedLM", loops: int) -> "LoopedLM":
+def with_loops(model: Model, loops: int) -> Model:
     """The same model run more or less often, for instance to write with more loops than trained.
 
     Args:
@@ -96,7 +102,7 @@ def with_loops(model: "LoopedLM", loops: int) -> "LoopedLM":
     return reconfigured(model, loops=loops)
 
 
-def reconfigured(model: "LoopedLM", **fields: Any) -> "LoopedLM":
+def reconfigured(model: Model, **fields: Any) -> Model:
     """The same arrays under other fields of the configuration, none of which shapes a parameter.
 
     Args:

@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Extent, Segments
-from toolkit.attention.blockwise import blockwise_attention
-from toolkit.attention.softmax import DENSE_UP_TO, dense_attention
+from toolkit.attention.softmax.blockwise import blockwise_attention
+from toolkit.attention.softmax.dense import DENSE_UP_TO, dense_attention
 
 QUERIES = 64  # in a chunk
 

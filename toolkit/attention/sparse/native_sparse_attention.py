@@ -33,7 +33,7 @@ from toolkit.attention._checks import (
 )
 from toolkit.attention._precision import accumulator
 from toolkit.attention._visibility import Segments, documents_after
-from toolkit.attention.cache import check_window
+from toolkit.attention.softmax.cache import check_window
 from toolkit.attention.sparse.attend import (
     attend,
     attend_to_past,

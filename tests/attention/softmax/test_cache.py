@@ -1,0 +1,222 @@
+"""Prefill in pieces and decode step by step: the cache changes where numbers live, not which."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
+from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+
+FLOAT32_TOLERANCE = 2e-6
+FLOAT64_TOLERANCE = 1e-12
+
+BATCH, HEADS, KEY_HEADS, KEY, VALUE = 2, 4, 2, 8, 6
+IMPLEMENTATIONS = ["dense", "blockwise"]
+
+
+def draw(time, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = (HEADS, KEY), (KEY_HEADS, KEY), (KEY_HEADS, VALUE)
+    return [jnp.asarray(rng.standard_normal((BATCH, time, *shape)), dtype) for shape in shapes]
+
+
+def empty(capacity, dtype=jnp.float32):
+    return KVCache.empty(BATCH, KEY_HEADS, KEY, VALUE, capacity, dtype)
+
+
+def piece(arrays, start, stop):
+    return [array[:, start:stop] for array in arrays]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("sliding_window", "capacity"), [(None, 48), (10, 10), (10, 17)])
+def test_pieces_and_steps_equal_the_parallel_form(implementation, sliding_window, capacity):
+    with jax.enable_x64(True):
+        inputs = draw(41, np.float64)
+        wanted, _ = softmax_attention_reference(*inputs, sliding_window=sliding_window)
+        prefill = jax.jit(
+            partial(softmax_attention, sliding_window=sliding_window, implementation=implementation)
+        )
+        step = jax.jit(partial(softmax_attention_step, sliding_window=sliding_window))
+        cache, outs = empty(capacity, jnp.float64), []
+        for start, stop in ((0, 13), (13, 26)):
+            out, cache = prefill(*piece(inputs, start, stop), initial_state=cache)
+            outs.append(out)
+        for time in range(26, 41):
+            out, cache = step(*(array[:, time] for array in inputs), cache)
+            outs.append(out[:, None])
+        assert int(cache.length) == 41
+        np.testing.assert_allclose(
+            jnp.concatenate(outs, axis=1), wanted, rtol=0, atol=FLOAT64_TOLERANCE
+        )
+
+
+@pytest.mark.parametrize("sliding_window", [None, 7])
+def test_cache_and_output_equal_the_reference(sliding_window):
+    inputs, more = draw(12), draw(9, seed=1)
+    capacity = 30 if sliding_window is None else 7
+    cache = wanted_cache = empty(capacity)
+    for arrays in (inputs, more):
+        out, cache = softmax_attention(*arrays, sliding_window=sliding_window, initial_state=cache)
+        wanted, wanted_cache = softmax_attention_reference(
+            *arrays, sliding_window=sliding_window, initial_state=wanted_cache
+        )
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+        jax.tree.map(np.testing.assert_array_equal, cache, wanted_cache)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 7])
+def test_documents_in_a_cache_equal_the_reference(sliding_window):
+    documents = (
+        jnp.asarray([[0] * 4 + [1] * 8, [0] * 12]),
+        jnp.asarray([[5] * 9, [0] * 5 + [1] * 4]),
+    )
+    cache = wanted_cache = empty(30 if sliding_window is None else 7)
+    for seed, segment_ids in enumerate(map(jnp.asarray, documents)):
+        arrays, options = draw(segment_ids.shape[1], seed=seed), {"sliding_window": sliding_window}
+        options |= {"segment_ids": segment_ids}
+        out, cache = softmax_attention(*arrays, initial_state=cache, **options)
+        wanted, wanted_cache = softmax_attention_reference(
+            *arrays, initial_state=wanted_cache, **options
+        )
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+        jax.tree.map(np.testing.assert_array_equal, cache, wanted_cache)
+    assert cache.start.tolist() == [4, 17]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tokens_of_a_piece_may_see_each_other_when_not_causal(implementation):
+    inputs = draw(20)
+    _, cache = softmax_attention(*piece(inputs, 0, 12), initial_state=empty(32))
+    out, _ = softmax_attention(
+        *piece(inputs, 12, 20), is_causal=False, initial_state=cache, implementation=implementation
+    )
+    wanted, _ = softmax_attention_reference(*inputs, is_causal=False)
+    np.testing.assert_allclose(out, wanted[:, 12:], rtol=0, atol=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("sliding_window", [None, 8])
+def test_nan_in_slots_without_a_token_never_shows(implementation, sliding_window):
+    inputs = draw(9)
+    clean = empty(16)
+    dirty = KVCache(clean.keys * jnp.nan, clean.values * jnp.nan, clean.length)
+
+    @jax.jit
+    def run(arrays, cache):
+        first, cache = softmax_attention(
+            *piece(arrays, 0, 5),
+            sliding_window=sliding_window,
+            initial_state=cache,
+            implementation=implementation,
+        )
+        token = (array[:, 5] for array in arrays)
+        second, _ = softmax_attention_step(*token, cache, sliding_window=sliding_window)
+        return first, second
+
+    for got, wanted in zip(run(inputs, dirty), run(inputs, clean), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+
+
+def test_gradient_flows_through_the_prefilled_cache():
+    inputs = draw(20)
+
+    def in_pieces(*arrays):
+        _, cache = softmax_attention(*piece(arrays, 0, 12), initial_state=empty(24))
+        out, _ = softmax_attention(
+            *piece(arrays, 12, 20), initial_state=cache, implementation="blockwise"
+        )
+        return (out**2).sum()
+
+    def at_once(*arrays):
+        return (softmax_attention_reference(*arrays)[0][:, 12:] ** 2).sum()
+
+    for got, wanted in zip(
+        jax.jit(jax.grad(in_pieces, (0, 1, 2)))(*inputs),
+        jax.grad(at_once, (0, 1, 2))(*inputs),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=10 * FLOAT32_TOLERANCE)
+
+
+def test_overflow_is_an_error_when_the_length_is_known():
+    inputs = draw(5)
+    with pytest.raises(ValueError, match="larger capacity"):
+        softmax_attention(*inputs, initial_state=empty(4))
+    _, full = softmax_attention(*inputs, initial_state=empty(5))
+    with pytest.raises(ValueError, match="larger capacity"):
+        softmax_attention_step(*(array[:, 0] for array in inputs), full)
+
+
+def test_overflow_is_nan_under_jit_and_stays_so():
+    inputs = draw(5)
+    token = [array[:, 0] for array in inputs]
+    prefill = jax.jit(lambda cache, *arrays: softmax_attention(*arrays, initial_state=cache))
+    step = jax.jit(softmax_attention_step)
+    out, cache = prefill(empty(5), *inputs)
+    assert jnp.isfinite(out).all()
+    assert jnp.isnan(prefill(cache, *inputs)[0]).all()
+    for _ in range(2):
+        keys = cache.keys
+        out, cache = step(*token, cache)
+        assert jnp.isnan(out).all()
+        np.testing.assert_array_equal(cache.keys, keys)
+
+
+def test_a_donated_cache_is_written_in_place_and_steps_compile_once():
+    step = jax.jit(softmax_attention_step, donate_argnames="cache")
+    token = [array[:, 0] for array in draw(1)]
+    cache = empty(4096)
+    compiled = step.lower(*token, cache).compile()
+    cache_bytes = cache.nbytes
+    assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
+    assert not any(f"{VALUE},4096]" in line or f"{KEY},4096]" in line for line in copies)
+    for _ in range(3):
+        _, cache = step(*token, cache)
+    assert step._cache_size() == 1
+    assert int(cache.length) == 3
+
+
+def test_step_in_bfloat16_stays_close():
+    token = [array[:, 0].astype(jnp.bfloat16) for array in draw(1)]
+    out, cache = softmax_attention_step(*token, empty(8, jnp.bfloat16))
+    assert out.dtype == cache.keys.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out, jnp.repeat(token[2], HEADS // KEY_HEADS, axis=1))
+
+
+def test_step_under_vmap():
+    token = [array[:, 0] for array in draw(1)]
+    _, cache = softmax_attention_step(*token, empty(4))
+    stack = jax.tree.map(lambda array: jnp.stack([array, array]), (token, cache))
+    out, _ = jax.vmap(lambda token, cache: softmax_attention_step(*token, cache))(*stack)
+    wanted, _ = softmax_attention_step(*token, cache)
+    np.testing.assert_allclose(out[1], wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+
+
+def bad_calls():
+    q, k, v = (array[:, 0] for array in draw(1))
+    many = draw(3)
+    step, parallel = softmax_attention_step, softmax_attention
+    small = KVCache.empty(BATCH, KEY_HEADS, KEY + 1, VALUE, 8)
+    return [
+        (lambda: step(q[None], k, v, empty(8)), ValueError, "q_t must have 3 axes"),
+        (lambda: step(q, k[:, :1], v, empty(8)), ValueError, "v_t .* must have shape"),
+        (lambda: step(q[:, :3], k, v, empty(8)), ValueError, "multiple"),
+        (lambda: step(q, k, v, small), ValueError, "cache.keys"),
+        (lambda: step(q, k, v, empty(8, jnp.bfloat16)), TypeError, "share one dtype"),
+        (lambda: step(q, k, v, empty(8), sliding_window=9), ValueError, "capacity"),
+        (lambda: step(q, k, v, empty(8), sliding_window=0), ValueError, "at least 1"),
+        (lambda: parallel(*many, initial_state=small), ValueError, "cache.keys"),
+        (lambda: KVCache.empty(1, 1, 4, 4, 0), ValueError, "capacity"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(bad_calls())))
+def test_bad_input_is_refused_in_words(number):
+    call, error, message = bad_calls()[number]
+    with pytest.raises(error, match=message):
+        call()

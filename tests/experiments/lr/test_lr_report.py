@@ -1,0 +1,100 @@
+"""The arithmetic of the comparison, on numbers known beforehand."""
+
+import numpy as np
+import pytest
+
+from toolkit.experiments.experiment import MissingResultError, Results
+from toolkit.experiments.lr.report import (
+    DEFAULT,
+    REFERENCE,
+    Cell,
+    budget_factor,
+    cells,
+    factors_of,
+    judge_profile,
+    judge_within_noise,
+    paired_difference,
+    profile,
+    profile_area,
+    report,
+)
+
+EXACT = 1e-12
+
+
+def losses(mean, spread=0.01):
+    return [mean + spread * shift for shift in (-2, -1, 0, 1, 2)]
+
+
+def cell(ours, rival=1.1, quarter=1.2, budget=1000):
+    found = {REFERENCE: losses(1.0), DEFAULT: ours, "random search": losses(rival)}
+    return Cell("char-lm", budget, found, losses(quarter))
+
+
+def test_a_factor_is_one_at_the_budget_and_four_at_its_quarter():
+    assert budget_factor(1.0, 1.0, 1.2) == 1
+    assert budget_factor(1.2, 1.0, 1.2) == 4
+    assert budget_factor(1.1, 1.0, 1.2) == pytest.approx(2, abs=EXACT)
+    assert budget_factor(0.9, 1.0, 1.2) == pytest.approx(0.5, abs=EXACT)
+    with pytest.raises(ValueError, match="quarter"):
+        budget_factor(1.0, 1.0, 1.0)
+
+
+def test_the_area_is_the_integral_of_the_profile():
+    factors = [0.7, 1.0, 1.3, 2.5, 3.9, 4.0, np.inf]
+    ratios = np.linspace(1, 4, 300_001)
+    middle = profile(factors, (ratios[1:] + ratios[:-1]) / 2)
+    assert profile_area(factors) == pytest.approx(middle.mean(), abs=1e-5)
+    assert profile_area([1.0, 2.5, np.inf]) == pytest.approx(0.5, abs=EXACT)
+    np.testing.assert_allclose(profile(factors, (1, 2, 4)), np.array([2, 3, 6]) / 7)
+
+
+def test_pairing_takes_out_what_seeds_have_in_common():
+    gap = paired_difference([1.1, 2.1, 5.1], [1.0, 2.0, 5.0])
+    assert (gap.mean, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
+    noisy = paired_difference([1.0, 1.4, 0.9], [1.0, 1.0, 1.0])
+    assert noisy.low <= 0 <= noisy.mean <= noisy.high
+    with pytest.raises(ValueError, match="second"):
+        paired_difference([1.0], [1.0, 2.0])
+
+
+def test_cells_that_more_budget_does_not_help_tell_nothing():
+    assert cell(losses(1.0)).is_telling
+    flat = cell(losses(1.0), quarter=1.0)
+    assert not flat.is_telling
+    assert factors_of(DEFAULT, [cell(losses(1.1)), flat]) == {"char-lm 1000": pytest.approx(2)}
+    with pytest.raises(MissingResultError, match="no cell"):
+        judge_profile([flat], "random search")
+
+
+def test_within_noise_means_no_cell_is_surely_worse():
+    noisy = [1.0, 1.03, 0.98, 1.02, 0.99]
+    is_seen, words = judge_within_noise([cell(noisy), cell(losses(0.9), budget=4000)])
+    assert is_seen
+    assert words == "within noise or better in 2 of 2 cells run"
+    is_seen, words = judge_within_noise([cell(noisy), cell(losses(1.05), budget=4000)])
+    assert not is_seen
+    assert "1 of 2 cells run; worse in char-lm 4000 +0.0500" in words
+
+
+def test_the_profile_decides_on_cells_where_both_ran():
+    is_seen, words = judge_profile([cell(losses(1.05), rival=1.1)], "random search")
+    assert is_seen
+    assert words == f"area {profile_area([2**0.5]):.3f} against 0.667, 1 cells"
+    with pytest.raises(MissingResultError, match="Prodigy"):
+        judge_profile([cell(losses(1.0))], "Prodigy + cosine")
+
+
+def test_the_report_shows_what_was_not_run():
+    outcomes = {
+        f"char-lm {budget}: {REFERENCE}": {seed: {"test loss": loss} for seed, loss in enumerate(x)}
+        for budget, x in ((250, losses(1.2)), (1000, losses(1.0)))
+    }
+    outcomes[f"char-lm 1000: {DEFAULT}"] = {seed: {"test loss": 1.1} for seed in range(5)}
+    found = cells(Results(outcomes), ["char-lm", "looped"], [1000, 4000])
+    assert len(found) == 4
+    text = report(found)
+    assert "looped 4000 evaluations: not run" in text
+    assert f"  {DEFAULT:24}   1.1000 +- 0.0000    2.00" in text
+    assert f"  {'AutoLRS':24}           missing" in text
+    assert f"  {DEFAULT:24}  0.667    0.00     0.00    1.00    1.00      1" in text

@@ -1,0 +1,122 @@
+"""Cost curves and memory: pure functions of the rows of MIXERS and a machine's two rates."""
+
+import numpy as np
+import pytest
+
+from toolkit.lab.attention.view import (
+    DECODE,
+    MIXER_NAMES,
+    PREFILL,
+    TOKENS,
+    Machine,
+    Point,
+    costs,
+    decode_memory,
+    ratio_in_words,
+)
+
+MACHINE = Machine("a machine", 1e11, 1e10, 4)
+SIZES = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512}
+
+
+def slope(curve: np.ndarray) -> float:
+    """Growth exponent over the last doublings of the context."""
+    return np.log(curve[-1] / curve[-5]) / np.log(TOKENS[-1] / TOKENS[-5])
+
+
+def test_prefill_is_quadratic_only_for_full_softmax() -> None:
+    curves = costs(machine=MACHINE, unit="FLOP", **SIZES).curves[PREFILL]
+    assert slope(curves["full"]) == pytest.approx(2, abs=0.01)
+    assert slope(curves["window"]) == pytest.approx(1, abs=0.01)
+    assert slope(curves["gdn"]) == pytest.approx(1, abs=0.01)
+
+
+def test_decode_grows_only_for_full_softmax() -> None:
+    curves = costs(machine=MACHINE, unit="bytes", **SIZES).curves[DECODE]
+    assert slope(curves["full"]) == pytest.approx(1, abs=0.01)
+    assert slope(curves["window"]) == slope(curves["gdn"]) == 0
+
+
+def test_time_is_the_roofline_of_operations_and_bytes() -> None:
+    by_unit = {unit: costs(machine=MACHINE, unit=unit, **SIZES) for unit in ("FLOP", "bytes")}
+    time = costs(machine=MACHINE, unit="seconds", **SIZES)
+    for phase in (PREFILL, DECODE):
+        for name in MIXER_NAMES:
+            flop, moved = (by_unit[unit].curves[phase][name] for unit in ("FLOP", "bytes"))
+            expected = np.maximum(flop / 1e11, moved / 1e10)
+            np.testing.assert_allclose(time.curves[phase][name], expected)
+
+
+def test_dense_softmax_moves_its_scores() -> None:
+    dense, blocks = (
+        costs(machine=MACHINE, unit="bytes", softmax=softmax, **SIZES).at_chosen
+        for softmax in ("dense", "blockwise")
+    )
+    assert dense[PREFILL]["full"] - blocks[PREFILL]["full"] == 8 * 4 * 4096**2
+    assert dense[PREFILL]["gdn"] == blocks[PREFILL]["gdn"]
+    assert dense[DECODE] == blocks[DECODE]
+
+
+def test_larger_chunks_cost_more_operations_in_prefill_only() -> None:
+    small, large = (
+        costs(machine=MACHINE, unit="FLOP", chunk=chunk, **SIZES).at_chosen for chunk in (32, 256)
+    )
+    assert small[PREFILL]["gdn"] < large[PREFILL]["gdn"]
+    assert small[PREFILL]["full"] == large[PREFILL]["full"]
+    assert small[DECODE] == large[DECODE]
+
+
+def test_measured_points_belong_to_time_only() -> None:
+    points = (Point("full", PREFILL, 256, 1e-3, 1e-5),)
+    assert costs(machine=MACHINE, measured=points, **SIZES).measured == points
+    assert costs(machine=MACHINE, measured=points, unit="FLOP", **SIZES).measured == ()
+
+
+def test_cost_sentence_and_table_name_kind_and_values() -> None:
+    points = (Point("full", DECODE, 256, 1e-4, 1e-6), Point("gdn", DECODE, 256, 2e-5, 1e-6))
+    view = costs(machine=MACHINE, measured=points, **SIZES)
+    assert "At 4,096 tokens" in view.sentence()
+    assert "Modelled for a machine." in view.sentence()
+    assert "Measured here at 256 tokens: decode 100 µs against 20.0 µs." in view.sentence()
+    columns, rows = view.table()
+    assert len(columns) == 7
+    assert all(len(row) == 7 for row in rows)
+    assert rows[-1][0] == "256 (measured here)"
+    assert "20.0 µs ± 500 ns" in rows[-1]
+    assert "not measured" in rows[-1]
+
+
+MEMORY = {
+    "heads": 8,
+    "head_size": 128,
+    "window": 1024,
+    "layers": 32,
+    "sequences": 8,
+    "bytes_per_number": 2,
+    "capacity_bytes": 80e9,
+    "capacity_name": "H100",
+}
+
+
+def test_memory_of_cache_and_state() -> None:
+    view = decode_memory(context_length=32768, **MEMORY)
+    per_token = 2 * 8 * 128 * 2  # keys and values, heads, size, bytes
+    assert view.at_chosen["full"] == 32 * 8 * 32768 * per_token
+    assert view.at_chosen["window"] == 32 * 8 * 1024 * per_token
+    assert view.at_chosen["gdn"] == 32 * 8 * 8 * 128 * 128 * 4
+    assert "At 32,768 tokens" in view.sentence()
+    assert "the cache is 256× the state" in view.sentence()
+
+
+def test_memory_says_when_the_cache_no_longer_fits() -> None:
+    assert "no longer fits one H100" in decode_memory(context_length=1 << 20, **MEMORY).sentence()
+    assert "fills 43% of one H100" in decode_memory(context_length=32768, **MEMORY).sentence()
+    assert (
+        "the state is"
+        in decode_memory(context_length=128, **MEMORY | {"head_size": 256}).sentence()
+    )
+
+
+def test_ratio_in_words() -> None:
+    assert ratio_in_words(24, 2) == "12× as much"
+    assert ratio_in_words(1, 4) == "1/4 of it"

@@ -1,0 +1,134 @@
+"""The two panels on looped models, driven from Python and by their sliders."""
+
+import numpy as np
+import pytest
+from panel_moves import assert_both_are_shown, quickest_update
+
+pytest.importorskip("ipywidgets")
+
+from toolkit.lab.looped.models import PATTERNS
+from toolkit.lab.looped.panel import LoopPanel
+from toolkit.lab.looped.reader import MAX_LOOPS
+from toolkit.lab.looped.state_panel import FOLLOWED, LoopStatePanel, binary, coarse
+
+MAX_WARM_SECONDS = 0.1
+
+MOVES = [
+    (LoopPanel, {"text": "one two one"}, {"text": "three four five six"}),
+    (LoopPanel, {"token": 3}, {"token": 9}),
+    (LoopPanel, {"loops": 2}, {"loops": 5}),
+    (LoopPanel, {"window": 2}, {"window": 5}),
+    (LoopPanel, {"pattern": "full full"}, {"pattern": "gdn full"}),
+    (LoopPanel, {"output_gate": True}, {"output_gate": False}),
+    (LoopPanel, {"residual_gate": True}, {"residual_gate": False}),
+    (LoopStatePanel, {"text": "one two one"}, {"text": "three four five six"}),
+    (LoopStatePanel, {"token": 3}, {"token": 9}),
+    (LoopStatePanel, {"loops": 2}, {"loops": 5}),
+    (LoopStatePanel, {"window": 2}, {"window": 5}),
+    (LoopStatePanel, {"pattern": "full full"}, {"pattern": "gdn full"}),
+    (LoopStatePanel, {"output_gate": True}, {"output_gate": False}),
+    (LoopStatePanel, {"residual_gate": True}, {"residual_gate": False}),
+    (LoopStatePanel, {"context_length": 1000}, {"context_length": 200_000}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"), MOVES, ids=lambda x: x.__name__ if isinstance(x, type) else str(x)
+)
+def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, other: dict) -> None:
+    assert_both_are_shown(kind, one, other)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values())
+@pytest.mark.parametrize(
+    ("kind", "control", "values"),
+    [
+        (LoopPanel, "token", range(20, 32)),
+        (LoopPanel, "window", range(2, 14)),
+        (LoopPanel, "loops", [3, 4, 5]),
+        (LoopStatePanel, "token", range(20, 32)),
+        (LoopStatePanel, "loops", [3, 4, 5, 6, 7, 8]),
+    ],
+)
+@pytest.mark.timed
+def test_a_warm_update_is_quick(kind, control: str, values, pattern: str) -> None:
+    assert quickest_update(kind(pattern=pattern), control, values) < MAX_WARM_SECONDS
+
+
+def test_the_red_line_stands_where_the_reach_ends() -> None:
+    panel = LoopPanel(pattern="window window", window=4, token=30, loops=4)
+    x, y = panel._edge.get_data()
+    np.testing.assert_array_equal(x[::2], [29 + 1 - reach - 0.5 for reach in (7, 13, 19, 25)])
+    assert (y[0], y[-1]) == (0, 1)
+    assert [words.get_text().strip() for words in panel._edges[:4]] == ["7", "13", "19", "25"]
+    panel.window = 5  # the fourth loop reaches the start
+    assert [words.get_visible() for words in panel._edges] == [True] * 3 + [False] * 5
+    panel.pattern = "full full"
+    assert np.isnan(panel._edge.get_xdata()).all()
+
+
+def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
+    panel = LoopPanel(pattern="window window", window=4, token=30, loops=3)
+    shown = panel._share.get_array()
+    share = panel.data()["share"]
+    np.testing.assert_array_equal(shown.mask, share == 0)
+    visible = (share > 1e-5) & ~shown.mask
+    np.testing.assert_allclose(shown[visible], np.log10(share[visible]), rtol=1e-6)
+    assert panel.data()["right"].shape[0] == panel.data()["loss"].shape[0] == 3
+
+
+@pytest.mark.parametrize("loops", [1, MAX_LOOPS])
+def test_any_number_of_loops_fills_the_picture(loops: int) -> None:
+    panel = LoopPanel(loops=loops)
+    assert panel._share.get_array().shape[0] == loops
+    assert tuple(panel._share.get_extent())[2:] == (1, 0)
+    assert sum(name.get_visible() for name in panel._reach.names) == loops
+    states = LoopStatePanel(loops=loops)
+    assert len(states._size.get_xdata()) == loops
+
+
+def test_the_second_panel_follows_the_first() -> None:
+    panel = LoopPanel(loops=3)
+    states = LoopStatePanel().follow(panel)
+    panel.change(pattern="gdn full", text="some other text", token=5)
+    slider = panel._control_widgets["loops"].inputs[0]
+    slider.value = 6
+    assert {name: getattr(states, name) for name in FOLLOWED} == dict(panel.state)
+    assert states._states[0].get_xdata().size == 6
+    states.pattern = "full full"  # its own menus still move it alone
+    assert (states.pattern, panel.pattern) == ("full full", "gdn full")
+    assert states._no_state.get_visible()
+
+
+def test_a_text_that_surprises_stretches_the_axis_of_the_loss() -> None:
+    panel = LoopPanel()
+    before = panel._losses.get_xlim()[1]
+    panel.text = "~~~#### zqzqzq @@@@ 0x7f %%%"
+    assert panel._losses.get_xlim()[1] > max(before, panel.view.loss.max())
+
+
+def test_errors_stay_under_the_panel_and_the_picture_stays() -> None:
+    panel = LoopPanel()
+    png = panel.png
+    (box,) = panel._control_widgets["text"].inputs
+    box.value = "x"
+    assert "wanted at least two bytes" in panel.error
+    assert panel.png == png
+    box.value = "xy"
+    assert panel.error == ""
+    with pytest.raises(ValueError, match="pattern: got 'gdn gdn'"):
+        panel.pattern = "gdn gdn"
+
+
+def test_the_token_slider_is_as_long_as_the_text() -> None:
+    for panel in (LoopPanel(), LoopStatePanel()):
+        panel.text = "eleven text"
+        assert panel._control_widgets["token"].inputs[0].max == 11
+
+
+@pytest.mark.parametrize(
+    ("rounded", "value", "wanted"),
+    [(coarse, 0.03, 0.05), (coarse, 1.0, 1.0), (coarse, 51, 100), (binary, 5, 6), (binary, 8, 8)],
+)
+def test_limits_move_in_coarse_steps(rounded, value: float, wanted: float) -> None:
+    assert rounded(value) == pytest.approx(wanted)

@@ -1,0 +1,194 @@
+"""A schedule drawn by hand: the control that draws it, and the race it runs."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from panel_moves import assert_both_are_shown
+
+pytest.importorskip("anywidget")
+
+from toolkit.lab.kit.curve_control import KNOTS, Curve, at_knots
+from toolkit.lab.lr.known_schedules import SHAPES, best_known
+from toolkit.lab.lr.race_panel import RacePanel
+from toolkit.lab.lr.race_view import RACERS, SEARCHED, drawn_rates, plotted, settings_of
+from toolkit.lab.lr.search_problems import problem
+from toolkit.lab.lr.search_rounds import whole_search
+
+EXACT = 1e-12
+MAX_WARM_SECONDS = 0.1
+ONE = {"problem": "quadratic 1d", "budget": 500}
+MOVES = [
+    ({"problem": "quadratic 10"}, {"problem": "quadratic 100"}),
+    ({"budget": 500}, {"budget": 1000}),
+    ({"points": ((0.0, 0.5), (1.0, 0.0))}, {"points": ((0.0, 0.5), (1.0, 0.1))}),
+]
+
+
+@pytest.fixture
+def panel() -> RacePanel:
+    return RacePanel(**ONE)
+
+
+@pytest.mark.parametrize(("one", "other"), MOVES, ids=str)
+def test_every_control_changes_the_numbers_and_the_picture(one: dict, other: dict) -> None:
+    assert_both_are_shown(RacePanel, one, other)
+
+
+def test_every_racer_ends_where_its_schedule_does(panel: RacePanel) -> None:
+    quadratic = problem("quadratic 1d").quadratic
+    lanes = panel.data()
+    assert set(lanes) == set(RACERS)
+    best = best_known("quadratic 1d", 500).loss
+    for lane in lanes.values():
+        assert lane["loss"] == pytest.approx(quadratic.final_loss(lane["rates"]), rel=EXACT)
+        assert lane["ratio"] == pytest.approx(lane["loss"] / best, rel=EXACT)
+        assert lane["ratio"] >= 1 - EXACT
+    for name in ("yours", "best", *SHAPES):
+        assert len(lanes[name]["rates"]) == 500
+    for name in SEARCHED:  # candidates are paid from the same budget
+        lane = panel.view.lane(name)
+        assert len(lane.rates) + lane.searched == 500
+        assert lane.loss == whole_search(settings_of(name, "quadratic 1d", 500)).rounds[-1].loss
+
+
+def test_the_schedule_is_the_points_joined_by_lines() -> None:
+    points = ((0.0, 0.2), (0.5, 1.0), (1.0, 0.0))
+    rates = drawn_rates("quadratic 10", 1000, points)
+    top = problem("quadratic 10").interval[1]
+    np.testing.assert_allclose(rates[[0, 250, 500, 750]], top * np.array([0.2, 0.6, 1.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([(0, 0.5), (1, 0)], ((0, 0.5), (1, 0))),
+        ([(1, 0), (0, 0.5)], ((0, 0.5), (1, 0))),
+        ([(0.3, 0.7)], ((0, 0.7), (0.3, 0.7), (1, 0.7))),
+        (np.array([[0.0, 1.0], [0.9, 0.1]]), ((0, 1), (0.9, 0.1), (1, 0.1))),
+    ],
+    ids=str,
+)
+def test_points_are_sorted_and_level_at_the_ends(given, kept, panel: RacePanel) -> None:
+    panel.points = given
+    assert panel.points == kept
+    assert panel._control_widgets["points"].editor.points == [list(point) for point in kept]
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([(0, 1.5), (1, 0)], "wanted x and y from 0 to 1"),
+        ([(0, float("nan"))], "wanted x and y from 0 to 1"),
+        ([(0.5, 1), (0.5, 0)], "wanted no x twice"),
+        ([0.1, 0.2], "wanted up to 64 pairs"),
+        ([], "wanted up to 64 pairs"),
+        ("linear", "wanted up to 64 pairs"),
+        ([(0, 1), (1, 0, 1)], "wanted up to 64 pairs"),
+    ],
+)
+def test_what_is_no_curve_is_refused(points, message: str, panel: RacePanel) -> None:
+    png = panel.png
+    with pytest.raises(ValueError, match=f"points: got .*{message}"):
+        panel.points = points
+    assert panel.png == png
+
+
+def test_editor_sliders_and_python_move_the_same_curve(panel: RacePanel) -> None:
+    curve = panel._control_widgets["points"]
+    curve.editor.points = [[0, 0.9], [0.4, 0.9], [1, 0]]  # as the page sends it
+    assert panel.points == ((0, 0.9), (0.4, 0.9), (1, 0))
+    sliders = [knot.inputs[0] for knot in curve._knots]
+    np.testing.assert_allclose([s.value for s in sliders], at_knots(panel.points), atol=0.0051)
+    assert all(round(slider.value, 2) == slider.value for slider in sliders)
+    sliders[-1].value = 0.25
+    assert panel.points[-1] == (1.0, 0.25)
+    assert len(panel.points) == KNOTS
+    assert curve.editor.points[-1] == [1.0, 0.25]
+    boxes = [knot.inputs[1] for knot in curve._knots]
+    boxes[0].value = 0.1
+    assert panel.points[0] == (0.0, 0.1)
+    assert panel.view.rates[0] == pytest.approx(0.1 * problem("quadratic 1d").interval[1])
+
+
+def test_the_editor_knows_the_largest_rate(panel: RacePanel) -> None:
+    editor = panel._control_widgets["points"].editor
+    assert editor.top == pytest.approx(problem("quadratic 1d").interval[1])
+    panel.problem = "quadratic 10"
+    assert editor.top == pytest.approx(1.99)
+
+
+def test_a_drawing_out_of_bounds_shows_its_error(panel: RacePanel) -> None:
+    editor = panel._control_widgets["points"].editor
+    editor.points = [[0, 2.0], [1, 0]]
+    assert "wanted x and y from 0 to 1" in panel.error
+    panel.points = [(0, 1), (1, 0)]
+    assert panel.error == ""
+
+
+@pytest.mark.timed
+def test_the_race_follows_the_hand() -> None:
+    panel = RacePanel()
+    seconds = []
+    for height in np.linspace(0.3, 0.9, 8):
+        start = time.process_time()
+        panel.points = [(0, height), (1, 0)]
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < MAX_WARM_SECONDS
+
+
+def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> None:
+    panel.change(problem="quadratic 10", points=[(0, 0.5), (1, 0)])
+    limits = panel._losses.get_ylim(), panel._ends.get_xlim()
+    panel.points = [(0, 1), (1, 1)]  # stays at the edge of stability
+    assert panel.view.ratio(panel.view.lane("yours")) > 50
+    assert (panel._losses.get_ylim(), panel._ends.get_xlim()) == limits
+
+
+def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
+    panel = RacePanel(problem="network", budget=500)
+    assert panel.view.missing == tuple(name for name in RACERS if name != "best")
+    assert "has not run yet" in panel.view.sentence()
+    assert panel._waiting.get_text()
+
+    async def race_and_stop_at(rest: int) -> None:
+        panel._job._run.click()
+        while len(panel.view.missing) > rest:
+            await asyncio.sleep(0.01)
+        panel._job._stop.click()
+        await panel._job._task
+
+    asyncio.run(race_and_stop_at(4))
+    done = {lane.name: lane for lane in panel.view.lanes}
+    assert "yours" in done
+    assert panel.view.missing
+    panel.race()
+    assert not panel.view.missing
+    assert all(panel.view.lane(name) is lane for name, lane in done.items() if name != "yours")
+    assert panel.view.reference == "linear"
+    assert panel.data()["linear"]["ratio"] == 1
+    straight = RacePanel(problem="network", budget=500)
+    straight.race()
+    assert {n: one["loss"] for n, one in straight.data().items()} == {
+        n: one["loss"] for n, one in panel.data().items()
+    }
+    panel.points = [(0, 0.3), (1, 0)]  # another drawing has not run
+    assert panel.view.missing == ("yours",)
+    assert "not run yet" in str(panel.view.table().rows)
+
+
+def test_curves_are_thinned_and_broken_where_a_search_was_paid(panel: RacePanel) -> None:
+    lane = RacePanel(problem="quadratic 10", budget=4000).view.lane("robust")
+    spent, rates, losses = plotted(lane, True)
+    assert len(spent) < len(lane.spent) / 2
+    gaps = (np.diff(lane.spent) > 1).sum()
+    assert np.isnan(spent).sum() == np.isnan(rates).sum() == np.isnan(losses).sum() == gaps > 0
+    assert (spent[0], losses[0]) == (lane.spent[0], lane.losses[0])
+    assert (spent[-1], losses[-1]) == (lane.spent[-1], lane.losses[-1])
+
+
+def test_a_curve_without_a_panel_checks_itself() -> None:
+    curve = Curve("Rate", ((0.0, 1.0), (1.0, 0.0)))
+    curve.name = "rate"
+    assert curve.check([[0, 1], [1, 0]]) == ((0.0, 1.0), (1.0, 0.0))

@@ -1,0 +1,201 @@
+"""The panel that steps a search, driven from Python and by its buttons and sliders."""
+
+import asyncio
+import pickle
+
+import numpy as np
+import pytest
+from panel_moves import assert_both_are_shown, quickest_update
+
+pytest.importorskip("anywidget")
+
+from toolkit.lab.lr.search_panel import SearchPanel
+from toolkit.lab.lr.search_rounds import whole_search
+
+MAX_WARM_SECONDS = 0.1
+QUICK = {"problem": "quadratic 1d", "budget": 500, "candidates": 4}
+
+MOVES = [
+    ({"problem": "quadratic 10"}, {"problem": "quadratic 100"}),
+    ({"method": "autolrs"}, {"method": "robust"}),
+    ({"method": "robust"}, {"method": "probe"}),
+    ({"budget": 500}, {"budget": 2000}),
+    ({"proposals": "sequential"}, {"proposals": "together"}),
+    ({"candidates": 5, "method": "probe"}, {"candidates": 9, "method": "probe"}),
+]
+
+
+@pytest.fixture
+def panel() -> SearchPanel:
+    return SearchPanel(**QUICK)
+
+
+@pytest.mark.parametrize(("one", "other"), MOVES, ids=str)
+def test_every_control_changes_the_numbers_and_the_picture(one: dict, other: dict) -> None:
+    assert_both_are_shown(SearchPanel, one, other)
+
+
+def test_kappa_changes_where_the_search_goes() -> None:
+    tried = {}
+    for kappa in (1, 1000):
+        panel = SearchPanel(kappa=kappa)
+        for _ in range(5):
+            panel.step()
+        tried[kappa] = [one.rate for one in panel.view.candidates]
+    assert tried[1] != tried[1000]
+    # With the paper's kappa the candidates spread as far as they can.
+    assert np.ptp(np.log(tried[1000])) > np.log(50)
+
+
+@pytest.mark.parametrize("settings", [{"method": "autolrs"}, {"method": "probe"}], ids=str)
+@pytest.mark.timed
+def test_looking_at_a_round_again_is_quick(settings: dict) -> None:
+    panel = SearchPanel(**settings)
+    for _ in range(4):
+        panel.step()
+    assert quickest_update(panel, "round", range(1, 6)) < MAX_WARM_SECONDS
+
+
+def test_steps_and_the_slider_show_the_same_rounds(panel: SearchPanel) -> None:
+    seen = [panel.png]
+    for _ in range(5):
+        panel.step()
+        seen.append(panel.png)
+    assert panel.round == panel.view.rounds == 6
+    slider, box = panel._control_widgets["round"].inputs
+    assert (slider.max, box.max) == (6, 6)
+    for number in (2, 6, 1):
+        slider.value = number
+        assert panel.png == seen[number - 1]
+        assert panel.view.round == number
+    panel.step()  # from wherever one looks, a step is one round more
+    assert panel.round == 7
+
+
+def test_running_is_stepping(panel: SearchPanel) -> None:
+    panel.run()
+    whole = whole_search(panel.search.settings)
+    assert len(panel.search.rounds) == len(whole.rounds) == panel.round
+    np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
+    assert panel.view.is_over
+    assert panel._step.disabled
+    rounds = panel.round
+    panel.step()
+    assert panel.round == rounds
+    panel.round = 2
+    assert not panel.view.is_over
+
+
+def test_a_run_is_stopped_by_its_button_and_goes_on(panel: SearchPanel) -> None:
+    async def run_and_stop_at(rounds: int) -> None:
+        panel._job._run.click()
+        while len(panel.search.rounds) < rounds:
+            await asyncio.sleep(0.01)
+        panel._job._stop.click()
+        await panel._job._task
+
+    asyncio.run(run_and_stop_at(4))
+    stopped = len(panel.search.rounds)
+    whole = whole_search(panel.search.settings)
+    assert 4 <= stopped < len(whole.rounds)
+    assert panel._job.message.startswith("stopped after: round")
+    panel._job.run()
+    np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
+    assert panel.view.loss == whole.rounds[-1].loss
+
+
+def test_a_step_during_a_run_takes_no_round_twice(panel: SearchPanel) -> None:
+    async def run_with_a_step() -> None:
+        panel._job.start()
+        await asyncio.sleep(0)
+        panel._step.click()
+        await panel._job._task
+
+    asyncio.run(run_with_a_step())
+    whole = whole_search(panel.search.settings)
+    assert len(panel.search.rounds) == len(whole.rounds)
+    np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
+
+
+def test_another_search_ends_the_run_of_the_first(panel: SearchPanel) -> None:
+    async def run_and_change() -> None:
+        panel._job.start()
+        await asyncio.sleep(0.05)
+        panel.candidates = 5
+        await panel._job._task
+
+    asyncio.run(run_and_change())
+    assert (panel.candidates, panel.round) == (5, 1)
+    panel.candidates = 4  # the first is still there
+    assert panel.round == len(panel.search.rounds) > 1
+
+
+def test_start_again_forgets_all_rounds_but_the_first(panel: SearchPanel) -> None:
+    first = panel.png
+    for _ in range(3):
+        panel.step()
+    panel._reset.click()
+    assert (panel.round, len(panel.search.rounds)) == (1, 1)
+    assert panel.png == first
+
+
+def test_a_search_goes_on_in_another_panel(panel: SearchPanel) -> None:
+    for _ in range(6):
+        panel.step()
+    other = SearchPanel().resume(pickle.loads(pickle.dumps(panel.search)))
+    assert other.search.settings == panel.search.settings
+    assert (other.round, other.candidates, other.problem) == (7, 4, "quadratic 1d")
+    panel.run()
+    other.run()
+    np.testing.assert_array_equal(other.view.rates, panel.view.rates)
+    assert other.view.loss == panel.view.loss
+
+
+def test_the_picture_is_the_view(panel: SearchPanel) -> None:
+    panel.run()
+    view, parts = panel.view, panel._parts
+    x, y = parts.schedule._done.get_data()
+    np.testing.assert_allclose(y[np.isfinite(y)], view.rates)
+    np.testing.assert_allclose(x[np.isfinite(x)], view.spent)
+    np.testing.assert_allclose(parts.ledger._dots[1].get_xdata(), [view.loss])
+    widths = [bar.get_width() for bar in parts.ledger._bars]
+    assert widths == [view.search_evaluations, view.training_evaluations, 0]
+    panel.round = 3
+    np.testing.assert_allclose(parts.candidates._new.get_ydata(), panel.view.candidates[-1].losses)
+    assert panel.data()["candidates"] is panel.view.candidates
+
+
+def test_diverged_candidates_are_shown_at_the_edge() -> None:
+    panel = SearchPanel(problem="quadratic 10", method="probe", budget=4000)
+    panel.run()
+    for number in range(1, 6):
+        panel.round = number
+        low, high = panel._parts.landscape.axes.get_ylim()
+        for line in panel._parts.landscape._pins:
+            y = np.asarray(line.get_ydata())
+            assert ((low < y) & (y < high)).all()
+
+
+def test_errors_stay_under_the_panel_and_the_picture_stays(panel: SearchPanel) -> None:
+    png = panel.png
+    with pytest.raises(ValueError, match=r"round: got 3, wanted 1 to 1; step\(\) takes another"):
+        panel.round = 3
+    assert panel.error
+    assert panel.png == png
+    panel.step()
+    assert panel.error == ""
+    with pytest.raises(ValueError, match="candidates: got 2, wanted 3 to 16"):
+        panel.candidates = 2
+    with pytest.raises(ValueError, match="budget: got 700, wanted one of 500, 1000"):
+        panel.budget = 700
+
+
+def test_the_table_says_where_numbers_come_from(panel: SearchPanel) -> None:
+    table = panel.view.table()
+    sources = {what: source for what, _, source in table.rows}
+    assert sources["loss now"] == "closed form"
+    assert sources["evaluations, search"] == "counted"
+    noisy = SearchPanel(problem="network", budget=500, method="probe")
+    sources = {what: source for what, _, source in noisy.view.table().rows}
+    assert sources["loss now"] == "measured here"
+    assert "loss, best schedule" not in sources

@@ -1,0 +1,155 @@
+"""The two panels on mixers, driven from Python and by their sliders."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from panel_moves import assert_both_are_shown, quickest_update
+
+pytest.importorskip("ipywidgets")
+
+from toolkit.attention import mixer
+from toolkit.lab.mixers.cost_panel import MixerCostPanel
+from toolkit.lab.mixers.costs import COUNTED, decode_costs
+from toolkit.lab.mixers.inputs import recurrent_mixers
+from toolkit.lab.mixers.panel import MixerPanel
+
+MAX_WARM_SECONDS = 0.1
+EVERY = list(recurrent_mixers())
+
+MOVES = [
+    (MixerPanel, {"left": "linear"}, {"left": "gla"}),
+    (MixerPanel, {"right": "mamba2"}, {"right": "hgrn2"}),
+    (MixerPanel, {"text": "one two one"}, {"text": "three four five six"}),
+    (MixerPanel, {"token": 3}, {"token": 9}),
+    (MixerPanel, {"head": 0}, {"head": 3}),
+    (MixerPanel, {"decay_strength": 0.5}, {"decay_strength": 2.0}),
+    (MixerPanel, {"write_strength": 0.2}, {"write_strength": 1.5}),
+    (MixerPanel, {"seed": 0}, {"seed": 1}),
+    (MixerCostPanel, {"left": "linear"}, {"left": "gla"}),
+    (MixerCostPanel, {"context_length": 1000}, {"context_length": 200_000}),
+    (MixerCostPanel, {"heads": 2}, {"heads": 40}),
+    (MixerCostPanel, {"head_size": 32}, {"head_size": 256}),
+    (MixerCostPanel, {"bytes_per_number": 4}, {"bytes_per_number": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"), MOVES, ids=lambda x: x.__name__ if isinstance(x, type) else str(x)
+)
+def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, other: dict) -> None:
+    assert_both_are_shown(kind, one, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "control", "values"),
+    [
+        (MixerPanel, "token", [3, 4, 5, 6, 7, 8]),
+        (MixerPanel, "head", [0, 1, 2, 3]),
+        (MixerPanel, "decay_strength", np.linspace(0, 4, 12)),
+        (MixerPanel, "write_strength", np.linspace(0, 2, 12)),
+        (MixerPanel, "seed", range(1, 13)),
+        (MixerCostPanel, "context_length", [256, 1024, 4096, 16384, 65536, 262144]),
+        (MixerCostPanel, "heads", range(1, 13)),
+    ],
+)
+@pytest.mark.timed
+def test_a_warm_update_is_quick(kind, control: str, values) -> None:
+    assert quickest_update(kind(), control, values) < MAX_WARM_SECONDS
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_mixer_of_the_table_can_be_shown(name: str) -> None:
+    panel, costs = MixerPanel(left=name), MixerCostPanel(left=name)
+    title = mixer(name).title
+    assert title in panel.view.sentence()
+    assert title in costs.view.sentence()
+    assert panel._sides["left"].heading.get_text() == title
+    assert panel.data()["left"]["mixer"] == name
+    (menu,) = panel._control_widgets["right"].inputs
+    assert name in [value for _, value in menu.options]
+
+
+def test_equal_mixers_are_drawn_alike_on_equal_axes() -> None:
+    sides = MixerPanel(left="gdn", right="gdn")._sides
+    left, right = sides["left"], sides["right"]
+    for one, other in zip(left.lines, right.lines, strict=True):
+        np.testing.assert_array_equal(one.get_ydata(), other.get_ydata())
+    for name in ("norms", "reach", "decay"):
+        assert getattr(left, name).get_ylim() == getattr(right, name).get_ylim()
+        assert getattr(left, name).get_xlim() == getattr(right, name).get_xlim()
+    np.testing.assert_array_equal(left.image.get_array(), right.image.get_array())
+
+
+def test_bars_are_the_shares_and_the_span_is_the_distance() -> None:
+    panel = MixerPanel(left="retention", token=12, head=2)
+    side, memory = panel._sides["left"], panel.view.left
+    heights = side.bars.get_data().values[::2]
+    count = len(panel.view.words)
+    np.testing.assert_allclose(heights[:count], memory.share(11, 2))
+    assert not heights[count:].any()
+    distance = memory.distance(11, 2)
+    assert side.span_words.get_text() == f"90%: {distance} tokens back"
+    assert side.span.get_xdata()[0] == pytest.approx(11 - distance - 0.4)
+
+
+def test_dots_mark_the_same_word_up_to_the_token() -> None:
+    panel = MixerPanel(text="The cat, the dog and the cat", token=3)
+    side = panel._sides["right"]
+    assert list(side.same.get_xdata()) == [0, 2]
+    np.testing.assert_allclose(side.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
+
+
+def test_the_second_panel_follows_the_menus_of_the_first() -> None:
+    panel = MixerPanel(left="linear", right="gla")
+    costs = MixerCostPanel().follow(panel)
+    assert (costs.left, costs.right) == ("linear", "gla")
+    panel.left = "hgrn2"
+    (menu,) = panel._control_widgets["right"].inputs
+    menu.value = "mamba2"
+    assert (costs.left, costs.right) == ("hgrn2", "mamba2")
+    costs.left = "gdn"  # its own menus still move it alone
+    assert (costs.left, panel.left) == ("gdn", "hgrn2")
+
+
+def test_token_slider_is_as_long_as_the_text() -> None:
+    panel = MixerPanel()
+    slider = panel._control_widgets["token"].inputs[0]
+    panel.text = "only three words"
+    assert slider.max == 3
+    assert panel.view.token == 2
+
+
+def test_a_state_that_outgrows_the_axes_stretches_both() -> None:
+    panel = MixerPanel(left="linear", right="gdn")
+    norms = 1000 * panel.view.left.state_norm
+    grown = dataclasses.replace(panel.view.left, state_norm=norms)
+    panel.draw(dataclasses.replace(panel.view, left=grown))
+    for side in panel._sides.values():
+        assert side.norms.get_ylim()[1] >= norms.max()
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("heads", "head_size", "number"), [(1, 32, 1), (64, 256, 4)])
+def test_costs_are_those_of_the_table_and_fit_the_axes(name, heads, head_size, number) -> None:
+    view = decode_costs(
+        left=name, right="gdn", context_length=4096, heads=heads, head_size=head_size,
+        bytes_per_number=number,
+    )  # fmt: skip
+    row, sizes = mixer(name), (1, 4096, heads, head_size, head_size)
+    wanted = {
+        "operations": row.step_flops(*sizes, **row.options),
+        "moved": row.step_bytes(*sizes, element_bytes=number, **row.options),
+        "kept": row.state_bytes(*sizes, element_bytes=number, **row.options),
+    }
+    for what, counted in COUNTED.items():
+        assert view.at_chosen[what]["left"] == wanted[what]
+        low, high = counted.limits
+        for curve in view.curves[what].values():
+            assert low <= curve.min() <= curve.max() <= high
+
+
+def test_the_cache_outgrows_the_state_where_the_words_say() -> None:
+    view = MixerCostPanel(left="gdn", right="gdn", heads=1, head_size=64).view
+    assert "outgrows the smaller state at 64 tokens" in view.sentence()  # 64² × 4 / (128 × 2)
+    assert "Modelled" in view.sentence()

@@ -1,0 +1,1 @@
+"""Token mixers linear in time, one file per method, on one engine."""

@@ -1,0 +1,1 @@
+"""Softmax attention: the bare equation, over blocks of keys, into a cache."""

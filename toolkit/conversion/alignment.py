@@ -1,0 +1,71 @@
+"""Stage 1: every new mixer learns to do what the attention it replaces does, where it does it.
+
+The stream is the teacher's throughout, so layers and loops do not disturb each other: what a mixer
+is given does not depend on how well the others have learned, and all learn in one pass.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.conversion.student import new_layers, with_mixers
+from toolkit.looped.model import LoopedLM, run_blocks
+
+
+def alignment_losses(
+    student: LoopedLM, teacher: LoopedLM, tokens: Int[Array, "batch time"]
+) -> Float[Array, "loops new_layers"]:
+    """How far each new mixer is from the teacher's attention, on the teacher's residual stream.
+
+        loss[tau, l] = mean over positions and channels of (Student_l(x) - Attention_l(x))^2
+        x            = RMSNorm_l(h), h the teacher's stream before layer l in loop tau
+
+    Of the student only the new mixers are run, so no other parameter of it gets a gradient.
+
+    Args:
+        student: made by `student_from`.
+        teacher: its teacher.
+        tokens: whole numbers below the vocabulary.
+
+    Returns:
+        float32 mean squares, one for every loop and every layer whose mixer is new.
+
+    Cost: the teacher's forward pass and, beside it, the student's new mixers.
+
+    Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.
+    """
+    new = new_layers(student, teacher)
+    pairs = (Beside(teacher.blocks[layer].mixer, student.blocks[layer].mixer) for layer in new)
+    both = with_mixers(teacher, dict(zip(new, pairs, strict=True)))
+    injected, _ = run_blocks(both.prelude, both.embedding(tokens))
+    # `Beside` hands on its loss where other layers hand on a cache.
+    places = (None,) * len(both.blocks)
+
+    def body(tau, h, row):
+        return both.loop(h, *row, tau=tau, injected=injected, caches=places)
+
+    _, losses = both.run_loops(body, both.start(injected), remat=teacher.config.remat)
+    return jnp.array([[loop[layer] for layer in new] for loop in losses])
+
+
+class Beside(nnx.Module):
+    """Two mixers on one input: the first is heard, the second compared with it.
+
+    Attributes:
+        heard: its output goes into the residual stream.
+        compared: the mean square of its difference is returned in the place of a cache.
+    """
+
+    def __init__(self, heard: Any, compared: Any):
+        self.heard = heard
+        self.compared = compared
+
+    def __call__(
+        self, x: Float[Array, "batch time width"], *, window: int | None = None, **options: Any
+    ) -> tuple[Float[Array, "batch time width"], Float[Array, ""]]:
+        wanted, _ = self.heard(x, window=window, **options)
+        made, _ = self.compared(x, **options)
+        error = made.astype(jnp.float32) - wanted.astype(jnp.float32)
+        return wanted, jnp.mean(jnp.square(error))

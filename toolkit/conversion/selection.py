@@ -1,0 +1,129 @@
+"""Which attention layers a hybrid keeps: those without which its predictions are furthest off."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.conversion.distillation import mean_where_asked, top_k_divergence
+from toolkit.conversion.student import new_layers, with_mixers
+from toolkit.looped.model import LoopedLM
+
+
+def restoration_benefits(
+    student: LoopedLM,
+    teacher: LoopedLM,
+    inputs: Int[Array, "batch time"],
+    targets: Int[Array, "batch time"],
+    *,
+    top_k: int,
+    temperature: float = 1.0,
+) -> Float[np.ndarray, "layers"]:
+    """How much nearer the teacher the student comes when one layer is attention again.
+
+        benefit[l] = KL(teacher || student) - KL(teacher || student with layer l restored)
+
+    on the predictions after the last loop. The benefit of a layer that was never replaced is 0.
+
+    Args:
+        student: after stage 1.
+        teacher: its teacher.
+        inputs: whole numbers below the vocabulary.
+        targets: positions with a negative target do not count.
+        top_k: tokens compared, as in `top_k_divergence`.
+        temperature: as in `top_k_divergence`.
+
+    Returns:
+        Nats a position, one number a layer; negative where restoring alone does harm.
+
+    Raises:
+        ValueError: as `top_k_divergence`.
+
+    Cost: a forward pass of the student for every layer and two more, by one program whatever
+        their number.
+
+    Source: LT2, "Linear-Time Looped Transformers", distillation section, KL-guided selection.
+    """
+    layers = len(teacher.config.layers)
+    # Row 0 restores nothing, row l + 1 layer l.
+    choices = jnp.concatenate([jnp.zeros((1, layers), bool), jnp.eye(layers, dtype=bool)])
+    divergences = _divergences(
+        student, teacher, choices, inputs, targets, top_k=top_k, temperature=temperature
+    )
+    return np.asarray(divergences[0] - divergences[1:])
+
+
+def kl_guided(benefits: Float[np.ndarray, "layers"], restored: int) -> tuple[int, ...]:
+    """The layers with the largest benefits, earlier ones first among equals.
+
+    Args:
+        benefits: from `restoration_benefits`.
+        restored: how many.
+
+    Returns:
+        Layer numbers from 0, in order.
+
+    Source: LT2, distillation section.
+    """
+    order = np.argsort(-np.asarray(benefits), kind="stable")
+    return tuple(sorted(int(layer) for layer in order[:restored]))
+
+
+def uniform(layers: int, restored: int) -> tuple[int, ...]:
+    """Evenly spread layers, each at the end of its share of the stack: the baseline.
+
+    Args:
+        layers: how many there are.
+        restored: how many to take.
+
+    Returns:
+        Layer numbers from 0, in order.
+
+    Source: LT2, distillation section.
+    """
+    return tuple((share + 1) * layers // restored - 1 for share in range(restored))
+
+
+class Either(nnx.Module):
+    """One of two mixers, chosen when the program runs.
+
+    Attributes:
+        attention, mixer: the two.
+        is_restored: boolean scalar, whether it is the first.
+    """
+
+    def __init__(self, attention: Any, mixer: Any, is_restored: Bool[Array, ""]):
+        self.attention = attention
+        self.mixer = mixer
+        self.is_restored = is_restored
+
+    def __call__(
+        self, x: Float[Array, "batch time width"], *, window: int | None = None, **options: Any
+    ) -> tuple[Float[Array, "batch time width"], None]:
+        def attended(x):
+            return self.attention(x, window=window, **options)[0]
+
+        def mixed(x):
+            return self.mixer(x, **options)[0]
+
+        return jax.lax.cond(self.is_restored, attended, mixed, x), None
+
+
+@jax.jit(static_argnames=("top_k", "temperature"))
+def _divergences(student, teacher, choices, inputs, targets, *, top_k, temperature):
+    wanted = teacher(inputs)
+
+    def divergence(choice):
+        either = {
+            layer: Either(teacher.blocks[layer].mixer, student.blocks[layer].mixer, choice[layer])
+            for layer in new_layers(student, teacher)
+        }
+        # The teacher's configuration, for its windows by loop; kept layers are under them too.
+        made = with_mixers(student, either, teacher.config)(inputs)
+        each = top_k_divergence(wanted, made, top_k=top_k, temperature=temperature)
+        return mean_where_asked(each, targets)
+
+    return jax.lax.map(divergence, choices)

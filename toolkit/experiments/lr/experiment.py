@@ -1,0 +1,117 @@
+"""Which way to come by a learning rate is best at equal gradient evaluations, search included?
+
+Fifteen cells (five workloads by three budgets), each with the same seeds for all methods: a seed
+decides the start and the order of the data, so that differences between methods are paired.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from toolkit.experiments.experiment import Claim, Column, Experiment, Results, Workspace
+from toolkit.experiments.lr.methods import METHODS, SPENT, TEST
+from toolkit.experiments.lr.report import (
+    Cell,
+    cells,
+    judge_profile,
+    judge_within_noise,
+    report,
+)
+from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, workload
+
+BUDGETS = (1000, 4000, 16000)
+QUARTER = 4  # oracle-tuned linear decay is also run with a quarter of each budget
+SEEDS = 5  # trained side by side
+REFERENCE = "linear (oracle)"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with a budget on a workload.
+
+    Attributes:
+        workload: a key of `WORKLOADS`.
+        budget: gradient evaluations.
+        method: a key of `METHODS`.
+    """
+
+    workload: str
+    budget: int
+    method: str
+
+    @property
+    def label(self) -> str:
+        """As in tables and records."""
+        return f"{self.workload} {self.budget}: {self.method}"
+
+
+def _settings() -> dict[str, Setting]:
+    found = []
+    for name in WORKLOADS:
+        found.append(Setting(name, BUDGETS[0] // QUARTER, REFERENCE))
+        found += [Setting(name, budget, method) for budget in BUDGETS for method in METHODS]
+    return {setting.label: setting for setting in found}
+
+
+_blocks: dict[tuple[Setting, int], list[dict[str, Any]]] = {}
+
+
+def execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any]:
+    """One run; its neighbours of SEEDS seeds are trained in the same program and remembered."""
+    first = seed - seed % SEEDS
+    if (setting, first) not in _blocks:
+        seeds = np.arange(first, first + SEEDS)
+        run = METHODS[setting.method].run
+        found = run(workload(setting.workload), setting.budget, seeds, workspace.progress)
+        _blocks.clear()
+        _blocks[setting, first] = found
+    return _blocks[setting, first][seed - first]
+
+
+def work(setting: Setting) -> float:
+    """Expected core seconds of one seed."""
+    return setting.budget * METHODS[setting.method].cost * MILLISECONDS[setting.workload] / 1000
+
+
+def _cells(results: Results) -> list[Cell]:
+    return cells(results, WORKLOADS, BUDGETS)
+
+
+def _draw(results: Results, caption: str):
+    from toolkit.experiments.lr.figure import draw
+
+    return draw(_cells(results), caption)
+
+
+EXPERIMENT = Experiment(
+    name="lr",
+    title="At equal gradient evaluations, search included: which way to come by a learning rate?",
+    settings=_settings(),
+    execute=execute,
+    columns=(Column(TEST, "1", 4), Column(SPENT, "1", 0)),
+    claims=(
+        Claim(
+            "probe then decay is within noise of oracle-tuned linear decay in every cell",
+            lambda results: judge_within_noise(_cells(results)),
+        ),
+        Claim(
+            "and better than Prodigy + cosine on the performance profile",
+            lambda results: judge_profile(_cells(results), "Prodigy + cosine"),
+        ),
+        Claim(
+            "and better than random search, 4 trials of a quarter of the budget",
+            lambda results: judge_profile(_cells(results), "random search"),
+        ),
+        Claim(
+            "and better than random probes, 8 in a tenth of the budget, then one run",
+            lambda results: judge_profile(_cells(results), "random probes"),
+        ),
+    ),
+    draw=_draw,
+    beyond="language models of millions of parameters, where a search pays off or does not; give "
+    "`toolkit.lr.search` such a loss.",
+    minutes=180,
+    work=work,
+    report=lambda results: report(_cells(results)),
+)

@@ -1,0 +1,292 @@
+"""What the losses of many methods on many workloads come to: paired differences, a profile, words.
+
+Losses of different workloads cannot be averaged. They are turned into the one currency that all
+methods spend: how many times the evaluations it would take oracle-tuned linear decay to get there.
+
+    factor(m) = 4^((loss_m - loss_linear(B)) / (loss_linear(B / 4) - loss_linear(B)))
+
+Linear decay with a free oracle has factor 1 in every cell, and 4 is what it reaches with a quarter
+of the budget: loss is taken as linear in the logarithm of the budget between the two. As in
+AlgoPerf, rho(r) is the share of cells with a factor of at most r, and the score its mean over
+1 <= r <= 4; a miss by more than 4 counts as nothing.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolkit.experiments.experiment import MissingResultError, Results
+from toolkit.experiments.lr.methods import METHODS, TEST
+
+QUARTER = 4.0
+LARGEST_FACTOR = 4.0
+RESAMPLES = 10_000
+CONFIDENCE = 0.95
+FEWEST_SEEDS = 5
+REFERENCE, DEFAULT = "linear (oracle)", "probe then decay"
+RIVALS = (REFERENCE, "Prodigy + cosine", "random search")
+# Spec of the comparison, character LM, 4000 steps, 3 seeds, another split of the same text.
+EARLIER = {REFERENCE: 1.568, "Prodigy + cosine": 1.572, DEFAULT: 1.572, "AutoLRS": 1.845}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference of losses over the seeds.
+
+    Attributes:
+        mean: negative where the first is better.
+        low: of the bootstrap interval.
+        high: of the bootstrap interval.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Mean of first - second, seed by seed, with a bootstrap interval of 95 %.
+
+    Args:
+        first: losses, one a seed.
+        second: of the same seeds in the same order.
+
+    Returns:
+        A `Difference`; with five seeds its interval is on the narrow side.
+
+    Raises:
+        ValueError: the lengths differ.
+
+    Cost:
+        RESAMPLES means.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"second: got {len(second)} seeds, wanted those of first, {len(first)}")
+    gaps = np.subtract(first, second)
+    draws = np.random.default_rng(0).integers(len(gaps), size=(RESAMPLES, len(gaps)))
+    tails = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(gaps[draws].mean(1), [tails, 1 - tails])
+    return Difference(float(gaps.mean()), float(low), float(high))
+
+
+def budget_factor(loss: float, whole: float, quarter: float) -> float:
+    """How many times the evaluations oracle-tuned linear decay needs for the same loss, inverted.
+
+    Args:
+        loss: of a method.
+        whole: of linear decay at the same budget.
+        quarter: of linear decay at a quarter of it, higher than `whole`.
+
+    Returns:
+        1 where the method is as good; 4 where a quarter of the budget would have done.
+
+    Raises:
+        ValueError: a quarter of the budget is no worse.
+
+    Cost:
+        None.
+    """
+    if not quarter > whole:
+        raise ValueError(f"quarter: got {quarter}, wanted more than whole, {whole}")
+    return QUARTER ** ((loss - whole) / (quarter - whole))
+
+
+def profile(factors: Iterable[float], ratios: Iterable[float]) -> np.ndarray:
+    """rho(r): the share of cells whose factor is at most r.
+
+    Args:
+        factors: one a cell, infinity for a miss.
+        ratios: where to evaluate it.
+
+    Returns:
+        One share a ratio.
+
+    Cost:
+        Cells times ratios.
+    """
+    factors = np.array(list(factors), float)
+    return np.array([np.mean(factors <= ratio * (1 + 1e-9)) for ratio in ratios])
+
+
+def profile_area(factors: Iterable[float]) -> float:
+    """The mean of rho over 1 <= r <= 4, exactly: each cell adds the part of it to its right.
+
+    Args:
+        factors: one a cell, infinity for a miss.
+
+    Returns:
+        1 for a method that is never worse than linear decay with an oracle.
+
+    Cost:
+        None.
+    """
+    top = LARGEST_FACTOR
+    return statistics.fmean((top - min(max(factor, 1.0), top)) / (top - 1) for factor in factors)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A workload with a budget.
+
+    Attributes:
+        workload: its name.
+        budget: gradient evaluations.
+        losses: method -> test losses, one a seed, of those that were run.
+        quarter: of oracle-tuned linear decay at a quarter of the budget; empty if not run.
+    """
+
+    workload: str
+    budget: int
+    losses: Mapping[str, Sequence[float]]
+    quarter: Sequence[float]
+
+    @property
+    def name(self) -> str:
+        """Workload and budget."""
+        return f"{self.workload} {self.budget}"
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether a quarter of the budget is surely worse, so that losses tell methods apart."""
+        whole = self.losses.get(REFERENCE)
+        if not whole or len(self.quarter) != len(whole):
+            return False
+        return paired_difference(self.quarter, whole).low > 0
+
+    def factor(self, method: str) -> float:
+        """The `budget_factor` of a method's mean loss."""
+        whole, quarter = (statistics.fmean(x) for x in (self.losses[REFERENCE], self.quarter))
+        return budget_factor(statistics.fmean(self.losses[method]), whole, quarter)
+
+
+def cells(results: Results, workloads: Iterable[str], budgets: Iterable[int]) -> list[Cell]:
+    """All cells in order, those of which nothing was run without losses."""
+    budgets, found = list(budgets), []
+    for workload in workloads:
+        for budget in budgets:
+            losses = {
+                method: _samples(results, f"{workload} {budget}: {method}") for method in METHODS
+            }
+            losses = {method: samples for method, samples in losses.items() if samples}
+            quarter = _samples(results, f"{workload} {round(budget / QUARTER)}: {REFERENCE}")
+            found.append(Cell(workload, budget, losses, quarter))
+    return found
+
+
+def factors_of(method: str, found: Iterable[Cell]) -> dict[str, float]:
+    """Cell -> factor of a method, where it was run and the cell is telling."""
+    return {
+        cell.name: cell.factor(method)
+        for cell in found
+        if method in cell.losses and cell.is_telling
+    }
+
+
+def judge_within_noise(found: Sequence[Cell]) -> tuple[bool, str]:
+    """Whether the default's paired difference to the oracle is not surely above zero, anywhere."""
+    compared = _compared(found, (DEFAULT, REFERENCE))
+    worse, within = [], 0
+    for cell in compared:
+        gap = paired_difference(cell.losses[DEFAULT], cell.losses[REFERENCE])
+        if gap.low > 0:
+            worse.append(f"{cell.name} {gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]")
+        else:
+            within += 1
+    words = f"within noise or better in {within} of {len(compared)} cells run"
+    return not worse, words + ("; worse in " + ", ".join(worse) if worse else "")
+
+
+def judge_profile(found: Sequence[Cell], rival: str) -> tuple[bool, str]:
+    """Whether the default's area is above a rival's, on the telling cells where both were run."""
+    both = [cell for cell in _compared(found, (DEFAULT, REFERENCE, rival)) if cell.is_telling]
+    if not both:
+        raise MissingResultError("no cell in which more budget surely helps")
+    ours, theirs = (profile_area(factors_of(name, both).values()) for name in (DEFAULT, rival))
+    return ours > theirs, f"area {ours:.3f} against {theirs:.3f}, {len(both)} cells"
+
+
+def report(found: Sequence[Cell]) -> str:
+    """The table a cell, then the paired differences of the default, then the profile."""
+    lines = []
+    for cell in found:
+        lines += [*_cell_lines(cell), ""]
+    lines += [*_profile_lines(found), ""]
+    return "\n".join(lines + _earlier_lines(found))
+
+
+def _cell_lines(cell: Cell) -> list[str]:
+    if not cell.losses:
+        return [f"{cell.name} evaluations: not run"]
+    note = "" if cell.is_telling else "   (a quarter of the budget is not surely worse)"
+    lines = [f"{cell.name} evaluations, loss on the test split{note}"]
+    heads = "".join(f"{'less ' + rival:>29}" for rival in RIVALS)
+    lines.append(f"  {'':24}{'mean +- sd':>18}{'factor':>8}{heads}")
+    for method in METHODS:
+        if method not in cell.losses:
+            lines.append(f"  {method:24}{'missing':>18}")
+            continue
+        losses = cell.losses[method]
+        spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
+        row = f"  {method:24}{statistics.fmean(losses):>9.4f} +-{spread:7.4f}"
+        row += f"{_as_factor(cell.factor(method)):>8}" if cell.is_telling else " " * 8
+        for rival in RIVALS:
+            row += f"{_gap(cell, method, rival):>29}"
+        lines.append(row.rstrip())
+    return lines
+
+
+def _gap(cell: Cell, method: str, rival: str) -> str:
+    if method == rival or len(cell.losses.get(rival, ())) != len(cell.losses[method]):
+        return ""
+    gap = paired_difference(cell.losses[method], cell.losses[rival])
+    return f"{gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]"
+
+
+def _profile_lines(found: Sequence[Cell]) -> list[str]:
+    telling = [cell for cell in found if cell.is_telling]
+    lines = [f"Performance profile over {len(telling)} cells; rho(r) is the share within factor r"]
+    lines.append(f"  {'':24}{'area':>7}{'rho(1)':>8}{'rho(1.5)':>9}{'rho(2)':>8}{'rho(4)':>8}"
+                 f"{'cells':>7}")  # fmt: skip
+    scored = {method: list(factors_of(method, telling).values()) for method in METHODS}
+    ranked = sorted((m for m in METHODS if scored[m]), key=lambda m: -profile_area(scored[m]))
+    for method in ranked:
+        one, half, two, four = profile(scored[method], (1.0, 1.5, 2.0, LARGEST_FACTOR))
+        lines.append(f"  {method:24}{profile_area(scored[method]):>7.3f}{one:>8.2f}{half:>9.2f}"
+                     f"{two:>8.2f}{four:>8.2f}{len(scored[method]):>7}")  # fmt: skip
+    return lines
+
+
+def _earlier_lines(found: Sequence[Cell]) -> list[str]:
+    here = [cell for cell in found if cell.name == "char-lm 4000" and cell.losses]
+    if not here:
+        return []
+    words = ", ".join(
+        f"{method} {statistics.fmean(here[0].losses[method]):.3f} ({earlier:.3f})"
+        for method, earlier in EARLIER.items()
+        if method in here[0].losses
+    )
+    return [f"char-lm 4000 beside recorded numbers of an earlier comparison, other split: {words}"]
+
+
+def _compared(found: Sequence[Cell], methods: Sequence[str]) -> list[Cell]:
+    compared = [
+        cell
+        for cell in found
+        if all(len(cell.losses.get(method, ())) >= FEWEST_SEEDS for method in methods)
+    ]
+    if not compared:
+        raise MissingResultError(f"no cell has {FEWEST_SEEDS} seeds of {' and '.join(methods)}")
+    return compared
+
+
+def _samples(results: Results, label: str) -> list[float]:
+    try:
+        return results.samples(label, TEST)
+    except MissingResultError:
+        return []
+
+
+def _as_factor(factor: float) -> str:
+    return f"{factor:.2f}" if factor <= 99 else ">99"

@@ -1,0 +1,50 @@
+"""The visual language of every figure: style, axes, quantities in words.
+
+style         the house style as a context; `STYLE`, its settings
+Look          how one contender is drawn everywhere: colour, dashes, marker, hatch
+LOOKS         the looks that have a name
+look          the look of a contender
+INK, FAINT, GRID, ACCENT   colours of words, of what stays behind, of grids, of what is chosen
+WEIGHTS, SIGNED            colour maps of weights and of signed numbers
+new_figure    an empty figure that needs no closing
+Picture       a figure that turns into PNG bytes quickly, again and again
+log_axes      logarithmic axes whose ticks speak the unit
+in_words      a number with its unit, as a reader expects it
+short         the same for ticks
+"""
+
+from toolkit.figures.axes import log_axes
+from toolkit.figures.picture import Picture, new_figure
+from toolkit.figures.style import (
+    ACCENT,
+    FAINT,
+    GRID,
+    INK,
+    LOOKS,
+    SIGNED,
+    STYLE,
+    WEIGHTS,
+    Look,
+    look,
+    style,
+)
+from toolkit.figures.words import in_words, short
+
+__all__ = [
+    "ACCENT",
+    "FAINT",
+    "GRID",
+    "INK",
+    "LOOKS",
+    "SIGNED",
+    "STYLE",
+    "WEIGHTS",
+    "Look",
+    "Picture",
+    "in_words",
+    "log_axes",
+    "look",
+    "new_figure",
+    "short",
+    "style",
+]

@@ -1,0 +1,31 @@
+"""Axes whose ticks speak the unit."""
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from toolkit.figures.words import short
+
+
+def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
+    """Logarithmic axes whose ticks speak the unit: 1k, 32k, 1M tokens; 1 ms, 1 s; 64 KiB, 1 GiB.
+
+    Args:
+        axes: changed in place.
+        x_unit: as in `in_words`; `"tokens"` ticks at powers of two.
+        y_unit: as in `in_words`; `"bytes"` ticks at powers of two.
+
+    Returns:
+        None.
+
+    Cost:
+        None worth naming; ticks are placed at each draw.
+    """
+    for axis, scale, unit in (
+        (axes.xaxis, axes.set_xscale, x_unit),
+        (axes.yaxis, axes.set_yscale, y_unit),
+    ):
+        base = 2 if unit in ("tokens", "bytes") else 10
+        scale("log", base=base)
+        axis.set_major_locator(LogLocator(base=base, numticks=7))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: short(value, unit)))

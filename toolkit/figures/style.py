@@ -1,0 +1,110 @@
+"""The one style of every figure: light, readable, and told apart without colour.
+
+A line is never told from its neighbours by colour alone: each `Look` also fixes a dash pattern, a
+marker and (for bars) a hatch. The colours are those of Okabe and Ito, darkened where the original
+is too pale on white to carry a thin line.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.colors import LinearSegmentedColormap
+
+INK = "#1f2933"
+FAINT = "#8a949e"
+GRID = "#e3e7eb"
+ACCENT = "#b3245b"
+
+# White to dark blue for weights; blue through white to vermillion for signed numbers. Both keep
+# their order in grey-scale print and under the common forms of colour-blindness.
+WEIGHTS = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#a8cfe8", "#2f7fb8", "#08306b"])
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", ["#08519c", "#9cc7e3", "#ffffff", "#f4b183", "#b23c00"]
+)
+
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.labelsize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "lines.linewidth": 2.2,
+    "lines.markersize": 6.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one contender is drawn everywhere.
+
+    Attributes:
+        colour: line and marker colour.
+        dashes: matplotlib line style.
+        marker: matplotlib marker of measured points.
+        hatch: fill pattern of bars.
+    """
+
+    colour: str
+    dashes: Any
+    marker: str
+    hatch: str
+
+
+LOOKS: dict[str, Look] = {
+    "full": Look("#0072b2", "-", "o", ""),
+    "window": Look("#00805e", (0, (5, 2)), "s", "//"),
+    "gdn": Look("#c44e00", (0, (1.2, 1.4)), "^", ".."),
+    "fourth": Look("#8a5a93", (0, (6, 2, 1, 2)), "D", "xx"),
+    "fifth": Look("#6b5b00", (0, (3, 1, 1, 1, 1, 1)), "v", "++"),
+}
+
+
+def look(name: str) -> Look:
+    """How to draw the contender `name`; unknown names get one of the spare looks.
+
+    Args:
+        name: a mixer's name (`"full"`, `"window"`, `"gdn"`) or any other label.
+
+    Returns:
+        The same `Look` for the same name, always.
+
+    Cost:
+        A dictionary look-up.
+    """
+    if name in LOOKS:
+        return LOOKS[name]
+    return LOOKS[("fourth", "fifth")[sum(map(ord, name)) % 2]]
+
+
+def style() -> AbstractContextManager[None]:
+    """A context in which matplotlib follows the house style, leaving the user's settings alone.
+
+    Returns:
+        A context manager; make and draw figures inside it.
+
+    Cost:
+        About a millisecond.
+    """
+    return matplotlib.rc_context(STYLE)  # pyright: ignore[reportArgumentType]

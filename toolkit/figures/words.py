@@ -1,0 +1,64 @@
+"""Quantities in words: three significant digits and the prefix a reader expects."""
+
+_UNITS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "bytes": (1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
+    "FLOP": (1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),
+}
+_TIMES = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (3600.0, "h"), (86400.0, "days"))
+
+
+def in_words(value: float, unit: str) -> str:
+    """A number with its unit, in three significant digits and the prefix a reader expects.
+
+    Args:
+        value: the number, in the base unit.
+        unit: `"seconds"`, `"bytes"` (binary prefixes), `"FLOP"`, or any other word.
+
+    Returns:
+        For example `"3.50 ms"`, `"64.0 MiB"` or `"12,000 tokens"`.
+
+    Cost:
+        None worth naming.
+    """
+    if unit == "seconds":
+        scale, name = next(((s, n) for s, n in reversed(_TIMES) if abs(value) >= s), _TIMES[0])
+        return f"{_three_digits(value / scale)} {name}"
+    if unit in _UNITS:
+        base, names = _UNITS[unit]
+        power = 0
+        while abs(value) >= base * (1 - 1e-9) and power < len(names) - 1:
+            value, power = value / base, power + 1
+        return f"{_three_digits(value)} {names[power]}"
+    return f"{value:,.4g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def short(value: float, unit: str) -> str:
+    """`in_words` for axis ticks: no trailing zeros.
+
+    Args:
+        value: the number, in the base unit.
+        unit: as in `in_words`.
+
+    Returns:
+        For example `"1 ms"` or `"32k"` for a number of tokens.
+
+    Cost:
+        None worth naming.
+    """
+    if unit == "tokens":
+        for scale, suffix in ((1 << 20, "M"), (1 << 10, "k")):
+            if value >= scale:
+                return f"{value / scale:g}{suffix}"
+        return f"{value:g}"
+    if unit == "seconds" and value >= 1:
+        return f"{value:,.0f} s"
+    number, _, name = in_words(value, unit).partition(" ")
+    return f"{float(number.replace(',', '')):g} {name}"

@@ -1,0 +1,1 @@
+"""What a longer context costs, and what softmax and the delta rule read in one sentence."""

@@ -1,0 +1,261 @@
+"""The attention instrument: what a context costs to read, to continue and to remember.
+
+`CostPanel` and `MemoryPanel` are here; the third panel, `ReadingPanel`, has its own file.
+"""
+
+import functools
+from typing import Any
+
+import ipywidgets as widgets
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from toolkit.figures import ACCENT, INK
+from toolkit.lab.attention.cost_curves import BEHIND_WORDS, CostCurves
+from toolkit.lab.attention.measurement import Sizes, measure_pieces
+from toolkit.lab.attention.view import (
+    CHUNK_OF_THE_KERNEL,
+    DECODE,
+    PREFILL,
+    Costs,
+    Machine,
+    Memory,
+    Point,
+    costs,
+    decode_memory,
+)
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.job import Job
+from toolkit.lab.kit.panel import Panel
+from toolkit.measure import Peak, hardware, published_peak
+
+HERE = "here"
+# Published machines to compare with, by the names `published_peak` knows them by.
+_ACCELERATORS: dict[str, Peak] = {
+    key: peak for key in ("h100", "h200", "tpu v6e") if (peak := published_peak(key)) is not None
+}
+_HEAD_SIZES = {str(size): size for size in (32, 64, 128, 256)}
+_CONTEXT = Number(
+    "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
+    explanation="Tokens already read; the slider doubles, the box takes any number",
+)  # fmt: skip
+
+
+@functools.cache
+def this_machine() -> Machine:
+    """The roofline of this machine, measured once in a process.
+
+    Returns:
+        A `Machine` with float32 numbers on a CPU and bfloat16 on an accelerator.
+
+    Cost:
+        About a second, once.
+    """
+    found = hardware(measure=True)
+    assert found.matmul_flops_per_second is not None
+    assert found.memory_bytes_per_second is not None
+    return Machine(
+        f"this machine, {found.name}, rates measured here",
+        found.matmul_flops_per_second,
+        found.memory_bytes_per_second,
+        4 if found.platform == "cpu" else 2,
+    )
+
+
+def machine_named(key: str) -> Machine:
+    """The roofline of this machine or of a published accelerator.
+
+    Args:
+        key: `"here"`, `"h100"`, `"h200"` or `"tpu v6e"`.
+
+    Returns:
+        A `Machine`.
+
+    Raises:
+        KeyError: for a name that is neither.
+
+    Cost:
+        That of `this_machine`, or a look-up.
+    """
+    if key == HERE:
+        return this_machine()
+    peak = _ACCELERATORS[key]
+    return Machine(
+        f"one {peak.name}, published rates", peak.flops_per_second, peak.bytes_per_second, 2
+    )
+
+
+class CostPanel(Panel):
+    """Cost of reading a context and of one more token: full softmax, sliding window, delta rule.
+
+    Attributes:
+        context_length: the context marked.
+        heads: query, key and value heads.
+        head_size: key and value size of a head.
+        window: tokens the sliding window sees.
+        softmax: `"blockwise"` or `"dense"` prefill.
+        chunk: tokens in a chunk of the gated delta net's prefill; moves the model, not the kernel.
+        unit: `"seconds"`, `"FLOP"` or `"bytes"`.
+        machine: whose roofline; `"here"` or a published accelerator.
+        points: times measured so far, by the sizes they were measured with.
+    """
+
+    title = "What does a longer context cost?"
+    figure_size = (9.6, 4.9)
+
+    context_length = _CONTEXT
+    heads = Number("Heads", 4, low=1, high=64)
+    head_size = Choice("Head size", 64, _HEAD_SIZES)
+    window = Number(
+        "Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True,
+        explanation="What the sliding window sees",
+    )  # fmt: skip
+    softmax = Choice(
+        "Softmax prefill", "blockwise", {"in blocks": "blockwise", "scores in memory": "dense"},
+        explanation="In blocks, a score never leaves the processor",
+    )  # fmt: skip
+    chunk = Choice(
+        "Delta chunk", CHUNK_OF_THE_KERNEL,
+        {"as the kernel does": CHUNK_OF_THE_KERNEL, **{str(n): n for n in (16, 32, 64, 128, 256)}},
+        explanation="Tokens the gated delta net turns into one matrix product (modelled only)",
+    )  # fmt: skip
+    unit = Choice(
+        "Show", "seconds", {"time": "seconds", "operations": "FLOP", "bytes moved": "bytes"}
+    )
+    machine = Choice(
+        "Machine", HERE,
+        {"this machine": HERE} | {f"{p.name} (published)": k for k, p in _ACCELERATORS.items()},
+    )  # fmt: skip
+
+    def __init__(self, **values: Any) -> None:
+        self.points: dict[Sizes, tuple[Point, ...]] = {}
+        self._all_measured: set[Sizes] = set()
+        self._job = Job(
+            "Measure here",
+            self._measure_pieces,
+            after_piece=self.refresh,
+            on_error=self.show_error,
+        )
+        super().__init__(**values)
+
+    def measure(self) -> None:
+        """Measure with the sizes now set, what the button does; results are kept.
+
+        Raises:
+            RuntimeError: when a mixer disagrees with its reference; nothing is timed then.
+        """
+        self._job.run()
+
+    def compute(self, *, machine: str, **state: Any) -> Costs:
+        measured = self.points.get(_sizes(state), ()) if machine == HERE else ()
+        return costs(machine=machine_named(machine), measured=measured, **state)
+
+    def build(self, figure: Figure) -> list[Artist]:
+        figure.subplots_adjust(left=0.085, right=0.975, top=0.76, bottom=0.18, wspace=0.24)
+        left, right = figure.subplots(1, 2)
+        self._phases = {
+            PREFILL: CostCurves(figure, left, "seconds", "Prefill: reading the context", columns=1),
+            DECODE: CostCurves(figure, right, "seconds", "Decode: one more token", columns=1),
+        }
+        self._note = figure.text(0.085, 0.03, "", fontsize=9)
+        artists = [artist for curves in self._phases.values() for artist in curves.artists()]
+        return [*artists, self._note]
+
+    def draw(self, view: Costs) -> None:
+        for phase, curves in self._phases.items():
+            points = [point for point in view.measured if point.phase == phase]
+            values = view.at_chosen[phase]
+            if curves.show(view.chosen, view.curves[phase], values, view.unit, points):
+                self.picture.forget_background()
+        whose = f" for {view.machine.name}" if view.machine else ""
+        markers = "; markers: measured here" if view.measured else ""
+        self._note.set_text(f"Lines: modelled{whose}{markers}. One layer, one sequence.")
+
+    def extra_widgets(self) -> list[widgets.Widget]:
+        return [self._job]
+
+    def _measure_pieces(self) -> Any:
+        sizes = _sizes(self.state)
+        if sizes in self._all_measured:
+            yield 1, 1, "already measured with these sizes"
+            return
+        found: list[Point] = []
+        for done, total, what, new in measure_pieces(sizes):
+            found += new
+            self.points[sizes] = tuple(found)
+            if done == total:  # a stopped measurement keeps its points and can be taken up again
+                self._all_measured.add(sizes)
+            yield done, total, what
+
+
+def _sizes(state: Any) -> Sizes:
+    return state["heads"], state["head_size"], state["window"], state["softmax"]
+
+
+class MemoryPanel(Panel):
+    """Bytes kept between tokens: the key-value cache against the recurrent state.
+
+    Attributes:
+        context_length: the context marked.
+        heads: key-value heads.
+        head_size: key and value size of a head.
+        window: tokens the sliding window sees.
+        layers: layers that each keep a state.
+        sequences: sequences served at once.
+        bytes_per_number: precision of the cache.
+        device: whose memory is drawn as a line.
+    """
+
+    title = "What must be kept to write the next token?"
+    figure_size = (9.6, 4.4)
+
+    context_length = _CONTEXT
+    heads = Number("Key-value heads", 8, low=1, high=64)
+    head_size = Choice("Head size", 128, _HEAD_SIZES)
+    window = Number("Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True)
+    layers = Number("Layers", 32, low=1, high=128)
+    sequences = Number("Sequences", 8, low=1, high=256, powers_of_two=True)
+    bytes_per_number = Choice("Cache precision", 2, {"float32": 4, "bfloat16": 2, "8 bit": 1})
+    device = Choice("Compare with", "h100", {p.name: k for k, p in _ACCELERATORS.items()})
+
+    def compute(self, *, device: str, **state: Any) -> Memory:
+        peak = _ACCELERATORS[device]
+        return decode_memory(capacity_bytes=peak.memory_bytes, capacity_name=peak.name, **state)
+
+    def build(self, figure: Figure) -> list[Artist]:
+        figure.subplots_adjust(left=0.1, right=0.975, top=0.83, bottom=0.14)
+        axes = figure.subplots()
+        self._curves = CostCurves(figure, axes, "bytes", "Memory between two tokens", columns=3)
+        self._capacity = axes.axhline(1, color=INK, linewidth=1.3, linestyle=(0, (1, 2)))
+        self._capacity_name = axes.text(
+            0.012, 1, "", fontsize=9.5, va="center", bbox=BEHIND_WORDS,
+            transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
+        self._gap = axes.annotate(
+            "", (1, 1), (1, 1), arrowprops={"arrowstyle": "<->", "color": ACCENT, "lw": 2}
+        )
+        self._ratio = axes.text(
+            1, 1, "", color=ACCENT, fontweight="bold", va="center", fontsize=13, bbox=BEHIND_WORDS
+        )
+        words = [self._capacity_name, self._gap, self._ratio]
+        return [self._capacity, *self._curves.artists(), *words]
+
+    def draw(self, view: Memory) -> None:
+        if self._curves.show(view.chosen, view.curves, view.at_chosen, "bytes"):
+            self.picture.forget_background()
+        self._capacity.set_ydata([view.capacity_bytes] * 2)
+        self._capacity_name.set_y(view.capacity_bytes)
+        self._capacity_name.set_text(
+            f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
+        )
+        cache, state = view.at_chosen["full"], view.at_chosen["gdn"]
+        self._gap.xy, self._gap.xyann = (view.chosen, cache), (view.chosen, state)
+        is_left = view.chosen < 1 << 17
+        beside = view.chosen * (1.15 if is_left else 0.87)
+        self._ratio.set_position((beside, (cache * state) ** 0.5))
+        self._ratio.set_horizontalalignment("left" if is_left else "right")
+        ratio = cache / state
+        self._ratio.set_text(f"{ratio:,.0f}×" if ratio >= 9.95 else f"{ratio:.2g}×")
+        is_wide = max(ratio, 1 / ratio) > 4
+        self._gap.set_visible(is_wide)
+        self._ratio.set_visible(is_wide)

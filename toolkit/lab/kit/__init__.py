@@ -1,0 +1,1 @@
+"""What every instrument is made of, and nothing of any subject: panel, controls, job, table."""

@@ -1,0 +1,220 @@
+"""The inputs of a panel: declared as class attributes, used like plain Python attributes.
+
+    class MyPanel(Panel):
+        context_length = Number("Context length", 4096, low=128, high=1 << 20, powers_of_two=True)
+
+    panel.context_length = 8192        # does exactly what moving the slider does
+
+A control knows its bounds, checks what it is given and makes its widgets; the panel keeps the
+value.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, SupportsFloat
+
+import ipywidgets as widgets
+
+LABEL_WIDTH = "118px"
+
+
+class Holder(Protocol):
+    """What controls are declared on: a panel."""
+
+    state: Any
+
+    def change(self, **values: Any) -> None:
+        """Set several controls at once."""
+        ...
+
+
+class Control:
+    """One input of a panel, declared as a class attribute.
+
+    Attributes:
+        label: what the reader sees, with the unit.
+        default: the value a new panel starts with.
+        explanation: one sentence shown on hovering.
+        name: the attribute's name, known once the class exists.
+    """
+
+    name: str
+
+    def __init__(self, label: str, default: Any, explanation: str = "") -> None:
+        self.label = label
+        self.default = default
+        self.explanation = explanation or label
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, panel: "Holder | None", owner: type) -> Any:
+        return self if panel is None else panel.state[self.name]
+
+    def __set__(self, panel: "Holder", value: Any) -> None:
+        panel.change(**{self.name: value})
+
+    def check(self, value: Any) -> Any:
+        """The value in the control's own type, or a ValueError that names the control."""
+        raise NotImplementedError
+
+    def widgets(self, on_change: Callable[[Any], None]) -> "ControlWidgets":
+        """The visible part; calls `on_change(value)` when the user moves it."""
+        raise NotImplementedError
+
+
+class ControlWidgets:
+    """A control on the page: `box` to place, `show(value)` to follow a change made from Python.
+
+    Attributes:
+        box: the widget to place in the panel.
+        inputs: the widgets a user can move.
+    """
+
+    def __init__(
+        self, box: widgets.Widget, inputs: tuple[widgets.ValueWidget, ...], on_change: Callable
+    ) -> None:
+        self.box = box
+        self.inputs = inputs
+        self._on_change = on_change
+        self._is_following = False
+        for widget in inputs:
+            widget.observe(self._moved, names="value")
+
+    def _moved(self, event: dict[str, Any]) -> None:
+        if not self._is_following:
+            self._on_change(event["new"])
+
+    def show(self, value: Any) -> None:
+        """Set every input to `value` without reporting it as a user's move."""
+        self._set("value", value)
+
+    def set_maximum(self, maximum: float) -> None:
+        """Move the upper bound of every input, which may carry the value with it."""
+        self._set("max", maximum)
+
+    def _set(self, trait: str, value: Any) -> None:
+        self._is_following = True
+        try:
+            for widget in self.inputs:
+                setattr(widget, trait, value)
+        finally:
+            self._is_following = False
+
+
+class Number(Control):
+    """A number with a slider and, beside it, a box to type in.
+
+    Attributes:
+        low, high: bounds, both allowed.
+        step: distance between neighbouring slider positions; an integer step means integers.
+        powers_of_two: the slider moves in doublings; the box still takes every value between.
+        is_continuous: redraw while dragging, not only on release.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        default: float,
+        *,
+        low: float,
+        high: float,
+        step: float = 1,
+        powers_of_two: bool = False,
+        is_continuous: bool = True,
+        explanation: str = "",
+    ) -> None:
+        super().__init__(label, default, explanation)
+        self.low, self.high, self.step = low, high, step
+        self.powers_of_two, self.is_continuous = powers_of_two, is_continuous
+        self.is_integer = isinstance(step, int)
+
+    def check(self, value: Any) -> float:
+        if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
+            raise ValueError(f"{self.name}: got {value!r}, wanted a number")
+        number = float(value)
+        if not self.low <= number <= self.high:
+            raise ValueError(f"{self.name}: got {value}, wanted {self.low} to {self.high}")
+        return round(number) if self.is_integer else number
+
+    def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        shared: dict[str, Any] = {
+            "description": self.label,
+            "tooltip": self.explanation,
+            "readout": False,
+            "continuous_update": self.is_continuous,
+            "style": {"description_width": LABEL_WIDTH},
+            "layout": widgets.Layout(width="330px"),
+        }
+        if self.powers_of_two:
+            low, high = int(self.low).bit_length() - 1, int(self.high).bit_length() - 1
+            slider = widgets.FloatLogSlider(
+                self.default, base=2, min=low, max=high, step=1, **shared
+            )
+        else:
+            kind = widgets.IntSlider if self.is_integer else widgets.FloatSlider
+            slider = kind(self.default, min=self.low, max=self.high, step=self.step, **shared)
+        box_kind = widgets.BoundedIntText if self.is_integer else widgets.BoundedFloatText
+        box = box_kind(
+            self.default,
+            min=self.low,
+            max=self.high,
+            step=self.step,
+            tooltip=f"{self.label}: type a value",
+            layout=widgets.Layout(width="92px"),
+        )
+        slider.add_class(f"slider-{self.name}")
+        box.add_class(f"box-{self.name}")
+        return ControlWidgets(widgets.HBox([slider, box]), (slider, box), on_change)
+
+
+class Choice(Control):
+    """One of a few named options, as a dropdown.
+
+    Attributes:
+        options: shown text -> value.
+    """
+
+    def __init__(
+        self, label: str, default: Any, options: dict[str, Any], *, explanation: str = ""
+    ) -> None:
+        super().__init__(label, default, explanation)
+        self.options = options
+
+    def check(self, value: Any) -> Any:
+        if value not in self.options.values():
+            wanted = ", ".join(repr(v) for v in self.options.values())
+            raise ValueError(f"{self.name}: got {value!r}, wanted one of {wanted}")
+        return value
+
+    def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        dropdown = widgets.Dropdown(
+            options=list(self.options.items()),
+            value=self.default,
+            description=self.label,
+            tooltip=self.explanation,
+            style={"description_width": LABEL_WIDTH},
+            layout=widgets.Layout(width="426px"),
+        )
+        dropdown.add_class(f"choice-{self.name}")
+        return ControlWidgets(dropdown, (dropdown,), on_change)
+
+
+class Words(Control):
+    """A line of text; the panel follows when the user presses Enter or leaves the box."""
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{self.name}: got {value!r}, wanted some words")
+        return value.strip()
+
+    def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
+        text = widgets.Text(
+            value=self.default,
+            description=self.label,
+            tooltip=self.explanation,
+            continuous_update=False,
+            style={"description_width": LABEL_WIDTH},
+            layout=widgets.Layout(width="860px", max_width="100%"),
+        )
+        text.add_class(f"words-{self.name}")
+        return ControlWidgets(text, (text,), on_change)

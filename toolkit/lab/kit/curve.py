@@ -1,0 +1,18 @@
+"""A curve through points, straight between them: what `curve_control` draws, as numbers."""
+
+import numpy as np
+
+Points = tuple[tuple[float, float], ...]
+
+
+def heights_at(points: Points, places: np.ndarray) -> np.ndarray:
+    """A curve's heights, straight between its points.
+
+    Args:
+        points: as `Curve.check` returns them.
+        places: in [0, 1].
+
+    Returns:
+        As many heights.
+    """
+    return np.interp(places, *np.array(points).T)

@@ -1,0 +1,110 @@
+"""Work too long for a slider: a button, a progress bar and a stop button.
+
+The work is a generator that yields `(done, total, what)` between pieces of at most a second or
+two. A press of the button runs the pieces as a task of the kernel's own event loop, which lets the
+stop button and the sliders in between them; no thread, so nothing is timed against a competitor
+and no output lands in another cell. From Python, `run()` does all of it and returns.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import ipywidgets as widgets
+
+from toolkit.lab.kit.table import Progress
+
+# Long enough for the kernel to take the messages that came in meanwhile.
+PAUSE_SECONDS = 0.02
+
+
+class Job(widgets.HBox):
+    """A row with a run button, a stop button, a bar and a line of text.
+
+    Attributes:
+        is_running: whether pieces are still to come.
+        message: the line of text beside the bar.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        pieces: Callable[[], Iterator[Progress]],
+        *,
+        after_piece: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._pieces, self._after_piece, self._on_error = pieces, after_piece, on_error
+        self._run = widgets.Button(
+            description=label, icon="play", layout=widgets.Layout(width="180px")
+        )
+        self._stop = widgets.Button(
+            description="Stop", icon="stop", disabled=True, layout=widgets.Layout(width="90px")
+        )
+        self._bar = widgets.IntProgress(
+            value=0, min=0, max=1, layout=widgets.Layout(width="200px"), tooltip="progress"
+        )
+        self._text = widgets.Label(value="")
+        self._run.add_class("job-run")
+        self._stop.add_class("job-stop")
+        self._text.add_class("job-text")
+        self._run.on_click(lambda _: self.start())
+        self._stop.on_click(lambda _: self.stop())
+        self.is_running = False
+        self._task: asyncio.Task | None = None
+        super().__init__([self._run, self._stop, self._bar, self._text])
+
+    @property
+    def message(self) -> str:
+        return self._text.value
+
+    def start(self) -> None:
+        """Begin in the background when the kernel has an event loop, otherwise run to the end."""
+        if self.is_running:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.run()
+        else:
+            self._begin()
+            self._task = loop.create_task(self._run_in_background())
+
+    def stop(self) -> None:
+        """Ask the work to end after the piece it is at."""
+        self.is_running = False
+
+    def run(self) -> None:
+        """Do every piece now; an error is raised to the caller."""
+        self._begin()
+        try:
+            for progress in self._pieces():
+                self._show(*progress)
+        finally:
+            self._end()
+
+    async def _run_in_background(self) -> None:
+        try:
+            for progress in self._pieces():
+                self._show(*progress)
+                await asyncio.sleep(PAUSE_SECONDS)
+                if not self.is_running:
+                    self._text.value = "stopped after: " + self._text.value
+                    break
+        except Exception as error:
+            self._on_error(error)
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self.is_running = True
+        self._run.disabled, self._stop.disabled = True, False
+        self._bar.value, self._text.value = 0, "starting"
+
+    def _show(self, done: int, total: int, what: str) -> None:
+        self._bar.max, self._bar.value = total, done
+        self._text.value = f"{what} ({done} of {total})"
+        self._after_piece()
+
+    def _end(self) -> None:
+        self.is_running = False
+        self._run.disabled, self._stop.disabled = False, True

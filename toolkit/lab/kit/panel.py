@@ -1,0 +1,222 @@
+"""The base of every instrument: a pure function, a thin view, a still picture.
+
+    state --compute--> view data --draw--> one figure --PNG--> one image on the page
+
+`compute` is pure and is tested without widgets. The figure's artists are made once and moved
+afterwards, and the page receives one new value (the PNG bytes) an update, so nothing flickers and
+nothing jumps. The same PNG is what a reader without a kernel sees.
+"""
+
+import base64
+import html
+from types import MappingProxyType
+from typing import Any
+
+import ipywidgets as widgets
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from toolkit.figures import Picture, new_figure, style
+from toolkit.lab.kit.controls import Control, ControlWidgets
+from toolkit.lab.kit.table import as_html
+
+PIXELS_PER_INCH_ON_PAGE = 100
+
+
+class Panel(widgets.VBox):
+    """A figure with controls; subclasses add controls, `compute`, `build` and `draw`.
+
+    Set a control as an attribute (`panel.heads = 4`), several at once with `change(...)`. A bad
+    value raises in Python; one typed into a box shows its message under the panel, the picture
+    stays as it was, and the next good value clears the message.
+
+    Attributes:
+        title: heading of the panel.
+        figure_size: inches, (width, height).
+        has_palette: whether 256 colours suffice for the picture; see `Picture`.
+        state: the controls' values, read-only.
+        view: the view data now shown.
+        picture: the figure and what moves in it.
+        png: the still picture now shown.
+        error: the message now shown under the panel, empty when all is well.
+    """
+
+    title: str = ""
+    figure_size: tuple[float, float] = (9.6, 4.4)
+    has_palette = False
+    _is_built = False
+
+    def __init__(self, **values: Any) -> None:
+        self._controls = {
+            name: control
+            for base in reversed(type(self).__mro__)
+            for name, control in vars(base).items()
+            if isinstance(control, Control)
+        }
+        self._state = {name: control.default for name, control in self._controls.items()}
+        self._state.update(self._checked(values))
+        self._control_widgets = {
+            name: self._make_control(name, control) for name, control in self._controls.items()
+        }
+        width, height = (f"{inches * PIXELS_PER_INCH_ON_PAGE:.0f}px" for inches in self.figure_size)
+        # A fixed height: the page does not move while one picture replaces another.
+        self._image = widgets.Image(
+            format="png",
+            layout=widgets.Layout(
+                width="100%", max_width=width, height=height, object_fit="contain"
+            ),
+        )
+        self._image.add_class("panel-picture")
+        # An Image has no alternative text (and fails on a tooltip), so the words stand below it.
+        self._caption = widgets.HTML(layout=widgets.Layout(max_width=width))
+        self._caption.add_class("panel-caption")
+        self._error = widgets.HTML()
+        self._error.add_class("panel-error")
+        self._show_numbers = widgets.ToggleButton(
+            value=False,
+            description="Show the numbers",
+            icon="table",
+            layout=widgets.Layout(width="170px"),
+        )
+        self._show_numbers.observe(lambda _: self._write_table(), names="value")
+        self._table = widgets.HTML(layout=widgets.Layout(max_width=width))
+        self.error = ""
+        with style():
+            figure = new_figure(*self.figure_size)
+            moving = self.build(figure)
+            self.picture = Picture(figure, moving, has_palette=self.has_palette)
+        for name, value in self._state.items():
+            self._control_widgets[name].show(value)
+        self._accept(dict(self._state))
+        grid = widgets.Box(
+            [parts.box for parts in self._control_widgets.values()],
+            layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
+        )
+        heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(self.title)}</h3>")
+        super().__init__(
+            [
+                *(heading, grid, self._image, self._caption, self._error),
+                *self.extra_widgets(),
+                *(self._show_numbers, self._table),
+            ]
+        )
+        self.add_class("toolkit-panel")
+        self._is_built = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A typo such as `panel.headz = 3` would otherwise pass in silence.
+        if self._is_built and not name.startswith("_") and not hasattr(self, name):
+            raise AttributeError(
+                f"{type(self).__name__} has no control {name!r}; "
+                f"wanted one of {', '.join(self._controls)}"
+            )
+        super().__setattr__(name, value)
+
+    # What a subclass provides.
+
+    def compute(self, **state: Any) -> Any:
+        """The view data for these values: a pure function of its arguments."""
+        raise NotImplementedError
+
+    def build(self, figure: Figure) -> list[Artist]:
+        """Make axes and artists once; return the artists that `draw` moves, lowest first."""
+        raise NotImplementedError
+
+    def draw(self, view: Any) -> None:
+        """Move the artists to the view data.
+
+        After changing limits, ticks or words call `self.picture.forget_background()`.
+        """
+        raise NotImplementedError
+
+    def extra_widgets(self) -> list[widgets.Widget]:
+        """Widgets between the caption and the table, such as a `Job`."""
+        return []
+
+    def adjust(self, view: Any) -> None:
+        """Adapt the controls' bounds to the view data (a slider as long as a sentence)."""
+
+    # What a user calls.
+
+    @property
+    def state(self) -> MappingProxyType[str, Any]:
+        return MappingProxyType(self._state)
+
+    def change(self, **values: Any) -> None:
+        """Set several controls with one redraw.
+
+        Args:
+            **values: control name -> new value.
+
+        Raises:
+            ValueError: for an unknown control or a value outside its bounds; nothing changes then.
+
+        Cost:
+            One `compute` and one redraw.
+        """
+        state = self._state | self._checked(values)
+        try:
+            self._accept(state)
+        except Exception as error:
+            self.show_error(error)
+            raise
+        for name in values:
+            self._control_widgets[name].show(self._state[name])
+
+    def refresh(self) -> None:
+        """Compute and draw again with the values as they are."""
+        self._accept(dict(self._state))
+
+    def show_error(self, error: Exception) -> None:
+        """Show an error under the panel; the next successful update clears it."""
+        self.error = f"{type(error).__name__}: {error}"
+        # role=alert has screen readers speak it at once.
+        self._error.value = (
+            "<div role='alert' style='border-left:4px solid #b3245b;padding:4px 10px;"
+            f"background:#fdf0f4'>&#9888; {html.escape(self.error)}</div>"
+        )
+
+    # The machinery.
+
+    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name not in self._controls:
+                known = ", ".join(self._controls)
+                raise ValueError(f"{name}: no such control, wanted one of {known}")
+        return {name: self._controls[name].check(value) for name, value in values.items()}
+
+    def _make_control(self, name: str, control: Control) -> ControlWidgets:
+        return control.widgets(lambda value: self._user_moved(name, value))
+
+    def _user_moved(self, name: str, value: Any) -> None:
+        try:
+            self.change(**{name: value})
+        except Exception as error:
+            self.show_error(error)
+
+    def _accept(self, state: dict[str, Any]) -> None:
+        """Compute, draw, and only then take the new state: a failure leaves the old one whole."""
+        view = self.compute(**state)
+        with style():
+            self.draw(view)
+        png = self.picture.png()
+        self.view, self.png, self._state = view, png, state
+        self.adjust(view)
+        self._image.value = png
+        self._caption.value = f"<p style='margin:2px 0'>{html.escape(view.sentence())}</p>"
+        self._write_table()
+        self.error = self._error.value = ""
+
+    def _write_table(self) -> None:
+        self._table.value = as_html(self.view.table()) if self._show_numbers.value else ""
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
+        words = self.view.sentence()
+        still = {
+            "image/png": base64.b64encode(self.png).decode(),
+            "text/plain": f"{self.title}\n{words}",
+        }
+        size = {"width": int(self.figure_size[0] * PIXELS_PER_INCH_ON_PAGE), "alt": words}
+        return {**data, **still}, {**metadata, "image/png": size}

@@ -1,0 +1,102 @@
+"""The small looped models that come with the toolkit, in one form whatever their layers.
+
+Windows and output gates are switches of the reader (`Switches`), not of the program: every softmax
+layer is read as a "full" one with a gate, and the switches say what it sees and whether the gate
+acts. So models that differ in these only share their compiled programs.
+"""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from toolkit.lab.kit.stored import stored_folder
+from toolkit.lab.looped.reader import MAX_TOKENS, Switches
+from toolkit.looped import LoopedConfig, LoopedLM, load_model
+
+PATTERNS = {
+    "two sliding windows": "window window",
+    "gated delta net, full attention": "gdn full",
+    "full attention twice": "full full",
+}
+"""What a menu shows -> pattern; each was trained with and without output gate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallModel:
+    """A trained model of the toolkit's own.
+
+    Attributes:
+        config: as it was trained.
+        model: the same model as the reader takes it: "full" for "window", and with output gates.
+        record: how it was made: configuration, corpus, environment, result.
+    """
+
+    config: LoopedConfig
+    model: LoopedLM
+    record: dict[str, Any]
+
+    def switches(self, window: int, has_residual_gate: bool) -> Switches:
+        """What the reader is to do with this model.
+
+        Args:
+            window: tokens that "window" layers see.
+            has_residual_gate: whether rho acts.
+
+        Returns:
+            The switches, arrays.
+        """
+        windows = [window if word == "window" else MAX_TOKENS for word in self.config.layers]
+        return Switches(
+            jnp.asarray(windows),
+            jnp.asarray(self.config.attention_output_gate),
+            jnp.asarray(has_residual_gate),
+        )
+
+    @property
+    def held_out_loss(self) -> float:
+        """Recorded: nats a byte on text that training did not see."""
+        return self.record["result"]["held_out_loss"]
+
+
+@functools.cache
+def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
+    """A model from the toolkit's own folder.
+
+    Args:
+        pattern: a value of `PATTERNS`.
+        has_output_gate: trained with the output gate, or without.
+
+    Returns:
+        The model, remembered.
+
+    Raises:
+        FileNotFoundError: when it is not there.
+
+    Cost:
+        One read of 250 kB.
+    """
+    name = pattern.replace(" ", "-") + "-gated" * has_output_gate
+    path = stored_folder("models") / f"{name}.safetensors"
+    trained = load_model(path)
+    record = json.loads(path.with_suffix(".json").read_text())
+    return SmallModel(trained.config, _as_read(trained), record)
+
+
+def _as_read(trained: LoopedLM) -> LoopedLM:
+    """The same parameters under one configuration; gates that were not trained are zero."""
+    config = dataclasses.replace(
+        trained.config,
+        pattern=trained.config.pattern.replace("window", "full"),
+        attention_output_gate=True,
+    )
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    known = dict(nnx.to_flat_state(nnx.state(trained, nnx.Param)))
+    for path, parameter in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        value = known[path][...] if path in known else np.zeros(parameter.shape, np.float32)
+        parameter.set_value(jnp.asarray(value))
+    return model

@@ -1,0 +1,1 @@
+"""A search of the learning rate, round by round, and a race of schedules."""

@@ -1,0 +1,175 @@
+"""Watch a search think, one round at a time: candidates, loss against rate, schedule, ledger."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import ipywidgets as widgets
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.job import Job
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.table import Progress
+from toolkit.lab.lr.search_figure import SearchFigure
+from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
+from toolkit.lab.lr.search_rounds import METHODS, PROPOSALS, Search, Settings, begin, next_round
+from toolkit.lab.lr.search_view import SearchView, view_round
+
+MOST_ROUNDS = 500
+
+
+class SearchPanel(Panel):
+    """A search of the learning rate, stepped and looked at.
+
+    A step asks the search what it wants, trains that, and tells it the losses. All rounds are
+    kept: `round` looks at an earlier one again. Another problem, budget or constant is another
+    search, which begins with its first round; one come back to is still there.
+
+    Attributes:
+        problem: what is trained, a value of `PROBLEMS`.
+        budget: gradient evaluations in all, candidates included.
+        method: a value of `METHODS`.
+        candidates: rates tried in a stage, or on the first grid.
+        kappa: standard deviations of optimism; AutoLRS one by one only.
+        proposals: "sequential" or "together"; AutoLRS only.
+        round: the one looked at, from 1 to as many as were taken.
+    """
+
+    title = "Watch a search think"
+    figure_size = (9.6, 6.8)
+    has_palette = True
+
+    problem = Choice("Problem", "quadratic 10", PROBLEMS)
+    method = Choice("Method", "autolrs", METHODS)
+    budget = Choice(
+        "Budget", 2000, {f"{steps:,}": steps for steps in BUDGETS},
+        explanation="Gradient evaluations in all, those of candidates included",
+    )  # fmt: skip
+    proposals = Choice("Candidates come", "sequential", PROPOSALS, explanation="AutoLRS only")
+    candidates = Number(
+        "Candidates", 10, low=3, high=16, is_continuous=False,
+        explanation="Rates tried in a stage, or on the first grid",
+    )  # fmt: skip
+    kappa = Number(
+        "Kappa", 1000, low=1, high=1 << 20, powers_of_two=True, is_continuous=False,
+        explanation="Optimism of AutoLRS one by one, in standard deviations: 1000 in the paper",
+    )  # fmt: skip
+    round = Number("Round", 1, low=1, high=MOST_ROUNDS, explanation="An earlier one, again")
+
+    def __init__(self, **values: Any) -> None:
+        self._searches: dict[Settings, Search] = {}
+        self._job = Job(
+            "Run to the end", self._pieces, after_piece=self._show_last, on_error=self.show_error
+        )
+        self._step = self._button("Step", "step-forward", "search-step", self.step)
+        self._reset = self._button("Start again", "fast-backward", "search-reset", self.reset)
+        super().__init__(**values)
+
+    @property
+    def search(self) -> Search:
+        """The search now shown, with all its rounds; keep it to go on with `resume`."""
+        return self._search(self.state)
+
+    def step(self) -> None:
+        """Take one round and look at it; nothing happens when the search is over."""
+        self._searches[_settings(self.state)] = next_round(self.search)
+        self._show_last()
+
+    def run(self) -> None:
+        """Take all rounds that are left, and look at the last."""
+        for _ in self._pieces():
+            pass
+        self._show_last()
+
+    def reset(self) -> None:
+        """Forget all rounds but the first."""
+        self._job.stop()
+        del self._searches[_settings(self.state)]
+        self._show_last()
+
+    def resume(self, search: Search) -> Self:
+        """Go on from a search taken from a panel before.
+
+        Args:
+            search: what `search` was, there.
+
+        Returns:
+            The panel, at the last round of that search.
+
+        Cost:
+            One redraw.
+        """
+        self._searches[search.settings] = search
+        self.change(**vars(search.settings))
+        return self
+
+    def data(self) -> dict[str, Any]:
+        """The round now shown, as the attributes of its `SearchView`."""
+        return dict(vars(self.view))
+
+    def change(self, **values: Any) -> None:
+        checked = self._checked(values)
+        if checked.keys() - {"round"} and "round" not in checked:
+            values["round"] = len(self._search({**self.state, **checked}).rounds)
+        super().change(**values)
+
+    def compute(self, *, round: int, **settings: Any) -> SearchView:
+        search = self._search(settings)
+        if round > len(search.rounds):
+            raise ValueError(
+                f"round: got {round}, wanted 1 to {len(search.rounds)}; step() takes another"
+            )
+        return view_round(search, round)
+
+    def build(self, figure: Figure) -> list[Artist]:
+        self._parts = SearchFigure(figure)
+        return self._parts.artists()
+
+    def draw(self, view: SearchView) -> None:
+        if self._parts.show(view):
+            self.picture.forget_background()
+
+    def adjust(self, view: SearchView) -> None:
+        self._control_widgets["round"].set_maximum(view.rounds)
+        self._step.disabled = view.is_over
+
+    def extra_widgets(self) -> list[widgets.Widget]:
+        return [widgets.HBox([self._step, self._reset]), self._job]
+
+    def _button(self, label: str, icon: str, name: str, action: Any) -> widgets.Button:
+        def press(_: Any) -> None:
+            try:
+                action()
+            except Exception as error:
+                self.show_error(error)
+
+        button = widgets.Button(description=label, icon=icon, layout=widgets.Layout(width="120px"))
+        button.add_class(name)
+        button.on_click(press)
+        return button
+
+    def _search(self, state: Any) -> Search:
+        settings = _settings(state)
+        if settings not in self._searches:
+            # An empty picture says nothing: the first round is taken at once.
+            self._searches[settings] = next_round(begin(settings))
+        return self._searches[settings]
+
+    def _show_last(self) -> None:
+        self.change(round=len(self.search.rounds))
+
+    def _pieces(self) -> Iterator[Progress]:
+        settings = _settings(self.state)
+        # Buttons and menus work between two pieces: take what is there, and only while it is shown.
+        while settings == _settings(self.state):
+            search = self._search(self.state)
+            self._searches[settings] = further = next_round(search)
+            spent = further.controller.ledger.gradient_evaluations
+            yield spent, settings.budget, f"round {len(further.rounds)}, evaluations"
+            if further is search:
+                return
+
+
+def _settings(state: Any) -> Settings:
+    return Settings(**{name: state[name] for name in Settings.__dataclass_fields__})

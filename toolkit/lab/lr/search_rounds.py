@@ -1,0 +1,191 @@
+"""A search taken one round at a time, with all that was asked and told kept to be looked at again.
+
+A round is one `ask` and one `tell`. A search is immutable: the next round makes a new one, so that
+a search stopped anywhere goes on from there exactly as if it had not been stopped.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from toolkit.lab.lr.search_problems import problem
+from toolkit.lr import AutoLRS, Method, ProbeThenDecay, Request, ask, init, tell
+
+METHODS = {
+    "AutoLRS, as published": "autolrs",
+    "AutoLRS, robust forecasts": "robust",
+    "probe, then decay": "probe",
+}
+"""What a menu shows -> name of a method."""
+
+PROPOSALS = {"one by one": "sequential", "all together": "together"}
+FIRST_STAGE = 20  # parts of the budget; the paper's own is about a hundredth of its runs
+STAGES_DOUBLE_TO = 8  # times the first, as in the paper
+SHORTEST_STAGE = 50  # steps; a tenth of it is what a candidate gets
+SHORTEST_PROBE = 5  # losses, below which a forecast is a guess
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a search is, from its first step on.
+
+    Attributes:
+        problem: a value of `PROBLEMS`.
+        budget: gradient evaluations in all.
+        method: a value of `METHODS`.
+        candidates: rates tried in a stage.
+        kappa: optimism of the confidence bound; AutoLRS only.
+        proposals: a value of `PROPOSALS`; AutoLRS only.
+    """
+
+    problem: str
+    budget: int
+    method: str
+    candidates: int
+    kappa: float
+    proposals: str
+
+    def build(self) -> Method:
+        """The method with its constants.
+
+        Returns:
+            AutoLRS with the paper's constants in stages for this budget; the same with forecasts
+            that know their variance and a last decay; or probe-then-decay.
+
+        Raises:
+            ValueError: unknown method, or constants that contradict one another.
+        """
+        interval = problem(self.problem).interval
+        if self.method == "probe":
+            return ProbeThenDecay(interval, self.budget, candidates=self.candidates)
+        own: dict[str, Any] = {
+            name: getattr(self, name) for name in ("candidates", "kappa", "proposals")
+        }
+        if self.method == "robust":
+            return AutoLRS.scaled(interval, self.budget, **own)
+        if self.method != "autolrs":
+            raise ValueError(
+                f"method: got {self.method!r}, wanted one of {', '.join(METHODS.values())}"
+            )
+        first = max(self.budget // FIRST_STAGE, SHORTEST_STAGE)
+        stages = {"first_stage": first, "longest_stage": STAGES_DOUBLE_TO * first}
+        return AutoLRS.paper(interval, self.budget, shortest_probe=SHORTEST_PROBE, **stages, **own)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Round:
+    """One question of the search and its answer.
+
+    Attributes:
+        before: the controller that asked; each method has its own kind.
+        request: what it asked for.
+        losses: [candidates, steps].
+        is_kept: whether training went on from there.
+        after: the controller that was told.
+        loss: of the state that the search has reached after this round.
+    """
+
+    before: Any
+    request: Request
+    losses: np.ndarray
+    is_kept: bool
+    after: Any
+    loss: float
+
+    @property
+    def spent(self) -> tuple[int, int]:
+        """Gradient evaluations before and after."""
+        ledgers = self.before.ledger, self.after.ledger
+        return ledgers[0].gradient_evaluations, ledgers[1].gradient_evaluations
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Search:
+    """A search so far.
+
+    Attributes:
+        settings: of it.
+        method: with its constants.
+        controller: what it knows; a pytree.
+        state: what training has reached; a pytree.
+        rounds: all taken.
+        start_loss: before the first step.
+    """
+
+    settings: Settings
+    method: Method
+    controller: Any
+    state: Any
+    rounds: tuple[Round, ...]
+    start_loss: float
+
+    @functools.cached_property
+    def next_request(self) -> Request | None:
+        """What is asked next; None when the search is over."""
+        return ask(self.method, self.controller)
+
+
+def begin(settings: Settings) -> Search:
+    """A search before its first round.
+
+    Args:
+        settings: of it.
+
+    Returns:
+        The search.
+
+    Raises:
+        ValueError: the settings contradict one another.
+
+    Cost:
+        One evaluation of the loss.
+    """
+    task, method = problem(settings.problem), settings.build()
+    state = task.start()
+    return Search(settings, method, init(method), state, (), task.loss(state))
+
+
+def next_round(search: Search) -> Search:
+    """Asks, trains, tells.
+
+    Args:
+        search: not changed.
+
+    Returns:
+        The search with one round more; the same one when it is over.
+
+    Cost:
+        The steps of one request, and for AutoLRS a fit and forecasts of some 20 ms each.
+    """
+    request = search.next_request
+    if request is None:
+        return search
+    task = problem(search.settings.problem)
+    reached, losses = task.run(search.state, request)
+    controller, is_kept = tell(search.method, search.controller, request, losses)
+    state = reached if is_kept else search.state
+    taken = Round(search.controller, request, losses, is_kept, controller, task.loss(state))
+    return dataclasses.replace(
+        search, controller=controller, state=state, rounds=(*search.rounds, taken)
+    )
+
+
+@functools.cache
+def whole_search(settings: Settings) -> Search:
+    """A search from beginning to end.
+
+    Args:
+        settings: of it.
+
+    Returns:
+        The search, remembered.
+
+    Cost:
+        Its budget; for AutoLRS with proposals one by one some seconds of fits and forecasts.
+    """
+    search = begin(settings)
+    while (further := next_round(search)) is not search:
+        search = further
+    return search

@@ -1,0 +1,1 @@
+"""Linear-time mixers on one text: state, effective memory, decay and cost."""

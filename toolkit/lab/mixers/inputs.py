@@ -1,0 +1,259 @@
+"""From words to what a mixer takes: queries, keys, values and gates. Pure functions of arrays.
+
+Nothing is trained. A word's features are a fixed random projection of its letters, every input is
+a fixed random projection of the features, and the gates start where the papers start them. Inputs
+are made by their *name* (`q`, `g`, `beta`, ...), so a new row of `MIXERS` is read without a line
+here as long as its inputs have names known already; and all mixers given one seed get the same
+queries, keys, values and rates, so what differs between two of them is their rule.
+"""
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from toolkit.attention import MIXERS, Mixer, retention_log_decay
+from toolkit.lab.attention.reading_view import word_key
+
+# Shapes of the programs that are compiled: shorter texts are padded, longer ones cut.
+MAX_TOKENS = 32
+HEADS = 4
+KEY_SIZE = 16
+VALUE_SIZE = 16
+# Writes a token of the rules that correct their state several times.
+CORRECTIONS = 2
+# GLA divides the logarithm of its gate by this, which keeps the decay near 1.
+_GLA_TEMPERATURE = 16.0
+_RWKV7_FASTEST = float(np.exp(-0.5))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a reader may move.
+
+    Attributes:
+        decay_strength: multiplies every log-decay; 1 is the paper's initialisation, 0 never fades.
+        write_strength: typical beta of a delta rule, in [0, 2]; 0.5 is the initialisation.
+        seed: which random projections.
+    """
+
+    decay_strength: float = 1.0
+    write_strength: float = 0.5
+    seed: int = 0
+
+
+def recurrent_mixers() -> dict[str, Mixer]:
+    """The rows of `MIXERS` that carry a state of fixed size from token to token.
+
+    Returns:
+        name -> row, in the order of `MIXERS`; a cache is empty before the first token, a state
+        is not, and that tells them apart.
+
+    Cost:
+        A call of arithmetic a row.
+    """
+    return {name: row for name, row in MIXERS.items() if row.state_bytes(1, 0, 1, 1, 1) > 0}
+
+
+def features_of(words: tuple[str, ...]) -> np.ndarray:
+    """A vector for every word, equal for equal words and similar for similar ones.
+
+    Args:
+        words: the tokens, at most `MAX_TOKENS`.
+
+    Returns:
+        [MAX_TOKENS, KEY_SIZE], entries of unit variance, zero after the last word.
+
+    Cost:
+        Linear in the number of letters; words are remembered.
+    """
+    features = np.zeros((MAX_TOKENS, KEY_SIZE), np.float32)
+    features[: len(words)] = [word_key(word) for word in words]
+    return features * np.sqrt(KEY_SIZE)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one mixer is given.
+
+    Attributes:
+        arrays: in the order the row's functions take them, each [1, MAX_TOKENS, HEADS, ...].
+        constants: keyword arguments that stay the same from token to token.
+        log_decay: mean over the key channels of what fades at each token, [MAX_TOKENS, HEADS].
+    """
+
+    arrays: tuple[np.ndarray, ...]
+    constants: dict[str, np.ndarray]
+    log_decay: np.ndarray
+
+
+def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
+    r"""Everything a mixer takes, from the features of the words.
+
+        k = unit(x W_k),  q = unit(x (W_k + W_q)),  v = x W_v    (a word asks for its like)
+        beta = 2 sigmoid(x w + b),  2 sigmoid(b) = write strength
+        g = -decay strength * A softplus(x w + dt_bias)          and the other papers' decays
+
+    Args:
+        row: a recurrent row of `MIXERS`.
+        features: [MAX_TOKENS, KEY_SIZE], of `features_of`.
+        settings: strengths and seed.
+
+    Returns:
+        An `Inputs`.
+
+    Raises:
+        ValueError: when the row takes an input of an unknown name.
+
+    Cost:
+        A dozen small matrix products.
+
+    Source:
+        The initialisations of the rows' papers: A and dt of Mamba-2 (arXiv:2405.21060), Gated
+        DeltaNet and Kimi Delta Attention; gates of GLA (arXiv:2312.06635), HGRN2
+        (arXiv:2404.07904) and RWKV-7 (arXiv:2503.14456).
+    """
+    names = (*row.inputs, *row.gates)
+    if unknown := sorted(set(names) - set(_MAKERS)):
+        raise ValueError(
+            f"mixer {row.name!r} takes {', '.join(unknown)}; "
+            f"this instrument knows how to make {', '.join(_MAKERS)}."
+        )
+    corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
+    made: dict[str, np.ndarray] = {}
+    for name in names:
+        if name in row.step_inputs:
+            made[name] = np.stack([_MAKERS[name](maker) for maker in corrections], axis=2)
+        else:
+            made[name] = _MAKERS[name](corrections[0])
+    constants = {}
+    log_decay = np.zeros((MAX_TOKENS, HEADS))
+    # Retention's decay is no gate but a constant of each head, given by name.
+    if "log_decay" in inspect.signature(row.function).parameters:
+        rates = settings.decay_strength * np.asarray(retention_log_decay(HEADS), np.float32)
+        constants["log_decay"] = rates
+        log_decay = log_decay + rates
+    if "g" in names:
+        log_decay = made["g"].mean(-1) if "g" in row.channel_gates else made["g"]
+    arrays = tuple(made[name][None].astype(np.float32) for name in names)
+    return Inputs(arrays, constants, log_decay)
+
+
+class _Maker:
+    """Projections of the features, and the row whose inputs are wanted."""
+
+    def __init__(
+        self, row: Mixer, features: np.ndarray, settings: Settings, correction: int
+    ) -> None:
+        self.row, self.features, self.settings = row, features, settings
+        self.correction = correction
+
+    def project(self, name: str, *axes: int) -> np.ndarray:
+        """Features times a fixed random matrix: [MAX_TOKENS, *axes], entries of unit variance."""
+        # The first correction of a token gets what the mixers with a single one get.
+        weights = _projection(f"{name}{self.correction or ''}", self.settings.seed, axes)
+        return np.tensordot(self.features, weights, axes=1)
+
+    def gate(self, name: str) -> np.ndarray:
+        """The logit of a gate, one a head or one a key channel, as the row wants it."""
+        channels = (KEY_SIZE,) if name in self.row.channel_gates else ()
+        return self.project(name, HEADS, *channels)
+
+    def steps(self) -> np.ndarray:
+        """Time steps dt: softplus of the logit and a bias that spreads them over 0.001 to 0.1."""
+        channels = (KEY_SIZE,) if "g" in self.row.channel_gates else ()
+        place = _uniform("dt", self.settings.seed, (HEADS, *channels))
+        # One head in each quarter of the range, head 0 the quickest to forget.
+        heads = np.arange(HEADS).reshape(HEADS, *(1 for _ in channels))
+        log_step = np.log(0.1) + (heads + place) / HEADS * np.log(1e-3 / 0.1)
+        step = np.exp(log_step)
+        bias = step + np.log(-np.expm1(-step))
+        return _softplus(self.gate("g") + bias)
+
+    def rates(self) -> np.ndarray:
+        """A, uniform between 1 and 16, one a head."""
+        rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
+        return rates[:, None] if "g" in self.row.channel_gates else rates
+
+
+def _queries(made: _Maker) -> np.ndarray:
+    shared = made.project("k", HEADS, KEY_SIZE) + made.project("q", HEADS, KEY_SIZE)
+    return _unit(shared)
+
+
+def _keys(made: _Maker) -> np.ndarray:
+    keys = _unit(made.project("k", HEADS, KEY_SIZE))
+    # RWKV-7 writes its key as strongly as it removes the old one.
+    return keys * _removal_rate(made) if "rate" in made.row.gates else keys
+
+
+def _values(made: _Maker) -> np.ndarray:
+    return made.project("v", HEADS, VALUE_SIZE) / np.sqrt(VALUE_SIZE)
+
+
+def _log_decay(made: _Maker) -> np.ndarray:
+    """Of the paper whose gates these are, told by what else the mixer takes."""
+    row, strength = made.row, made.settings.decay_strength
+    if "removal_key" in row.gates:  # RWKV-7: from slow to quick channels
+        slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
+        return -strength * _RWKV7_FASTEST * _sigmoid(made.gate("g") + slowness)
+    if "g" not in row.channel_gates or "beta" in row.gates:  # Mamba-2, Gated DeltaNet, Kimi
+        return -strength * made.rates() * made.steps()
+    divisor = _GLA_TEMPERATURE if "k" in row.inputs else 1.0  # HGRN2 makes its keys of g
+    return -strength * _softplus(-made.gate("g")) / divisor
+
+
+def _beta(made: _Maker) -> np.ndarray:
+    return 2 * _sigmoid(made.gate("beta") + _logit(made.settings.write_strength / 2))
+
+
+def _removal_rate(made: _Maker) -> np.ndarray:
+    return _sigmoid(made.gate("rate") + _logit(min(made.settings.write_strength, 1.0)))
+
+
+_MAKERS: dict[str, Callable[[_Maker], np.ndarray]] = {
+    "q": _queries,
+    "k": _keys,
+    "v": _values,
+    "g": _log_decay,
+    "beta": _beta,
+    "dt": _Maker.steps,
+    "removal_key": lambda made: _unit(made.project("k", HEADS, KEY_SIZE)),
+    "rate": _removal_rate,
+}
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, zlib.crc32(name.encode())))
+
+
+@functools.lru_cache(maxsize=256)
+def _projection(name: str, seed: int, axes: tuple[int, ...]) -> np.ndarray:
+    weights = _generator(name, seed).standard_normal((KEY_SIZE, *axes))
+    return weights / np.sqrt(KEY_SIZE)
+
+
+def _uniform(name: str, seed: int, axes: tuple[int, ...]) -> np.ndarray:
+    return _generator(name, seed).uniform(size=axes)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0, x)
+
+
+def _logit(probability: float) -> float:
+    """Infinite at 0 and 1, where the sigmoid closes and opens the gate for good."""
+    with np.errstate(divide="ignore"):
+        return float(np.log(probability) - np.log1p(-probability))

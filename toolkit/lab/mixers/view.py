@@ -1,0 +1,292 @@
+"""Two mixers read one text: what their states hold and how far back they reach. Pure functions.
+
+One program is compiled for each mixer, of fixed shape; words, gates and seeds enter as arrays, so
+no slider ever compiles again. The token and the head looked at only select from what it returned.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.attention import mixer
+from toolkit.lab.attention.reading_view import word_key
+from toolkit.lab.kit.table import Table
+from toolkit.lab.mixers.inputs import (
+    HEADS,
+    KEY_SIZE,
+    MAX_TOKENS,
+    VALUE_SIZE,
+    Settings,
+    features_of,
+    inputs_of,
+    recurrent_mixers,
+)
+
+# The effective memory is the distance within which this part of the gradient lies.
+MOST = 0.9
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one mixer did with the text.
+
+    Attributes:
+        name: its key in `MIXERS`.
+        title: its name in words.
+        state_norm: Frobenius norm of the state after each token, [token, head].
+        reach: norm of the gradient of the output at t with respect to the value at s,
+            [t, s, head]; zero for s after t.
+        log_decay: mean over the key channels of the log-decay at each token, [token, head].
+    """
+
+    name: str
+    title: str
+    state_norm: np.ndarray
+    reach: np.ndarray
+    log_decay: np.ndarray
+
+    def share(self, token: int, head: int) -> np.ndarray:
+        """The reach from `token` back to each token, as parts of its sum: [token]."""
+        row = self.reach[token, :, head]
+        total = row.sum()
+        return row / total if total > 0 else np.zeros_like(row)
+
+    def distance(self, token: int, head: int) -> int | None:
+        """Tokens back within which `MOST` of the reach lies; 0 is the token itself.
+
+        None when no value reaches the output at all.
+        """
+        backwards = np.cumsum(self.share(token, head)[token::-1])
+        return int(np.argmax(backwards >= MOST)) if backwards[-1] > 0 else None
+
+    def half_life(self) -> np.ndarray:
+        """Tokens in which the decay alone halves the state, [token, head]; inf without decay."""
+        with np.errstate(divide="ignore"):
+            return np.log(2) / -np.minimum(self.log_decay, -0.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two mixers, one text; one token and one head looked at.
+
+    Attributes:
+        words: the tokens, at most `MAX_TOKENS`.
+        left_out: how many words at the end did not fit.
+        token: index of the token looked at.
+        head: index of the head looked at.
+        left, right: the two mixers.
+    """
+
+    words: tuple[str, ...]
+    left_out: int
+    token: int
+    head: int
+    left: Memory
+    right: Memory
+
+    def sentence(self) -> str:
+        said = (
+            f"At “{self.words[self.token]}” (token {self.token + 1} of {len(self.words)}), "
+            f"head {self.head}. {self._of(self.left)} {self._of(self.right)} "
+            "Measured here on this text, with random projections: nothing is trained."
+        )
+        if self.left_out:
+            said += f" The last {in_tokens(self.left_out)} did not fit and are left out."
+        return said
+
+    def _of(self, memory: Memory) -> str:
+        distance = memory.distance(self.token, self.head)
+        half = np.median(memory.half_life()[:, self.head])
+        if distance is None:
+            reach = "nothing reaches the output"
+        elif distance == 0:
+            reach = f"{MOST:.0%} of what reaches the output comes from the token itself"
+        else:
+            reach = (
+                f"{MOST:.0%} of what reaches the output comes from it and the "
+                f"{in_tokens(distance)} before it"
+            )
+        decay = (
+            "no decay" if np.isinf(half) else f"decay halves it in {tokens_in_words(half)} tokens"
+        )
+        norm = memory.state_norm[self.token, self.head]
+        return f"{memory.title}: {reach}; the state has norm {norm:.2g}, {decay}."
+
+    def table(self) -> Table:
+        columns = ["token", "word"]
+        numbers = []
+        for side, memory in (("left", self.left), ("right", self.right)):
+            columns += [
+                f"{side}: state norm",
+                f"{side}: |d out_{self.token + 1} / d v|",
+                f"{side}: share",
+                f"{side}: decay e^g",
+            ]
+            numbers += [
+                memory.state_norm[:, self.head],
+                memory.reach[self.token, :, self.head],
+                memory.share(self.token, self.head),
+                np.exp(memory.log_decay[:, self.head]),
+            ]
+        rows = [
+            (str(s + 1), word, *(f"{column[s]:.3g}" for column in numbers))
+            for s, word in enumerate(self.words)
+        ]
+        return Table(tuple(columns), rows)
+
+    def arrays(self) -> dict[str, Any]:
+        """The same numbers for Python: side -> name -> array or number, and the words."""
+        sides = {
+            side: {
+                "mixer": memory.name,
+                "state_norm": memory.state_norm,
+                "reach": memory.reach,
+                "share": memory.share(self.token, self.head),
+                "distance": memory.distance(self.token, self.head),
+                "decay": np.exp(memory.log_decay),
+                "half_life": memory.half_life(),
+            }
+            for side, memory in (("left", self.left), ("right", self.right))
+        }
+        return {"words": self.words, **sides}
+
+
+def compare(
+    text: str, *, left: str, right: str, token: int, head: int, settings: Settings
+) -> Comparison:
+    """Let two mixers read one text with the same queries, keys, values and rates.
+
+    Args:
+        text: words separated by blanks; the first `MAX_TOKENS` are read.
+        left: a name of `recurrent_mixers()`.
+        right: another, or the same.
+        token: which token to look at, from 1; more than there are means the last.
+        head: which head to look at, from 0.
+        settings: strengths and seed.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        ValueError: when `text` holds no words, or for a mixer without a recurrent state.
+
+    Cost:
+        A few milliseconds a mixer and setting, remembered; its first use compiles for a second.
+    """
+    words = text.split()
+    if not words:
+        raise ValueError("text: got no words, wanted at least one")
+    shown = tuple(words[:MAX_TOKENS])
+    return Comparison(
+        words=shown,
+        left_out=len(words) - len(shown),
+        token=min(token, len(shown)) - 1,
+        head=head,
+        left=read(left, shown, settings),
+        right=read(right, shown, settings),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
+    r"""One mixer reads the words, from an empty state.
+
+        state_norm[t] = |S_t|,   reach[t, s] = |d o_t / d v_s|
+
+    The output is linear in the values, and no value channel mixes with another: d o_t / d v_s is
+    one number w_ts times the identity. So the gradient of a single output channel, one
+    vector-Jacobian product a token, holds it all.
+
+    Args:
+        name: of `recurrent_mixers()`.
+        words: the tokens, at most `MAX_TOKENS`.
+        settings: strengths and seed.
+
+    Returns:
+        A `Memory`.
+
+    Raises:
+        ValueError: for a name that is not a recurrent mixer's.
+
+    Cost:
+        One compiled program of fixed shape; the result is remembered.
+    """
+    if name not in recurrent_mixers():
+        known = ", ".join(map(repr, recurrent_mixers()))
+        raise ValueError(f"mixer: got {name!r}, wanted one with a recurrent state: {known}")
+    row, count = mixer(name), len(words)
+    given = inputs_of(row, features_of(words), settings)
+    state_norm, reach = program(name)(given.arrays, given.constants)
+    return Memory(
+        name=name,
+        title=row.title,
+        state_norm=np.asarray(state_norm)[:count],
+        reach=np.asarray(reach)[:count, :count],
+        log_decay=given.log_decay[:count],
+    )
+
+
+@functools.cache
+def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """The compiled program of one mixer: inputs and constants to state norms and reach.
+
+    Args:
+        name: of `recurrent_mixers()`.
+
+    Returns:
+        (arrays, constants) -> (state norms [MAX_TOKENS, HEADS], reach [MAX_TOKENS, MAX_TOKENS,
+        HEADS]), jitted.
+
+    Cost:
+        About a second of compilation at the first call.
+    """
+    row = mixer(name)
+    place = row.inputs.index("v")
+
+    @jax.jit
+    def run(arrays: tuple[jax.Array, ...], constants: dict[str, jax.Array]):
+        options = {**row.options, **constants}
+
+        def read_token(state, inputs_t):
+            _, state = row.step(*inputs_t, state, **options)
+            return state, jnp.linalg.norm(state[0], axis=(-2, -1))
+
+        empty = row.empty_state(1, HEADS, KEY_SIZE, VALUE_SIZE, MAX_TOKENS, jnp.float32)
+        by_time = tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
+        _, state_norm = jax.lax.scan(read_token, empty, by_time)
+
+        def outputs(values):
+            given = (*arrays[:place], values, *arrays[place + 1 :])
+            return row.reference(*given, **options)[0][0, :, :, 0]  # one channel: [time, head]
+
+        _, pull = jax.vjp(outputs, arrays[place])
+        one_output = jnp.broadcast_to(
+            jnp.eye(MAX_TOKENS)[:, :, None], (MAX_TOKENS, MAX_TOKENS, HEADS)
+        )
+        (gradient,) = jax.vmap(pull)(one_output)  # [t, 1, s, head, ..., value]
+        within_token = tuple(range(3, gradient.ndim - 1))
+        return state_norm, jnp.sqrt(jnp.sum(gradient[:, 0] ** 2, axis=within_token))
+
+    return run
+
+
+def in_tokens(count: int) -> str:
+    """A number of tokens in words: `"1 token"`, `"12 tokens"`."""
+    return f"{count} token" + ("" if count == 1 else "s")
+
+
+def tokens_in_words(half_life: float) -> str:
+    """A half-life in two digits, `"∞"` without decay."""
+    if np.isinf(half_life):
+        return "∞"
+    return f"{half_life:,.0f}" if half_life >= 9.95 else f"{half_life:.2g}"
+
+
+def is_same(word: str, other: str) -> bool:
+    """Whether a mixer cannot tell two words apart: capitals and punctuation do not count."""
+    return np.array_equal(word_key(word), word_key(other))

@@ -1,0 +1,1 @@
+"""Notebooks run in fresh kernels, and served."""

@@ -1,0 +1,193 @@
+"""Run a notebook from top to bottom and keep only what belongs in the repository.
+
+    python -m toolkit.lab.notebooks.execute notebooks/attention.ipynb
+
+writes the notebook back with its still pictures and texts, without widget state, execution counts
+or anything else that differs from run to run. The tests run notebooks with the same function.
+"""
+
+import argparse
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class NotebookRun:
+    """One execution of a notebook.
+
+    Attributes:
+        notebook: the executed notebook, with outputs.
+        seconds: wall clock from the first cell to the last; starting the kernel is not counted.
+        peak_memory_bytes: largest resident set of the kernel process seen.
+        complaints: what the cells wrote to stderr, and their errors.
+    """
+
+    notebook: nbformat.NotebookNode
+    seconds: float
+    peak_memory_bytes: int
+    complaints: list[str]
+
+
+def run_notebook(path: Path, *, timeout_seconds: int = 120) -> NotebookRun:
+    """Run every cell of a notebook in a fresh kernel.
+
+    Args:
+        path: an `.ipynb` file; it is not changed.
+        timeout_seconds: limit for each cell.
+
+    Returns:
+        A `NotebookRun`; an error in a cell ends the run and is among the complaints.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+
+    Cost:
+        The notebook's own; the memory is sampled ten times a second.
+    """
+    # The kernel's client is needed only here; importing it costs more than the rest of the module.
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=timeout_seconds,
+        kernel_name="python3",
+        store_widget_state=False,
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+    )
+    with client.setup_kernel():
+        assert client.km is not None
+        process = psutil.Process(client.km.provisioner.pid)  # pyright: ignore
+        with _PeakMemory(process) as memory:
+            start = time.perf_counter()
+            try:
+                for index, cell in enumerate(notebook.cells):
+                    client.execute_cell(cell, index)
+            except CellExecutionError:
+                pass  # the error is in the cell's outputs, where `_complaints` finds it
+            seconds = time.perf_counter() - start
+    return NotebookRun(notebook, seconds, memory.peak_bytes, _complaints(notebook))
+
+
+def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Remove what changes from run to run or breaks a viewer without a kernel.
+
+    Widget state and widget views go (the still picture beside them stays), and so do execution
+    counts, cell timings and the kernel's version.
+
+    Args:
+        notebook: changed in place.
+
+    Returns:
+        The same notebook.
+
+    Cost:
+        Linear in the size of the notebook.
+    """
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type != "code":
+            continue
+        cell.execution_count = None
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output.execution_count = None
+            output.get("data", {}).pop(WIDGET_VIEW, None)
+    return notebook
+
+
+def save(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook in the form the repository keeps.
+
+    Args:
+        notebook: stripped in place.
+        path: the file to write.
+
+    Returns:
+        None.
+
+    Cost:
+        One file.
+    """
+    nbformat.write(strip(notebook), path)
+
+
+class _PeakMemory:
+    """Largest resident set of a process while the block runs."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.peak_bytes = 0
+        self._process = process
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "_PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+            except psutil.NoSuchProcess:
+                return
+            is_over = self._is_over.wait(0.1)
+
+
+def _complaints(notebook: nbformat.NotebookNode) -> list[str]:
+    found = []
+    for index, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                found.append(f"cell {index}: {output.ename}: {output.evalue}")
+            elif output.get("name") == "stderr":
+                found.append(f"cell {index} wrote to stderr: {output.text.strip()}")
+    return found
+
+
+def main() -> int:
+    """The command line: run each notebook given and write it back.
+
+    Returns:
+        0 when every notebook ran without complaint, otherwise 1 (and that file is left alone).
+
+    Cost:
+        The notebooks' own.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("notebooks", nargs="+", type=Path)
+    failed = 0
+    for path in parser.parse_args().notebooks:
+        run = run_notebook(path)
+        print(f"{path}: {run.seconds:.1f} s, {run.peak_memory_bytes / 1e6:.0f} MB")
+        for complaint in run.complaints:
+            print(f"  {complaint}")
+        if run.complaints:
+            failed = 1
+        else:
+            save(run.notebook, path)
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""One train step on eight simulated devices, as the compiler made it."""

@@ -1,0 +1,1 @@
+"""`toolkit tour`: the whole story on this machine, as one page."""

@@ -1,0 +1,180 @@
+"""`toolkit tour`: train, compare, measure, shard, and write it all down on one page.
+
+Each stage leaves its result in the tour's folder, so a tour that was interrupted, even in the
+middle of a training run, goes on where it stopped.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolkit.lab.tour.costs import measure_costs
+from toolkit.lab.tour.page import TourResults, write_tour_page
+from toolkit.language import (
+    TrainedModel,
+    TrainingRun,
+    stream_text,
+    train_language_model,
+)
+from toolkit.looped import LoopedConfig, match_parameters, parameter_count
+from toolkit.measure import environment
+from toolkit.training import Corpus, load_corpus
+
+PROMPT = "The statement "
+SAMPLE_LENGTH = 400
+BATCH, WINDOW = 8, 128
+
+LABELS = {
+    "plain": "plain softmax",
+    "looped": "looped softmax",
+    "hybrid": "looped Gated DeltaNet hybrid",
+}
+
+
+def contenders() -> dict[str, LoopedConfig]:
+    """The three models of the tour, at matched parameters.
+
+    Returns:
+        Name -> configuration: four layers once, the same four layers twice, and a hybrid of three
+        Gated DeltaNet layers and one softmax layer twice.
+
+    Cost:
+        Arithmetic.
+    """
+    plain = LoopedConfig.tiny("full full full full", loops=1)
+    looped = LoopedConfig.tiny("full full full full", loops=2)
+    hybrid = LoopedConfig.tiny("gdn gdn gdn full", loops=2)
+    return {
+        "plain": plain,
+        "looped": match_parameters(looped, plain),
+        "hybrid": match_parameters(hybrid, plain),
+    }
+
+
+def run_tour(
+    directory: Path, *, steps: int = 160, text: Sequence[Path] = (), fresh: bool = False
+) -> Path:
+    """The whole story on this machine.
+
+    Args:
+        directory: where everything goes; a tour found there is resumed.
+        steps: training steps of each model.
+        text: files and folders to train on; none means the language manual's prose.
+        fresh: throw away what an earlier tour left in `directory`.
+
+    Returns:
+        The path of `index.html`.
+
+    Raises:
+        ValueError: for `steps` out of range, or a folder that holds a tour of other settings.
+        CorpusError: when the text cannot be used.
+        KeyboardInterrupt: when stopped; run again to go on.
+
+    Cost:
+        Two to three minutes on two cores, about 1 GB of memory at its peak.
+    """
+    if steps < 10:
+        raise ValueError(f"steps: got {steps}, wanted at least 10")
+    directory = Path(directory)
+    source = tuple(str(path) for path in text) or "prose"
+    corpus = load_corpus(source)
+    runs = {
+        name: TrainingRun(config, source, steps=steps, batch=BATCH, window=WINDOW)
+        for name, config in contenders().items()
+    }
+    _open_folder(directory, runs, corpus, fresh)
+    started = time.perf_counter()
+
+    trained: dict[str, TrainedModel] = {}
+    samples = {}
+    for number, (name, run) in enumerate(runs.items(), 1):
+        print(
+            f"\n[{number}/5] {LABELS[name]}: {parameter_count(run.config):,} parameters, "
+            f"loops {run.config.loops}, {steps} steps on {corpus.name} ({corpus.size:,} bytes)",
+            flush=True,
+        )
+        trained[name] = train_language_model(run, directory / name, corpus=corpus)
+        if trained[name].stopped_by is not None:
+            raise KeyboardInterrupt
+        samples[name] = _once(
+            directory / name / "sample.json",
+            lambda name=name: "".join(stream_text(trained[name].model, PROMPT, SAMPLE_LENGTH)),
+        )
+        print(f"      held-out loss {trained[name].evaluation_loss:.3f} nats a byte")
+
+    print("\n[4/5] cost against context: softmax and Gated DeltaNet, one layer", flush=True)
+    costs = _once(directory / "costs.json", measure_costs)
+
+    print("\n[5/5] one train step on 8 simulated devices, as the compiler made it", flush=True)
+    sharded = _once(directory / "sharded.json", _sharded_step)
+
+    results = TourResults(
+        LABELS, runs, trained, PROMPT, samples, costs=costs, sharded=sharded, corpus=corpus
+    )
+    page = write_tour_page(results, directory)
+    print(f"\n{time.perf_counter() - started:.0f} seconds")
+    return page
+
+
+def _open_folder(
+    directory: Path, runs: dict[str, TrainingRun], corpus: Corpus, fresh: bool
+) -> None:
+    """Make the folder, or refuse one that holds a different tour.
+
+    Numbers of one page come from one machine and one set of versions, so these count as settings.
+    """
+    facts = {name: dataclasses.asdict(run) for name, run in runs.items()}
+    here = {name: environment()[name] for name in ("device", "versions")}
+    text = json.dumps({"runs": facts, "corpus": corpus.sha256, **here}, sort_keys=True)
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    marker = directory / "tour.json"
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"directory: {str(directory)!r} is a file; wanted a folder")
+    if fresh and marker.exists():
+        shutil.rmtree(directory)
+    if directory.exists() and any(directory.iterdir()) and not marker.exists():
+        raise ValueError(
+            f"directory: {str(directory)!r} holds files that are no tour; choose another"
+        )
+    if marker.exists() and fingerprint not in marker.read_text():
+        raise ValueError(
+            f"directory: {str(directory)!r} holds a tour of other settings, text, machine or "
+            "versions; start over with --fresh, or choose another --directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(marker, {"fingerprint": fingerprint})
+
+
+def _once(path: Path, work: Callable[[], Any]) -> Any:
+    """The stored result of a finished stage, or that of doing it now."""
+    if path.exists():
+        print(f"      already done: {path.name}")
+        return json.loads(path.read_text())
+    result = work()
+    _write_json(path, result)
+    return result
+
+
+def _write_json(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content))
+    unfinished.replace(path)
+
+
+def _sharded_step() -> dict[str, Any]:
+    """Run in a process of its own: devices must be simulated before jax starts."""
+    command = [sys.executable, "-m", "toolkit.lab.sharding.sharded_step"]
+    done = subprocess.run(
+        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the sharded step failed with status {done.returncode}; see above")
+    return json.loads(done.stdout)

@@ -1,0 +1,26 @@
+"""Language models on text: trained, loaded, continued, exported.
+
+TrainingRun             all that decides the outcome of a run
+train_language_model    train, or go on training, the run in a folder
+TrainedModel            what that left
+next_byte_loss          what is minimised
+load_language_model     the model with the newest parameters of a run's folder, or of a file
+stream_text             continue a prompt, piece by piece
+export_language_model   a run's model as one small file, with the record of its making
+"""
+
+from toolkit.language.export import export_language_model
+from toolkit.language.load import load_language_model
+from toolkit.language.run import TrainedModel, TrainingRun
+from toolkit.language.train import next_byte_loss, train_language_model
+from toolkit.language.write import stream_text
+
+__all__ = [
+    "TrainedModel",
+    "TrainingRun",
+    "export_language_model",
+    "load_language_model",
+    "next_byte_loss",
+    "stream_text",
+    "train_language_model",
+]

@@ -1,0 +1,64 @@
+"""From a run's folder to one small file that anybody can load, with the record of its making."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from toolkit.language.load import load_language_model
+from toolkit.looped import parameter_count, save_model
+from toolkit.training import read_metrics
+
+SUFFIX = ".safetensors"
+
+
+def export_language_model(
+    directory: Path, path: Path, *, dtype: str = "float16"
+) -> tuple[Path, Path]:
+    """Write the newest parameters of a run as one file, and beside it how they were made.
+
+    Args:
+        directory: a folder written by `train_language_model`.
+        path: the file of parameters, ending in .safetensors; the record is the same name with
+            .json.
+        dtype: how numbers are stored, see `toolkit.looped.save_model`.
+
+    Returns:
+        The two paths.
+
+    Raises:
+        FileNotFoundError: when the folder holds no run, or no checkpoint yet.
+        ValueError: for another ending or an unknown dtype.
+        OSError: when a file cannot be written.
+
+    Cost:
+        One read of the checkpoint, one write of the parameters.
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ValueError(f"path: got {str(path)!r}, wanted a name that ends in {SUFFIX}")
+    model = load_language_model(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(model, path, dtype=dtype)
+    facts = json.loads((Path(directory) / "run.json").read_text())
+    facts["result"] = _result(Path(directory)) | {
+        "parameters": parameter_count(model.config),
+        "stored_as": dtype,
+        "size_bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    record = path.with_suffix(".json")
+    record.write_text(json.dumps(facts, indent=1) + "\n")
+    return path, record
+
+
+def _result(directory: Path) -> dict[str, Any]:
+    """How far training came and what it reached, from the rows it logged."""
+    rows = read_metrics(directory / "metrics.jsonl")
+    evaluated = [row for row in rows if "evaluation_loss" in row]
+    return {
+        "steps": rows[-1]["step"] if rows else 0,
+        "held_out_loss": evaluated[-1]["evaluation_loss"] if evaluated else None,
+        "held_out_loss_unit": "nats a byte",
+        "training_seconds": round(sum(row.get("seconds", 0.0) for row in rows), 1),
+    }

@@ -1,0 +1,55 @@
+"""A trained model read back, from a run's folder or from an exported file."""
+
+import json
+from pathlib import Path
+
+from flax import nnx
+
+from toolkit.language.run import TrainingRun, make_optimizer
+from toolkit.looped import LoopedConfig, LoopedLM, load_model
+from toolkit.training import Checkpoints, TrainState
+
+
+def load_language_model(directory: Path) -> LoopedLM:
+    """The model with the newest parameters of a run's folder, or of an exported file.
+
+    Args:
+        directory: a folder written by `train_language_model`, or a file written by
+            `toolkit.looped.save_model`.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: when the folder holds no run, or no checkpoint yet.
+        ValueError: when its run.json, or the file, cannot be understood.
+        CheckpointError: when no checkpoint can be read.
+
+    Cost:
+        One read of parameters and optimiser state.
+    """
+    if Path(directory).is_file():
+        return load_model(directory)
+    described = Path(directory) / "run.json"
+    if not described.is_file():
+        raise FileNotFoundError(
+            f"directory: {str(directory)!r} holds no run.json; "
+            "wanted a folder written by `toolkit train` or `toolkit tour`, or an exported file"
+        )
+    try:
+        stored = json.loads(described.read_text())
+        config = LoopedConfig(**stored["configuration"]["model"])
+        run = TrainingRun(config, **stored["configuration"]["training"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"directory: {str(described)!r} is damaged or of another version ({error})"
+        ) from error
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
+    state = TrainState.create(params, make_optimizer(run))
+    with Checkpoints(Path(directory) / "checkpoints") as checkpoints:
+        restored = checkpoints.restore_latest(state, {"configuration": stored["configuration"]})
+    if restored is None:
+        raise FileNotFoundError(
+            f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
+        )
+    return nnx.merge(graph, restored[0].params)

@@ -1,0 +1,81 @@
+"""What decides the outcome of a run, and what a run leaves."""
+
+import dataclasses
+from typing import Any
+
+import optax
+
+from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.training import adamw, warmup_cosine
+
+LAYOUTS = ("single", "data_parallel", "fully_sharded")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRun:
+    """All that decides the outcome of a run.
+
+    Attributes:
+        config: the model.
+        text: "prose", "code", or paths of files and folders.
+        steps: optimiser steps.
+        batch: sequences a step.
+        window: bytes a sequence.
+        learning_rate: peak of the warm-up and cosine schedule.
+        weight_decay: of matrices.
+        seed: of initialisation and of the order of the data.
+        layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
+            devices; the batch must be a multiple of their number.
+    """
+
+    config: LoopedConfig
+    text: str | tuple[str, ...] = "prose"
+    steps: int = 1000
+    batch: int = 16
+    window: int = 256
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.1
+    seed: int = 0
+    layout: str = "single"
+
+    def __post_init__(self):
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
+        for name in ("steps", "batch", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate: got {self.learning_rate}, wanted more than 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """What training left.
+
+    Attributes:
+        model: the model with its last parameters.
+        step: steps done.
+        parameters: number of parameters.
+        history: metrics rows; those with "evaluation_loss" were evaluated (nats a byte).
+        stopped_by: None when the run is complete.
+    """
+
+    model: LoopedLM
+    step: int
+    parameters: int
+    history: list[dict[str, Any]]
+    stopped_by: str | None
+
+    @property
+    def evaluation_loss(self) -> float:
+        """Last held-out loss in nats a byte; NaN before the first evaluation."""
+        losses = [row["evaluation_loss"] for row in self.history if "evaluation_loss" in row]
+        return losses[-1] if losses else float("nan")
+
+
+def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:
+    """AdamW on the run's warm-up and cosine schedule."""
+    schedule = warmup_cosine(
+        peak=run.learning_rate, total_steps=run.steps, warmup_steps=max(1, run.steps // 20)
+    )
+    return adamw(schedule, weight_decay=run.weight_decay)

@@ -1,0 +1,189 @@
+"""A looped language model trained on text: `looped` and `training` put together.
+
+A run is a folder: `run.json` (what was asked for, the corpus with its files and hash, the
+environment), `metrics.jsonl`, and `checkpoints/`.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from toolkit.language.run import TrainedModel, TrainingRun, make_optimizer
+from toolkit.looped import LoopedLM, parameter_count
+from toolkit.measure import environment
+from toolkit.parallel import Layout, data_parallel, fully_sharded, make_mesh
+from toolkit.training import (
+    Corpus,
+    FitOptions,
+    TrainState,
+    evaluation_batches,
+    fit,
+    load_corpus,
+    make_evaluation,
+    make_train_step,
+    sample_batch,
+)
+
+LOG_EVERY = 10
+EVALUATION_BATCHES = 4
+
+
+def next_byte_loss(
+    graph: nnx.GraphDef, params: nnx.State, batch: tuple[Int[Array, "batch time"], ...]
+) -> Float[Array, ""]:
+    """Mean cross-entropy of the next byte.
+
+        loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]]
+
+    Args:
+        graph: structure of the model, from `nnx.split`.
+        params: its parameters.
+        batch: inputs and targets, each `[batch, time]`.
+
+    Returns:
+        Nats a byte.
+
+    Cost:
+        One forward pass.
+    """
+    inputs, targets = batch
+    logits = nnx.merge(graph, params)(inputs)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def train_language_model(
+    run: TrainingRun,
+    directory: Path,
+    *,
+    corpus: Corpus | None = None,
+    stop: Callable[[], bool] | None = None,
+    callback: Callable[[dict[str, Any]], None] | None = None,
+    is_progress_shown: bool = True,
+) -> TrainedModel:
+    """Train, or go on training, the run in a folder.
+
+    Args:
+        run: what to train.
+        directory: the run's folder; made if missing, resumed if it holds this run.
+        corpus: the text, when it is loaded already; None loads `run.text`.
+        stop: asked now and then; True saves and returns.
+        callback: given every metrics row.
+        is_progress_shown: whether to draw the progress bar.
+
+    Returns:
+        The trained model and its history.
+
+    Raises:
+        ValueError: when the devices do not divide the batch.
+        CorpusError: when the text cannot be used.
+        CheckpointError: when the folder holds another run, or the disk is too full.
+        OSError: when the folder cannot be made or written.
+        DivergedError: when the loss stops being finite.
+
+    Cost:
+        6 FLOPs a parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
+        that `toolkit.parallel` lists for it.
+    """
+    corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
+    train, held_out = corpus.split()
+    evaluation = evaluation_batches(held_out, run.batch, run.window, EVALUATION_BATCHES)
+    graph, params, layout = _placed_parameters(run)
+    optimizer = make_optimizer(run)
+    state = TrainState.create(params, optimizer)
+    loss = partial(next_byte_loss, graph)
+    step = make_train_step(
+        loss,
+        optimizer,
+        sample=partial(sample_batch, seed=run.seed, batch=run.batch, time=run.window),
+        most_steps=LOG_EVERY,
+        batch_sharding=layout.batch_sharding if layout else None,
+    )
+    everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
+    _describe(run, corpus, Path(directory))
+    # Eight evaluations a run, each at the end of a whole logging interval.
+    interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
+    result = fit(
+        state,
+        step,
+        jax.device_put(train, everywhere),
+        FitOptions(
+            total_steps=run.steps,
+            log_every=LOG_EVERY,
+            eval_every=interval,
+            checkpoint_every=interval,
+            tokens_per_step=run.batch * run.window,
+            is_progress_shown=is_progress_shown,
+        ),
+        directory=directory,
+        configuration=_configuration(run, corpus),
+        evaluate=make_evaluation(loss, jax.device_put(evaluation, everywhere)),
+        stop=stop,
+        callback=callback,
+    )
+    return TrainedModel(
+        model=nnx.merge(graph, result.state.params),
+        step=int(result.state.step),
+        parameters=parameter_count(run.config),
+        history=result.history,
+        stopped_by=result.stopped_by,
+    )
+
+
+def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
+    """A fresh model's parameters, laid out on the devices as the run says."""
+    graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
+    if run.layout == "single":
+        return graph, params, None
+    devices = len(jax.devices())
+    if run.batch % devices:
+        raise ValueError(f"batch: got {run.batch}, wanted a multiple of the {devices} devices")
+    strategy = data_parallel if run.layout == "data_parallel" else fully_sharded
+    layout = strategy(params, make_mesh({"data": devices}))
+    return graph, layout.apply(params), layout
+
+
+def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
+    """What must be equal for a checkpoint to be of this run; survives a trip through JSON."""
+    training = {
+        field.name: getattr(run, field.name)
+        for field in dataclasses.fields(run)
+        if field.name not in ("config", "layout")  # a run may go on under another layout
+    }
+    corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
+    facts = {
+        "model": dataclasses.asdict(run.config),
+        "training": training,
+        "corpus": corpus_facts,
+    }
+    return json.loads(json.dumps(facts))
+
+
+def _describe(run: TrainingRun, corpus: Corpus, directory: Path) -> None:
+    path = directory / "run.json"
+    if path.exists() and any(entry.name.isdigit() for entry in directory.glob("checkpoints/*")):
+        return  # the first start of the run is the one on record; no checkpoint, no run yet
+    facts = {
+        "configuration": _configuration(run, corpus),
+        "corpus": corpus.record(),
+        "environment": environment(),
+    }
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(facts, indent=1) + "\n")
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise OSError(
+            f"directory: cannot write in {str(directory)!r} ({error.strerror}); "
+            "wanted a folder with room, or the name of a new one"
+        ) from error

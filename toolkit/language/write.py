@@ -1,0 +1,56 @@
+"""A prompt continued as text."""
+
+import codecs
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.looped import LoopedLM, stream
+
+
+def stream_text(
+    model: LoopedLM,
+    prompt: str,
+    length: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Continue a prompt, piece by piece, as text.
+
+    Args:
+        model: a model of bytes.
+        prompt: the text to continue.
+        length: bytes to write.
+        temperature: 0 for the likeliest byte every time.
+        top_k: sample among the k likeliest bytes only.
+        top_p: sample among the likeliest bytes with this share of the probability.
+        seed: of the sampling.
+
+    Returns:
+        Pieces of text; bytes that are not UTF-8 show as the replacement character.
+
+    Raises:
+        ValueError: for an empty prompt or a sampling argument out of range.
+
+    Cost:
+        One prefill and `length` decode steps.
+    """
+    if not prompt:
+        raise ValueError("prompt: got an empty text, wanted at least one character")
+    tokens = jnp.asarray(np.frombuffer(prompt.encode(), np.uint8)[None].astype(np.int32))
+    pieces = stream(
+        model,
+        tokens,
+        length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        key=jax.random.key(seed),
+    )
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return (decoder.decode(bytes(token.astype(np.uint8))) for token in pieces)

@@ -1,0 +1,6 @@
+"""Published checkpoints become looped models: names of tensors, configurations, weights."""
+
+from toolkit.looped.checkpoints.load import load_checkpoint
+from toolkit.looped.checkpoints.weights import load_layer
+
+__all__ = ["load_checkpoint", "load_layer"]

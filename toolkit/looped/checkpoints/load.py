@@ -1,0 +1,116 @@
+"""Read a whole published model: its configuration and every weight."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
+from toolkit.looped.checkpoints.weights import (
+    check_names,
+    convert,
+    listed,
+    open_tensors,
+    parameter_paths,
+    part_of,
+)
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.model import LoopedLM
+
+UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
+"""Tensors that have no place and are passed over: tables that a model can compute, the heads that
+guess several tokens ahead, and the eyes of a model that also sees."""
+
+
+def load_checkpoint(
+    source: str | Path | Mapping[str, Any], *, style: str | None = None, **fields: Any
+) -> LoopedLM:
+    """Make a language model of a published checkpoint.
+
+        config = LoopedConfig(config.json, then `fields`);   parameters = rules(tensors), in float32
+
+    Every parameter is filled, and every tensor used. A model that is not looped runs once; one
+    that is runs as often as it was trained to, or `loops` times.
+
+    Args:
+        source: a folder of .safetensors files with a config.json, or one such file beside its
+            config.json, or tensors by name.
+        style: the `model_type` of the checkpoint, a key of `FAMILIES`; None: what config.json says.
+        **fields: fields of `LoopedConfig` that replace what config.json says, e.g.
+            dtype="bfloat16" or loops=8. Without a config.json all sizes must be here.
+
+    Returns:
+        The model; its `config` is what was found.
+
+    Raises:
+        ValueError: an unknown style, settings that `LoopedConfig` cannot say, a mixture of
+            experts, tensors that are missing or left over or have other shapes.
+        FileNotFoundError: the source is a path with no .safetensors file.
+
+    Cost: reads every tensor once. Memory: 4 bytes a parameter, whatever their type in the file,
+        and the tensors of one rule.
+
+    Source: Hugging Face transformers, the modelling file of each architecture; for "ouro" the
+        modelling file that is published with ByteDance's Ouro checkpoints.
+    """
+    tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
+    settings = _settings(source)
+    style = style or settings.get("model_type")
+    if style not in FAMILIES:
+        raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
+    experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]
+    if experts:
+        raise ValueError(
+            f"the checkpoint is a mixture of experts ({listed(experts, 2)}); "
+            "the layers here have one SwiGLU each."
+        )
+    family = FAMILIES[style]
+    try:
+        said = fields_of(family, settings)
+    except KeyError as error:
+        raise ValueError(f"config.json does not say {error.args[0]!r}.") from None
+    config = LoopedConfig(**{"tied_embedding": "lm_head.weight" not in tensors, **said, **fields})
+    if config.tied_embedding:
+        tensors.pop("lm_head.weight", None)  # a second copy of the embedding
+    ending = "embed_tokens.weight"
+    found = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
+    prefix = found[0] if found else "model."
+    return _filled(config, parts(family, config, prefix), tensors, style)
+
+
+def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedLM:
+    names = [place.prefix + name for place in places for r in place.rules for name in r.theirs]
+    check_names(tensors, names, f"the checkpoint is not of style {style!r} with these sizes")
+    model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
+    filled = {
+        f"{place.module}.{path}".removeprefix(".")
+        for place in places
+        for rule in place.rules
+        for path in rule.ours
+    }
+    if filled != parameter_paths(model):
+        raise ValueError(
+            f"style {style!r} does not fill {listed(parameter_paths(model) ^ filled)}; turn the "
+            "options that add them off."
+        )
+    for place in places:
+        module = part_of(model, place.module)
+        for rule in place.rules:
+            for parameter, array in convert(module, rule, tensors, place.prefix):
+                # Waited for, or the tensors of many rules would queue up beside the model.
+                parameter.set_value(jax.block_until_ready(array))
+    return model
+
+
+def _settings(source) -> dict[str, Any]:
+    """What config.json says of the language model; nothing where there is none."""
+    if isinstance(source, Mapping):
+        return {}
+    path = Path(source)
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    return settings | settings.get("text_config", {})

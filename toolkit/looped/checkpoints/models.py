@@ -1,0 +1,194 @@
+"""Published models that can be read whole: what they are made of, and what their config.json says.
+
+Around the token mixers all have the same names: "embed_tokens", "layers.N" with two norms (four in
+a sandwich) and a SwiGLU, "norm", "lm_head". They differ in the mixers, in whether a norm keeps its
+scale or the difference from one, and in what a `Family` says of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from toolkit.looped.checkpoints.names import (
+    STYLES,
+    Rule,
+    as_it_is,
+    from_zero,
+    projection,
+    vector,
+)
+from toolkit.looped.config import LoopedConfig
+
+PREFIXES = {"full": "self_attn.", "window": "self_attn.", "gdn": "linear_attn."}
+"""Where a layer keeps the tensors of its mixer."""
+
+WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
+"""Words of config.json's `layer_types` and ours."""
+
+SANDWICH = {
+    "mixer_norm": "input_layernorm",
+    "mixer_end_norm": "input_layernorm_2",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward_end_norm": "post_attention_layernorm_2",
+}
+
+
+class Family(NamedTuple):
+    """What the models of one `model_type` have in common.
+
+    Attributes:
+        mixers: the style of their mixers, a key of `STYLES`.
+        norm: makes the rule of a norm.
+        switches: fields of `LoopedConfig` that are the same in all.
+        period: softmax attention comes every so many layers, where config.json does not say.
+        fraction: `rotary_fraction`, likewise.
+    """
+
+    mixers: str
+    norm: Callable[[str, str], Rule] = vector
+    switches: Mapping[str, Any] = {}
+    period: int = 1
+    fraction: float = 1.0
+
+
+_QWEN = {"query_key_norm": True, "attention_output_gate": True}
+_LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama"),
+    "mistral": Family("llama"),
+    "qwen3": Family("qwen3", switches={"query_key_norm": True}),
+    "ouro": Family("llama", switches=_LOOPS),
+    "qwen3_next": Family("qwen3_next", from_zero, _QWEN, period=4, fraction=0.25),
+    "qwen3_5": Family("qwen3_5", from_zero, _QWEN, period=4, fraction=0.25),
+    "qwen3_5_text": Family("qwen3_5", from_zero, _QWEN, period=4, fraction=0.25),
+}
+"""Families by the `model_type` of config.json."""
+
+
+class Part(NamedTuple):
+    """Some rules and where they apply.
+
+    Attributes:
+        module: path of the module in the model; "" for the model itself.
+        prefix: what the names of the tensors begin with.
+        rules: the rules.
+    """
+
+    module: str
+    prefix: str
+    rules: tuple[Rule, ...]
+
+
+def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
+    """Every rule of a model, from the embedding to the head.
+
+    Args:
+        family: the family.
+        config: the model.
+        prefix: what all names but the head's begin with, such as "model.".
+
+    Returns:
+        Parts that fill every parameter once.
+
+    Raises:
+        ValueError: if the model has a layer that the family has not.
+    """
+    styles = STYLES[family.mixers]
+    if unknown := set(config.layers) - set(styles):
+        raise ValueError(
+            f"pattern {config.pattern!r} has {', '.join(sorted(unknown))}; layers of these "
+            f"checkpoints are {', '.join(styles)}."
+        )
+    ends = (
+        as_it_is("embedding.embedding", "embed_tokens.weight"),
+        family.norm("norm.scale", "norm.weight"),
+    )
+    if config.exit_gate:
+        ends += (
+            projection("exit_gate", "early_exit_gate.weight"),
+            vector("exit_gate.bias", "early_exit_gate.bias"),
+        )
+    block = (
+        *(
+            family.norm(f"{ours}.scale", f"{theirs}.weight")
+            for ours, theirs in SANDWICH.items()
+            if config.sandwich_norm or not ours.endswith("end_norm")
+        ),
+        *(
+            projection(f"feed_forward.{name}", f"mlp.{name}_proj.weight")
+            for name in ("gate", "up", "down")
+        ),
+    )
+    found = [Part("", prefix, ends)]
+    if not config.tied_embedding:
+        found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
+    for layer, word in enumerate(config.layers):
+        here = f"{prefix}layers.{layer}."
+        found.append(Part(f"blocks.{layer}", here, block))
+        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], styles[word]))
+    return found
+
+
+def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `LoopedConfig` out of a config.json.
+
+    Args:
+        family: the family of its `model_type`.
+        settings: what the file says; empty for none.
+
+    Returns:
+        Fields by name.
+
+    Raises:
+        ValueError: if the model does something that a `LoopedConfig` cannot say.
+
+    Source: Hugging Face transformers, the configuration file of each architecture.
+    """
+    fixed = {"residual_gate": False, **family.switches}
+    if not settings:
+        return fixed
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    _only("rope_type", rope.get("rope_type", rope.get("type")), ("default", None))
+    _only("hidden_act", settings.get("hidden_act"), ("silu", None))
+    rope = {**settings, **rope}
+    said = {
+        "vocabulary": settings["vocab_size"],
+        "width": settings["hidden_size"],
+        "pattern": " ".join(_layers(family, settings)),
+        "loops": settings.get("total_ut_steps"),
+        "heads": settings["num_attention_heads"],
+        "key_value_heads": settings.get("num_key_value_heads"),
+        "head_size": settings.get("head_dim"),
+        "gdn_heads": settings.get("linear_num_key_heads"),
+        "gdn_value_heads": settings.get("linear_num_value_heads"),
+        "gdn_key_size": settings.get("linear_key_head_dim"),
+        "gdn_value_size": settings.get("linear_value_head_dim"),
+        "convolution_size": settings.get("linear_conv_kernel_dim"),
+        "sliding_window": settings.get("sliding_window"),
+        "feed_forward": settings["intermediate_size"],
+        "rope_theta": rope.get("rope_theta"),
+        "rotary_fraction": rope.get("partial_rotary_factor", family.fraction),
+        "norm_epsilon": settings.get("rms_norm_eps"),
+        "tied_embedding": settings.get("tie_word_embeddings"),
+    }
+    return fixed | {name: value for name, value in said.items() if value is not None}
+
+
+def _layers(family, settings) -> Iterable[str]:
+    count, types = settings["num_hidden_layers"], settings.get("layer_types")
+    if types is not None:
+        _only("layer_types", next((t for t in types if t not in WORDS), None), (*WORDS, None))
+        return (WORDS[kind] for kind in types)
+    if family.period > 1:
+        period = settings.get("full_attention_interval", family.period)
+        return ("gdn" if (layer + 1) % period else "full" for layer in range(count))
+    slides = settings.get("sliding_window") and settings.get("use_sliding_window", True)
+    first = settings.get("max_window_layers", 0) if slides else count
+    return ("full" if layer < first else "window" for layer in range(count))
+
+
+def _only(name, value, known):
+    if value not in known:
+        raise ValueError(
+            f"config.json has {name} {value!r}; known are {', '.join(map(repr, known[:-1]))}."
+        )

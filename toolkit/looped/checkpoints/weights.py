@@ -1,0 +1,200 @@
+"""Fill a layer with the weights of a published checkpoint, by the names of its tensors."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from toolkit.looped.checkpoints.names import STYLES, Rule
+
+
+def load_layer(
+    layer: Any, source: str | Path | Mapping[str, Any], *, style: str, prefix: str = ""
+) -> Any:
+    """Give a token-mixing layer the weights of a layer of a published model.
+
+        parameter = rule(tensors)        for every rule of the style, in float32
+
+    Every parameter is filled and every tensor under the prefix is used, or nothing is changed.
+    What a checkpoint does not carry must be in the layer's configuration: head counts and sizes,
+    `norm_epsilon`, `negative_eigenvalues`, `rope_theta`.
+
+    Args:
+        layer: a layer of `LAYERS`, or a model's `blocks[i].mixer`; changed in place. One made under
+            `nnx.eval_shape`, without arrays, will do.
+        source: a .safetensors file, a folder of them, or tensors by name, of any array type, with
+            the shapes of the checkpoint.
+        style: a key of `STYLES`: the architecture's name in Hugging Face transformers.
+        prefix: what the names of the layer's tensors begin with, such as
+            "model.layers.0.linear_attn.".
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: an unknown style or one for another layer, names that are missing or left
+            over, or shapes that do not fit.
+        FileNotFoundError: the source is a path with no .safetensors file.
+
+    Cost:
+        Reads the tensors under the prefix, no others.
+
+    Source: Hugging Face transformers, the modelling file of each architecture.
+    """
+    tensors, rules = open_tensors(source), _rules(layer, style)
+    there = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+    wanted = {name for rule in rules for name in rule.theirs}
+    check_names(there, wanted, f"the tensors under {prefix!r} are not those of style {style!r}")
+    parameters, filled = parameter_paths(layer), {path for rule in rules for path in rule.ours}
+    if parameters != filled:
+        raise ValueError(
+            f"style {style!r} does not fill {listed(parameters - filled)} of this layer; turn "
+            "the option that adds it off."
+            if parameters > filled
+            else f"this layer lacks {listed(filled - parameters)}, which style {style!r} fills."
+        )
+    arrays = [pair for rule in rules for pair in convert(layer, rule, tensors, prefix)]
+    for parameter, array in arrays:
+        parameter.set_value(array)
+    return layer
+
+
+def _rules(layer, style):
+    if style not in STYLES:
+        raise ValueError(f"style must be one of {', '.join(map(repr, STYLES))}; got {style!r}.")
+    rules = STYLES[style]
+    if layer.word not in rules:
+        raise ValueError(f"style {style!r} fills layers {listed(rules)}, not {layer.word!r}.")
+    return rules[layer.word]
+
+
+def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, Callable[[], Array]]:
+    """The tensors of a checkpoint by name, each read when its function is called.
+
+    Args:
+        source: a .safetensors file, a folder of them, or tensors by name.
+
+    Returns:
+        Functions by the names of the tensors.
+
+    Raises:
+        FileNotFoundError: the source is a path with no .safetensors file.
+
+    Cost: reads the names alone.
+    """
+    if isinstance(source, Mapping):
+        return {name: functools.partial(_as_array, source, name) for name in source}
+    from safetensors import safe_open
+
+    path = Path(source)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files or not files[0].exists():
+        raise FileNotFoundError(f"{path} is no .safetensors file and holds none.")
+    opened = [safe_open(file, framework="flax") for file in files]
+    return {
+        name: functools.partial(file.get_tensor, name)
+        for file in opened
+        for name in file.keys()  # noqa: SIM118
+    }
+
+
+def convert(
+    layer: Any, rule: Rule, tensors: Mapping[str, Callable[[], Array]], prefix: str
+) -> list[tuple[nnx.Param, Array]]:
+    """What a rule makes of its tensors, beside the parameters to set to it.
+
+    Args:
+        layer: the module the rule is for; left as it is.
+        rule: one of its style.
+        tensors: from `open_tensors`.
+        prefix: what the names of the layer's tensors begin with.
+
+    Returns:
+        Parameters and arrays of their shape and type.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    theirs = {prefix + name: tensors[prefix + name]() for name in rule.theirs}
+    ours = {path: part_of(layer, path) for path in rule.ours}
+    try:
+        arrays = list(rule.convert(layer, *theirs.values()))
+    except (TypeError, ValueError):  # heads that cannot be told apart
+        arrays = []
+    if [array.shape for array in arrays] != [parameter.shape for parameter in ours.values()]:
+        shapes = [
+            ", ".join(f"{name} {a.shape}" for name, a in part.items()) for part in (theirs, ours)
+        ]
+        raise ValueError(
+            f"{shapes[0]} cannot make {shapes[1]}; the configuration is not that of the checkpoint."
+        )
+    return [(p, array.astype(p.dtype)) for p, array in zip(ours.values(), arrays, strict=True)]
+
+
+def check_names(there: Iterable[str], wanted: Iterable[str], problem: str) -> None:
+    """Refuse a checkpoint without some of the tensors, or with others.
+
+    Args:
+        there: the names in the checkpoint.
+        wanted: the names that have a place.
+        problem: how the message begins.
+
+    Raises:
+        ValueError: naming what is missing and what is unused.
+    """
+    missing, unused = set(wanted) - set(there), set(there) - set(wanted)
+    parts = [f"{word} {listed(n)}" for word, n in (("missing", missing), ("unused", unused)) if n]
+    if parts:
+        raise ValueError(f"{problem}: {' '.join(parts)}")
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """The first few names, and how many more there are.
+
+    Args:
+        names: in any order.
+        most: how many to write out.
+
+    Returns:
+        One text.
+    """
+    names = sorted(names)
+    rest = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join(names[:most] + rest)
+
+
+def parameter_paths(module: Any) -> set[str]:
+    """The paths of a module's parameters, such as "output.kernel".
+
+    Args:
+        module: any nnx module, with or without arrays.
+
+    Returns:
+        The paths, dots between their parts.
+    """
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)) for path, _ in state}
+
+
+def part_of(module: Any, path: str) -> Any:
+    """What a path such as "blocks.0.mixer" leads to.
+
+    Args:
+        module: where the path begins.
+        path: attributes, and places in lists, dots between them; "" for the module itself.
+
+    Returns:
+        The module or parameter.
+    """
+    for name in path.split(".") if path else ():
+        module = module[int(name)] if name.isdecimal() else getattr(module, name)
+    return module
+
+
+def _as_array(tensors, name):
+    return jnp.asarray(np.asarray(tensors[name]))
