@@ -1,5 +1,6 @@
 """Which attention layers a hybrid keeps: those without which its predictions are furthest off."""
 
+import functools
 from typing import Any
 
 import jax
@@ -112,7 +113,7 @@ class Either(nnx.Module):
         return jax.lax.cond(self.is_restored, attended, mixed, x), None
 
 
-@jax.jit(static_argnames=("top_k", "temperature"))
+@functools.partial(jax.jit, static_argnames=("top_k", "temperature"))
 def _divergences(student, teacher, choices, inputs, targets, *, top_k, temperature):
     wanted = teacher(inputs)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.attention import AttentionLayer
@@ -182,17 +183,17 @@ def _started(mixer: Any, attention: Any) -> Any:
     )
     if isinstance(mixer, DeltaLayer):
         joined = jnp.concatenate([query, key, value], axis=-1)
-        mixer.query_key_value.kernel.set_value(joined)
+        set_value(mixer.query_key_value.kernel, joined)
         taps = mixer.convolution.kernel
-        taps.set_value(jnp.zeros_like(taps[...]).at[-1].set(1.0))
+        set_value(taps, jnp.zeros_like(taps[...]).at[-1].set(1.0))
     else:
         for projection, kernel in (
             (mixer.query, query),
             (mixer.key, key),
             (mixer.value, value),
         ):
-            projection.kernel.set_value(kernel)
-    mixer.output.kernel.set_value(attention.output.kernel[...])
+            set_value(projection.kernel, kernel)
+    set_value(mixer.output.kernel, attention.output.kernel[...])
     return mixer
 
 

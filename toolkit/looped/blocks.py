@@ -1,6 +1,7 @@
 """One physical layer: norm, mix tokens, add; norm, feed forward, add. And a stack of them."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ class GroupResidual(nnx.Module):
 
 
 def run_blocks(
-    blocks: nnx.List[Block],
+    blocks: Sequence[Block],
     h: Float[Array, "batch time width"],
     *,
     windows: tuple[int | None, ...] | None = None,
@@ -124,7 +125,7 @@ def run_blocks(
 
 
 def step_blocks(
-    blocks: nnx.List[Block],
+    blocks: Sequence[Block],
     h: Float[Array, "batch width"],
     caches: tuple[Any, ...],
     *,

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
@@ -94,7 +95,7 @@ def load_model(path: str | Path) -> LoopedLM:
                 f"{path} has {name} of shape {arrays[name].shape}; its configuration makes it "
                 f"{parameter.shape}."
             )
-        parameter.set_value(arrays[name].astype(parameter.dtype))
+        set_value(parameter, arrays[name].astype(parameter.dtype))
     return model
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit._compat import module_list
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks, step_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
@@ -68,13 +69,15 @@ class LoopedLM(nnx.Module):
         self.embedding = nnx.Embed(
             config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
         )
-        self.blocks = nnx.List([Block(word, config, rngs=rngs) for word in config.layers])
+        self.blocks = module_list([Block(word, config, rngs=rngs) for word in config.layers])
         self.rho = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
         )
         self.norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.prelude = nnx.List([Block(word, config, rngs=rngs) for word in config.prelude_layers])
-        self.coda = nnx.List([Block(word, config, rngs=rngs) for word in config.coda_layers])
+        self.prelude = module_list(
+            [Block(word, config, rngs=rngs) for word in config.prelude_layers]
+        )
+        self.coda = module_list([Block(word, config, rngs=rngs) for word in config.coda_layers])
         self.loop_embedding = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.loop_embedding else nnx.data(None)
         )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from toolkit._compat import set_value
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.looped.reader import MAX_TOKENS, Switches
 from toolkit.looped import LoopedConfig, LoopedLM, load_model
@@ -98,5 +99,5 @@ def _as_read(trained: LoopedLM) -> LoopedLM:
     known = dict(nnx.to_flat_state(nnx.state(trained, nnx.Param)))
     for path, parameter in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         value = known[path][...] if path in known else np.zeros(parameter.shape, np.float32)
-        parameter.set_value(jnp.asarray(value))
+        set_value(parameter, jnp.asarray(value))
     return model

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from toolkit._compat import set_value
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
 from toolkit.looped.checkpoints.weights import (
     check_names,
@@ -102,7 +103,7 @@ def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedL
         for rule in place.rules:
             for parameter, array in convert(module, rule, tensors, place.prefix):
                 # Waited for, or the tensors of many rules would queue up beside the model.
-                parameter.set_value(jax.block_until_ready(array))
+                set_value(parameter, jax.block_until_ready(array))
     return model
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES, Rule
 
 
@@ -60,7 +61,7 @@ def load_layer(
         )
     arrays = [pair for rule in rules for pair in convert(layer, rule, tensors, prefix)]
     for parameter, array in arrays:
-        parameter.set_value(array)
+        set_value(parameter, array)
     return layer
 
 
