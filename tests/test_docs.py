@@ -125,7 +125,7 @@ def test_public_names_are_documented(room, name):
         docstring = value.__doc__ or ""
         assert docstring, f"{name} has no docstring"
         assert not docstring.startswith(f"{name}("), f"{name} has no docstring"
-    elif callable(value):
+    elif inspect.isfunction(inspect.unwrap(value)):
         # A jitted or wrapped function is documented as the function inside.
         faults = faults_of(inspect.unwrap(value))
         assert not faults, f"toolkit.{room}.{name}: " + "; ".join(faults)

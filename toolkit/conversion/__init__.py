@@ -1,12 +1,14 @@
 """A trained looped softmax model becomes a hybrid with a few attention layers left.
 
-student.py        the teacher with other mixers, and with some attention restored
-alignment.py      stage 1's loss: each new mixer against the attention it replaces
-selection.py      which attention layers to restore
-distillation.py   stage 2's loss: predictions against the teacher's, after every loop
-plan.py           ConversionPlan: steps, rates, lengths
-stage.py          each stage as a run of `training.fit`
-recipe.py         convert: all of them, in order
+convert                  all stages in order (`recipe.py`)
+Conversion               what that left: the model, and what was seen on the way
+ConversionPlan           steps, rates and lengths of the stages (`plan.py`, `stage.py`)
+student_from             the teacher with other mixers, started from its attention (`student.py`)
+STARTABLE                the layers that can be started so
+alignment_losses         stage 1: how far each new mixer is from the attention it replaces
+restoration_benefits     how much restoring each attention layer would help (`selection.py`)
+top_k_divergence         stage 2: how far a student's predictions are from the teacher's
+loop_weights             how much those after each loop count (`distillation.py`)
 """
 
 from toolkit.conversion.alignment import alignment_losses
