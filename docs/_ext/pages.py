@@ -1,0 +1,167 @@
+"""Pages made from the package and its records at every build: rooms, results, notebooks, project.
+
+They lie beside the written ones and are ignored by git. Links of Markdown files and notebooks that
+are meant for somebody reading the repository are turned to where the site has the same thing.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from rooms import room_page
+from sphinx.util import logging
+
+import toolkit
+from toolkit.measure import format_seconds, interquartile_range, read_records
+
+DOCS = Path(__file__).parent.parent
+ROOT = DOCS.parent
+REPOSITORY = "https://github.com/mlsys-toolkit/toolkit/blob/main"
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+logger = logging.getLogger(__name__)
+
+
+def write(path, text):
+    """Writes a page unless it is there already, so that an unchanged one is not read again."""
+    path = DOCS / path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def on_site(text, file, page):
+    """The links of a file of the repository, as they have to be on a page of the site."""
+
+    def moved(match):
+        target = os.path.normpath(file.parent / match[1])
+        if not (ROOT / target).exists():
+            logger.warning("%s: the link to %s leads nowhere", file, match[1])
+        room = re.fullmatch(r"toolkit/(\w+)(/__init__.py)?", target)
+        if room and room[1] in toolkit._ROOMS:
+            target = f"api/{room[1]}.rst"
+        elif re.fullmatch(r"notebooks/\w+.ipynb", target):
+            pass
+        elif target == "data/experiments":
+            target = "results.md"
+        elif target in PROJECT:
+            target = PROJECT[target]
+        elif target.startswith("docs/"):
+            target = target.removeprefix("docs/")
+        else:
+            return f"{REPOSITORY}/{target}"
+        return os.path.relpath(target, page.parent) + (match[2] or "")
+
+    return LINK.sub(moved, text)
+
+
+PROJECT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+
+
+def write_project():
+    for name, page in PROJECT.items():
+        if page != "index.md":
+            text = (ROOT / name).read_text(encoding="utf-8")
+            write(page, on_site(text, Path(name), Path(page)))
+
+
+def write_rooms():
+    for room in toolkit._ROOMS:
+        write(f"api/{room}.rst", room_page(getattr(toolkit, room)))
+
+
+def write_notebooks():
+    """Copies of the notebooks, with their links turned."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        page = Path("notebooks") / path.name
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = on_site("".join(cell["source"]), page, page)
+        write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_experiments():
+    """What `toolkit experiment NAME --recorded FILE` prints and draws."""
+    from toolkit.experiments import EXPERIMENTS, load_experiment, show_recorded
+
+    for name, summary in EXPERIMENTS.items():
+        path = ROOT / f"data/experiments/{name}.json"
+        if not path.exists():
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            show_recorded(load_experiment(name), path, DOCS / "results" / name)
+        text = printed.getvalue().partition("\nfigure:")[0].strip()
+        title = summary[0].upper() + summary[1:]
+        write(
+            f"results/{name}.md",
+            f"# {title}\n\n{commands(path)}\n\n![{title}]({name}/figure.png)\n\n"
+            f"```text\n{text}\n```\n\nShow it again, without running anything:\n\n"
+            f"```sh\ntoolkit experiment {name} --recorded data/experiments/{name}.json\n```\n",
+        )
+
+
+def commands(path):
+    """Where the numbers of a file come from."""
+    records = read_records(path)
+    rows = dict.fromkeys(
+        f"| `{r.command}` | {r.device} | {r.versions['jax']} | {r.commit} | {r.date[:10]} |"
+        for r in records
+    )
+    head = "| command | device | jax | commit | date |\n| --- | --- | --- | --- | --- |\n"
+    source = f"[{path.name}]({REPOSITORY}/{path.relative_to(ROOT)})"
+    return f"{len(records)} records of {source}:\n\n{head}" + "\n".join(rows)
+
+
+def write_measurements():
+    """One page a suite and machine: every contender's median and spread, as recorded."""
+    for path in sorted((ROOT / "data/measurements").glob("*/*.json")):
+        machine, suite = path.parent.name, path.stem
+        cases = defaultdict(list)
+        for r in read_records(path):
+            *case, contender = r.name.split(" | ")
+            cases[", ".join(case)].append((contender, r))
+        parts = [f"# `toolkit bench {suite}` on {machine}", "", commands(path), ""]
+        for case, rows in cases.items():
+            parts += [f"## {case}", "", "| contender | median | spread | samples |",
+                      "| --- | ---: | ---: | ---: |"]  # fmt: skip
+            for contender, r in rows:
+                spread = interquartile_range(r.samples) if len(r.samples) > 1 else None
+                parts.append(
+                    f"| {contender} | {quantity(r.value, r.unit)} | "
+                    f"{'' if spread is None else quantity(spread, r.unit)} | {len(r.samples)} |"
+                )
+            parts.append("")
+        write(f"results/{machine}/{suite}.md", "\n".join(parts))
+
+
+def quantity(value, unit):
+    return format_seconds(value) if unit == "s" else f"{value:,.4g} {unit}".removesuffix(" 1")
+
+
+def write_readme(app, docname, source):
+    if docname == "index":
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        source[0] = on_site(readme, Path("README.md"), Path("index.md")) + source[0]
+
+
+def generate(app):
+    write_project()
+    write_rooms()
+    write_notebooks()
+    write_experiments()
+    write_measurements()
+
+
+def setup(app):
+    app.connect("source-read", write_readme)
+    app.connect("builder-inited", generate)
+    return {"parallel_read_safe": True}

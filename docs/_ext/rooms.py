@@ -1,0 +1,52 @@
+"""One page a room: what the room's map says, group by group, then every name in the map's order."""
+
+import re
+from collections import defaultdict
+
+
+def room_page(module):
+    """The page of a room, as reStructuredText."""
+    purpose, *lines = module.__doc__.splitlines()
+    groups = defaultdict(list)
+    for name in sorted(module.__all__, key=lambda name: place(name, lines, module.__all__)):
+        groups[heading_above(place(name, lines, module.__all__)[0], lines)].append(name)
+    parts = [*heading(module.__name__, "="), purpose, "", f".. py:module:: {module.__name__}", ""]
+    for title, names in groups.items():
+        parts += heading(title, "-") if title else []
+        called = [name for name in names if callable(getattr(module, name))]
+        parts += [".. autosummary::", "   :nosignatures:", "", *(f"   {n}" for n in called), ""]
+        for name in names:
+            parts += [*directive(name, getattr(module, name), lines), ""]
+    return "\n".join(parts)
+
+
+def heading(title, line):
+    return [title, line * len(title), ""]
+
+
+def place(name, lines, names):
+    """Where the map has a name: a method's reference and step stand with the method."""
+    found = re.fullmatch(r"(\w+?)(_reference|_step)", name)
+    method, suffix = found.groups() if found and found[1] in names else (name, "")
+    places = [i for i, line in enumerate(lines) if re.search(rf"\b{method}\b", line)]
+    entries = [i for i in places if re.match(r"[* ]*`?" + method, lines[i])]
+    return (entries or places)[0], method, ("", "_reference", "_step").index(suffix)
+
+
+def heading_above(position, lines):
+    """The title of a name's group: the nearest line above that is capitalised after a blank one."""
+    for line, before in reversed([*zip(lines[1:position], lines[:position], strict=False)]):
+        if re.match(r"[A-Z]", line) and not before.strip():
+            return re.sub(r"[,;]? *\(.*|,.*|:$", "", line).strip()
+    return ""
+
+
+def directive(name, value, lines):
+    if isinstance(value, type):
+        return [f".. autoclass:: {name}", "   :members:"]
+    if callable(value):
+        return [f".. autofunction:: {name}"]
+    # Data has no docstring: the map says what it is.
+    entry = next(line for line in lines if re.match(rf"[* ]*`?{name}\b", line))
+    text = re.sub(r"^[* ]*`?\w+`?:?\s*", "", entry)
+    return [f".. py:data:: {name}", "", f"   {text}"]
