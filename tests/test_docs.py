@@ -45,6 +45,11 @@ def public(room, name):
     return getattr(importlib.import_module(f"toolkit.{room}"), name)
 
 
+def is_function(value):
+    """A jitted or wrapped function is one too; a colour map, which can be called, is data."""
+    return inspect.isfunction(inspect.unwrap(value))
+
+
 def section(docstring, header):
     """Text under a header of Google style, up to the next one; empty where there is none."""
     found = re.search(
@@ -97,7 +102,7 @@ def documented_by(function, docstring):
     if not found:
         return None
     name = found[1].rpartition(".")[2]
-    others = {name: value for room, name in PUBLIC if callable(value := public(room, name))}
+    others = {name: value for room, name in PUBLIC if is_function(value := public(room, name))}
     assert name in others, f"{function.__name__} takes its arguments as {name}, which no room has"
     return inspect.unwrap(others[name])
 
@@ -125,8 +130,7 @@ def test_public_names_are_documented(room, name):
         docstring = value.__doc__ or ""
         assert docstring, f"{name} has no docstring"
         assert not docstring.startswith(f"{name}("), f"{name} has no docstring"
-    elif inspect.isfunction(inspect.unwrap(value)):
-        # A jitted or wrapped function is documented as the function inside.
+    elif is_function(value):
         faults = faults_of(inspect.unwrap(value))
         assert not faults, f"toolkit.{room}.{name}: " + "; ".join(faults)
 

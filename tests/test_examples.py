@@ -12,7 +12,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from test_docs import ROOMS, exported
+from test_docs import ROOMS, exported, is_function
 
 # The rooms where no public name may go without; the aim is all of them.
 COMPLETE = ()
@@ -24,7 +24,7 @@ def has_example(value):
     """Functions and classes are shown in use; errors are raised by what is, and data is data."""
     if inspect.isclass(value):
         return value.__module__.startswith("toolkit") and not issubclass(value, BaseException)
-    return callable(value)
+    return is_function(value)
 
 
 def faults_of(docstring):

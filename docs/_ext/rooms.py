@@ -1,5 +1,6 @@
 """One page a room: what the room's map says, group by group, then every name in the map's order."""
 
+import inspect
 import re
 from collections import defaultdict
 
@@ -13,11 +14,15 @@ def room_page(module):
     parts = [*heading(module.__name__, "="), purpose, "", f".. py:module:: {module.__name__}", ""]
     for title, names in groups.items():
         parts += heading(title, "-") if title else []
-        called = [name for name in names if callable(getattr(module, name))]
-        parts += [".. autosummary::", "   :nosignatures:", "", *(f"   {n}" for n in called), ""]
+        shown = [name for name in names if not is_data(getattr(module, name))]
+        parts += [".. autosummary::", "   :nosignatures:", "", *(f"   {n}" for n in shown), ""]
         for name in names:
             parts += [*directive(name, getattr(module, name), lines), ""]
     return "\n".join(parts)
+
+
+def is_data(value):
+    return not isinstance(value, type) and not inspect.isfunction(inspect.unwrap(value))
 
 
 def heading(title, line):
@@ -44,9 +49,9 @@ def heading_above(position, lines):
 def directive(name, value, lines):
     if isinstance(value, type):
         return [f".. autoclass:: {name}", "   :members:"]
-    if callable(value):
+    if not is_data(value):
         return [f".. autofunction:: {name}"]
     # Data has no docstring: the map says what it is.
-    entry = next(line for line in lines if re.match(rf"[* ]*`?{name}\b", line))
-    text = re.sub(r"^[* ]*`?\w+`?:?\s*", "", entry)
+    entry = next(line for line in lines if re.search(rf"\b{name}\b", line))
+    text = re.sub(r"^[* ]*(`?\w+`?,? ?)+(:|  )\s*", "", entry)
     return [f".. py:data:: {name}", "", f"   {text}"]
