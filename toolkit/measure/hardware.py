@@ -36,6 +36,11 @@ class Peak:
         bytes_per_second: of the device's main memory.
         memory_bytes: its size.
         source: where the figures are published.
+
+    Example:
+        >>> peak = published_peak("NVIDIA H100 80GB HBM3")
+        >>> peak.flops_per_second / peak.bytes_per_second  # FLOPs per byte
+        295.2...
     """
 
     name: str
@@ -72,6 +77,11 @@ class Hardware:
         peak: published peak (recorded), or None.
         matmul_flops_per_second: measured here, or None when not asked for.
         memory_bytes_per_second: measured here, or None when not asked for.
+
+    Example:
+        >>> machine = hardware()
+        >>> f"{machine.name}, {machine.cores} cores"
+        '..., ... cores'
     """
 
     name: str
@@ -95,6 +105,11 @@ def hardware(*, measure: bool = False) -> Hardware:
 
     Cost:
         A few small files; with `measure`, the cost of `matmul_rate` and `memory_bandwidth`.
+
+    Example:
+        >>> machine = hardware()
+        >>> machine.cores >= 1, machine.matmul_flops_per_second  # not asked for
+        (True, None)
     """
     device = jax.devices()[0]
     found = Hardware(
@@ -125,6 +140,12 @@ def published_peak(device_kind: str) -> Peak | None:
 
     Source:
         The `source` field of each row.
+
+    Example:
+        >>> published_peak("TPU v5 lite").name
+        'TPU v5e'
+        >>> published_peak("a toaster") is None
+        True
     """
     matches = [key for key in PEAKS if key in device_kind.lower()]
     return PEAKS[max(matches, key=len)] if matches else None
@@ -145,6 +166,10 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
 
     Cost:
         2 n^3 FLOPs a call; about half a second.
+
+    Example:
+        >>> matmul_rate(64) > 0
+        True
     """
     on_cpu = jax.devices()[0].platform == "cpu"
     size = (1024 if on_cpu else 8192) if size is None else size
@@ -178,6 +203,10 @@ def memory_bandwidth(array_bytes: int | None = None) -> float:
 
     Source:
         McCalpin, "Memory bandwidth and machine balance", 1995 (STREAM, the scale kernel).
+
+    Example:
+        >>> memory_bandwidth(1 << 20) > 0  # fits a cache: too small for an honest figure
+        True
     """
     on_cpu = jax.devices()[0].platform == "cpu"
     if array_bytes is None:
@@ -209,6 +238,10 @@ def cpu_name() -> str:
 
     Cost:
         One small file, once.
+
+    Example:
+        >>> cpu_name()
+        '...'
     """
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -232,6 +265,10 @@ def available_cores() -> int:
 
     Cost:
         A few small files.
+
+    Example:
+        >>> available_cores() >= 1
+        True
     """
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
@@ -251,6 +288,10 @@ def available_memory() -> int:
 
     Cost:
         A few small files.
+
+    Example:
+        >>> available_memory() > 2**20
+        True
     """
     total = psutil.virtual_memory().total
     limits = _cgroup_values("memory.max") + _cgroup_values("memory/memory.limit_in_bytes")

@@ -38,6 +38,11 @@ class Collective:
         is_count_exact: whether `count` is known. False when an enclosing loop's trip count is not
             (it then counts as one trip) or a branch encloses it (counted as taken).
         name: the operation of the source it comes from, as jax names it.
+
+    Example:
+        >>> found = Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")
+        >>> found.total_bytes_sent
+        336.0
     """
 
     kind: str
@@ -66,6 +71,12 @@ class ProgramCost:
         output_bytes: arrays returned.
         temp_bytes: scratch memory while it runs.
         alias_bytes: outputs written over donated arguments (part of both counts above).
+
+    Example:
+        >>> x = jnp.ones((8, 8))
+        >>> cost = program_cost(jax.jit(jnp.dot).lower(x, x).compile())
+        >>> cost.argument_bytes, cost.output_bytes
+        (512, 256)
     """
 
     flops: float
@@ -108,6 +119,13 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     Source:
         Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
         MPICH", 2005, section 4 (the bandwidth-optimal algorithms).
+
+    Example:
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> mesh = jax.make_mesh((8,), ("data",))  # eight devices, real or simulated
+        >>> x = jax.device_put(jnp.ones(64), NamedSharding(mesh, PartitionSpec("data")))
+        >>> [c.kind for c in collectives(jax.jit(jnp.sum).lower(x).compile())]
+        ['all-reduce']
     """
     return list(_read_program(compiled.as_text() or ""))
 
@@ -121,8 +139,12 @@ def collective_table(found: list[Collective]) -> str:
     Returns:
         Aligned text; "~" before a count that is not exact.
 
-    Cost:
-        Nothing worth counting.
+    Example:
+        >>> found = [Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")]
+        >>> print(collective_table(found))
+        collective  devices  runs  result bytes  sent per run  sent in all
+        all-reduce        8     3            64           112          336
+        total                   3                                      336
     """
     merged: dict[tuple, int] = {}
     for item in found:
@@ -160,6 +182,11 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
 
     Cost:
         None on the device.
+
+    Example:
+        >>> x = jnp.ones((8, 8))
+        >>> program_cost(jax.jit(jnp.dot).lower(x, x).compile()).flops >= 2 * 8**3
+        True
     """
     work: dict[str, Any] = compiled.cost_analysis() or {}
     memory: Any = compiled.memory_analysis()

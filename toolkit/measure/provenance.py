@@ -49,6 +49,11 @@ class Record:
         date: UTC, ISO 8601.
         command: the command line without folders of the machine.
         samples: the numbers `value` summarises, may be empty.
+
+    Example:
+        >>> found = record("loss", 0.5, "nat", samples=[0.4, 0.6])
+        >>> found.kind, found.samples
+        ('measured', (0.4, 0.6))
     """
 
     name: str
@@ -96,6 +101,10 @@ def record(
 
     Cost:
         The first call asks git for the commit (milliseconds), the next ones do not.
+
+    Example:
+        >>> record("parameters", 1_000, "1", kind="modelled").value
+        1000
     """
     facts = environment()
     return Record(
@@ -119,14 +128,16 @@ def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
         path: the file; it is replaced whole or left as it was.
         records: the records, in order.
 
-    Returns:
-        None.
-
     Raises:
         TypeError: an element that is not a `Record`.
 
     Cost:
         One temporary file beside `path`, then a rename.
+
+    Example:
+        >>> write_records("results.json", [record("loss", 0.5, "nat")])
+        >>> read_records("results.json")[0].value
+        0.5
     """
     records = list(records)
     for item in records:
@@ -159,6 +170,12 @@ def read_records(path: str | os.PathLike) -> list[Record]:
 
     Cost:
         One file read.
+
+    Example:
+        >>> written = [record("loss", 0.5, "nat")]
+        >>> write_records("results.json", written)
+        >>> read_records("results.json") == written
+        True
     """
     entries = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(entries, list):
@@ -186,6 +203,11 @@ def environment() -> dict[str, Any]:
 
     Cost:
         A few small files; once per process a call of git.
+
+    Example:
+        >>> facts = environment()
+        >>> facts["platform"], sorted(facts["versions"])[:3]
+        ('...', ['flax', 'jax', 'jaxlib'])
     """
     devices = jax.devices()
     kind, count = devices[0].device_kind, len(devices)
@@ -218,6 +240,10 @@ def environment_rows() -> list[tuple[str, str]]:
 
     Cost:
         That of `environment`.
+
+    Example:
+        >>> dict(environment_rows())["versions"]
+        'python 3..., jax ...'
     """
     facts = environment()
     facts["memory"] = f"{facts.pop('memory_bytes') / 2**30:.1f} GiB"
