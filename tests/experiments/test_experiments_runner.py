@@ -2,6 +2,11 @@
 
 import dataclasses
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +21,8 @@ from toolkit.experiments import (
     show_recorded,
 )
 from toolkit.measure import read_records
+from toolkit.training import read_metrics
+from toolkit.training.locks import locked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +152,95 @@ def test_two_processes_share_a_folder(tmp_path):
     calls = []
     run_experiment(line_experiment(calls), tmp_path)
     assert calls == []
+
+
+APPEND = """
+import sys
+from pathlib import Path
+from toolkit.experiments import records
+from toolkit.experiments.experiment import Run
+from test_experiments_runner import Slope, line_experiment
+
+records.environment = lambda: dict.fromkeys(("device", "versions", "commit", "date", "command"))
+directory, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+finished = records.FinishedRuns(directory, line_experiment([]))
+for seed in range(first, first + count):
+    finished.append(Run("flat", Slope(0.0), seed), {"end": float(seed)})
+    print(seed, flush=True)
+"""
+
+
+def start(code, *arguments):
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parents[1]}"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_four_processes_append_and_lose_nothing(tmp_path):
+    """1,000 appends; a fifth process is killed among them, and may lose its last one only."""
+    writers = [start(APPEND, tmp_path, 250 * number, 250) for number in range(4)]
+    victim = start(APPEND, tmp_path, 5000, 5000)
+    for _ in range(20):
+        victim.stdout.readline()
+    victim.kill()
+    done = [int(line) for line in victim.communicate()[0].split()]
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    seeds = [row["seed"] for row in read_metrics(tmp_path / "runs.jsonl")]
+    assert len(seeds) == len(set(seeds))
+    assert set(range(1000)) <= set(seeds)
+    assert set(range(5000, 5020)) | set(done) <= set(seeds)
+
+
+SHARE = """
+import sys, time
+from pathlib import Path
+import dataclasses
+from toolkit.experiments import run_experiment
+from test_experiments_runner import line_experiment
+
+def execute(setting, seed, workspace):
+    print(setting.slope, seed, flush=True)
+    time.sleep(0.5)
+    return inner.execute(setting, seed, workspace)
+
+inner = line_experiment([])
+run_experiment(dataclasses.replace(inner, execute=execute), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(tmp_path):
+    both = [start(SHARE, tmp_path) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    began = [line for text in said for line in text.splitlines() if re.fullmatch(r"\S+ \d", line)]
+    assert len(began) == len(set(began)) == 6, "each run is done once"
+    assert all(process.returncode == 0 for process in both)
+    assert not list((tmp_path / "running").iterdir())
+
+
+def test_what_a_kill_cut_short_does_not_spoil_the_next_append(tmp_path):
+    run_experiment(line_experiment([]), tmp_path, seeds=1, only="flat")
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"experiment": "lin')
+    run_experiment(line_experiment([]), tmp_path, seeds=1)
+    assert len(read_metrics(tmp_path / "runs.jsonl")) == 2
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+    running = tmp_path / "running"
+    running.mkdir()
+    calls = []
+    with locked(running / "flat-seed-0.lock"):
+        assert not run_experiment(line_experiment(calls), tmp_path, seeds=1)
+    assert {slope for slope, *_ in calls} == {2.0}
+    assert "1 of 2 runs finished" in capsys.readouterr().err
+    assert run_experiment(line_experiment(calls), tmp_path, seeds=1)
 
 
 def test_another_experiment_or_another_version_of_it_is_refused(tmp_path):

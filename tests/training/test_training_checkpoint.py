@@ -1,6 +1,7 @@
 """Checkpoints: what comes back, onto which devices, and what is refused with which words."""
 
 import errno
+import os
 import shutil
 from collections import namedtuple
 
@@ -99,6 +100,46 @@ def test_saving_a_step_twice_leaves_the_first(directory):
         assert checkpoints.steps() == [1, 2]
         with pytest.raises(CheckpointError, match="already holds step 2"):
             checkpoints.save(0, make_state(0), RUN)
+
+
+def contents(directory):
+    return {path: path.stat().st_mtime_ns for path in sorted(directory.rglob("*"))}
+
+
+def test_a_reader_changes_nothing_and_a_second_trainer_is_told_who_trains(directory):
+    """`toolkit generate` reads while training saves: what is unfinished must stay."""
+    with Checkpoints(directory) as trainer:
+        unfinished = directory / "9.orbax-checkpoint-tmp"
+        unfinished.mkdir()
+        before = contents(directory)
+        with Checkpoints(directory, is_read_only=True) as reader:
+            state, _ = reader.restore_latest(make_state(), RUN)
+        assert_same(state, make_state(2))
+        assert contents(directory) == before
+        with pytest.raises(CheckpointError, match=rf"being trained by process {os.getpid()} on"):
+            Checkpoints(directory)
+        assert unfinished.exists()
+        trainer.save(3, make_state(3), RUN)
+    with Checkpoints(directory) as trainer:
+        assert not unfinished.exists(), "its new holder cleans up"
+        assert trainer.steps() == [1, 2, 3]
+
+
+def test_a_reader_leaves_damaged_checkpoints_where_they_are(directory):
+    flip_a_bit(directory)
+    before = contents(directory)
+    with (
+        Checkpoints(directory, is_read_only=True) as reader,
+        pytest.warns(CheckpointWarning, match="not what was saved"),
+    ):
+        reader.restore_latest(make_state(), RUN)
+    assert contents(directory) == before
+
+
+def test_a_reader_of_nothing_makes_nothing(tmp_path):
+    with Checkpoints(tmp_path / "absent", is_read_only=True) as reader:
+        assert reader.restore_latest(make_state()) is None
+    assert not (tmp_path / "absent").exists()
 
 
 def test_arrays_may_be_donated_while_they_are_being_written(tmp_path):

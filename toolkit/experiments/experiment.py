@@ -166,6 +166,8 @@ class Experiment:
         work: setting -> cost of a run, in any unit, for the expected time left.
         report: results -> what is printed in place of `result_table`, where a line a setting is
             not how to read them.
+        seeds_together: how many neighbouring seeds `execute` trains side by side; of several
+            processes in one folder, one does them all.
     """
 
     name: str
@@ -179,6 +181,7 @@ class Experiment:
     minutes: float
     work: Callable[[Any], float] = lambda setting: 1.0
     report: Callable[[Results], str] | None = None
+    seeds_together: int = 1
 
     def runs(self, seeds: int = 3, only: str = "") -> list[Run]:
         """All runs: every setting with every seed, the seeds of a setting one after another.

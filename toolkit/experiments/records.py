@@ -11,11 +11,12 @@ import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from toolkit.experiments.experiment import Experiment, Results, Run
 from toolkit.measure import Record, environment
 from toolkit.training import read_metrics
+from toolkit.training.locks import locked
 
 _PROVENANCE = ("device", "versions", "commit", "date", "command")
 _CURVE = re.compile(r"(?P<name>.*), seed (?P<seed>\d+)")
@@ -41,9 +42,8 @@ class FinishedRuns:
     def append(self, run: Run, outcome: dict[str, Any]) -> None:
         """Adds a finished run; it is on disk when this returns, whole or not at all.
 
-        Runs that another process has finished in the same folder meanwhile are kept.
+        Any number of processes may append to one folder.
         """
-        self.lines = self._read()
         facts = environment()
         line = {
             "experiment": self.experiment.name,
@@ -53,15 +53,17 @@ class FinishedRuns:
             "outcome": outcome,
             "environment": {name: facts[name] for name in _PROVENANCE},
         }
-        self.lines.append(line)
-        # Written anew and renamed, so that a kill leaves the old file or the new one.
-        text = "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in self.lines)
-        unfinished = self.path.with_name(self.path.name + ".tmp")
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
+        text = json.dumps(line, allow_nan=False) + "\n"
+        with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
+            _drop_unfinished_line(file)
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, self.path)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes in what other processes have finished in the same folder."""
+        self.lines = self._read()
 
     def _read(self) -> list[dict[str, Any]]:
         lines = read_metrics(self.path)
@@ -114,6 +116,13 @@ class FinishedRuns:
                 f"directory: {str(self.path)!r} holds {label!r} of another version of this "
                 "experiment; give a new directory, or delete that one"
             )
+
+
+def _drop_unfinished_line(file: BinaryIO) -> None:
+    """Cuts off what a process killed in the middle of an append has left."""
+    file.seek(0)
+    whole = file.read().rfind(b"\n") + 1
+    file.truncate(whole)
 
 
 def setting_facts(setting: Any) -> dict[str, Any]:

@@ -4,9 +4,12 @@ A folder holds `runs.jsonl` (a line a finished run), `running/` (checkpoints of 
 and, at the end, `results.json` and `figure.png`.
 """
 
+import itertools
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from toolkit.experiments.experiment import (
 )
 from toolkit.experiments.records import FinishedRuns, results_of
 from toolkit.measure import Record, read_records, write_records
+from toolkit.training.locks import HeldError, locked
 
 
 def run_experiment(
@@ -27,6 +31,7 @@ def run_experiment(
 ) -> bool:
     """Run what is not finished yet, then print the table and the verdicts and write the figure.
 
+    Several processes may share a folder, and the work: each takes runs that no other has begun.
     Killed at any moment and called again, it loses at most the time since the last checkpoint of
     the run under way and ends with the same numbers.
 
@@ -37,7 +42,8 @@ def run_experiment(
         only: run the settings whose label holds this text.
 
     Returns:
-        Whether all runs are finished; False after Ctrl-C.
+        Whether all runs are finished; False after Ctrl-C, or while another process that shares
+        the folder is still at some of them.
 
     Raises:
         ValueError: seeds or only out of range, or the folder holds another experiment.
@@ -52,20 +58,20 @@ def run_experiment(
     finished = FinishedRuns(directory, experiment)
     left = [run for run in runs if not finished.holds(run)]
     _announce(experiment, runs, left)
-    try:
+    with suppress(KeyboardInterrupt, Stopped):
         _run_all(experiment, runs, left, finished, directory)
-        is_complete = True
-    except (KeyboardInterrupt, Stopped):
-        is_complete = False
+    finished.refresh()
+    count = sum(finished.holds(run) for run in runs)
+    is_complete = count == len(runs)
     results = finished.results(runs)
     if results.labels:
         records = finished.records(results)
         write_records(directory / "results.json", records)
         _report(experiment, results, records, directory, "measured here")
     if not is_complete:
-        count = sum(finished.holds(run) for run in runs)
         print(
-            f"\nstopped with {count} of {len(runs)} runs finished; the same command goes on",
+            f"\nstopped with {count} of {len(runs)} runs finished; the same command goes on "
+            "with those that no other process has begun",
             file=sys.stderr,
         )
     return is_complete
@@ -118,21 +124,51 @@ def _run_all(
     form = "{l_bar}{bar}| {elapsed} gone, {remaining} left  {postfix}"
     with tqdm(total=100.0, bar_format=form, dynamic_ncols=True, disable=not left) as bar:
         done = 0.0
-        for run in left:
-            work = experiment.work(run.setting)
-            bar.set_postfix_str(f"{run.label}, seed {run.seed}")
+        for block in _blocks(experiment, left):
+            with _claimed(block, finished, folder) as claimed:
+                for run in claimed:
+                    work = experiment.work(run.setting)
+                    bar.set_postfix_str(f"{run.label}, seed {run.seed}")
 
-            def progress(share: float, done: float = done, work: float = work) -> None:
-                # Sums of shares may pass the whole by a rounding error, of which tqdm would warn.
-                bar.update(min(100.0, 100 * (done + share * work) / whole) - bar.n)
+                    def progress(share: float, done: float = done, work: float = work) -> None:
+                        # Shares may add up to a rounding error too much, of which tqdm would warn.
+                        bar.update(min(100.0, 100 * (done + share * work) / whole) - bar.n)
 
-            workspace = Workspace(folder / "running" / _file_name(run), progress)
-            workspace.directory.mkdir(parents=True, exist_ok=True)
-            outcome = experiment.execute(run.setting, run.seed, workspace)
-            finished.append(run, _plain(outcome))
-            shutil.rmtree(workspace.directory)
-            done += work
-            progress(0.0, done)
+                    workspace = Workspace(_workspace(folder, run), progress)
+                    workspace.directory.mkdir(parents=True, exist_ok=True)
+                    outcome = experiment.execute(run.setting, run.seed, workspace)
+                    finished.append(run, _plain(outcome))
+                    shutil.rmtree(workspace.directory)
+                    done += work
+                    progress(0.0, done)
+
+
+def _blocks(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:
+    """Runs that one process does one after the other: seeds that are trained side by side."""
+    keyed = itertools.groupby(runs, lambda run: (run.label, run.seed // experiment.seeds_together))
+    return [list(block) for _, block in keyed]
+
+
+@contextmanager
+def _claimed(block: list[Run], finished: FinishedRuns, folder: Path) -> Iterator[list[Run]]:
+    """Those runs of a block that are still to do, held against other processes in this folder.
+
+    None of them when another process is at the block; what it leaves undone, a later call does.
+    """
+    claim = _workspace(folder, block[0]).with_suffix(".lock")
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(claim):
+            finished.refresh()
+            yield [run for run in block if not finished.holds(run)]
+            # Whoever has opened this file meanwhile finds the runs finished, and does nothing.
+            claim.unlink(missing_ok=True)
+    except HeldError:
+        yield []
+
+
+def _workspace(folder: Path, run: Run) -> Path:
+    return folder / "running" / re.sub(r"\W+", "-", f"{run.label} seed {run.seed}").strip("-")
 
 
 def _report(
@@ -152,10 +188,6 @@ def _report(
     with style():
         experiment.draw(results, caption).savefig(path)
     print(f"figure: {path}")
-
-
-def _file_name(run: Run) -> str:
-    return re.sub(r"\W+", "-", f"{run.label} seed {run.seed}").strip("-")
 
 
 def _plain(outcome: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def load_language_model(directory: Path) -> LoopedLM:
         ) from error
     graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
     state = TrainState.create(params, make_optimizer(run))
-    with Checkpoints(Path(directory) / "checkpoints") as checkpoints:
+    with Checkpoints(Path(directory) / "checkpoints", is_read_only=True) as checkpoints:
         restored = checkpoints.restore_latest(state, {"configuration": stored["configuration"]})
     if restored is None:
         raise FileNotFoundError(

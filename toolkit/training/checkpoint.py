@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from toolkit.training.identity import (
     named_leaves,
     state_bytes,
 )
+from toolkit.training.locks import HeldError, locked
 
 State = TypeVar("State")
 
@@ -50,29 +51,49 @@ class Checkpoints:
 
     A checkpoint is a directory named by its step, written in the background and renamed into
     place when complete. Arrays are stored whole whatever their sharding, and restored onto the
-    template's.
+    template's. One process at a time writes: it holds `trainer.lock` until it closes or dies.
+    Any number may read meanwhile, and a reader changes nothing.
 
     Attributes:
         directory: where they are.
         keep: how many are kept; older ones are deleted after a newer one is complete.
+        is_read_only: whether this is a reader.
     """
 
-    def __init__(self, directory: str | os.PathLike, keep: int = 3):
+    def __init__(self, directory: str | os.PathLike, keep: int = 3, *, is_read_only: bool = False):
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.directory = Path(directory).absolute()
         self.keep = keep
+        self.is_read_only = is_read_only
         self._needed_bytes = 0
+        self._lock = ExitStack()
+        if not is_read_only:
+            self._take_over()
+        try:
+            self._manager = self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _take_over(self) -> None:
+        """Becomes the directory's one writer, and clears away what an earlier one left undone."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            if jax.process_index() == 0:
+                self._lock.enter_context(locked(self.directory / "trainer.lock"))
         except OSError as error:
             raise CheckpointError(
                 f"cannot use {str(self.directory)!r} for checkpoints: {error.strerror}"
             ) from error
+        except HeldError as error:
+            raise CheckpointError(
+                f"{str(self.directory)!r} is being trained by {error.holder}; "
+                "wait for it, stop it, or give this run another directory"
+            ) from None
         if jax.process_index() == 0:
             for unfinished in self.directory.glob("*.orbax-checkpoint-tmp"):
                 shutil.rmtree(unfinished, ignore_errors=True)
-        self._manager = self._open()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -163,7 +184,7 @@ class Checkpoints:
                     CheckpointWarning,
                     stacklevel=2,
                 )
-            if refused:
+            if refused and not self.is_read_only:
                 self._set_aside(newer_than=step)
             return state, record["run"]
         if refused:
@@ -191,6 +212,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
+            self._lock.close()
 
     def _open(self) -> Any:
         # orbax logs every phase of a save through absl, and every failure several times over; what
@@ -198,9 +220,12 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         import orbax.checkpoint as ocp
 
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.keep, enable_async_checkpointing=True
-        )
+        if self.is_read_only:
+            options = ocp.CheckpointManagerOptions(read_only=True, create=False)
+        else:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep, enable_async_checkpointing=True
+            )
         return ocp.CheckpointManager(self.directory, options=options)
 
     def _path(self, step: int) -> str:

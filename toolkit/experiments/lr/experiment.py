@@ -114,4 +114,5 @@ EXPERIMENT = Experiment(
     minutes=180,
     work=work,
     report=lambda results: report(_cells(results)),
+    seeds_together=SEEDS,
 )
