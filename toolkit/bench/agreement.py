@@ -31,6 +31,13 @@ def agree(
 
     Source:
         "rms" is the criterion of flash-linear-attention's tests.
+
+    Example:
+        >>> check = agree(1e-6)
+        >>> check({"ours": jnp.ones(3), "peer": jnp.ones(3)})
+        >>> check({"ours": jnp.ones(3), "peer": jnp.zeros(3)})
+        Traceback (most recent call last):
+        ValueError: 'peer' and 'ours' disagree: relative error 1.0e+00, wanted at most 1e-06
     """
     size = {"max": lambda x: np.max(np.abs(x)), "rms": lambda x: np.sqrt(np.mean(np.square(x)))}
     measure = size[norm]

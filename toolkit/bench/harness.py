@@ -39,6 +39,11 @@ class Yardstick:
         ours: what our contender does, in `unit`.
         unit: "FLOP" or "byte".
         least: wanted fraction, or None where none is named.
+
+    Example:
+        >>> copy = Yardstick("copy", lambda: None, work=8e9, ours=4e9, unit="byte")
+        >>> copy.fraction(our_seconds=1.0, call_seconds=1.0)
+        0.5
     """
 
     name: str
@@ -71,6 +76,11 @@ class Case:
             one to the one before, of seconds and of each of `facts`.
         facts: contender -> numbers the compiler or a formula gives for it, as name -> (value,
             unit); called after the timing, since compiling is slow.
+
+    Example:
+        >>> calls = {"ours": lambda: jnp.ones(3) * 2, "peer": lambda: jnp.ones(3) + 1}
+        >>> case = Case("two", calls, agree(1e-6), ours="ours", targets={"peer": 0.5})
+        >>> case.check({name: call() for name, call in case.contenders.items()})
     """
 
     name: str
@@ -93,6 +103,12 @@ class PlannedCase:
     Attributes:
         name: of the case.
         build: makes the case of that name.
+
+    Example:
+        >>> def build(name):
+        ...     return Case(name, {"ours": lambda: jnp.ones(3)}, agree(1e-6), ours="ours")
+        >>> PlannedCase("one", build).build("one").name
+        'one'
     """
 
     name: str
@@ -107,6 +123,10 @@ class Suite:
         cases: yields the cases, or plans of them, given the number of cores.
         cores: the process is run once for each of these.
         summary: one line for the user.
+
+    Example:
+        >>> SUITES["softmax"].cores  # run once with one core, once with two
+        (1, 2)
     """
 
     cases: Callable[[int], Iterator[Case | PlannedCase]]
@@ -123,9 +143,6 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], A
 
     Returns:
         A function of no arguments.
-
-    Cost:
-        Nothing.
     """
     return lambda: function(*args)
 
@@ -169,6 +186,13 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
 
     Cost:
         About `rounds + 2` times the work of all contenders.
+
+    Example:
+        >>> calls = {"ours": lambda: jnp.ones(3) * 2, "peer": lambda: jnp.ones(3) + 1}
+        >>> records = run_case(Case("two", calls, agree(1e-6), "ours"), rounds=3, cores=1)
+        two  (1 core, measured here)
+          ours ... ms  +- ...
+          peer ... ms  +- ...   ...x the time of ours
     """
     calls = dict(case.contenders)
     if case.yardstick is not None:

@@ -74,9 +74,6 @@ def direction(backward: bool) -> str:
 
     Returns:
         "forward" or "forward+backward".
-
-    Cost:
-        Nothing.
     """
     return "forward+backward" if backward else "forward"
 

@@ -41,9 +41,6 @@ def recurrent_rows() -> list[Mixer]:
 
     Returns:
         All but the forms of softmax attention, whose state grows with the context.
-
-    Cost:
-        Nothing.
     """
     return [row for row in MIXERS.values() if _state(row, tokens=1) == _state(row, tokens=2)]
 

@@ -66,9 +66,6 @@ def run_suites(
         plot: also draw the figure of suite `mixers`.
         recorded: draw that figure from this file of records instead, and run nothing.
 
-    Returns:
-        None; the tables are printed.
-
     Raises:
         ValueError: for an unknown suite, `rounds < 1`, a figure of another suite, or a text in
             the name of no case.
@@ -76,6 +73,10 @@ def run_suites(
 
     Cost:
         Minutes; the names are printed as they start.
+
+    Example:
+        >>> from pathlib import Path
+        >>> run_suites(["startup"], rounds=3, out=Path("bench"))  # doctest: +SKIP
     """
     for name in names:
         if name not in SUITES:
@@ -125,14 +126,15 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = ""
         out: the JSON file of records.
         only: run the cases whose name holds this text.
 
-    Returns:
-        None; the table is printed.
-
     Raises:
         UncheckedRatioError: when contenders disagree.
 
     Cost:
         That of the suite.
+
+    Example:
+        >>> from pathlib import Path
+        >>> run_suite_here("startup", cores=1, rounds=3, out=Path("startup.json"))  # doctest: +SKIP
     """
     import jax
 

@@ -33,6 +33,10 @@ def load_experiment(name: str) -> Experiment:
 
     Cost:
         Imports flax, optax and what the experiment needs.
+
+    Example:
+        >>> sorted(load_experiment("parity").settings)
+        ['full attention', 'gdn, beta up to 1', 'gdn, beta up to 2']
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"experiment: got {name!r}, wanted one of {', '.join(EXPERIMENTS)}")

@@ -30,6 +30,12 @@ class Workspace:
     Attributes:
         directory: the run's own folder, kept until the run is finished: for checkpoints.
         progress: to be called now and then with the share of the run that is done, 0 to 1.
+
+    Example:
+        >>> from pathlib import Path
+        >>> workspace = Workspace(Path("run"), progress=print)
+        >>> workspace.progress(0.5)
+        0.5
     """
 
     directory: Path
@@ -44,6 +50,10 @@ class Run:
         label: the setting's name.
         setting: all that decides the outcome but the seed, a frozen dataclass.
         seed: of every random choice.
+
+    Example:
+        >>> [run.seed for run in load_experiment("parity").runs(seeds=2, only="full attention")]
+        [0, 1]
     """
 
     label: str
@@ -59,6 +69,10 @@ class Column:
         name: the number's name in an `Outcome`.
         unit: its unit, "1" for a share.
         digits: digits after the point.
+
+    Example:
+        >>> Column("accuracy", digits=2)
+        Column(name='accuracy', unit='1', digits=2)
     """
 
     name: str
@@ -73,6 +87,11 @@ class Claim:
     Attributes:
         text: the claim, one line.
         judge: results -> (whether it is seen, the numbers that decided it).
+
+    Example:
+        >>> claim = Claim("a is right", lambda found: (found.mean("a", "accuracy") > 0.5, "..."))
+        >>> claim.judge(Results({"a": {0: {"accuracy": 0.9}}}))
+        (True, '...')
     """
 
     text: str
@@ -87,6 +106,11 @@ class Verdict:
         claim: its text.
         is_seen: None when the runs it needs were left out.
         numbers: what decided.
+
+    Example:
+        >>> print(Verdict("a is right", True, "accuracy 0.90"))
+        seen       a is right
+                   accuracy 0.90
     """
 
     claim: str
@@ -108,6 +132,11 @@ class Results:
 
     Attributes:
         outcomes: label of the setting -> seed -> outcome.
+
+    Example:
+        >>> results = Results({"a": {0: {"accuracy": 0.5}, 1: {"accuracy": 1.0}}})
+        >>> results.samples("a", "accuracy"), results.mean("a", "accuracy")
+        ([0.5, 1.0], 0.75)
     """
 
     outcomes: Mapping[str, Mapping[int, Outcome]]
@@ -168,6 +197,12 @@ class Experiment:
             not how to read them.
         seeds_together: how many neighbouring seeds `execute` trains side by side; of several
             processes in one folder, one does them all.
+
+    Example:
+        >>> experiment = load_experiment("parity")
+        >>> experiment.title
+        '...'
+        >>> verdicts = experiment.verdicts(Results({}))  # nothing was run: no claim is tested
     """
 
     name: str
@@ -241,6 +276,12 @@ def result_table(experiment: Experiment, results: Results) -> str:
 
     Cost:
         Arithmetic on a few numbers.
+
+    Example:
+        >>> results = Results({"full attention": {0: {"accuracy, first 16": 0.5}}})
+        >>> print(result_table(load_experiment("parity"), results))
+        setting ...
+        full attention ... 0.500 +- 0.000
     """
     heads = [c.name + ("" if c.unit == "1" else f" ({c.unit})") for c in experiment.columns]
     rows = [["setting", "seeds", *heads]]

@@ -41,9 +41,6 @@ def model(pattern: str, task: StateBasedRecall, loops: int, width: int) -> Loope
         The configuration, with negative eigenvalues: a swap is a reflection. Tokens weigh as much
         as what layers add to them, and no rotary wavelength is much longer than the sequence, so
         that all channels tell neighbouring addresses apart.
-
-    Cost:
-        None.
     """
     return LoopedConfig.tiny(
         pattern,

@@ -133,9 +133,6 @@ def setting_facts(setting: Any) -> dict[str, Any]:
 
     Returns:
         A dict, with the names of inner dataclasses' types left out.
-
-    Cost:
-        None worth naming.
     """
     return json.loads(json.dumps(dataclasses.asdict(setting)))
 

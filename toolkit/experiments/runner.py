@@ -51,6 +51,11 @@ def run_experiment(
 
     Cost:
         That of the runs left; printed beforehand in minutes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> run_experiment(load_experiment("parity"), Path("parity"), seeds=1)  # doctest: +SKIP
+        True
     """
     runs = experiment.runs(seeds, only)
     directory = Path(directory)
@@ -85,15 +90,17 @@ def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> No
         recorded: its `results.json`.
         directory: where the figure goes; made if missing.
 
-    Returns:
-        None.
-
     Raises:
         ValueError: the file holds no records of this experiment.
         OSError: it cannot be read.
 
     Cost:
         A second.
+
+    Example:
+        >>> from pathlib import Path
+        >>> record = Path("data/experiments/parity.json")
+        >>> show_recorded(load_experiment("parity"), record, Path("parity"))  # doctest: +SKIP
     """
     records = read_records(recorded)
     results = results_of(records, experiment)

@@ -28,6 +28,11 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
 
     Cost:
         About a millisecond; axes cost tens of milliseconds, so keep and reuse them.
+
+    Example:
+        >>> figure = new_figure(4.0, 3.0, dots_per_inch=100)
+        >>> figure.canvas.get_width_height()
+        (400, 300)
     """
     figure = Figure(figsize=(width, height), dpi=dots_per_inch)
     FigureCanvasAgg(figure)
@@ -45,6 +50,13 @@ class Picture:
         moving: artists drawn at every update, first ones lowest.
         has_palette: whether 256 colours suffice, as they do where no image has a colour map: the
             file is half as large then.
+
+    Example:
+        >>> figure = new_figure(4.0, 3.0)
+        >>> (line,) = figure.add_subplot().plot([0, 1], [0, 1])
+        >>> picture = Picture(figure, moving=[line])
+        >>> picture.png()[:8]
+        b'\\x89PNG\\r\\n\\x1a\\n'
     """
 
     def __init__(

@@ -64,6 +64,10 @@ class Look:
         dashes: matplotlib line style.
         marker: matplotlib marker of measured points.
         hatch: fill pattern of bars.
+
+    Example:
+        >>> Look("#0072b2", "-", "o", "").marker
+        'o'
     """
 
     colour: str
@@ -90,8 +94,11 @@ def look(name: str) -> Look:
     Returns:
         The same `Look` for the same name, always.
 
-    Cost:
-        A dictionary look-up.
+    Example:
+        >>> look("gdn").marker, look("window").marker
+        ('^', 's')
+        >>> look("anything else") == look("anything else")
+        True
     """
     if name in LOOKS:
         return LOOKS[name]
@@ -106,5 +113,11 @@ def style() -> AbstractContextManager[None]:
 
     Cost:
         About a millisecond.
+
+    Example:
+        >>> with style():
+        ...     axes = new_figure().add_subplot()
+        >>> axes.spines["top"].get_visible()
+        False
     """
     return matplotlib.rc_context(STYLE)  # pyright: ignore[reportArgumentType]

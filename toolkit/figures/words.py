@@ -17,8 +17,9 @@ def in_words(value: float, unit: str) -> str:
     Returns:
         For example `"3.50 ms"`, `"64.0 MiB"` or `"12,000 tokens"`.
 
-    Cost:
-        None worth naming.
+    Example:
+        >>> in_words(0.0035, "seconds"), in_words(64 * 2**20, "bytes"), in_words(12_000, "tokens")
+        ('3.50 ms', '64.0 MiB', '12,000 tokens')
     """
     if unit == "seconds":
         scale, name = next(((s, n) for s, n in reversed(_TIMES) if abs(value) >= s), _TIMES[0])
@@ -50,8 +51,9 @@ def short(value: float, unit: str) -> str:
     Returns:
         For example `"1 ms"` or `"32k"` for a number of tokens.
 
-    Cost:
-        None worth naming.
+    Example:
+        >>> short(0.001, "seconds"), short(32 * 1024, "tokens")
+        ('1 ms', '32k')
     """
     if unit == "tokens":
         for scale, suffix in ((1 << 20, "M"), (1 << 10, "k")):
