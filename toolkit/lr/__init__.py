@@ -17,12 +17,13 @@ Search
 * `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default. What decides
   is the tails of the probes, or the multi-power law fitted to them
 * `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
+* `LR_RANGE`: the rates it looks at unless told otherwise
 * `MODES`: the ways to run candidates
-* `SearchProgress`, `SearchState`: a search in the middle, as a checkpoint may hold it
+* `SearchProgress`: a search in the middle, as a checkpoint may hold it, with the `TrainState`
 
 The same for loops that keep control
 * `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing
-* `Method`: what they ask of a way to search
+* `Searcher`: what they ask of a way to search
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
@@ -45,7 +46,7 @@ Ground truth
 """
 
 from toolkit.lr.autolrs import AutoLRS
-from toolkit.lr.candidates import MODES, SearchState
+from toolkit.lr.candidates import MODES
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
 from toolkit.lr.convex_bound import last_iterate_bound
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
@@ -59,7 +60,7 @@ from toolkit.lr.multi_power_law import MultiPowerLaw, fit_multi_power_law
 from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.protocol import Controller, Ledger, Method, Request, ask, init, tell
+from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,
@@ -67,11 +68,13 @@ from toolkit.lr.schedules import (
     tabulated_schedule,
     warmup_stable_decay_schedule,
 )
-from toolkit.lr.search import SearchProgress, SearchResult, search
+from toolkit.lr.search import LR_RANGE, SearchProgress, SearchResult, search
 from toolkit.lr.shapes import shape_rates
+from toolkit.parallel.updates import TrainState
 
 __all__ = [
     "CONTENDERS",
+    "LR_RANGE",
     "MODES",
     "AutoLRS",
     "Contender",
@@ -80,14 +83,14 @@ __all__ = [
     "GaussianProcess",
     "JointResult",
     "Ledger",
-    "Method",
     "MultiPowerLaw",
     "NoisyQuadratic",
     "ProbeThenDecay",
     "Request",
     "SearchProgress",
     "SearchResult",
-    "SearchState",
+    "Searcher",
+    "TrainState",
     "ask",
     "contender",
     "cooldown_schedule",

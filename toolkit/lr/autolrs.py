@@ -105,31 +105,31 @@ class AutoLRS(AutoLRSConstants):
         return controller
 
 
-def _planned(method: AutoLRS, controller: AutoLRSController) -> AutoLRSController:
+def _planned(searcher: AutoLRS, controller: AutoLRSController) -> AutoLRSController:
     """The lengths of the stage that begins, shortened to what the budget can pay."""
-    left = steps_left(method, controller) - method.decay_steps
-    stage_steps = method.tau(controller.stage)
-    probe_steps = max(stage_steps // method.probe_ratio, 1)
+    left = steps_left(searcher, controller) - searcher.decay_steps
+    stage_steps = searcher.tau(controller.stage)
+    probe_steps = max(stage_steps // searcher.probe_ratio, 1)
     forward = 0.0
-    if method.is_by_validation(controller.stage):
-        losses = method.candidates * 2 * method.validation_points  # fewer than that
-        forward = FORWARD_COST * losses * method.validation_batches
-    if method.candidates * probe_steps + forward + stage_steps > left:
-        probe_steps = int((left - forward) / (method.candidates + method.probe_ratio))
+    if searcher.is_by_validation(controller.stage):
+        losses = searcher.candidates * 2 * searcher.validation_points  # fewer than that
+        forward = FORWARD_COST * losses * searcher.validation_batches
+    if searcher.candidates * probe_steps + forward + stage_steps > left:
+        probe_steps = int((left - forward) / (searcher.candidates + searcher.probe_ratio))
         # A search too short to tell rates apart is worth less than training on.
-        probe_steps = 0 if probe_steps < method.shortest_probe else probe_steps
-        stage_steps = max(left - method.candidates * probe_steps, 1)
+        probe_steps = 0 if probe_steps < searcher.shortest_probe else probe_steps
+        stage_steps = max(left - searcher.candidates * probe_steps, 1)
     return replace(controller, stage_steps=stage_steps, probe_steps=probe_steps)
 
 
-def _proposals(method: AutoLRS, controller: AutoLRSController) -> np.ndarray:
-    low, high = np.log(method.interval)
-    if method.proposals == "together":
-        grid = np.linspace(low, high, method.candidates)
-        return np.exp(grid if method.candidates > 1 else np.array([(low + high) / 2]))
+def _proposals(searcher: AutoLRS, controller: AutoLRSController) -> np.ndarray:
+    low, high = np.log(searcher.lr_range)
+    if searcher.proposals == "together":
+        grid = np.linspace(low, high, searcher.candidates)
+        return np.exp(grid if searcher.candidates > 1 else np.array([(low + high) / 2]))
     rows = _rows_of_stage(controller)
     if not len(rows):
-        place = np.random.default_rng([method.seed, int(controller.stage)]).uniform()
+        place = np.random.default_rng([searcher.seed, int(controller.stage)]).uniform()
     else:
         table = controller.table
         process = fit_gaussian_process(
@@ -138,23 +138,23 @@ def _proposals(method: AutoLRS, controller: AutoLRSController) -> np.ndarray:
             table["variance"][rows],
         )
         resolution = max(1001, 4 * len(rows))
-        place = lowest_confidence_bound(process, method.kappa, resolution=resolution)
+        place = lowest_confidence_bound(process, searcher.kappa, resolution=resolution)
     return np.exp([low + place * (high - low)])
 
 
-def _validate_every(method: AutoLRS, controller: AutoLRSController) -> int:
-    if not method.is_by_validation(controller.stage):
+def _validate_every(searcher: AutoLRS, controller: AutoLRSController) -> int:
+    if not searcher.is_by_validation(controller.stage):
         return 0
-    return max(controller.probe_steps // method.validation_points, 1)
+    return max(controller.probe_steps // searcher.validation_points, 1)
 
 
 def _with_candidates(
-    method: AutoLRS, controller: AutoLRSController, request: Request, losses: np.ndarray
+    searcher: AutoLRS, controller: AutoLRSController, request: Request, losses: np.ndarray
 ) -> AutoLRSController:
     first_loss = controller.first_loss
     if not len(controller.table["rate"]) and np.isfinite(losses[0, 0]):
         first_loss = float(losses[0, 0])
-    forecasts = [_forecast(method, controller, request, curve) for curve in losses]
+    forecasts = [_forecast(searcher, controller, request, curve) for curve in losses]
     table = with_rows(
         controller.table,
         stage=controller.stage,
@@ -169,11 +169,11 @@ def _with_candidates(
 
 
 def _forecast(
-    method: AutoLRS, controller: AutoLRSController, request: Request, curve: np.ndarray
+    searcher: AutoLRS, controller: AutoLRSController, request: Request, curve: np.ndarray
 ) -> Forecast:
     every = request.validate_every
     horizon = controller.stage_steps / (every or 1)
-    if method.forecast == "published":
+    if searcher.forecast == "published":
         return published_forecast(
             curve, horizon, is_validation=every > 0, ceiling=controller.first_loss
         )
@@ -181,24 +181,24 @@ def _forecast(
     return forecast_loss(curve, max(horizon - 1, 0) if every else horizon)
 
 
-def _chosen(method: AutoLRS, controller: AutoLRSController) -> tuple[int | None, float]:
+def _chosen(searcher: AutoLRS, controller: AutoLRSController) -> tuple[int | None, float]:
     """The row and the rate of the lowest forecast of this stage; row None for a rate that was not
     searched: the last one where there was no search, the lowest where everything diverged.
     """
     rows = _rows_of_stage(controller)
     if not len(rows):
-        return None, _last_rate(method, controller)
+        return None, _last_rate(searcher, controller)
     forecasts = controller.table["forecast"][rows]
     best = int(rows[np.argmin(forecasts)])
     if not np.isfinite(forecasts.min()):
-        return None, method.interval[0]
+        return None, searcher.lr_range[0]
     return best, float(controller.table["rate"][best])
 
 
-def _last_rate(method: AutoLRS, controller: AutoLRSController) -> float:
+def _last_rate(searcher: AutoLRS, controller: AutoLRSController) -> float:
     if len(controller.rates):
         return float(controller.rates[-1])
-    return float(np.sqrt(method.interval[0] * method.interval[1]))
+    return float(np.sqrt(searcher.lr_range[0] * searcher.lr_range[1]))
 
 
 def _rows_of_stage(controller: AutoLRSController) -> np.ndarray:

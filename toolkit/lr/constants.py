@@ -13,7 +13,7 @@ class AutoLRSConstants:
     Steps are gradient evaluations: those of discarded candidates count.
 
     Attributes:
-        interval: lowest and highest rate, searched on a logarithmic scale.
+        lr_range: lowest and highest rate, searched on a logarithmic scale.
         budget: steps in all, candidates included.
         candidates: rates tried in a stage (k).
         first_stage: steps of training in the first stage (tau).
@@ -33,7 +33,7 @@ class AutoLRSConstants:
         seed: of the first candidate of each stage.
     """
 
-    interval: tuple[float, float]
+    lr_range: tuple[float, float]
     budget: int
     candidates: int = 10
     first_stage: int = 1000
@@ -52,9 +52,9 @@ class AutoLRSConstants:
     seed: int = 0
 
     def __post_init__(self):
-        low, high = self.interval
+        low, high = self.lr_range
         if not (0 < low < high < np.inf):
-            raise ValueError(f"interval must be 0 < low < high, both finite, got {self.interval}")
+            raise ValueError(f"lr_range must be 0 < low < high, both finite, got {self.lr_range}")
         for name in ("budget", "candidates", "first_stage", "probe_ratio", "shortest_probe"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -124,11 +124,11 @@ class AutoLRSConstants:
         )
 
     @classmethod
-    def paper(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
+    def paper(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the paper: kappa 1000, validation losses as soon as tau is at its longest.
 
         Args:
-            interval: lowest and highest rate.
+            lr_range: lowest and highest rate.
             budget: steps in all.
             **changes: of any other attribute.
 
@@ -137,14 +137,14 @@ class AutoLRSConstants:
 
         Source: Jin et al., AutoLRS (arXiv:2105.10762), sections 4 and 5.
         """
-        return cls(interval, budget, **changes)
+        return cls(lr_range, budget, **changes)
 
     @classmethod
-    def code(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
+    def code(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the published code: kappa 1e6, validation losses one stage later.
 
         Args:
-            interval: lowest and highest rate.
+            lr_range: lowest and highest rate.
             budget: steps in all.
             **changes: of any other attribute.
 
@@ -153,16 +153,16 @@ class AutoLRSConstants:
 
         Source: the authors' repository, autolrs_server.py.
         """
-        return cls(interval, budget, **{"kappa": 1e6, "validation_delay": 1, **changes})
+        return cls(lr_range, budget, **{"kappa": 1e6, "validation_delay": 1, **changes})
 
     @classmethod
-    def scaled(cls, interval: tuple[float, float], budget: int, **changes: Any) -> Self:
+    def scaled(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
         """The paper's with stages for short runs: tau from budget / 20 (at least 50) to four
         times that, robust
         forecasts, candidates on a grid (which kappa 1000 amounts to), and a final decay.
 
         Args:
-            interval: lowest and highest rate.
+            lr_range: lowest and highest rate.
             budget: steps in all.
             **changes: of any other attribute.
 
@@ -179,4 +179,4 @@ class AutoLRSConstants:
             "proposals": "together",
             "final_decay": 0.2,
         }
-        return cls(interval, budget, **{**ours, **changes})
+        return cls(lr_range, budget, **{**ours, **changes})

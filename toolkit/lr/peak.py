@@ -19,7 +19,7 @@ GUARD = 2.0  # standard deviations of paired differences
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakRate:
     """The minimum of loss against the logarithm of the rate.
 
     Attributes:
@@ -31,7 +31,7 @@ class Peak:
     edge: int
 
 
-def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
+def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
     """A parabola in log rate through the best rate and its two neighbours; None if all diverged.
 
     The best is the lowest rate above which the loss rises: a lower loss beyond that rise is that of
@@ -42,7 +42,7 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
         losses: [candidates], infinity for those that diverged.
 
     Returns:
-        A `Peak`, never beyond the neighbours.
+        A `PeakRate`, never beyond the neighbours.
     """
     order = np.argsort(rates)
     x, y = np.log(rates[order]), losses[order]
@@ -50,7 +50,7 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     if not np.isfinite(y[best]):
         return None
     if best in (0, len(x) - 1):
-        return Peak(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
+        return PeakRate(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
     if y[best + 1] > y[0]:  # worse than the gentlest rate: it is on its way to infinity
         right = min(right, CLIFF * left)
@@ -58,7 +58,7 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> Peak | None:
     curvature = max((left / below + right / above) / (below + above), 1e-300)
     slope = (right / above * below - left / below * above) / (below + above)
     offset = float(np.clip(-slope / (2 * curvature), -below / 2, above / 2))
-    return Peak(float(x[best] + offset), 0)
+    return PeakRate(float(x[best] + offset), 0)
 
 
 def first_before_a_rise(losses: np.ndarray) -> int:
@@ -67,7 +67,7 @@ def first_before_a_rise(losses: np.ndarray) -> int:
     return int(rises[0]) if len(rises) else len(losses) - 1
 
 
-def peak_at(horizon: int, peak: Peak, steps: int) -> float:
+def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
     """The peak rate for a run of `horizon` steps, given that of probes of `steps`.
 
     Where probes prefer the highest rate tried, their peak lies beyond it: it is not lowered.

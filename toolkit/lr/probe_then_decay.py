@@ -16,7 +16,7 @@ import numpy as np
 
 from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.law_scores import SCORERS, best_by_law, unbroken_curves
-from toolkit.lr.peak import Peak, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
 from toolkit.lr.protocol import (
     FORWARD_COST,
     Controller,
@@ -38,7 +38,7 @@ BACKOFF = 0.7  # factor on the rest of the schedule when it does
 BLOWN_UP = 3.0  # times the loss at the start
 GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
 LARGEST_VALIDATION = 0.25  # of the search
-MOST_MOVES = 3  # of the second probes, within the interval
+MOST_MOVES = 3  # of the second probes, within the range
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
 KNOWN = ("plan", "stage", "extended", "first_loss", "corrected", "curves", "law")
@@ -52,7 +52,7 @@ class ProbeController(Controller):
     Attributes:
         plan: [steps to come] float32, the rates of the run; empty before it is planned.
         stage: `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned.
-        extended: how often the search has gone beyond its interval.
+        extended: how often the search has gone beyond its range.
         first_loss: before any step; infinity until it is told.
         corrected: corrections made.
         curves: [2, steps of all probes], their rates and losses, in the order of the table's rows;
@@ -75,12 +75,12 @@ class ProbeThenDecay:
     """Annealed probes of about an eighth of the budget, then one run that decays to zero.
 
     Attributes:
-        interval: lowest and highest rate of the first probes.
+        lr_range: lowest and highest rate of the first probes.
         budget: steps in all, candidates included.
         candidates: rates on the first grid.
         search_fraction: of the budget, for the probes; extensions and corrections come on top.
         shapes: of the run; the first, unless another is surely better after the longer probes.
-        extensions: how often the search may go beyond the interval when the best is at its edge.
+        extensions: how often the search may go beyond the range when the best is at its edge.
         shortest_probe: steps; with less than this for each candidate nothing is probed.
         training_steps: of the run; None for all that the search leaves of the budget.
         corrections: fractions of the run at which to ask whether its rest should be changed.
@@ -95,7 +95,7 @@ class ProbeThenDecay:
         law, Luo et al. (arXiv:2503.12811).
     """
 
-    interval: tuple[float, float]
+    lr_range: tuple[float, float]
     budget: int
     candidates: int = 5
     search_fraction: float = 0.12
@@ -109,9 +109,9 @@ class ProbeThenDecay:
     scorer: str = "tail"
 
     def __post_init__(self):
-        low, high = self.interval
+        low, high = self.lr_range
         if not (0 < low < high < np.inf):
-            raise ValueError(f"interval must be 0 < low < high, both finite, got {self.interval}")
+            raise ValueError(f"lr_range must be 0 < low < high, both finite, got {self.lr_range}")
         for name, least in (("budget", 1), ("candidates", 3), ("shortest_probe", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -208,46 +208,46 @@ class ProbeThenDecay:
         return replace(controller, plan=plan.astype(np.float32))
 
 
-def _probes(method: ProbeThenDecay, controller: ProbeController) -> Request:
+def _probes(searcher: ProbeThenDecay, controller: ProbeController) -> Request:
     stage = int(controller.stage)  # which a checkpoint may return as an array
-    shape, steps = method.shapes[0], method.probe_steps * (1 if stage == GRID else LONGER)
+    shape, steps = searcher.shapes[0], searcher.probe_steps * (1 if stage == GRID else LONGER)
     if stage == SHAPE:
         peak = find_stage_peak(controller, AROUND_PEAK)
-        rates = np.full(len(method.shapes), np.exp(peak.log_rate))
-        return replace(_annealed(method, method.shapes, rates, steps), validate_every=0)
-    ratio = _spacing(method, stage)
+        rates = np.full(len(searcher.shapes), np.exp(peak.log_rate))
+        return replace(_annealed(searcher, searcher.shapes, rates, steps), validate_every=0)
+    ratio = _spacing(searcher, stage)
     if _rows(controller, stage).any():
         peak = find_stage_peak(controller, stage)
         beyond = peak.edge * np.arange(1, EXTENSION[stage] + 1)
         rates = np.exp(peak.log_rate) * ratio**beyond
     elif stage == GRID:
-        rates = np.geomspace(*method.interval, method.candidates)
+        rates = np.geomspace(*searcher.lr_range, searcher.candidates)
     else:
-        centre = np.exp(_grid_peak(method, controller).log_rate)
-        if not method.extensions:
-            centre = np.clip(centre, method.interval[0] * ratio, method.interval[1] / ratio)
+        centre = np.exp(_grid_peak(searcher, controller).log_rate)
+        if not searcher.extensions:
+            centre = np.clip(centre, searcher.lr_range[0] * ratio, searcher.lr_range[1] / ratio)
         rates = centre * ratio ** np.arange(-1, AROUND - 1)
-    return _annealed(method, (shape,) * len(rates), rates, steps)
+    return _annealed(searcher, (shape,) * len(rates), rates, steps)
 
 
 def _annealed(
-    method: ProbeThenDecay, shapes: tuple[str, ...], rates: np.ndarray, steps: int
+    searcher: ProbeThenDecay, shapes: tuple[str, ...], rates: np.ndarray, steps: int
 ) -> Request:
     warmup = round(PROBE_WARMUP * steps) if steps > 2 else 0
     rows = [
         rate * shape_rates(shape, steps, warmup) for shape, rate in zip(shapes, rates, strict=True)
     ]
-    return Request("probe", np.array(rows, np.float32), steps * method.is_by_validation)
+    return Request("probe", np.array(rows, np.float32), steps * searcher.is_by_validation)
 
 
 def _after_probes(
-    method: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
+    searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
 ) -> ProbeController:
     stage = controller.stage
     scores, variances = tail_scores(losses)
-    shapes = method.shapes if stage == SHAPE else method.shapes[:1]
+    shapes = searcher.shapes if stage == SHAPE else searcher.shapes[:1]
     rates, first_loss = request.rates.max(1), controller.first_loss
-    low, high = method.interval
+    low, high = searcher.lr_range
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
     is_extension = is_beyond and _rows(controller, stage).any()
     if not request.validate_every and np.isfinite(losses[0, 0]):
@@ -263,34 +263,34 @@ def _after_probes(
     )
     extended = controller.extended + int(is_extension)
     controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
-    if method.scorer != "tail":
+    if searcher.scorer != "tail":
         told = np.stack([request.rates.ravel(), losses.ravel()])
         controller = replace(controller, curves=np.concatenate([controller.curves, told], axis=1))
     if stage == SHAPE:
-        return _planned(method, controller, method.shapes[surely_better(losses, 0)])
-    if _is_to_go_on(method, controller):
+        return _planned(searcher, controller, searcher.shapes[surely_better(losses, 0)])
+    if _is_to_go_on(searcher, controller):
         return controller
     controller = replace(controller, stage=stage + 1)
-    is_last = controller.stage == SHAPE and len(method.shapes) == 1
-    if is_last or not method.is_in_two_lengths:
-        return _planned(method, controller, method.shapes[0])
+    is_last = controller.stage == SHAPE and len(searcher.shapes) == 1
+    if is_last or not searcher.is_in_two_lengths:
+        return _planned(searcher, controller, searcher.shapes[0])
     return controller
 
 
-def _is_to_go_on(method: ProbeThenDecay, controller: ProbeController) -> bool:
+def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
     """Whether the best is at an edge and there is both leave and money to look beyond."""
     stage = controller.stage
     peak = find_stage_peak(controller, stage)
-    longest = method.probe_steps * LONGER * AROUND
-    can_pay = steps_left(method, controller) > method.budget // 2 + longest
+    longest = searcher.probe_steps * LONGER * AROUND
+    can_pay = steps_left(searcher, controller) > searcher.budget // 2 + longest
     is_hearsay = _is_hearsay(controller, stage, peak)
     if not (peak.edge and can_pay) or (is_hearsay and stage == GRID):
         return False
-    beyond = np.exp(peak.log_rate) * _spacing(method, stage) ** peak.edge
-    low, high = method.interval
+    beyond = np.exp(peak.log_rate) * _spacing(searcher, stage) ** peak.edge
+    low, high = searcher.lr_range
     is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
     if not is_inside:
-        return controller.extended < method.extensions and not is_hearsay
+        return controller.extended < searcher.extensions and not is_hearsay
     return _rows(controller, stage).sum() - AROUND < MOST_MOVES
 
 
@@ -300,23 +300,23 @@ def _first_loss(controller: ProbeController, losses: np.ndarray) -> float:
     return known if np.isfinite(known) else float(losses[0, 0])
 
 
-def find_stage_peak(controller: ProbeController, stage: int) -> Peak:
+def find_stage_peak(controller: ProbeController, stage: int) -> PeakRate:
     """The peak among the candidates of a stage; the lowest rate where all diverged."""
     table, rows = controller.table, _rows(controller, stage)
     rates, losses = table["rate"][rows], table["forecast"][rows]
     peak = find_peak(rates, losses)
-    return Peak(float(np.log(rates.min())), -1) if peak is None else peak
+    return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
 
 
-def _grid_peak(method: ProbeThenDecay, controller: ProbeController) -> Peak:
-    """The peak of the first probes; the middle of the interval where they have no say."""
+def _grid_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:
+    """The peak of the first probes; the middle of the range where they have no say."""
     peak = find_stage_peak(controller, GRID)
     if _is_hearsay(controller, GRID, peak):
-        return Peak(float(np.log(np.prod(method.interval)) / 2), 0)
+        return PeakRate(float(np.log(np.prod(searcher.lr_range)) / 2), 0)
     return peak
 
 
-def _is_hearsay(controller: ProbeController, stage: int, peak: Peak) -> bool:
+def _is_hearsay(controller: ProbeController, stage: int, peak: PeakRate) -> bool:
     """Whether the lowest rate is the best of probes too short to tell, none of which diverged."""
     rows = _rows(controller, stage)
     is_short = controller.table["steps"][rows].max() < EVIDENCE
@@ -329,69 +329,69 @@ def _rows(controller: ProbeController, stage: int) -> np.ndarray:
     return controller.table["stage"] == stage
 
 
-def _spacing(method: ProbeThenDecay, stage: int) -> float:
-    low, high = method.interval
-    ratio = (high / low) ** (1 / (method.candidates - 1))
+def _spacing(searcher: ProbeThenDecay, stage: int) -> float:
+    low, high = searcher.lr_range
+    ratio = (high / low) ** (1 / (searcher.candidates - 1))
     return ratio if stage == GRID else min(ratio, AROUND_RATIO)
 
 
-def _planned(method: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
+def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
     """The run: the law's choice; failing that, the peak of the longer probes moved to its length,
     times the shape.
     """
-    steps = steps_left(method, controller)
-    if method.training_steps is not None:
-        steps = min(steps, method.training_steps)
+    steps = steps_left(searcher, controller)
+    if searcher.training_steps is not None:
+        steps = min(steps, searcher.training_steps)
     if _rows(controller, AROUND_PEAK).any():
         long = find_stage_peak(controller, AROUND_PEAK)
-        peak = peak_at(steps, long, LONGER * method.probe_steps)
+        peak = peak_at(steps, long, LONGER * searcher.probe_steps)
     elif _rows(controller, GRID).any():
-        peak = peak_at(steps, _grid_peak(method, controller), method.probe_steps)
+        peak = peak_at(steps, _grid_peak(searcher, controller), searcher.probe_steps)
     else:  # nothing to go by: the middle
-        peak = np.sqrt(np.prod(method.interval))
+        peak = np.sqrt(np.prod(searcher.lr_range))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
     law = controller.law
     curves = unbroken_curves(controller.table, controller.curves, unsure=GRID)
-    if (choice := best_by_law(curves, method.shapes, steps, warmup)) is not None:
+    if (choice := best_by_law(curves, searcher.shapes, steps, warmup)) is not None:
         law, shape, peak = np.array(astuple(choice.law)), choice.shape, choice.peak
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
     return replace(controller, plan=plan, stage=CORRECTION, law=law, curves=np.zeros((2, 0)))
 
 
-def _ways(method: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
+def _ways(searcher: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
     """How the run may go on from a correction, [ways, steps to come]."""
     whole = controller.ledger.kept_steps + len(controller.plan)
-    stages = [*sorted(method.corrections), 1.0]
+    stages = [*sorted(searcher.corrections), 1.0]
     share = stages[controller.corrected + 1] - stages[controller.corrected]
-    return possible_plans(controller.plan, round(share * whole), method.interval[1])
+    return possible_plans(controller.plan, round(share * whole), searcher.lr_range[1])
 
 
-def _correction(method: ProbeThenDecay, controller: ProbeController) -> Request | None:
+def _correction(searcher: ProbeThenDecay, controller: ProbeController) -> Request | None:
     """Its candidates; None where the budget would not leave as many steps for the run itself."""
     plan = len(controller.plan)
-    ways = _ways(method, controller)
-    steps = max(int(method.correction_fraction * plan), 1)
-    left = steps_left(method, controller)
-    can_pay = left - plan if method.training_steps is not None else left // 2
-    if steps < method.shortest_probe or steps * len(ways) > can_pay:
+    ways = _ways(searcher, controller)
+    steps = max(int(searcher.correction_fraction * plan), 1)
+    left = steps_left(searcher, controller)
+    can_pay = left - plan if searcher.training_steps is not None else left // 2
+    if steps < searcher.shortest_probe or steps * len(ways) > can_pay:
         return None
     return Request("probe", squeezed(ways, steps))
 
 
 def _after_correction(
-    method: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
+    searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
 ) -> ProbeController:
     scores, variances = tail_scores(losses)
     table = with_rows(
         controller.table,
         stage=CORRECTION,
         steps=request.rates.shape[1],
-        shape=SHAPES.index(method.shapes[0]),
+        shape=SHAPES.index(searcher.shapes[0]),
         rate=request.rates.max(1),
         forecast=scores,
         variance=variances,
     )
-    plan = _ways(method, controller)[surely_better(losses, 0)]
-    if (left := steps_left(method, controller)) < len(plan):
+    plan = _ways(searcher, controller)[surely_better(losses, 0)]
+    if (left := steps_left(searcher, controller)) < len(plan):
         plan = resampled(plan, left).astype(np.float32)
     return replace(controller, table=table, plan=plan, corrected=controller.corrected + 1)

@@ -1,13 +1,13 @@
 """What every search has in common: it is asked for steps, told their losses, and keeps a ledger.
 
-A method decides which rates to try next, which to keep and when to stop; it trains nothing.
+A searcher decides which rates to try next, which to keep and when to stop; it trains nothing.
 `init`, `ask` and `tell` are pure functions on a plain pytree of numbers, so that any loop can run
 them and any checkpoint can hold them:
 
-    controller = init(method)
-    while (request := ask(method, controller)) is not None:
+    controller = init(searcher)
+    while (request := ask(searcher, controller)) is not None:
         new_state, losses = ...                    # train from `state` at request.rates
-        controller, is_kept = tell(method, controller, request, losses)
+        controller, is_kept = tell(searcher, controller, request, losses)
         state = new_state if is_kept else state    # a candidate's state is thrown away
 """
 
@@ -79,7 +79,7 @@ _ROWS = {
 @register(("ledger", "rates", "table"))
 @dataclass(frozen=True)
 class Controller:
-    """What a search knows: numbers and NumPy arrays only. Each method adds its own to this.
+    """What a search knows: numbers and NumPy arrays only. Each searcher adds its own to this.
 
     Attributes:
         ledger: the costs.
@@ -116,20 +116,20 @@ class Request:
         return self.rates.shape[1] // (self.validate_every or 1)
 
 
-class Method(Protocol):
+class Searcher(Protocol):
     """A way to search: constants, and three pure functions on a controller of its own.
 
     `ask` is not called once the budget is spent, and `tell` finds the ledger and the rates of the
     controller already brought up to date: accounting is the same for all and done outside.
 
     Attributes:
-        interval: lowest and highest rate.
+        lr_range: lowest and highest rate.
         budget: gradient evaluations in all.
         validation_batches: batches of one validation loss; 0 if there is none.
     """
 
     @property
-    def interval(self) -> tuple[float, float]: ...
+    def lr_range(self) -> tuple[float, float]: ...
 
     @property
     def budget(self) -> int: ...
@@ -154,11 +154,11 @@ class Method(Protocol):
         ...
 
 
-def init(method: Method) -> Any:
+def init(searcher: Searcher) -> Any:
     """A search before its first step.
 
     Args:
-        method: the constants.
+        searcher: the constants.
 
     Returns:
         The controller to ask and tell.
@@ -166,14 +166,14 @@ def init(method: Method) -> Any:
     Cost:
         Nothing.
     """
-    return method.init()
+    return searcher.init()
 
 
-def ask(method: Method, controller: Any) -> Request | None:
+def ask(searcher: Searcher, controller: Any) -> Request | None:
     """What to run next, from the state reached by the training kept so far.
 
     Args:
-        method: the constants.
+        searcher: the constants.
         controller: of this search; asking again gives the same answer.
 
     Returns:
@@ -185,11 +185,11 @@ def ask(method: Method, controller: Any) -> Request | None:
 
     Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
     """
-    return None if steps_left(method, controller) < 1 else method.ask(controller)
+    return None if steps_left(searcher, controller) < 1 else searcher.ask(controller)
 
 
 def tell(
-    method: Method,
+    searcher: Searcher,
     controller: Any,
     request: Request,
     losses: Any,
@@ -203,7 +203,7 @@ def tell(
     for something more careful, from the same state.
 
     Args:
-        method: the constants.
+        searcher: the constants.
         controller: the one that was asked.
         request: what was run.
         losses: [candidates, steps], each before its update; or [candidates, steps //
@@ -229,9 +229,9 @@ def tell(
         raise ValueError(
             f"losses of this request must be [{candidates}, {points}], got {losses.shape}"
         )
-    is_kept = request.kind != "probe" and method.keeps(controller, request, losses)
+    is_kept = request.kind != "probe" and searcher.keeps(controller, request, losses)
     ledger = controller.ledger
-    forward = candidates * points * method.validation_batches if request.validate_every else 0
+    forward = candidates * points * searcher.validation_batches if request.validate_every else 0
     ledger = replace(
         ledger,
         gradient_evaluations=ledger.gradient_evaluations + candidates * steps,
@@ -243,12 +243,12 @@ def tell(
     )
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
     told = replace(controller, ledger=ledger, rates=rates)
-    return method.tell(told, request, losses, is_kept), is_kept
+    return searcher.tell(told, request, losses, is_kept), is_kept
 
 
-def steps_left(method: Method, controller: Controller) -> int:
+def steps_left(searcher: Searcher, controller: Controller) -> int:
     """Whole steps that the rest of the budget pays."""
-    return int(method.budget - controller.ledger.spent + 1e-9)
+    return int(searcher.budget - controller.ledger.spent + 1e-9)
 
 
 def with_rows(table: dict[str, np.ndarray], **columns: Any) -> dict[str, np.ndarray]:

@@ -5,19 +5,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from toolkit.lr.candidates import MODES, SearchState, Trainer
+from toolkit.lr.candidates import MODES, CandidateRunner
 from toolkit.lr.compile_clock import compile_seconds
 from toolkit.lr.probe_then_decay import ProbeThenDecay
-from toolkit.lr.protocol import Controller, Ledger, Method, ask, init, register, tell
+from toolkit.lr.protocol import (
+    Controller,
+    Ledger,
+    Request,
+    Searcher,
+    ask,
+    init,
+    register,
+    tell,
+)
 from toolkit.lr.schedules import tabulated_schedule
+from toolkit.parallel.updates import TrainState
 
 EVALUATIONS = (*MODES, "measured")
+LR_RANGE = (1e-5, 1.0)  # spans what Adam and its like are ever given
+DEFAULT_OPTIMIZER = optax.adamw(1.0)
 
 
 @register(("controller", "state", "timings"))
@@ -32,7 +42,7 @@ class SearchProgress:
     """
 
     controller: Controller
-    state: SearchState
+    state: TrainState
     timings: dict[str, float]
 
 
@@ -41,7 +51,7 @@ class SearchResult:
     """What a search found.
 
     Attributes:
-        schedule: step -> rate, as trained; its last rate stays. The lowest rate of the interval if
+        schedule: step -> rate, as trained; its last rate stays. The lowest rate of the range if
             no step of training was kept.
         ledger: what it cost.
         table: one row a candidate; see `Controller`.
@@ -61,16 +71,16 @@ def search(
     params: Any,
     batches: Any,
     *,
-    interval: tuple[float, float] = (1e-5, 1.0),
+    lr_range: tuple[float, float] = LR_RANGE,
     budget: int = 4000,
-    method: Callable[[tuple[float, float], int], Method] = ProbeThenDecay,
+    searcher: Callable[[tuple[float, float], int], Searcher] = ProbeThenDecay,
     optimizer: optax.GradientTransformation | None = None,
     validation: Callable[[Any], Float[Array, ""]] | None = None,
     validation_batches: int = 1,
     sample: Callable[[Any, Any], Any] | None = None,
     evaluation: str = "loop",
     start: SearchProgress | None = None,
-    callback: Callable[[SearchProgress], Any] | None = None,
+    callback: Callable[[SearchProgress, Request, np.ndarray], Any] | None = None,
 ) -> SearchResult:
     """Trains with a learning rate that nobody tuned: finds the schedule, then follows it.
 
@@ -88,10 +98,10 @@ def search(
         params: any pytree of arrays; not consumed.
         batches: (step int32) -> batch, traceable and always the same for the same step; or a
             pytree of arrays, by default [batches, ...], gone through again and again.
-        interval: lowest and highest rate of the first probes; the default spans what Adam and its
+        lr_range: lowest and highest rate of the first probes; the default spans what Adam and its
             like are ever given, and needs no tuning.
         budget: gradient evaluations in all, those of candidates included; kept to exactly.
-        method: (interval, budget) -> constants, for instance `AutoLRS.paper` or
+        searcher: (lr_range, budget) -> its constants, for instance `AutoLRS.paper` or
             `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
         optimizer: an optax transformation with learning rate 1; None for `optax.adamw(1.0)`.
         validation: params -> scalar loss on a few fixed batches, traceable; None for training
@@ -102,7 +112,8 @@ def search(
             time each on a few steps of this very search and take the fastest.
         start: from the `progress` of a stopped search, or from a checkpoint of it; all other
             arguments as they were.
-        callback: given a `SearchProgress` after every request; True stops the search.
+        callback: given a `SearchProgress` after every request, with that request and its losses
+            [candidates, points]; True stops the search.
 
     Returns:
         A `SearchResult`.
@@ -119,22 +130,19 @@ def search(
     """
     if evaluation not in EVALUATIONS:
         raise ValueError(f"evaluation must be one of {', '.join(EVALUATIONS)}, got {evaluation!r}")
-    constants: Any = method(interval, budget)
+    constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
-    optimizer = optax.adamw(1.0) if optimizer is None else optimizer
-    trainer = Trainer(loss_fn, optimizer, batches, validation, sample)
+    optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
+    runner = CandidateRunner(loss_fn, optimizer, batches, validation, sample)
     if start is None:
-        params = jax.tree.map(jnp.asarray, params)
-        begin = SearchState(params, optimizer.init(params), 0)
-        controller, state, timings = init(constants), begin, {}
-    else:
-        controller, state, timings = start.controller, start.state, start.timings
-    if evaluation not in (*(possible := trainer.modes(state)), "measured"):
+        start = SearchProgress(init(constants), TrainState.create(params, optimizer), {})
+    controller, state, timings = start.controller, start.state, start.timings
+    if evaluation not in (*(possible := runner.modes(state)), "measured"):
         raise ValueError(f"evaluation {evaluation!r} cannot run here: want {', '.join(possible)}")
     while (request := ask(constants, controller)) is not None:
         if evaluation == "measured" and not timings and len(request.rates) > 1:
-            timings, repeated = trainer.time_modes(state, request)
+            timings, repeated = runner.time_modes(state, request)
             ledger = replace(controller.ledger, timing_evaluations=repeated)
             controller = replace(controller, ledger=ledger)
         mode = evaluation
@@ -142,19 +150,20 @@ def search(
             mode = min(timings, key=timings.__getitem__) if timings else "loop"
         began, compiled = time.perf_counter(), compile_seconds()
         if len(request.rates) > 1:
-            reached, losses = state, trainer.run_together(state, request, mode)
+            reached, losses = state, runner.run_together(state, request, mode)
         else:
             one_by_one = "steps" if mode == "steps" or _is_stepwise(timings) else "loop"
-            reached, losses = trainer.run(state, request, one_by_one)
+            reached, losses = runner.run(state, request, one_by_one)
         compiled = compile_seconds() - compiled
         seconds = max(time.perf_counter() - began - compiled, 0.0)
         controller, is_kept = tell(
             constants, controller, request, losses, seconds=seconds, compile_seconds=compiled
         )
         state = reached if is_kept else state
-        if callback is not None and callback(SearchProgress(controller, state, timings)) is True:
+        progress = SearchProgress(controller, state, timings)
+        if callback is not None and callback(progress, request, losses) is True:
             break
-    rates = controller.rates if len(controller.rates) else np.array(interval[:1])
+    rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
     progress = SearchProgress(controller, state, timings)
     return SearchResult(
         tabulated_schedule(rates), controller.ledger, controller.table, state.params, progress

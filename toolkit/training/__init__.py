@@ -28,6 +28,7 @@ The loop
 * `CheckpointError`, `CheckpointWarning`: what was refused, and why
 """
 
+from toolkit.parallel.updates import TrainState
 from toolkit.training.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
 from toolkit.training.data import (
     BYTE_VOCABULARY,
@@ -42,7 +43,7 @@ from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import adamw, warmup_cosine, warmup_stable_decay
 from toolkit.training.rate_search import RateSearch, search_rate
-from toolkit.training.step import TrainState, TrainStep, make_evaluation, make_train_step
+from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
 __all__ = [
     "BYTE_VOCABULARY",

@@ -19,9 +19,10 @@ from typing import Any
 
 import jax
 
+from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.metrics import MetricsLog
-from toolkit.training.step import Params, TrainState, TrainStep
+from toolkit.training.step import TrainStep
 
 
 class DivergedError(ArithmeticError):
@@ -117,22 +118,16 @@ def fit(
             f"log_every={options.log_every} exceeds the train step's most_steps="
             f"{train_step.most_steps}: build it with most_steps={options.log_every}"
         )
+    run = {"configuration": configuration or {}}
     with ExitStack() as stack:
-        checkpoints = None
-        if directory is not None:
-            checkpoints = stack.enter_context(
-                Checkpoints(Path(directory) / "checkpoints", options.keep)
-            )
-            run = {"configuration": configuration or {}}
-            if (restored := checkpoints.restore_latest(state, run)) is not None:
-                state, _ = restored
-            if int(state.step) < options.total_steps:
-                checkpoints.require_free_space(state)  # before minutes of training are lost
+        checkpoints, restored = restore(stack, directory, options, state, run)
+        state = state if restored is None else restored[0]
         step = int(state.step)
-        path = None if directory is None else Path(directory) / "metrics.jsonl"
-        log = stack.enter_context(closing(MetricsLog(path, step)))
-        bar = stack.enter_context(_progress_bar(options, step))
-        signals = stack.enter_context(_remembered_signals())
+        if checkpoints is not None and step < options.total_steps:
+            checkpoints.require_free_space(state)  # before minutes of training are lost
+        log = open_log(stack, directory, step)
+        bar = stack.enter_context(progress_bar(options, step))
+        signals = stack.enter_context(remembered_signals())
         stopped_by = None
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
@@ -146,25 +141,46 @@ def fit(
             if evaluate is not None and (is_last or step % options.eval_every == 0):
                 row["evaluation_loss"] = evaluate(state.params)
             log.append(row)
-            _advance(bar, row, steps, options)
+            advance(bar, row, steps, options)
             if callback is not None:
                 callback(row)
             if not is_last:
-                stopped_by = _reason_to_stop(signals, stop)
+                stopped_by = reason_to_stop(signals, stop)
             is_due = is_last or stopped_by is not None or step % options.checkpoint_every == 0
             if checkpoints is not None and is_due:
                 checkpoints.save(step, state, run)
-    if stopped_by is not None:
-        where = (
-            "nothing was saved, for lack of a directory"
-            if directory is None
-            else f"saved in {directory}; to go on, run the same again"
-        )
-        print(
-            f"stopped by {stopped_by} at step {step} of {options.total_steps}: {where}",
-            file=sys.stderr,
-        )
+    say_if_stopped(stopped_by, f"step {step} of {options.total_steps}", directory)
     return FitResult(state, log.rows, stopped_by)
+
+
+def restore(
+    stack: ExitStack,
+    directory: str | os.PathLike | None,
+    options: FitOptions,
+    state: TrainState,
+    run: dict[str, Any],
+) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:
+    """The checkpoints of a folder, if there is one, and what the newest of this run holds."""
+    if directory is None:
+        return None, None
+    checkpoints = stack.enter_context(Checkpoints(Path(directory) / "checkpoints", options.keep))
+    return checkpoints, checkpoints.restore_latest(state, run)
+
+
+def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -> MetricsLog:
+    """The metrics of a folder, or of no folder, up to a step."""
+    path = None if directory is None else Path(directory) / "metrics.jsonl"
+    return stack.enter_context(closing(MetricsLog(path, step)))
+
+
+def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathLike | None) -> None:
+    """Tells on the error stream what stopped a run and how to go on."""
+    if stopped_by is None:
+        return
+    saved = f"saved in {directory}; to go on, run the same again"
+    if directory is None:
+        saved = "nothing was saved, for lack of a directory"
+    print(f"stopped by {stopped_by} at {where}: {saved}", file=sys.stderr)
 
 
 def _next_boundary(step: int, options: FitOptions) -> int:
@@ -191,14 +207,15 @@ def _require_finite(row: dict[str, Any], checkpoints: Checkpoints | None) -> Non
     )
 
 
-def _reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str | None:
+def reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str | None:
+    """The first signal, or "request" if `stop` says so."""
     if signals:
         return signals[0]
     return "request" if stop is not None and stop() else None
 
 
 @contextmanager
-def _remembered_signals() -> Iterator[list[str]]:
+def remembered_signals() -> Iterator[list[str]]:
     """Turns the first SIGINT or SIGTERM into an entry of a list; the second interrupts at once."""
     received: list[str] = []
 
@@ -220,7 +237,8 @@ def _remembered_signals() -> Iterator[list[str]]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _progress_bar(options: FitOptions, step: int) -> Any:
+def progress_bar(options: FitOptions, step: int) -> Any:
+    """A bar over all steps, unless the options hide it."""
     from tqdm import tqdm
 
     return tqdm(
@@ -232,7 +250,8 @@ def _progress_bar(options: FitOptions, step: int) -> Any:
     )
 
 
-def _advance(bar: Any, row: dict[str, Any], steps: int, options: FitOptions) -> None:
+def advance(bar: Any, row: dict[str, Any], steps: int, options: FitOptions) -> None:
+    """Moves the bar by some steps and writes loss and speed beside it."""
     text = f"loss {row['loss']:.4f}"
     if options.tokens_per_step is not None:
         text += f", {steps * options.tokens_per_step / row['seconds']:,.0f} tokens/s"

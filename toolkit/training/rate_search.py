@@ -7,37 +7,42 @@ its record as bytes.
 
 import base64
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
 from toolkit import lr
-from toolkit.training.checkpoint import Checkpoints
-from toolkit.training.step import Batch, Params, TrainState
+from toolkit.parallel.updates import Batch, Params, TrainState
+from toolkit.training.loop import (
+    FitOptions,
+    FitResult,
+    advance,
+    open_log,
+    progress_bar,
+    reason_to_stop,
+    remembered_signals,
+    restore,
+    say_if_stopped,
+)
+from toolkit.training.step import sharded_sample
 
 
 @dataclass(frozen=True)
-class RateSearch:
-    """What a search in training left behind.
+class RateSearch(FitResult):
+    """What a search in training left behind: the state it trained, its history, and the search.
 
     Attributes:
-        state: trained by the search, along the schedule it found.
         result: the schedule, the ledger, the table.
-        is_complete: whether the budget is spent; False if it was stopped.
     """
 
-    state: TrainState
     result: lr.SearchResult
-    is_complete: bool
 
 
 def search_rate(
@@ -45,104 +50,133 @@ def search_rate(
     optimizer: optax.GradientTransformation,
     state: TrainState,
     data: Any,
+    options: FitOptions,
     *,
     sample: Callable[[Any, Int[Array, ""]], Batch],
-    interval: tuple[float, float],
-    budget: int,
-    method: Callable[[tuple[float, float], int], lr.Method] = lr.ProbeThenDecay,
+    lr_range: tuple[float, float] = lr.LR_RANGE,
+    searcher: Callable[[tuple[float, float], int], lr.Searcher] = lr.ProbeThenDecay,
     validation: Callable[[Params], Float[Array, ""]] | None = None,
     validation_batches: int = 1,
     evaluation: str = "loop",
     batch_sharding: jax.sharding.Sharding | None = None,
     directory: str | os.PathLike | None = None,
-    checkpoint_every: int = 200,
     configuration: dict[str, Any] | None = None,
-    stop: Callable[[lr.SearchProgress], bool] | None = None,
+    evaluate: Callable[[Params], float] | None = None,
+    stop: Callable[[], bool] | None = None,
+    callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> RateSearch:
-    """Trains at rates found on the way, from the newest checkpoint in `directory` if there is one.
+    """`fit` without a learning rate: `lr.search` finds one in the same number of gradients.
 
         params <- params + rate * optimizer(grad loss(params, sample(data, step)))
 
-    Killed at any moment and called again with the same arguments, it ends with the same bits. To
-    train again along the schedule, give `optax.chain(optimizer,
-    optax.scale_by_schedule(result.schedule))` to `make_train_step`.
+    Candidates are part of `options.total_steps`, so that fewer updates than that are kept. The
+    history has a row for each stretch of training that was. Killed at any moment and called again
+    with the same arguments, it ends with the same bits. To train again along the schedule, give
+    `optax.chain(optimizer, optax.scale_by_schedule(result.schedule))` to `make_train_step`.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, as for `make_train_step`.
         optimizer: an optax transformation with learning rate 1; groups keep the ratio of theirs.
         state: where to start, made by `TrainState.create`; not consumed.
         data: passed to `sample`, for instance the training tokens on the device.
+        options: as for `fit`, counted in gradient evaluations; `log_every` plays no part.
         sample: (data, step) -> batch, traceable.
-        interval: lowest and highest rate.
-        budget: gradient evaluations in all, those of candidates included.
-        method: (interval, budget) -> constants, as for `lr.search`.
+        lr_range: lowest and highest rate.
+        searcher: (lr_range, budget) -> its constants, as for `lr.search`.
         validation: params -> scalar loss on fixed batches of a split kept for choosing.
         validation_batches: how many batches those are.
         evaluation: how to run candidates proposed together, as for `lr.search`.
         batch_sharding: how to lay out every array of a batch, for instance over the axis "data".
-        directory: for checkpoints; None keeps everything in memory.
-        checkpoint_every: gradient evaluations between two checkpoints, at least.
+        directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run; a checkpoint made under another is
             refused.
-        stop: asked after every request; True saves and returns.
+        evaluate: params -> held-out loss for the history; the search does not look at it.
+        stop: asked after every request of the search; True saves and returns.
+        callback: given every metrics row.
 
     Returns:
         A `RateSearch`.
 
     Raises:
-        ValueError: checkpoint_every is not positive, or as `lr.search`.
+        ValueError: as `lr.search`.
         CheckpointError: the directory belongs to another run, cannot be written or has no room.
 
     Cost:
         As `lr.search`; a checkpoint is one copy of the state to the host, then written in the
         background.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> state = TrainState.create(jnp.float32(1), optax.sgd(1.0))
+        >>> options = FitOptions(100, is_progress_shown=False)
+        >>> found = search_rate(lambda w, batch: (w - batch) ** 2, optax.sgd(1.0), state,
+        ...                     jnp.float32(3), options, sample=lambda data, step: data)
+        >>> found.result.ledger.gradient_evaluations
+        100
     """
-    if checkpoint_every < 1:
-        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
-    constants: Any = method(interval, budget)
+    budget = options.total_steps
+    constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
     run = {"configuration": configuration or {}, "search": repr(constants)}
+    start = lr.SearchProgress(lr.init(constants), state, {})
     with ExitStack() as stack:
-        checkpoints, start = None, lr.SearchProgress(lr.init(constants), _search_state(state), {})
-        if directory is not None:
-            path = Path(directory) / "checkpoints"
-            checkpoints = stack.enter_context(Checkpoints(path))
-            if (restored := checkpoints.restore_latest(state, run)) is not None:
-                state, record = restored
-                controller = decoded(record["controller"], start.controller)
-                start = lr.SearchProgress(controller, _search_state(state), record["timings"])
-        saved, is_stopped = start.controller.ledger.gradient_evaluations, False
+        checkpoints, restored = restore(stack, directory, options, state, run)
+        if restored is not None:
+            state, record = restored
+            controller = decoded(record["controller"], start.controller)
+            start = lr.SearchProgress(controller, state, record["timings"])
+        log = open_log(stack, directory, int(state.step))
+        ledger = start.controller.ledger
+        bar = stack.enter_context(progress_bar(options, ledger.gradient_evaluations))
+        signals = stack.enter_context(remembered_signals())
+        saved, stopped_by, started = ledger.gradient_evaluations, None, time.perf_counter()
 
-        def after_request(progress: lr.SearchProgress) -> bool:
-            nonlocal saved, is_stopped
-            is_stopped = stop is not None and stop(progress)
-            spent = progress.controller.ledger.gradient_evaluations
+        def after_request(
+            progress: lr.SearchProgress, request: lr.Request, losses: np.ndarray
+        ) -> bool:
+            nonlocal ledger, saved, stopped_by, started
+            before, ledger = ledger, progress.controller.ledger
+            steps, spent = request.rates.size, ledger.gradient_evaluations
             is_last = lr.ask(constants, progress.controller) is None
-            is_due = is_stopped or is_last or spent >= saved + checkpoint_every
+            row = {"step": ledger.kept_steps, "loss": float(np.mean(losses))}
+            row["learning_rate"] = float(request.rates[-1, -1])
+            row["seconds"], started = time.perf_counter() - started, time.perf_counter()
+            if ledger.kept_steps > before.kept_steps:
+                is_due = spent // options.eval_every > (spent - steps) // options.eval_every
+                if evaluate is not None and (is_last or is_due):
+                    row["evaluation_loss"] = evaluate(progress.state.params)
+                log.append(row)
+                if callback is not None:
+                    callback(row)
+            advance(bar, row, steps, options)
+            if not is_last:
+                stopped_by = reason_to_stop(signals, stop)
+            is_due = is_last or stopped_by is not None or spent >= saved + options.checkpoint_every
             if checkpoints is not None and is_due:
                 record = {"controller": encoded(progress.controller), "timings": progress.timings}
-                checkpoints.save(spent, _train_state(progress.state, state), {**run, **record})
+                checkpoints.save(spent, progress.state, {**run, **record})
                 saved = spent
-            return is_stopped
+            return stopped_by is not None
 
         result = lr.search(
             loss_fn,
             state.params,
             data,
-            interval=interval,
+            lr_range=lr_range,
             budget=budget,
-            method=method,
+            searcher=searcher,
             optimizer=optimizer,
             validation=validation,
             validation_batches=validation_batches,
-            sample=partial(_sharded_sample, sample, batch_sharding),
+            sample=sharded_sample(sample, batch_sharding),
             evaluation=evaluation,
             start=start,
             callback=after_request,
         )
-    is_complete = lr.ask(constants, result.progress.controller) is None
-    return RateSearch(_train_state(result.progress.state, state), result, is_complete)
+    where = f"{ledger.gradient_evaluations} of {budget} gradient evaluations"
+    say_if_stopped(stopped_by, where, directory)
+    return RateSearch(result.progress.state, log.rows, stopped_by, result)
 
 
 def encoded(tree: Any) -> list[dict[str, Any]]:
@@ -169,19 +203,3 @@ def decoded(leaves: list[dict[str, Any]], template: Any) -> Any:
     likes, structure = jax.tree.flatten(template)
     read_leaves = [read(leaf, like) for leaf, like in zip(leaves, likes, strict=True)]
     return jax.tree.unflatten(structure, read_leaves)
-
-
-def _search_state(state: TrainState) -> lr.SearchState:
-    return lr.SearchState(state.params, state.optimizer_state, int(state.step))
-
-
-def _train_state(state: lr.SearchState, like: TrainState) -> TrainState:
-    step = jax.device_put(jnp.int32(state.cursor), like.step.sharding)
-    return TrainState(step, state.params, state.optimizer_state)
-
-
-def _sharded_sample(
-    sample: Callable, sharding: jax.sharding.Sharding | None, data: Any, step: Array
-) -> Batch:
-    batch = sample(data, step)
-    return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)

@@ -1,70 +1,23 @@
-"""The train step: several optimiser updates in one compiled program, the state donated.
-
-One program serves every number of updates, because the number is a traced bound of the loop and
-not a shape. That is what makes resuming exact: however a run was cut into calls, each update is
-the same machine code applied to the same numbers.
-"""
+"""The train step: several optimiser updates in one compiled program, the state donated."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-Params = Any
-Batch = Any
-Metrics = dict[str, Array]
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "optimizer_state"),
-    meta_fields=(),
+from toolkit.parallel.updates import (
+    Batch,
+    Metrics,
+    Params,
+    TrainState,
+    layout_of,
+    make_update,
+    run_updates,
 )
-@dataclass(frozen=True)
-class TrainState:
-    """All that changes while training, and so all that a checkpoint must hold.
-
-    Attributes:
-        step: int32 scalar, the updates made so far; seeds every random choice of the next one.
-        params: any pytree of arrays, for instance an `nnx.State`.
-        optimizer_state: what the optax transformation keeps.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    optimizer_state: Any
-
-    @classmethod
-    def create(cls, params: Params, optimizer: optax.GradientTransformation) -> "TrainState":
-        """Starts at step 0 with a copy of `params` (the train step donates its state, not yours).
-
-        Optimiser state follows the sharding of the parameters; scalars are put on their mesh.
-
-        Args:
-            params: pytree of arrays, sharded or not.
-            optimizer: the optax transformation that will be stepped.
-
-        Returns:
-            The state before the first update.
-
-        Cost:
-            One copy of the parameters, plus the optimiser's own state.
-        """
-        params = jax.tree.map(jnp.copy, params)
-        state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-        mesh = _mesh_of(params)
-        if mesh is None:
-            return state
-        replicated = NamedSharding(mesh, PartitionSpec())
-        return jax.tree.map(
-            lambda leaf: leaf if _is_on_mesh(leaf) else jax.device_put(leaf, replicated), state
-        )
 
 
 class TrainStep:
@@ -80,15 +33,15 @@ class TrainStep:
     def __init__(self, update: Callable, most_steps: int):
         self.most_steps = most_steps
         self._program = jax.jit(
-            partial(_updates, update, most_steps),
+            partial(run_updates, update, most_steps=most_steps),
             donate_argnames="state",
-            static_argnames="shardings",
+            static_argnames="layout",
         )
 
     def __call__(self, state: TrainState, data: Any, steps: int = 1) -> tuple[TrainState, Metrics]:
         if not 1 <= steps <= self.most_steps:
             raise ValueError(f"steps must lie in 1..{self.most_steps} (most_steps), got {steps}")
-        state, metrics = self._program(state, data, jnp.int32(steps), shardings=_layout(state))
+        state, metrics = self._program(state, data, jnp.int32(steps), layout=layout_of(state))
         return state, {name: rows[:steps] for name, rows in metrics.items()}
 
     def lower(self, state: TrainState, data: Any, steps: int = 1) -> jax.stages.Lowered:
@@ -105,7 +58,7 @@ class TrainStep:
         Cost:
             One tracing; nothing is executed.
         """
-        return self._program.lower(state, data, jnp.int32(steps), shardings=_layout(state))
+        return self._program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
 
 
 def make_train_step(
@@ -160,19 +113,8 @@ def make_train_step(
     def loss_in_compute_dtype(params: Params, batch: Batch) -> Float[Array, ""]:
         return loss_fn(_cast_matrices(params, compute_dtype), batch)
 
-    def update(state: TrainState, data: Any) -> tuple[TrainState, Metrics]:
-        batch = data if sample is None else sample(data, state.step)
-        if batch_sharding is not None:
-            batch = jax.lax.with_sharding_constraint(batch, batch_sharding)
-        loss, gradients = jax.value_and_grad(loss_in_compute_dtype)(state.params, batch)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        if (rate := _learning_rate(optimizer_state)) is not None:
-            metrics["learning_rate"] = rate
-        return TrainState(state.step + 1, params, optimizer_state), metrics
-
-    return TrainStep(update, most_steps)
+    draw = sharded_sample(sample or _whole, batch_sharding)
+    return TrainStep(make_update(loss_in_compute_dtype, optimizer, draw, _metrics), most_steps)
 
 
 def make_evaluation(
@@ -203,45 +145,25 @@ def make_evaluation(
     return lambda params: float(mean_loss(params, batches))
 
 
-def _updates(
-    update: Callable,
-    most_steps: int,
-    state: TrainState,
-    data: Any,
-    steps: Int[Array, ""],
-    *,
-    shardings: tuple,
-) -> tuple[TrainState, Metrics]:
-    """`steps` updates, keeping the layout the state came in: a compiler's other choice would make
-    the second call another program than the first, and a restored run another than an unbroken
-    one.
-    """
-    metrics = jax.tree.map(
-        lambda row: jnp.zeros((most_steps, *row.shape), row.dtype),
-        jax.eval_shape(update, state, data)[1],
-    )
+def sharded_sample(sample: Callable, sharding: jax.sharding.Sharding | None) -> Callable:
+    """(data, step) -> a batch whose every array is laid out so; None leaves it to the compiler."""
 
-    def body(index: Int[Array, ""], carry: tuple) -> tuple[TrainState, Metrics]:
-        state, metrics = carry
-        state, row = update(state, data)
-        state = _constrain(state, shardings)
-        return state, {name: metrics[name].at[index].set(row[name]) for name in metrics}
+    def draw(data: Any, step: Int[Array, ""]) -> Batch:
+        batch = sample(data, step)
+        return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)
 
-    return jax.lax.fori_loop(0, steps, body, (state, metrics))
+    return draw
 
 
-def _layout(state: TrainState) -> tuple:
-    leaves = jax.tree.leaves(state)
-    return tuple(leaf.sharding if _is_on_mesh(leaf) else None for leaf in leaves)
+def _whole(data: Batch, step: Int[Array, ""]) -> Batch:
+    return data
 
 
-def _constrain(state: TrainState, shardings: tuple) -> TrainState:
-    leaves, structure = jax.tree.flatten(state)
-    constrained = [
-        leaf if sharding is None else jax.lax.with_sharding_constraint(leaf, sharding)
-        for leaf, sharding in zip(leaves, shardings, strict=True)
-    ]
-    return jax.tree.unflatten(structure, constrained)
+def _metrics(loss: Array, gradients: Params, optimizer_state: Any) -> Metrics:
+    metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+    if (rate := _learning_rate(optimizer_state)) is not None:
+        metrics["learning_rate"] = rate
+    return metrics
 
 
 def _cast_matrices(params: Params, dtype: Any) -> Params:
@@ -262,12 +184,3 @@ def _learning_rate(optimizer_state: Any) -> Array | None:
         default=None,
         filtering=lambda path, value: isinstance(value, jax.Array),
     )
-
-
-def _is_on_mesh(leaf: Any) -> bool:
-    return isinstance(getattr(leaf, "sharding", None), NamedSharding)
-
-
-def _mesh_of(tree: Any) -> jax.sharding.Mesh | None:
-    shardings = (leaf.sharding for leaf in jax.tree.leaves(tree) if _is_on_mesh(leaf))
-    return next((sharding.mesh for sharding in shardings), None)

@@ -103,7 +103,7 @@ def tuned(name: str, shape: str, steps: int) -> Known:
 
 def peaks(task: Problem) -> np.ndarray:
     """The peaks among which a shape is tuned on the network, four a decade."""
-    low, high = task.interval
+    low, high = task.lr_range
     count = round(PEAKS_PER_DECADE * np.log10(high / low)) + 1
     return np.geomspace(low, high, count)
 
@@ -191,7 +191,7 @@ def _value(name: str, steps: int, which: str, rates: list[float]) -> float:
 def _best_peak(name: str, shape: str, steps: int) -> float:
     from scipy.optimize import minimize_scalar
 
-    bounds = tuple(np.log(problem(name).interval))
+    bounds = tuple(np.log(problem(name).lr_range))
 
     def loss(log_peak: float) -> float:
         return float(np.log(run_peak(name, shape, steps, float(np.exp(log_peak))).loss))

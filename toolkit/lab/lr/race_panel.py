@@ -167,7 +167,7 @@ class RacePanel(Panel):
             self.picture.forget_background()
 
     def _show_lanes(self, view: RaceView) -> None:
-        top = problem(view.problem).interval[1]
+        top = problem(view.problem).lr_range[1]
         self._rates.set(xlim=(0, view.steps), ylim=(0, 1.06 * top))
         for name in RACERS:
             lane = view.lane(name)
@@ -232,7 +232,7 @@ class RacePanel(Panel):
     def adjust(self, view: RaceView) -> None:
         curve = self._control_widgets["points"]
         assert isinstance(curve, CurveWidgets)
-        curve.editor.top = problem(view.problem).interval[1]
+        curve.editor.top = problem(view.problem).lr_range[1]
 
     def extra_widgets(self) -> list[widgets.Widget]:
         return [self._job]

@@ -138,7 +138,7 @@ def drawn_rates(name: str, steps: int, points: Points) -> np.ndarray:
     Returns:
         [steps].
     """
-    return problem(name).interval[1] * heights_at(points, np.arange(steps) / steps)
+    return problem(name).lr_range[1] * heights_at(points, np.arange(steps) / steps)
 
 
 def racers(name: str) -> tuple[str, ...]:

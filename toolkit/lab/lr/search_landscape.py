@@ -74,7 +74,7 @@ def landscape(search: Search, number: int) -> Landscape:
     """
     now = search.rounds[number - 1]
     after = search.rounds[number].request if number < len(search.rounds) else search.next_request
-    is_autolrs = isinstance(search.method, AutoLRS)
+    is_autolrs = isinstance(search.searcher, AutoLRS)
     next_rates = np.zeros(0)
     # After training, AutoLRS begins a new stage, and these pins have no say in it.
     if (
@@ -83,13 +83,13 @@ def landscape(search: Search, number: int) -> Landscape:
         and (now.request.kind == "probe" or not is_autolrs)
     ):
         next_rates = after.rates.max(1)
-    if isinstance(search.method, AutoLRS):
-        return _posterior(search.method, search.rounds[:number], next_rates)
+    if isinstance(search.searcher, AutoLRS):
+        return _posterior(search.searcher, search.rounds[:number], next_rates)
     return _scores(search, search.rounds[:number], next_rates)
 
 
-def _posterior(method: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
-    low, high = np.log(method.interval)
+def _posterior(searcher: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
+    low, high = np.log(searcher.lr_range)
     places = np.linspace(0.0, 1.0, POINTS)
     rates = np.exp(low + places * (high - low))
     probes = [one for one in taken if one.request.kind == "probe"]
@@ -99,8 +99,8 @@ def _posterior(method: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarray
     last, now = probes[-1], taken[-1]
     mean, deviation = _process(last, low, high)
     bound = None
-    if method.proposals == "sequential" and len(next_rates):
-        bound = mean - method.kappa * deviation
+    if searcher.proposals == "sequential" and len(next_rates):
+        bound = mean - searcher.kappa * deviation
     is_over = not len(next_rates)
     table, rows = last.after.table, _rows(last)
     best = float(table["rate"][rows][np.argmin(table["forecast"][rows])])

@@ -179,9 +179,9 @@ class LandscapePlot:
             names[f"mean − {settings.kappa:,.0f} sd, own scale"] = self._bound
         names |= {"tried next": self._next, "trained": self._chosen}
         legend_below(self.axes, names)
-        low, high = problem(settings.problem).interval
+        low, high = problem(settings.problem).lr_range
         self.axes.set_title(view.landscape.title)
-        # Only probes may go beyond the interval.
+        # Only probes may go beyond the range.
         beyond = 3.0 if settings.method == "probe" else 1.15
         self.axes.set_xlim(low / beyond, high * beyond)
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.lr import NoisyQuadratic, Request, SearchState
-from toolkit.lr.candidates import Trainer
+from toolkit.lr import NoisyQuadratic, Request, TrainState
+from toolkit.lr.candidates import CandidateRunner
 
 PROBLEMS = {
     "noisy quadratic, batch 10": "quadratic 10",
@@ -40,7 +40,7 @@ class Problem(Protocol):
 
     Attributes:
         name: a value of `PROBLEMS`.
-        interval: lowest and highest rate of a search.
+        lr_range: lowest and highest rate of a search.
         is_exact: whether losses are expectations in closed form, not measurements.
     """
 
@@ -48,7 +48,7 @@ class Problem(Protocol):
     def name(self) -> str: ...
 
     @property
-    def interval(self) -> tuple[float, float]: ...
+    def lr_range(self) -> tuple[float, float]: ...
 
     @property
     def is_exact(self) -> bool: ...
@@ -82,7 +82,7 @@ class QuadraticProblem:
     is_exact: bool = True
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def lr_range(self) -> tuple[float, float]:
         """Two decades, up to where the steepest direction stays stable."""
         largest = STABLE / float(self.quadratic.curvatures.max())
         return largest / 100, largest
@@ -106,7 +106,7 @@ class NetworkProblem:
     """
 
     name = "network"
-    interval = (1e-4, 1e-1)
+    lr_range = (1e-4, 1e-1)
     is_exact = False
 
     def __init__(self) -> None:
@@ -128,16 +128,16 @@ class NetworkProblem:
             "out": jnp.asarray(random.normal(size=(WIDTH, CLASSES)) * scale[1], jnp.float32),
         }
         self._optimizer = optax.adam(1.0)
-        self._trainer = Trainer(cross_entropy, self._optimizer, batches)
+        self._runner = CandidateRunner(cross_entropy, self._optimizer, batches)
         self._evaluate = jax.jit(cross_entropy)
 
-    def start(self) -> SearchState:
-        return SearchState(self._params, self._optimizer.init(self._params), 0)
+    def start(self) -> TrainState:
+        return TrainState.create(self._params, self._optimizer)
 
-    def run(self, state: Any, request: Request) -> tuple[SearchState, np.ndarray]:
+    def run(self, state: Any, request: Request) -> tuple[TrainState, np.ndarray]:
         reached, curves = state, []
         for rates in request.rates:
-            reached, losses = self._trainer.run(state, Request(request.kind, rates[None]))
+            reached, losses = self._runner.run(state, Request(request.kind, rates[None]))
             curves.append(losses[0])
         return reached, np.array(curves, np.float64)
 

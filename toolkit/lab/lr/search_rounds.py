@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.lab.lr.search_problems import problem
-from toolkit.lr import AutoLRS, Method, ProbeThenDecay, Request, ask, init, tell
+from toolkit.lr import AutoLRS, ProbeThenDecay, Request, Searcher, ask, init, tell
 
 METHODS = {
     "AutoLRS, as published": "autolrs",
@@ -47,8 +47,8 @@ class Settings:
     kappa: float
     proposals: str
 
-    def build(self) -> Method:
-        """The method with its constants.
+    def build(self) -> Searcher:
+        """The searcher with its constants.
 
         Returns:
             AutoLRS with the paper's constants in stages for this budget; the same with forecasts
@@ -57,21 +57,21 @@ class Settings:
         Raises:
             ValueError: unknown method, or constants that contradict one another.
         """
-        interval = problem(self.problem).interval
+        lr_range = problem(self.problem).lr_range
         if self.method == "probe":
-            return ProbeThenDecay(interval, self.budget, candidates=self.candidates)
+            return ProbeThenDecay(lr_range, self.budget, candidates=self.candidates)
         own: dict[str, Any] = {
             name: getattr(self, name) for name in ("candidates", "kappa", "proposals")
         }
         if self.method == "robust":
-            return AutoLRS.scaled(interval, self.budget, **own)
+            return AutoLRS.scaled(lr_range, self.budget, **own)
         if self.method != "autolrs":
             raise ValueError(
                 f"method: got {self.method!r}, wanted one of {', '.join(METHODS.values())}"
             )
         first = max(self.budget // FIRST_STAGE, SHORTEST_STAGE)
         stages = {"first_stage": first, "longest_stage": STAGES_DOUBLE_TO * first}
-        return AutoLRS.paper(interval, self.budget, shortest_probe=SHORTEST_PROBE, **stages, **own)
+        return AutoLRS.paper(lr_range, self.budget, shortest_probe=SHORTEST_PROBE, **stages, **own)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Round:
     """One question of the search and its answer.
 
     Attributes:
-        before: the controller that asked; each method has its own kind.
+        before: the controller that asked; each searcher has its own kind.
         request: what it asked for.
         losses: [candidates, steps].
         is_kept: whether training went on from there.
@@ -107,7 +107,7 @@ class Search:
 
     Attributes:
         settings: of it.
-        method: with its constants.
+        searcher: with its constants.
         controller: what it knows; a pytree.
         state: what training has reached; a pytree.
         rounds: all taken.
@@ -115,7 +115,7 @@ class Search:
     """
 
     settings: Settings
-    method: Method
+    searcher: Searcher
     controller: Any
     state: Any
     rounds: tuple[Round, ...]
@@ -124,7 +124,7 @@ class Search:
     @functools.cached_property
     def next_request(self) -> Request | None:
         """What is asked next; None when the search is over."""
-        return ask(self.method, self.controller)
+        return ask(self.searcher, self.controller)
 
 
 def begin(settings: Settings) -> Search:
@@ -142,9 +142,9 @@ def begin(settings: Settings) -> Search:
     Cost:
         One evaluation of the loss.
     """
-    task, method = problem(settings.problem), settings.build()
+    task, searcher = problem(settings.problem), settings.build()
     state = task.start()
-    return Search(settings, method, init(method), state, (), task.loss(state))
+    return Search(settings, searcher, init(searcher), state, (), task.loss(state))
 
 
 def next_round(search: Search) -> Search:
@@ -164,7 +164,7 @@ def next_round(search: Search) -> Search:
         return search
     task = problem(search.settings.problem)
     reached, losses = task.run(search.state, request)
-    controller, is_kept = tell(search.method, search.controller, request, losses)
+    controller, is_kept = tell(search.searcher, search.controller, request, losses)
     state = reached if is_kept else search.state
     taken = Round(search.controller, request, losses, is_kept, controller, task.loss(state))
     return dataclasses.replace(

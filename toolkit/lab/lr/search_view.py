@@ -193,7 +193,7 @@ def view_round(search: Search, number: int) -> SearchView:
     mates = tuple(
         one for one in taken if int(one.before.stage) == stage and one.request.kind == "probe"
     )
-    has_forecasts = bool(mates) and isinstance(search.method, AutoLRS)
+    has_forecasts = bool(mates) and isinstance(search.searcher, AutoLRS)
     kept = [one for one in taken if one.is_kept]
     trained = [one for one in kept if one is now] if mates else kept
     best = best_known(settings.problem, settings.budget)

@@ -53,7 +53,7 @@ class SchedulePlot:
     def name(self, view: SearchView) -> None:
         """Limits and words that are the same in all rounds of a search."""
         settings = view.settings
-        low, high = problem(settings.problem).interval
+        low, high = problem(settings.problem).lr_range
         lowest = min(low, view.best[int(NEARLY * settings.budget)]) / 1.5
         self.axes.set(xlim=(0, settings.budget), ylim=(lowest, high * 1.8))
         best = "best there is" if view.best_loss is not None else "tuned linear decay"

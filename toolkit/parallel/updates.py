@@ -1,0 +1,182 @@
+"""The update loop of everything that trains here: several optimiser updates in one program.
+
+    params, optimizer_state <- optimizer(grad loss(params, sample(data, step)))
+
+One program serves every number of updates, because the number is a traced bound of the loop and
+not a shape. That is what makes resuming exact: however a run was cut into calls, each update is
+the same machine code applied to the same numbers. Rates may be data: then every schedule, every
+candidate of a search and every length of run is the same program too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+Params = Any
+Batch = Any
+Metrics = dict[str, Array]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "params", "optimizer_state"),
+    meta_fields=(),
+)
+@dataclass(frozen=True)
+class TrainState:
+    """All that changes while training, and so all that a checkpoint must hold.
+
+    Attributes:
+        step: int32 scalar, the updates made so far; seeds every random choice of the next one.
+        params: any pytree of arrays, for instance an `nnx.State`.
+        optimizer_state: what the optax transformation keeps.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> state = TrainState.create({"w": jnp.ones(3)}, optax.adam(0.1))
+        >>> int(state.step)
+        0
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    optimizer_state: Any
+
+    @classmethod
+    def create(cls, params: Params, optimizer: optax.GradientTransformation) -> "TrainState":
+        """Starts at step 0 with a copy of `params` (a train step donates its state, not yours).
+
+        Optimiser state follows the sharding of the parameters; scalars are put on their mesh.
+
+        Args:
+            params: pytree of arrays, sharded or not.
+            optimizer: the optax transformation that will be stepped.
+
+        Returns:
+            The state before the first update.
+
+        Cost:
+            One copy of the parameters, plus the optimiser's own state.
+        """
+        params = jax.tree.map(jnp.copy, params)
+        state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        shardings = (leaf.sharding for leaf in jax.tree.leaves(params) if _is_on_mesh(leaf))
+        if (first := next(shardings, None)) is None:
+            return state
+        replicated = NamedSharding(first.mesh, PartitionSpec())
+        return jax.tree.map(
+            lambda leaf: leaf if _is_on_mesh(leaf) else jax.device_put(leaf, replicated), state
+        )
+
+
+def make_update(
+    loss_fn: Callable[[Params, Batch], Float[Array, ""]],
+    optimizer: optax.GradientTransformation,
+    sample: Callable[[Any, Int[Array, ""]], Batch],
+    metrics_of: Callable[[Array, Params, Any], Metrics] | None = None,
+) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:
+    """One update, (state, data, rate) -> (state, metrics): scaled by `rate` unless that is None.
+
+    `metrics_of` takes loss, gradients and new optimiser state; None for the loss alone.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
+        batch = sample(data, state.step)
+        loss, gradients = jax.value_and_grad(loss_fn)(state.params, batch)
+        updates, optimizer_state = optimizer.update(
+            gradients, state.optimizer_state, state.params, value=loss
+        )
+        if rate is not None:
+            updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), updates)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss}
+        if metrics_of is not None:
+            metrics = metrics_of(loss, gradients, optimizer_state)
+        return TrainState(state.step + 1, params, optimizer_state), metrics
+
+    return update
+
+
+def run_updates(
+    update: Callable,
+    state: TrainState,
+    data: Any,
+    steps: Int[Array, ""],
+    rates: Float[Array, "most"] | None = None,
+    *,
+    most_steps: int,
+    layout: tuple = (),
+) -> tuple[TrainState, Metrics]:
+    """`steps` updates of `make_update`; metrics [most_steps], of which so many count."""
+    first = None if rates is None else rates[0]
+    metrics = jax.tree.map(
+        lambda row: jnp.zeros((most_steps, *row.shape), row.dtype),
+        jax.eval_shape(update, state, data, first)[1],
+    )
+
+    def body(index: Int[Array, ""], carry: tuple) -> tuple[TrainState, Metrics]:
+        state, metrics = carry
+        state, row = update(state, data, None if rates is None else rates[index])
+        return held(state, layout), {
+            name: metrics[name].at[index].set(row[name]) for name in metrics
+        }
+
+    return jax.lax.fori_loop(0, steps, body, (state, metrics))
+
+
+def run_along(
+    update: Callable,
+    state: TrainState,
+    data: Any,
+    steps: Int[Array, ""],
+    rates: Float[Array, "most"],
+    *,
+    layout: tuple = (),
+) -> tuple[TrainState, Float[Array, "most"]]:
+    """`steps` updates at the first of `rates`; the losses before each, NaN if the last diverged."""
+    state, metrics = run_updates(
+        update, state, data, steps, rates, most_steps=len(rates), layout=layout
+    )
+    return state, nan_if_diverged(state.params, metrics["loss"].astype(jnp.float32))
+
+
+def nan_if_diverged(params: Params, losses: Array) -> Array:
+    """The losses, or NaN for all of them where a parameter is not finite.
+
+    The last update comes after the last loss, which knows nothing of its outcome.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    is_finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]))
+    return jnp.where(is_finite, losses, jnp.nan)
+
+
+def layout_of(tree: Any) -> tuple:
+    """The sharding of every leaf that lies on a mesh, None for the others."""
+    leaves = jax.tree.leaves(tree)
+    return tuple(leaf.sharding if _is_on_mesh(leaf) else None for leaf in leaves)
+
+
+def held(tree: Any, layout: tuple) -> Any:
+    """Keeps the layout that a tree came in: a compiler's other choice would make the second call
+    another program than the first, and a restored run another than an unbroken one.
+    """
+    if not any(layout):
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    leaves = [
+        leaf if sharding is None else jax.lax.with_sharding_constraint(leaf, sharding)
+        for leaf, sharding in zip(leaves, layout, strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _is_on_mesh(leaf: Any) -> bool:
+    return isinstance(getattr(leaf, "sharding", None), NamedSharding)
