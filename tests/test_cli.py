@@ -39,7 +39,7 @@ def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log. " * 40)
     common = ["train", tmp_path / "run", "--text", text, "--pattern", "gdn full", "--width", 32,
-              "--batch", 4, "--window", 32, "--loops", 1]  # fmt: skip
+              "--batch", 4, "--sequence-length", 32, "--loops", 1]  # fmt: skip
     status, out, _ = toolkit(*common, "--steps", 20)
     assert status == 0
     assert "held-out loss" in out

@@ -44,8 +44,8 @@ NAMES = {
     """,
     "lr": """
         AutoLRS CONTENDERS Contender Controller Forecast GaussianProcess JointResult Ledger
-        MODES Method MultiPowerLaw NoisyQuadratic ProbeThenDecay Request SearchProgress
-        SearchResult SearchState ask contender cooldown_schedule effective_rate
+        LR_RANGE MODES MultiPowerLaw NoisyQuadratic ProbeThenDecay Request SearchProgress
+        SearchResult Searcher TrainState ask contender cooldown_schedule effective_rate
         fit_gaussian_process fit_multi_power_law forecast_loss init joint_search
         last_iterate_bound lowest_confidence_bound momentum_losses power_schedule
         published_forecast refined_schedule search shape_rates tabulated_schedule tell
@@ -65,7 +65,7 @@ NAMES = {
         BYTE_VOCABULARY CheckpointError CheckpointWarning Checkpoints Corpus CorpusError
         CorpusFile DivergedError FitOptions FitResult MetricsLog RateSearch TrainState TrainStep
         adamw evaluation_batches fit load_corpus make_evaluation make_train_step read_metrics
-        sample_batch search_rate warmup_cosine warmup_stable_decay
+        sample_batch search_rate
     """,
 }
 

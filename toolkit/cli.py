@@ -56,8 +56,8 @@ def train(
     attention_output_gate: bool = False,
     steps: int = 1000,
     batch: int = 16,
-    window: int = 256,
-    learning_rate: float = 3e-3,
+    sequence_length: int = 256,
+    learning_rate: float | Literal["search"] = 3e-3,
     dtype: Literal["float32", "bfloat16"] = "float32",
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
     corpus: Literal["prose", "code"] = "prose",
@@ -75,10 +75,11 @@ def train(
         heads: attention heads.
         sliding_window: bytes a "window" layer sees.
         attention_output_gate: gate what the heads of softmax layers put out.
-        steps: total training steps.
-        batch: sequences a step.
-        window: bytes a sequence.
-        learning_rate: peak rate of the warm-up and cosine schedule.
+        steps: total training steps; those of a search's candidates count too.
+        batch: sequences per step.
+        sequence_length: bytes per sequence.
+        learning_rate: peak rate of the warm-up and cosine schedule; or "search", to find a
+            schedule while training.
         dtype: the precision of activations; parameters stay float32.
         text: a file or folder to train on (repeatable).
         corpus: the text used when none is given: the language manual's prose or the
@@ -108,7 +109,7 @@ def train(
         text=tuple(str(path) for path in text) or corpus,
         steps=steps,
         batch=batch,
-        window=window,
+        sequence_length=sequence_length,
         learning_rate=learning_rate,
         seed=seed,
         layout=layout,

@@ -20,7 +20,7 @@ def run(tmp_path_factory):
     text = tmp_path_factory.mktemp("text") / "rose.txt"
     text.write_text(TEXT)
     config = LoopedConfig.tiny("full", loops=2, width=32, feed_forward=32)
-    return TrainingRun(config, text=(str(text),), steps=20, batch=8, window=16)
+    return TrainingRun(config, text=(str(text),), steps=20, batch=8, sequence_length=16)
 
 
 def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
@@ -46,13 +46,32 @@ def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
     assert jnp.isfinite(moved.evaluation_loss)
 
 
+def test_a_searched_rate_trains_and_resumes_to_the_bit(run, tmp_path):
+    searched = dataclasses.replace(run, learning_rate="search", steps=200)
+    whole = train_language_model(searched, tmp_path / "whole")
+    assert whole.stopped_by is None
+    assert whole.step == whole.history[-1]["step"] < 200
+    assert whole.evaluation_loss < 1.0  # of log 256 = 5.5
+    calls = iter(range(5))
+    part = train_language_model(searched, tmp_path / "part", stop=lambda: next(calls) == 3)
+    assert part.stopped_by == "request"
+    resumed = train_language_model(searched, tmp_path / "part")
+    assert resumed.stopped_by is None
+    for model in (resumed.model, load_language_model(tmp_path / "part")):
+        for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(whole.model), strict=True):
+            np.testing.assert_array_equal(a, b)
+    for name in ("step", "loss", "learning_rate"):
+        assert [row[name] for row in resumed.history] == [row[name] for row in whole.history]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"layout": "sharded"}, "layout"),
         ({"steps": 0}, "steps"),
-        ({"window": -1}, "window"),
+        ({"sequence_length": -1}, "sequence_length"),
         ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": "find"}, "learning_rate: got 'find'"),
     ],
 )
 def test_a_bad_run_is_refused_when_it_is_made(run, change, words):

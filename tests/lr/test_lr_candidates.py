@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from toolkit.lr import MODES, ProbeThenDecay, Request, SearchState, ask, init, search, tell
-from toolkit.lr.candidates import STEPS_PER_CALL, TIMED_STEPS, Trainer
+from toolkit.lr import MODES, ProbeThenDecay, Request, TrainState, ask, init, search, tell
+from toolkit.lr.candidates import STEPS_PER_CALL, TIMED_STEPS, CandidateRunner
 
 SAME = 2e-4  # relative, float32 over 24 steps
 OVERHEAD = 0.01  # of a step
-INTERVAL = (1e-3, 1.0)
+LR_RANGE = (1e-3, 1.0)
 
 FEATURES = jax.random.normal(jax.random.key(0), (8, 16, 4))
 DATA = {"x": FEATURES, "y": FEATURES @ jnp.array([1.0, -2.0, 0.5, 3.0])}
@@ -30,54 +30,55 @@ def loss_fn(params, batch):
 
 
 @pytest.fixture(scope="module")
-def trainer():
-    return Trainer(loss_fn, OPTIMIZER, DATA, lambda params: jnp.sum(params["w"] ** 2))
+def runner():
+    return CandidateRunner(loss_fn, OPTIMIZER, DATA, lambda params: jnp.sum(params["w"] ** 2))
 
 
 @pytest.fixture(scope="module")
 def state():
-    return SearchState(PARAMS, OPTIMIZER.init(PARAMS), 3)
+    return TrainState(jnp.int32(3), PARAMS, OPTIMIZER.init(PARAMS))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("validate_every", [0, 12])
-def test_every_mode_gives_the_same_losses(trainer, state, mode, validate_every):
+def test_every_mode_gives_the_same_losses(runner, state, mode, validate_every):
     request = Request("probe", PROBE.rates, validate_every)
-    expected = trainer.run_together(state, request, "loop")
-    losses = trainer.run_together(state, request, mode)
+    expected = runner.run_together(state, request, "loop")
+    losses = runner.run_together(state, request, mode)
     assert losses.shape == (5, request.points)
     np.testing.assert_allclose(losses, expected, rtol=SAME)
 
 
-def test_a_snapshot_is_the_arrays_themselves(trainer, state):
+def test_a_snapshot_is_the_arrays_themselves(runner, state):
     before = jax.tree.map(np.array, state)
     for mode in MODES:
-        trainer.run_together(state, PROBE, mode)
+        runner.run_together(state, PROBE, mode)
     jax.tree.map(np.testing.assert_array_equal, state, before)
     train = Request("train", PROBE.rates[:1])
-    after, losses = trainer.run(state, train)
-    fresh, fresh_losses = Trainer(loss_fn, OPTIMIZER, DATA).run(state, train)
+    after, losses = runner.run(state, train)
+    fresh, fresh_losses = CandidateRunner(loss_fn, OPTIMIZER, DATA).run(state, train)
     jax.tree.map(np.testing.assert_array_equal, after, fresh)
     np.testing.assert_array_equal(losses, fresh_losses)
 
 
-def test_candidates_on_many_devices_do_not_talk(trainer, state):
+def test_candidates_on_many_devices_do_not_talk(runner, state):
     count = jax.device_count()
     assert count > 1
-    assert "sharded" in trainer.modes(state)
+    assert "sharded" in runner.modes(state)
     rates = np.ones((count, STEPS_PER_CALL), np.float32)
-    start = jax.tree.map(
+    copies = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
         (state.params, state.optimizer_state),
     )
-    program = trainer._several["sharded"]
-    compiled = program.lower(*start, trainer._data, np.int32(0), rates, np.int32(2)).compile()
+    program = runner._programs.several["sharded"]
+    start = TrainState(state.step, *copies)
+    compiled = program.lower(start, runner._data, np.int32(2), rates).compile()
     text = compiled.as_text()
     assert not any(word in text for word in ("all-reduce", "all-gather", "collective-permute"))
 
 
 def test_the_mode_is_chosen_by_measuring():
-    found = search(loss_fn, PARAMS, DATA, interval=INTERVAL, budget=1000, evaluation="measured")
+    found = search(loss_fn, PARAMS, DATA, lr_range=LR_RANGE, budget=1000, evaluation="measured")
     timings = found.progress.timings
     assert set(timings) == set(MODES)
     assert all(seconds > 0 for seconds in timings.values())
@@ -89,7 +90,7 @@ def test_the_mode_is_chosen_by_measuring():
         loss_fn,
         PARAMS,
         DATA,
-        interval=INTERVAL,
+        lr_range=LR_RANGE,
         budget=1000,
         evaluation="steps" if timings["steps"] < timings["loop"] else "loop",
     )
@@ -108,7 +109,7 @@ def test_compilation_is_in_the_ledger_apart():
         lambda params, batch: loss_fn(params, batch) * 1.25,
         PARAMS,
         DATA,
-        interval=INTERVAL,
+        lr_range=LR_RANGE,
         budget=400,
     )
     assert found.ledger.compile_seconds > 0
@@ -123,12 +124,12 @@ def test_one_program_for_every_length(state, mode):
         traces.append(1)
         return loss_fn(params, batch)
 
-    trainer = Trainer(counted, OPTIMIZER, DATA)
-    trainer.run_together(state, PROBE, mode)
+    runner = CandidateRunner(counted, OPTIMIZER, DATA)
+    runner.run_together(state, PROBE, mode)
     count = len(traces)
     for steps in (1, 7, STEPS_PER_CALL + 3):
         rates = np.full((5, steps), 1e-2, np.float32)
-        trainer.run_together(state, Request("probe", rates), mode)
+        runner.run_together(state, Request("probe", rates), mode)
     assert len(traces) == count
 
 
@@ -149,25 +150,25 @@ def test_the_driver_costs_little_beside_the_steps():
         logits = hidden @ params[2]
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
 
-    steps, method = 4000, ProbeThenDecay((1e-4, 1e-1), 4000)
-    trainer = Trainer(mlp_loss, OPTIMIZER, (images, classes))
-    state = SearchState(params, OPTIMIZER.init(params), 0)
+    steps, searcher = 4000, ProbeThenDecay((1e-4, 1e-1), 4000)
+    runner = CandidateRunner(mlp_loss, OPTIMIZER, (images, classes))
+    state = TrainState.create(params, OPTIMIZER)
     piece = Request("train", np.full((1, STEPS_PER_CALL), 1e-3, np.float32))
-    jax.block_until_ready(trainer.run(state, piece)[0].params)
+    jax.block_until_ready(runner.run(state, piece)[0].params)
     began = time.process_time()
-    jax.block_until_ready(trainer.run(state, piece)[0].params)
+    jax.block_until_ready(runner.run(state, piece)[0].params)
     per_step = (time.process_time() - began) / STEPS_PER_CALL
 
     def drive():
-        controller = init(method)
-        while (request := ask(method, controller)) is not None:
-            controller, _ = tell(method, controller, request, np.ones(request.rates.shape))
+        controller = init(searcher)
+        while (request := ask(searcher, controller)) is not None:
+            controller, _ = tell(searcher, controller, request, np.ones(request.rates.shape))
 
     drive()
     decisions = _processor_seconds(drive)
 
     # The same calls of a program that does nothing: padding, dispatch, gathering of losses.
-    nothing = partial(trainer._run, lambda *arguments: (params, None, np.zeros(STEPS_PER_CALL)))
+    nothing = partial(runner._run, lambda *arguments: (state, np.zeros(STEPS_PER_CALL)))
 
     def dispatch():
         for _ in range(steps // STEPS_PER_CALL):

@@ -20,7 +20,7 @@ from toolkit.lr import (
 
 TABLE = 6e-3  # three digits, of which the last is rounded
 STEPS = 1000
-INTERVAL = (0.02, 1.99)  # beyond 2 a constant rate is not stable
+LR_RANGE = (0.02, 1.99)  # beyond 2 a constant rate is not stable
 OPTIMUM = {
     (10, None): 0.07850,
     (10, 50): 0.07862,
@@ -38,16 +38,16 @@ def problem(batch):
     return NoisyQuadratic.harmonic(batch)
 
 
-def run(quadratic, method):
+def run(quadratic, searcher):
     """The loss that a search ends at where losses are their own expectation."""
-    controller, moment = init(method), quadratic.start
+    controller, moment = init(searcher), quadratic.start
     with np.errstate(over="ignore", invalid="ignore"):
-        while (request := ask(method, controller)) is not None:
+        while (request := ask(searcher, controller)) is not None:
             runs = [quadratic.advance(moment, row) for row in request.rates.astype(np.float64)]
             losses = [losses for _, losses in runs]
             if request.validate_every:
                 losses = [[quadratic.loss(end)] for end, _ in runs]
-            controller, is_kept = tell(method, controller, request, losses)
+            controller, is_kept = tell(searcher, controller, request, losses)
             moment = runs[0][0] if is_kept else moment
     return quadratic.loss(moment), controller
 
@@ -74,8 +74,8 @@ def test_in_one_dimension_the_optimum_is_greed():
 @pytest.mark.parametrize("batch", [10, 100])
 def test_stages_scored_after_their_decay_reach_the_optimum(batch, shape):
     """Search free: probes and corrections as long as the run."""
-    method = ProbeThenDecay(
-        INTERVAL,
+    searcher = ProbeThenDecay(
+        LR_RANGE,
         50_000,
         training_steps=STEPS,
         shapes=(shape,),
@@ -83,7 +83,7 @@ def test_stages_scored_after_their_decay_reach_the_optimum(batch, shape):
         corrections=(0.0, 0.2, 0.4, 0.6, 0.8),
         correction_fraction=1.0,
     )
-    loss, controller = run(problem(batch), method)
+    loss, controller = run(problem(batch), searcher)
     assert controller.ledger.kept_steps == STEPS
     assert controller.corrected == 5
     assert loss <= FREE * OPTIMUM[batch, None]
@@ -91,10 +91,10 @@ def test_stages_scored_after_their_decay_reach_the_optimum(batch, shape):
 
 @pytest.mark.parametrize("batch", [10, 100])
 def test_a_tenth_of_the_budget_pays_for_the_search(batch):
-    method = ProbeThenDecay(
-        INTERVAL, STEPS, extensions=0, search_fraction=0.1, validation_batches=1
+    searcher = ProbeThenDecay(
+        LR_RANGE, STEPS, extensions=0, search_fraction=0.1, validation_batches=1
     )
-    loss, controller = run(problem(batch), method)
+    loss, controller = run(problem(batch), searcher)
     assert STEPS - 1 < controller.ledger.spent <= STEPS
     assert controller.ledger.kept_steps >= 0.9 * STEPS
     assert loss <= CHARGED[batch] * OPTIMUM[batch, None]

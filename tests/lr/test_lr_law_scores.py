@@ -11,7 +11,7 @@ from lr_driver import drive
 from toolkit.lr import MultiPowerLaw, ProbeThenDecay, shape_rates
 
 LAW = MultiPowerLaw(2.0, 1.5, 0.5, 40.0, 2.0, 0.6, 0.65)
-INTERVAL = (1e-4, 1.0)
+LR_RANGE = (1e-4, 1.0)
 BUDGET = 2000
 SHAPES = ("linear", "wsd", "wsd_sqrt", "cosine", "trapezoid")
 LOG_RATE = 0.05  # a few per cent, of a peak found against the law's own
@@ -26,8 +26,8 @@ def along_the_law(request, law=LAW):
 
 
 def search(scorer, losses_of=along_the_law, **options):
-    method = ProbeThenDecay(INTERVAL, BUDGET, scorer=scorer, **options)
-    return drive(method, losses_of)[0]
+    searcher = ProbeThenDecay(LR_RANGE, BUDGET, scorer=scorer, **options)
+    return drive(searcher, losses_of)[0]
 
 
 def final_loss(controller):
@@ -36,7 +36,7 @@ def final_loss(controller):
 
 def best_of(shape, steps):
     unit = shape_rates(shape, steps, round(0.05 * steps))
-    peaks = np.geomspace(*INTERVAL, 500)
+    peaks = np.geomspace(*LR_RANGE, 500)
     losses = [LAW.predict(peak * unit)[0] for peak in peaks]
     return peaks[np.argmin(losses)], min(losses)
 
@@ -101,22 +101,22 @@ def test_probes_that_broke_down_are_not_fitted():
 
 def test_probes_go_by_curves_even_where_validation_is_cheap():
     for scorer, is_by_validation in (("tail", True), ("multi_power_law", False)):
-        method = ProbeThenDecay(INTERVAL, BUDGET, validation_batches=1, scorer=scorer)
-        assert method.is_by_validation == is_by_validation
+        searcher = ProbeThenDecay(LR_RANGE, BUDGET, validation_batches=1, scorer=scorer)
+        assert searcher.is_by_validation == is_by_validation
 
 
 def test_a_search_resumes_from_its_arrays():
-    method = ProbeThenDecay(INTERVAL, BUDGET, shapes=SHAPES[:2], scorer="multi_power_law")
-    whole, _ = drive(method, along_the_law)
-    part, _ = drive(method, along_the_law, most=2)
+    searcher = ProbeThenDecay(LR_RANGE, BUDGET, shapes=SHAPES[:2], scorer="multi_power_law")
+    whole, _ = drive(searcher, along_the_law)
+    part, _ = drive(searcher, along_the_law, most=2)
     assert part.curves.size
     assert not part.plan.size
     leaves, structure = jax.tree.flatten(part)
     leaves = pickle.loads(pickle.dumps([np.asarray(leaf) for leaf in leaves]))
-    resumed, _ = drive(method, along_the_law, jax.tree.unflatten(structure, leaves))
+    resumed, _ = drive(searcher, along_the_law, jax.tree.unflatten(structure, leaves))
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
 def test_an_unknown_scorer_is_named():
     with pytest.raises(ValueError, match=r"scorer must be one of tail, multi_power_law, got 'mpl'"):
-        ProbeThenDecay(INTERVAL, BUDGET, scorer="mpl")
+        ProbeThenDecay(LR_RANGE, BUDGET, scorer="mpl")

@@ -8,9 +8,9 @@ import pytest
 from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
-from toolkit.lr.peak import Peak, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
 
-INTERVAL = (1e-3, 1.0)
+LR_RANGE = (1e-3, 1.0)
 
 
 def losses_of(request, best=3e-2, noise=0.0):
@@ -21,16 +21,16 @@ def losses_of(request, best=3e-2, noise=0.0):
     return floors + np.exp(-np.arange(points) / max(points / 8, 1)) + common
 
 
-def run(method, losses_of=losses_of, controller=None, most=None):
-    return drive(method, losses_of, controller, most)
+def run(searcher, losses_of=losses_of, controller=None, most=None):
+    return drive(searcher, losses_of, controller, most)
 
 
 def test_probes_on_a_grid_then_longer_ones_then_the_run():
-    method = ProbeThenDecay(INTERVAL, 4000)
-    controller, requests = run(method)
+    searcher = ProbeThenDecay(LR_RANGE, 4000)
+    controller, requests = run(searcher)
     probes = [r for r, _ in requests if r.kind == "probe"]
     assert [r.rates.shape for r in probes] == [(5, 20), (3, 120)]
-    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*INTERVAL, 5), rtol=1e-6)
+    np.testing.assert_allclose(probes[0].rates.max(1), np.geomspace(*LR_RANGE, 5), rtol=1e-6)
     for probe in probes:  # a rise, then a fall to almost nothing
         assert (np.diff(probe.rates[:, : round(0.2 * probe.rates.shape[1])]) > 0).all()
         assert (probe.rates[:, -1] < 0.2 * probe.rates.max(1)).all()
@@ -47,10 +47,10 @@ def test_probes_on_a_grid_then_longer_ones_then_the_run():
 @pytest.mark.parametrize("options", [{}, {"shapes": ("linear", "wsd"), "corrections": (0.0, 0.5)}])
 @pytest.mark.parametrize("validation_batches", [0, 3])
 def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
-    method = ProbeThenDecay(
-        INTERVAL, budget, shortest_probe=2, validation_batches=validation_batches, **options
+    searcher = ProbeThenDecay(
+        LR_RANGE, budget, shortest_probe=2, validation_batches=validation_batches, **options
     )
-    controller, requests = run(method)
+    controller, requests = run(searcher)
     assert budget - 1 < controller.ledger.spent <= budget
     assert sum(r.rates.size for r, _ in requests) == controller.ledger.gradient_evaluations
     assert requests[-1][0].kind == "train"
@@ -58,19 +58,19 @@ def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
 
 
 def test_a_budget_too_small_to_probe_takes_the_middle():
-    controller, requests = run(ProbeThenDecay(INTERVAL, 100))
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 100))
     assert all(r.kind == "train" for r, _ in requests)
     assert controller.rates.max() == pytest.approx(np.sqrt(1e-3))
 
 
 @pytest.mark.parametrize("best", [1e-5, 1e-4, 20.0])
 def test_the_interval_is_extended_at_its_edges_and_charged(best):
-    whole, _ = run(ProbeThenDecay(INTERVAL, 20_000), lambda r: losses_of(r, best))
+    whole, _ = run(ProbeThenDecay(LR_RANGE, 20_000), lambda r: losses_of(r, best))
     tried = whole.table["rate"]
     assert tried.min() < 1e-3 or tried.max() > 1.0
     assert whole.extended > 0
     assert whole.ledger.gradient_evaluations == 20_000
-    inside, _ = run(ProbeThenDecay(INTERVAL, 20_000, extensions=0), lambda r: losses_of(r, best))
+    inside, _ = run(ProbeThenDecay(LR_RANGE, 20_000, extensions=0), lambda r: losses_of(r, best))
     assert 0.999e-3 < inside.table["rate"].min() <= inside.table["rate"].max() < 1.001
     distance, kept_inside = (abs(np.log(c.rates.max() / best)) for c in (whole, inside))
     assert distance < kept_inside
@@ -80,11 +80,11 @@ def test_short_probes_that_like_the_lowest_rate_are_not_followed_out_of_the_inte
     def noise(request):
         return losses_of(request, best=1e-9)
 
-    controller, requests = run(ProbeThenDecay(INTERVAL, 1000), noise)
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 1000), noise)
     assert max(r.rates.shape[1] for r, _ in requests if r.kind == "probe") < 40
     assert controller.extended == 0
-    assert controller.table["rate"].min() >= INTERVAL[0]
-    assert controller.rates.max() > INTERVAL[0]
+    assert controller.table["rate"].min() >= LR_RANGE[0]
+    assert controller.rates.max() > LR_RANGE[0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -95,7 +95,7 @@ def test_diverged_probes_are_never_followed(bad):
             losses[request.rates.max(1) > 1e-2, -1] = bad
         return losses
 
-    controller, _ = run(ProbeThenDecay(INTERVAL, 4000), diverging)
+    controller, _ = run(ProbeThenDecay(LR_RANGE, 4000), diverging)
     assert np.isinf(controller.table["forecast"]).any()
     assert controller.rates.max() <= 1e-2
     assert controller.ledger.gradient_evaluations == 4000
@@ -111,7 +111,7 @@ def test_a_run_that_diverges_goes_back_a_piece_and_lower(how):
                 losses[:] = 100.0
         return losses
 
-    controller, requests = run(ProbeThenDecay(INTERVAL, 4000), diverging)
+    controller, requests = run(ProbeThenDecay(LR_RANGE, 4000), diverging)
     lost = [r.rates.shape[1] for r, is_kept in requests if r.kind == "train" and not is_kept]
     assert 0 < len(lost) < 20
     assert max(lost) <= 4000 // 20
@@ -122,14 +122,14 @@ def test_a_run_that_diverges_goes_back_a_piece_and_lower(how):
 
 def test_everything_diverged_still_ends_at_the_budget():
     controller, _ = run(
-        ProbeThenDecay(INTERVAL, 1000), lambda r: np.full((len(r.rates), r.points), np.nan)
+        ProbeThenDecay(LR_RANGE, 1000), lambda r: np.full((len(r.rates), r.points), np.nan)
     )
     assert controller.ledger.gradient_evaluations == 1000
     assert controller.ledger.kept_steps == len(controller.rates) == 0
 
 
 def test_another_shape_is_taken_only_if_it_is_surely_better():
-    method = ProbeThenDecay(INTERVAL, 10_000, shapes=("linear", "wsd", "wsd_sqrt", "cosine"))
+    searcher = ProbeThenDecay(LR_RANGE, 10_000, shapes=("linear", "wsd", "wsd_sqrt", "cosine"))
     for gain, is_wsd in ((0.5, True), (0.0, False)):
 
         def losses(request, gain=gain):
@@ -137,7 +137,7 @@ def test_another_shape_is_taken_only_if_it_is_surely_better():
             plateau = (request.rates >= 0.999 * request.rates.max(1, keepdims=True)).mean(1)
             return losses - gain * (plateau[:, None] > 0.4)
 
-        controller, _ = run(method, losses)
+        controller, _ = run(searcher, losses)
         at_peak = (controller.rates >= 0.999 * controller.rates.max()).mean()
         assert (at_peak > 0.5) == is_wsd
 
@@ -154,9 +154,9 @@ def test_corrections_are_guarded(gain):
             assert request.validate_every == 0
         return losses
 
-    base, _ = run(ProbeThenDecay(INTERVAL, 20_000, corrections=()), losses)
-    method = ProbeThenDecay(INTERVAL, 20_000, corrections=(0.5,))
-    controller, requests = run(method, losses)
+    base, _ = run(ProbeThenDecay(LR_RANGE, 20_000, corrections=()), losses)
+    searcher = ProbeThenDecay(LR_RANGE, 20_000, corrections=(0.5,))
+    controller, requests = run(searcher, losses)
     assert controller.corrected == 1
     probe = next(i for i, (r, _) in enumerate(requests) if r.rates.shape[0] == 8)
     middle = sum(r.rates.shape[1] for r, is_kept in requests[:probe] if is_kept)
@@ -168,12 +168,12 @@ def test_corrections_are_guarded(gain):
 
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_a_controller_resumes_from_its_arrays(cut):
-    method = ProbeThenDecay(INTERVAL, 8000, corrections=(0.2,))
-    whole, _ = run(method)
-    part, _ = run(method, most=cut)
+    searcher = ProbeThenDecay(LR_RANGE, 8000, corrections=(0.2,))
+    whole, _ = run(searcher)
+    part, _ = run(searcher, most=cut)
     leaves, structure = jax.tree.flatten(part)
     leaves = pickle.loads(pickle.dumps([np.asarray(leaf) for leaf in leaves]))
-    resumed, _ = run(method, controller=jax.tree.unflatten(structure, leaves))
+    resumed, _ = run(searcher, controller=jax.tree.unflatten(structure, leaves))
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
@@ -193,7 +193,7 @@ def test_the_peak_of_a_parabola_and_of_a_cliff():
 
 
 def test_only_a_long_run_wants_a_lower_peak_than_its_probes():
-    probed = Peak(0.0, 0)
+    probed = PeakRate(0.0, 0)
     assert peak_at(250, probed, 20) == peak_at(300, probed, 80) == 1.0
     assert peak_at(9600, probed, 20) == peak_at(9600, probed, 80) == pytest.approx(0.5)
     assert peak_at(64_000, probed, 2000) == pytest.approx(0.5)
@@ -214,7 +214,7 @@ def test_noise_that_candidates_share_is_none_between_them():
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"interval": (1.0, 1e-3)}, "interval"),
+        ({"lr_range": (1.0, 1e-3)}, "lr_range"),
         ({"budget": 0}, "budget"),
         ({"candidates": 2}, "candidates"),
         ({"search_fraction": 1.0}, "search_fraction"),
@@ -229,4 +229,4 @@ def test_noise_that_candidates_share_is_none_between_them():
 )
 def test_wrong_constants_are_named(changes, word):
     with pytest.raises(ValueError, match=word):
-        ProbeThenDecay(**{"interval": INTERVAL, "budget": 5000, **changes})
+        ProbeThenDecay(**{"lr_range": LR_RANGE, "budget": 5000, **changes})

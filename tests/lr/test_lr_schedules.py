@@ -22,14 +22,20 @@ def rates(schedule):
     return np.asarray(jax.jit(jax.vmap(schedule))(STEPS))
 
 
-@pytest.mark.parametrize("shape", ["linear", "sqrt"])
+FALLS = {
+    "linear": lambda gone: 1 - gone,
+    "cosine": lambda gone: (1 + np.cos(np.pi * gone)) / 2,
+    "sqrt": lambda gone: 1 - np.sqrt(gone),
+}
+
+
+@pytest.mark.parametrize("shape", FALLS)
 def test_warmup_stable_decay(shape):
     schedule = warmup_stable_decay_schedule(
         0.3, 100, warmup_steps=10, cooldown_steps=20, shape=shape
     )
     fraction = np.clip((STEPS - 80) / 20, 0, 1)
-    fall = 1 - (fraction if shape == "linear" else np.sqrt(fraction))
-    expected = 0.3 * np.minimum((STEPS + 1) / 10, 1) * fall
+    expected = 0.3 * np.minimum((STEPS + 1) / 10, 1) * FALLS[shape](fraction)
     np.testing.assert_allclose(rates(schedule), expected, rtol=TOLERANCE, atol=1e-8)
     assert (rates(schedule)[100:] == 0).all()
     cooldown = cooldown_schedule(0.3, 20, shape=shape)

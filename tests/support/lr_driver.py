@@ -3,10 +3,10 @@
 from toolkit.lr import ask, init, tell
 
 
-def drive(method, losses_of, controller=None, most=None):
+def drive(searcher, losses_of, controller=None, most=None):
     """The controller at the end, or after `most` requests, and (request, is_kept) of each."""
-    controller, requests = init(method) if controller is None else controller, []
-    while (request := ask(method, controller)) is not None and len(requests) != most:
-        controller, is_kept = tell(method, controller, request, losses_of(request))
+    controller, requests = init(searcher) if controller is None else controller, []
+    while (request := ask(searcher, controller)) is not None and len(requests) != most:
+        controller, is_kept = tell(searcher, controller, request, losses_of(request))
         requests.append((request, is_kept))
     return controller, requests

@@ -47,7 +47,7 @@ def digest(state):
 def run(directory, callback=None, place=lambda params: params, **changes):
     """Trains the bigram model, laid out by `place`; `changes` replace fields of the options."""
     text = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 50, np.uint8)
-    optimizer = training.adamw(training.warmup_cosine(1e-2, TOTAL_STEPS, 10))
+    optimizer = training.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 10, TOTAL_STEPS))
     sample = partial(training.sample_batch, seed=0, batch=4, time=16)
     options = {
         "total_steps": TOTAL_STEPS,

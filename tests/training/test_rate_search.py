@@ -1,5 +1,7 @@
-"""The search inside training: killed half-way and resumed, sharded, with groups of parameters."""
+"""The search inside training: stopped half-way and resumed, sharded, with groups of parameters."""
 
+import os
+import signal
 from functools import partial
 
 import jax
@@ -13,9 +15,11 @@ from toolkit.lr import AutoLRS, ProbeThenDecay
 from toolkit.parallel import fully_sharded, make_mesh
 from toolkit.training import (
     CheckpointError,
+    FitOptions,
     TrainState,
     make_evaluation,
     make_train_step,
+    read_metrics,
     search_rate,
 )
 
@@ -46,11 +50,12 @@ def find(state=None, optimizer=OPTIMIZER, **options):
     state = TrainState.create(PARAMS, optimizer) if state is None else state
     settings = {
         "sample": sample,
-        "interval": (1e-3, 1.0),
-        "budget": BUDGET,
-        "method": partial(ProbeThenDecay, shortest_probe=2),
+        "lr_range": (1e-3, 1.0),
+        "searcher": partial(ProbeThenDecay, shortest_probe=2),
     }
-    return search_rate(loss_fn, optimizer, state, DATA, **{**settings, **options})
+    budget, every = options.pop("budget", BUDGET), options.pop("checkpoint_every", 200)
+    length = FitOptions(budget, checkpoint_every=every, is_progress_shown=False)
+    return search_rate(loss_fn, optimizer, state, DATA, length, **{**settings, **options})
 
 
 def assert_same_bits(a, b):
@@ -58,13 +63,8 @@ def assert_same_bits(a, b):
 
 
 def stop_after(count):
-    seen = []
-
-    def stop(progress):
-        seen.append(progress)
-        return len(seen) == count
-
-    return stop
+    calls = iter(range(1, count + 1))
+    return lambda: next(calls) == count
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def whole():
 
 
 def test_it_trains_and_the_schedule_trains_again(whole):
-    assert whole.is_complete
+    assert whole.stopped_by is None
     assert whole.result.ledger.gradient_evaluations == BUDGET
     assert int(whole.state.step) == whole.result.ledger.kept_steps
     evaluate = make_evaluation(loss_fn, jax.tree.map(lambda leaf: leaf[None], DATA))
@@ -88,17 +88,20 @@ def test_it_trains_and_the_schedule_trains_again(whole):
 
 # In the first probes, between them and the second, and in the run.
 @pytest.mark.parametrize("cut", [1, 2, 7])
-def test_a_search_killed_half_way_ends_with_the_same_bits(whole, tmp_path, cut):
+def test_a_search_stopped_half_way_ends_with_the_same_bits(whole, tmp_path, cut):
     part = find(directory=tmp_path, stop=stop_after(cut))
-    assert not part.is_complete
+    assert part.stopped_by == "request"
     resumed = find(directory=tmp_path, checkpoint_every=50)
-    assert resumed.is_complete
+    assert resumed.stopped_by is None
     assert_same_bits(resumed.state, whole.state)
     assert_same_bits(resumed.result.table, whole.result.table)
     np.testing.assert_array_equal(
         resumed.result.progress.controller.rates, whole.result.progress.controller.rates
     )
     assert resumed.result.ledger.gradient_evaluations == BUDGET
+    rows = [{**row, "seconds": 0} for row in resumed.history]
+    assert rows == [{**row, "seconds": 0} for row in whole.history]
+    assert read_metrics(tmp_path / "metrics.jsonl") == resumed.history
     # Complete: nothing is left to do.
     assert_same_bits(find(directory=tmp_path).state, whole.state)
 
@@ -110,7 +113,7 @@ def test_a_checkpoint_of_another_search_is_refused(tmp_path):
 
 
 def test_autolrs_resumes_too(tmp_path):
-    options = {"method": AutoLRS.scaled, "budget": 300}
+    options = {"searcher": AutoLRS.scaled, "budget": 300}
     straight = find(**options)
     find(directory=tmp_path, stop=stop_after(3), **options)
     assert_same_bits(find(directory=tmp_path, **options).state, straight.state)
@@ -156,6 +159,21 @@ def test_groups_of_parameters_keep_the_ratio_of_their_rates():
     assert not np.allclose(found.state.params["in"], PARAMS["in"], rtol=0.1)
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="checkpoint_every"):
-        find(checkpoint_every=0)
+def test_the_history_is_of_the_training_that_was_kept():
+    seen = []
+    found = find(evaluate=lambda params: float(loss_fn(params, DATA)), callback=seen.append)
+    kept = found.result.ledger.kept_steps
+    assert found.history == seen
+    assert [row["step"] for row in seen] == sorted({row["step"] for row in seen})
+    assert seen[-1]["step"] == kept < BUDGET
+    assert "evaluation_loss" in seen[-1]
+    assert 2 <= sum("evaluation_loss" in row for row in seen) < len(seen)
+    assert seen[-1]["learning_rate"] == found.result.schedule(kept - 1)
+
+
+def test_an_interrupted_search_says_how_to_go_on(tmp_path, capsys):
+    part = find(directory=tmp_path, callback=lambda row: os.kill(os.getpid(), signal.SIGTERM))
+    assert part.stopped_by == "SIGTERM"
+    spent = part.result.ledger.gradient_evaluations
+    message = capsys.readouterr().err
+    assert f"stopped by SIGTERM at {spent} of {BUDGET} gradient evaluations: saved in" in message

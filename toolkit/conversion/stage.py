@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -236,7 +237,7 @@ def _train(
         teacher = nnx.merge(teacher_graph, teacher_state)
         return loss(student, teacher, inputs, targets, step / steps)
 
-    warmup = training.warmup_cosine(rate, steps, steps // 20)
+    warmup = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 20, steps)
     optimizer = training.adamw(warmup, weight_decay=course.plan.weight_decay)
     log_every, callback = min(LOG_EVERY, steps), course.callback
     inputs, _ = jax.eval_shape(lambda data: course.sample(data, 0, time=time), course.data)

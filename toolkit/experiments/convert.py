@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from toolkit.conversion.distillation import divergence_by_loop
@@ -31,7 +32,7 @@ from toolkit.experiments.synthetic import answer_loss
 from toolkit.experiments.tasks import MultiQueryRecall
 from toolkit.looped import ConversionPlan, LoopedConfig, LoopedLM, restoration_benefits
 from toolkit.looped import student_from as new_student
-from toolkit.training import FitOptions, TrainState, adamw, fit, make_train_step, warmup_cosine
+from toolkit.training import FitOptions, TrainState, adamw, fit, make_train_step
 
 LAYERS = 3
 TASK = MultiQueryRecall(pairs=4, length=16, vocabulary=32)
@@ -128,7 +129,8 @@ def _teacher(seed: int, directory: Path) -> LoopedLM:
     model = LoopedLM(MODEL, rngs=nnx.Rngs(seed))
     model.embedding.embedding[...] *= MODEL.width**0.5
     graph, params = nnx.split(model)
-    optimizer = adamw(warmup_cosine(3e-3, TEACHER_STEPS, TEACHER_STEPS // 20), weight_decay=0.01)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, TEACHER_STEPS // 20, TEACHER_STEPS)
+    optimizer = adamw(schedule, weight_decay=0.01)
 
     def sample(seed, step):
         return TASK.draw(jax.random.fold_in(jax.random.key(seed), step), TEACHER_BATCH)

@@ -88,7 +88,7 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
         "prose",
         steps=setting.steps,
         batch=setting.batch,
-        window=setting.time,
+        sequence_length=setting.time,
         seed=seed,
     )
     trained = train_language_model(

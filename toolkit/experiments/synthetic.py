@@ -21,7 +21,6 @@ from toolkit.training import (
     fit,
     make_train_step,
     read_metrics,
-    warmup_cosine,
 )
 
 LOG_EVERY = 50
@@ -199,7 +198,8 @@ def _passed_at(directory: Path, enough: float | None) -> int | None:
 def _programs(recipe: Recipe):
     """Structure, optimiser and compiled step: the same for every seed, which is data."""
     graph = nnx.split(nnx.eval_shape(lambda: LoopedLM(recipe.model, rngs=nnx.Rngs(0))))[0]
-    schedule = warmup_cosine(recipe.learning_rate, recipe.steps, max(1, recipe.steps // 20))
+    warmup = max(1, recipe.steps // 20)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.learning_rate, warmup, recipe.steps)
     optimizer = adamw(schedule, weight_decay=recipe.weight_decay)
 
     def sample(seed: Array, step: Array) -> Batch:

@@ -1,12 +1,12 @@
 """What decides the outcome of a run, and what a run leaves."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import optax
 
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import adamw, warmup_cosine
+from toolkit.training import adamw
 
 LAYOUTS = ("single", "data_parallel", "fully_sharded")
 
@@ -19,9 +19,10 @@ class TrainingRun:
         config: the model.
         text: "prose", "code", or paths of files and folders.
         steps: optimiser steps.
-        batch: sequences a step.
-        window: bytes a sequence.
-        learning_rate: peak of the warm-up and cosine schedule.
+        batch: sequences per step.
+        sequence_length: bytes per sequence.
+        learning_rate: peak of the warm-up and cosine schedule; or "search", to find a schedule
+            on the way: `steps` then counts the gradient evaluations of its candidates too.
         weight_decay: of matrices.
         seed: of initialisation and of the order of the data.
         layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
@@ -32,8 +33,8 @@ class TrainingRun:
     text: str | tuple[str, ...] = "prose"
     steps: int = 1000
     batch: int = 16
-    window: int = 256
-    learning_rate: float = 3e-3
+    sequence_length: int = 256
+    learning_rate: float | Literal["search"] = 3e-3
     weight_decay: float = 0.1
     seed: int = 0
     layout: str = "single"
@@ -41,11 +42,12 @@ class TrainingRun:
     def __post_init__(self):
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
-        for name in ("steps", "batch", "window"):
+        for name in ("steps", "batch", "sequence_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate: got {self.learning_rate}, wanted more than 0")
+        rate = self.learning_rate
+        if rate != "search" and (isinstance(rate, str) or not rate > 0):
+            raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,10 @@ class TrainedModel:
 
 
 def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:
-    """AdamW on the run's warm-up and cosine schedule."""
-    schedule = warmup_cosine(
-        peak=run.learning_rate, total_steps=run.steps, warmup_steps=max(1, run.steps // 20)
-    )
+    """AdamW on the run's warm-up and cosine schedule; at rate 1 for a search, which scales it."""
+    schedule = 1.0
+    if run.learning_rate != "search":
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, run.learning_rate, max(1, run.steps // 20), run.steps
+        )
     return adamw(schedule, weight_decay=run.weight_decay)

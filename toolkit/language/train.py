@@ -32,6 +32,7 @@ from toolkit.training import (
     make_evaluation,
     make_train_step,
     sample_batch,
+    search_rate,
 )
 
 LOG_EVERY = 10
@@ -96,40 +97,39 @@ def train_language_model(
     """
     corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
     train, held_out = corpus.split()
-    evaluation = evaluation_batches(held_out, run.batch, run.window, EVALUATION_BATCHES)
+    evaluation = evaluation_batches(held_out, run.batch, run.sequence_length, EVALUATION_BATCHES)
     graph, params, layout = _placed_parameters(run)
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
     loss = partial(next_byte_loss, graph)
-    step = make_train_step(
-        loss,
-        optimizer,
-        sample=partial(sample_batch, seed=run.seed, batch=run.batch, time=run.window),
-        most_steps=LOG_EVERY,
-        batch_sharding=layout.batch_sharding if layout else None,
-    )
+    sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
+    batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
     _describe(run, corpus, Path(directory))
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
-    result = fit(
-        state,
-        step,
-        jax.device_put(train, everywhere),
-        FitOptions(
-            total_steps=run.steps,
-            log_every=LOG_EVERY,
-            eval_every=interval,
-            checkpoint_every=interval,
-            tokens_per_step=run.batch * run.window,
-            is_progress_shown=is_progress_shown,
-        ),
-        directory=directory,
-        configuration=_configuration(run, corpus),
-        evaluate=make_evaluation(loss, jax.device_put(evaluation, everywhere)),
-        stop=stop,
-        callback=callback,
+    options = FitOptions(
+        total_steps=run.steps,
+        log_every=LOG_EVERY,
+        eval_every=interval,
+        checkpoint_every=interval,
+        tokens_per_step=run.batch * run.sequence_length,
+        is_progress_shown=is_progress_shown,
     )
+    tokens = jax.device_put(train, everywhere)
+    kept: dict[str, Any] = {
+        "directory": directory,
+        "configuration": _configuration(run, corpus),
+        "evaluate": make_evaluation(loss, jax.device_put(evaluation, everywhere)),
+        "stop": stop,
+        "callback": callback,
+    }
+    how: dict[str, Any] = {"sample": sample, "batch_sharding": batch_sharding}
+    if run.learning_rate == "search":
+        result = search_rate(loss, optimizer, state, tokens, options, **how, **kept)
+    else:
+        step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
+        result = fit(state, step, tokens, options, **kept)
     return TrainedModel(
         model=nnx.merge(graph, result.state.params),
         step=int(result.state.step),

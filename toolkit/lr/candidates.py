@@ -205,6 +205,7 @@ def _programs(
                 mesh=_mesh(),
                 in_specs=(states, none, none, along),
                 out_specs=(states, along),
+                check_vma=False,  # it asks of every carry of a loop to be marked by hand
             )
         )
     return _Programs(

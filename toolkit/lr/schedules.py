@@ -11,19 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-COOLDOWNS = ("linear", "sqrt")
+from toolkit.lr.shapes import FALLS, envelope
 
 
 def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.Schedule:
     """Falls from `peak` to zero, for the last stretch of a run whose rate was constant.
 
-        rate(t) = peak * (1 - t / steps)            "linear"
-        rate(t) = peak * (1 - sqrt(t / steps))      "sqrt": fast at first, then slowly to zero
+        rate(t) = peak * (1 - t / steps)                   "linear"
+        rate(t) = peak * (1 + cos(pi t / steps)) / 2       "cosine"
+        rate(t) = peak * (1 - sqrt(t / steps))             "sqrt": fast at first, then slowly
 
     Args:
         peak: the rate at step 0.
         steps: the step at which the rate reaches zero; it stays there.
-        shape: "linear" or "sqrt".
+        shape: "linear", "cosine" or "sqrt".
 
     Returns:
         A schedule, step -> rate.
@@ -33,11 +34,14 @@ def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.
 
     Source: Hägele et al., Scaling laws and compute-optimal training beyond fixed training
         durations (arXiv:2405.18392), section 3.
+
+    Example:
+        >>> schedule = cooldown_schedule(0.1, 100)
+        >>> round(float(schedule(25)), 6)
+        0.05
     """
-    _check_positive("peak", peak)
     _check_steps(1, steps=steps)
-    _check_shape(shape)
-    return lambda step: peak * _fall(jnp.asarray(step) / steps, shape)
+    return warmup_stable_decay_schedule(peak, steps, cooldown_steps=steps, shape=shape)
 
 
 def warmup_stable_decay_schedule(
@@ -48,7 +52,7 @@ def warmup_stable_decay_schedule(
     cooldown_steps: int,
     shape: str = "linear",
 ) -> optax.Schedule:
-    """Rises linearly, stays at `peak`, then cools down to zero along a line or 1 - sqrt (WSD).
+    """Rises linearly, stays at `peak`, then cools down to zero (WSD).
 
         rate(t) = peak * (t + 1) / warmup                         t < warmup
         rate(t) = peak                                            t < total - cooldown
@@ -63,7 +67,7 @@ def warmup_stable_decay_schedule(
         total_steps: the step at which the rate reaches zero.
         warmup_steps: steps of the rise.
         cooldown_steps: steps of the fall, the last ones of the run.
-        shape: of the fall, "linear" or "sqrt".
+        shape: of the fall, as for `cooldown_schedule`.
 
     Returns:
         A schedule, step -> rate.
@@ -73,16 +77,17 @@ def warmup_stable_decay_schedule(
             longer than the run, or the shape is unknown.
 
     Source: Hu et al., MiniCPM (arXiv:2404.06395), section 4; for the shape, arXiv:2405.18392.
+
+    Example:
+        >>> import optax
+        >>> schedule = warmup_stable_decay_schedule(0.3, 100, warmup_steps=10, cooldown_steps=20)
+        >>> optimizer = optax.adamw(schedule)
+        >>> [round(float(schedule(step)), 3) for step in (0, 50, 90, 100)]
+        [0.03, 0.3, 0.15, 0.0]
     """
     _check_positive("peak", peak)
-    _check_parts(total_steps, warmup_steps, cooldown_steps)
-    _check_shape(shape)
-
-    def rate(step: Any) -> Any:
-        envelope = _envelope(step, total_steps, warmup_steps, cooldown_steps, shape)
-        return peak * envelope
-
-    return rate
+    parts = _checked_parts(total_steps, warmup_steps, cooldown_steps, shape)
+    return lambda step: peak * envelope(jnp.asarray(step), *parts, jnp)
 
 
 def power_schedule(
@@ -113,7 +118,7 @@ def power_schedule(
         exponent: of the tokens, negative.
         warmup_steps: steps of the rise.
         cooldown_steps: steps of the fall, the last ones of the run.
-        shape: of the fall, "linear" or "sqrt".
+        shape: of the fall, as for `cooldown_schedule`.
 
     Returns:
         A schedule, step -> rate.
@@ -123,19 +128,24 @@ def power_schedule(
             or the parts do not fit, as in `warmup_stable_decay_schedule`.
 
     Source: Shen et al., Power scheduler (arXiv:2408.13359).
+
+    Example:
+        >>> schedule = power_schedule(
+        ...     0.02, 1000, tokens_per_step=4096, amplitude=4.0, cooldown_steps=100)
+        >>> float(schedule(900)) < float(schedule(100)) <= 0.02
+        True
     """
     _check_positive("peak", peak)
     _check_positive("amplitude", amplitude)
     _check_steps(1, tokens_per_step=tokens_per_step)
     if not exponent < 0:
         raise ValueError(f"exponent must be negative, got {exponent}")
-    _check_parts(total_steps, warmup_steps, cooldown_steps)
-    _check_shape(shape)
+    parts = _checked_parts(total_steps, warmup_steps, cooldown_steps, shape)
 
     def rate(step: Any) -> Any:
-        tokens = (jnp.asarray(step, jnp.float32) + 1) * tokens_per_step
-        envelope = _envelope(step, total_steps, warmup_steps, cooldown_steps, shape)
-        return jnp.minimum(peak, amplitude * tokens**exponent) * envelope
+        step = jnp.asarray(step)
+        power = amplitude * ((step + 1) * jnp.float32(tokens_per_step)) ** exponent
+        return jnp.minimum(peak, power) * envelope(step, *parts, jnp)
 
     return rate
 
@@ -166,6 +176,11 @@ def refined_schedule(
 
     Source: Defazio et al., When, why and how much? Adaptive learning rate scheduling by refinement
         (arXiv:2310.07831), section 3.
+
+    Example:
+        >>> schedule = refined_schedule([1.0] * 101, 0.5)  # constant norms: linear decay
+        >>> round(float(schedule(50)), 6)
+        0.25
     """
     norms = np.asarray(gradient_norms, np.float64)
     if norms.ndim != 1 or len(norms) < 2:
@@ -202,6 +217,11 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
 
     Cost:
         One gather.
+
+    Example:
+        >>> schedule = tabulated_schedule([0.1, 0.2, 0.3])
+        >>> [round(float(schedule(step)), 3) for step in (0, 2, 9)]
+        [0.1, 0.3, 0.3]
     """
     table = np.asarray(rates, np.float32)
     if table.ndim != 1 or not len(table):
@@ -209,17 +229,6 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
     if not (np.isfinite(table) & (table >= 0)).all():
         raise ValueError("rates must be finite and not negative in every step")
     return lambda step: jnp.asarray(table)[jnp.clip(step, 0, len(table) - 1)]
-
-
-def _fall(fraction: Any, shape: str) -> Any:
-    fraction = jnp.clip(fraction, 0.0, 1.0)
-    return 1 - (fraction if shape == "linear" else jnp.sqrt(fraction))
-
-
-def _envelope(step: Any, total: int, warmup: int, cooldown: int, shape: str) -> Any:
-    step = jnp.asarray(step)
-    rise = jnp.minimum((step + 1) / max(warmup, 1), 1.0)
-    return rise * _fall((step - (total - cooldown)) / cooldown, shape)
 
 
 def _running_median(values: np.ndarray, fraction: float) -> np.ndarray:
@@ -239,14 +248,12 @@ def _check_steps(least: int, **counts: int) -> None:
             raise ValueError(f"{name} must be at least {least}, got {count}")
 
 
-def _check_parts(total: int, warmup: int, cooldown: int) -> None:
+def _checked_parts(total: int, warmup: int, cooldown: int, shape: str) -> tuple[int, int, int, str]:
     if warmup < 0 or cooldown < 1 or warmup + cooldown > total:
         raise ValueError(
             f"need warmup_steps >= 0, cooldown_steps >= 1 and their sum <= total_steps, got "
             f"{warmup}, {cooldown} and total_steps={total}"
         )
-
-
-def _check_shape(shape: str) -> None:
-    if shape not in COOLDOWNS:
-        raise ValueError(f"shape must be one of {', '.join(COOLDOWNS)}, got {shape!r}")
+    if shape not in FALLS:
+        raise ValueError(f"shape must be one of {', '.join(FALLS)}, got {shape!r}")
+    return total, warmup, cooldown, shape

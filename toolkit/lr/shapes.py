@@ -1,22 +1,51 @@
-"""The shapes that the rate of a whole run may have, each a table with peak 1.
+"""How the rate of a run rises and falls, between 0 and 1: as an envelope, and as tables.
 
 A shape says how the rate falls; the peak by which it is multiplied is another question, and the
 best peak of one shape is not that of another.
 """
 
+from typing import Any
+
 import numpy as np
 
-SHAPES = ("constant", "linear", "cosine", "wsd", "wsd_sqrt", "trapezoid")
-COOLDOWNS = {"wsd": 0.2, "wsd_sqrt": 0.2, "trapezoid": 0.5}  # fractions of a run
+FALLS = ("linear", "cosine", "sqrt")
+COOLDOWNS = {  # shape -> how it falls, and in which fraction of a run
+    "constant": ("linear", 0.0),
+    "linear": ("linear", 1.0),
+    "cosine": ("cosine", 1.0),
+    "wsd": ("linear", 0.2),
+    "wsd_sqrt": ("sqrt", 0.2),
+    "trapezoid": ("linear", 0.5),
+}
+SHAPES = tuple(COOLDOWNS)
+
+
+def envelope(
+    times: Any, steps: int, warmup_steps: int, cooldown_steps: int, fall: str, xp: Any = np
+) -> Any:
+    """Rates with peak 1 at `times`, in the arrays of `xp`: numpy, or jax.numpy under a trace.
+
+    gone(t) = (t - steps + cooldown) / cooldown, in 0..1
+    rate(t) = min(1, (t + 1) / warmup) * fall(gone(t))
+    fall = 1 - gone   (1 + cos(pi gone)) / 2   1 - sqrt(gone)
+           linear     cosine                   sqrt
+    """
+    rise = xp.minimum(1.0, (times + 1) / max(warmup_steps, 1))
+    if not cooldown_steps:
+        return rise
+    gone = xp.clip((times - (steps - cooldown_steps)) / cooldown_steps, 0.0, 1.0)
+    if fall == "cosine":
+        return rise * (1 + xp.cos(np.pi * gone)) / 2
+    return rise * (1 - (xp.sqrt(gone) if fall == "sqrt" else gone))
 
 
 def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
-    """The rates of a whole run with peak 1.
+    """The rates of a whole run with peak 1: a linear rise, a plateau, a fall to zero.
 
-        left(t) = min(1, (steps - t) / cooldown)
-        rate(t) = min(1, (t + 1) / warmup) * fall(left(t))
-        fall = 1   left   (1 + cos(pi (1 - left))) / 2   left    1 - sqrt(1 - left)
-               constant   linear   cosine                wsd     wsd_sqrt
+        gone(t) = (t - steps + cooldown) / cooldown, in 0..1
+        rate(t) = min(1, (t + 1) / warmup) * fall(gone(t))
+        fall = 1          1 - gone   (1 + cos(pi gone)) / 2   1 - gone   1 - sqrt(gone)
+               constant   linear     cosine                   wsd        wsd_sqrt
 
     with a cooldown of a fifth of the run for "wsd" and "wsd_sqrt", of half for "trapezoid" (a WSD
     that is never far from the better of linear and WSD), of all after the warm-up for "linear" and
@@ -35,25 +64,18 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
 
     Source: Hägele et al. (arXiv:2405.18392), section 3, for the cooldowns; Loshchilov and Hutter
         (arXiv:1608.03983) for the cosine.
+
+    Example:
+        >>> shape_rates("trapezoid", 8, warmup_steps=2)
+        array([0.5 , 1.  , 1.  , 1.  , 1.  , 0.75, 0.5 , 0.25])
     """
     if shape not in SHAPES:
         raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     if not 0 <= warmup_steps < steps:
         raise ValueError(f"need 0 <= warmup_steps < steps, got {warmup_steps} and steps={steps}")
-    times = np.arange(steps)
-    cooldown = steps - warmup_steps
-    if shape in COOLDOWNS:
-        cooldown = min(max(round(COOLDOWNS[shape] * steps), 1), cooldown)
-    left = np.minimum(1.0, (steps - times) / cooldown)
-    fall = {
-        "constant": np.ones(steps),
-        "linear": left,
-        "cosine": (1 + np.cos(np.pi * (1 - left))) / 2,
-        "wsd": left,
-        "wsd_sqrt": 1 - np.sqrt(1 - left),
-        "trapezoid": left,
-    }[shape]
-    return np.minimum(1.0, (times + 1) / max(warmup_steps, 1)) * fall
+    fall, fraction = COOLDOWNS[shape]
+    cooldown = min(max(round(fraction * steps), 1), steps - warmup_steps) if fraction else 0
+    return envelope(np.arange(steps), steps, warmup_steps, cooldown, fall)
 
 
 def resampled(rates: np.ndarray, steps: int) -> np.ndarray:

@@ -9,8 +9,7 @@ Data (text as bytes; a batch is a function of seed and step)
 * `BYTE_VOCABULARY`: 256
 
 Optimiser
-* `adamw`: clipping, AdamW, no decay on vectors
-* `warmup_cosine`, `warmup_stable_decay`: schedules of the learning rate
+* `adamw`: clipping, AdamW, no decay on vectors; schedules are optax's and those of `toolkit.lr`
 
 Steps
 * `TrainState`: step, parameters, optimiser state
@@ -41,7 +40,7 @@ from toolkit.training.data import (
 )
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
-from toolkit.training.optimiser import adamw, warmup_cosine, warmup_stable_decay
+from toolkit.training.optimiser import adamw
 from toolkit.training.rate_search import RateSearch, search_rate
 from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
@@ -69,6 +68,4 @@ __all__ = [
     "read_metrics",
     "sample_batch",
     "search_rate",
-    "warmup_cosine",
-    "warmup_stable_decay",
 ]

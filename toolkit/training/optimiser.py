@@ -1,78 +1,9 @@
-"""AdamW as language models are trained with it, and the two schedules of the learning rate."""
+"""AdamW as language models are trained with it."""
 
 from typing import Any
 
 import jax
 import optax
-
-
-def warmup_cosine(
-    peak: float, total_steps: int, warmup_steps: int, *, end: float = 0.0
-) -> optax.Schedule:
-    """Learning rate that rises linearly to `peak`, then falls to `end` along half a cosine.
-
-        rate(t) = peak * t / warmup                                            for t < warmup
-        rate(t) = end + (peak - end) * (1 + cos(pi * (t - warmup) / (total - warmup))) / 2   after
-
-    Args:
-        peak: highest learning rate.
-        total_steps: step at which `end` is reached; needed in advance.
-        warmup_steps: steps of the linear rise.
-        end: last learning rate.
-
-    Returns:
-        A schedule, step -> learning rate.
-
-    Raises:
-        ValueError: not 0 <= warmup_steps < total_steps.
-
-    Source: Loshchilov and Hutter, SGDR (arXiv:1608.03983); `optax.warmup_cosine_decay_schedule`.
-    """
-    if not 0 <= warmup_steps < total_steps:
-        raise ValueError(
-            f"need 0 <= warmup_steps < total_steps, got warmup_steps={warmup_steps}, "
-            f"total_steps={total_steps}"
-        )
-    return optax.warmup_cosine_decay_schedule(0.0, peak, warmup_steps, total_steps, end)
-
-
-def warmup_stable_decay(
-    peak: float, total_steps: int, warmup_steps: int, decay_steps: int, *, end: float = 0.0
-) -> optax.Schedule:
-    """Learning rate that rises linearly, stays at `peak`, then falls linearly to `end`.
-
-    The stable part does not depend on `total_steps`, so a run can be prolonged, and the decay
-    branched off wherever a finished model is wanted.
-
-    Args:
-        peak: highest learning rate.
-        total_steps: step at which `end` is reached.
-        warmup_steps: steps of the linear rise.
-        decay_steps: steps of the linear fall, the last ones of the run.
-        end: last learning rate.
-
-    Returns:
-        A schedule, step -> learning rate.
-
-    Raises:
-        ValueError: a part is negative, there is no decay, or the parts are longer than the run.
-
-    Source: Hu et al., MiniCPM (arXiv:2404.06395), section 4.
-    """
-    if warmup_steps < 0 or decay_steps < 1 or warmup_steps + decay_steps > total_steps:
-        raise ValueError(
-            f"need warmup_steps >= 0, decay_steps >= 1 and their sum <= total_steps, got "
-            f"{warmup_steps}, {decay_steps} and total_steps={total_steps}"
-        )
-    decay_begins = total_steps - decay_steps
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, peak, warmup_steps),
-            optax.constant_schedule(peak),
-            optax.linear_schedule(peak, end, decay_steps),
-        ],
-        [warmup_steps, decay_begins],
-    )
 
 
 def adamw(

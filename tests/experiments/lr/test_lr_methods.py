@@ -15,16 +15,17 @@ from toolkit.experiments.lr.methods import (
     BY_RATE,
     FORWARD_COST,
     GRID,
-    INTERVAL,
+    LR_RANGE,
     METHODS,
     PEAK,
     SPENT,
     TEST,
     VALIDATION_BATCHES,
 )
-from toolkit.experiments.lr.training import Trainer
+from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, Workload
 from toolkit.lr import contender, search, shape_rates
+from toolkit.lr.candidates import CandidateRunner
 
 TOLERANCE = 1e-5  # of float32 along some 100 steps
 BUDGET = 300
@@ -68,13 +69,20 @@ OTHERS = ["Prodigy + cosine", "Schedule-Free, fixed", "linear, fixed rate"]
 
 @pytest.mark.parametrize("name", SEARCHES + OTHERS)
 def test_the_budget_is_kept_to_the_step(problem, name, monkeypatch):
-    made, trained = [], Trainer.train
+    made = []
 
-    def counted(self, lanes, seeds, rates, progress=None):
-        made.append(rates.size)
-        return trained(self, lanes, seeds, rates, progress)
+    def count(owner, name, rates_of):
+        original = getattr(owner, name)
 
-    monkeypatch.setattr(Trainer, "train", counted)
+        def counted(self, *arguments, **options):
+            made.append(rates_of(arguments).size)
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(LaneTrainer, "train", lambda arguments: arguments[2])
+    for name_of_run in ("run", "run_together"):
+        count(CandidateRunner, name_of_run, lambda arguments: arguments[1].rates)
     outcomes = run(name, problem)
     spent = [outcome[SPENT] for outcome in outcomes]
     assert all(BUDGET - ROUNDING <= each <= BUDGET + TOLERANCE for each in spent)
@@ -83,7 +91,7 @@ def test_the_budget_is_kept_to_the_step(problem, name, monkeypatch):
     expected = len(SEEDS) * trials * VALIDATION_BATCHES * FORWARD_COST
     assert forward == pytest.approx(expected, abs=TOLERANCE)
     if PEAK in outcomes[0] and name != "probe then decay":  # which may look beyond
-        assert all(INTERVAL[0] * 0.9 <= outcome[PEAK] for outcome in outcomes)
+        assert all(LR_RANGE[0] * 0.9 <= outcome[PEAK] for outcome in outcomes)
 
 
 def test_an_oracle_takes_one_rate_for_all_seeds_by_validation_losses(problem):
@@ -104,8 +112,8 @@ def test_a_run_is_the_same_alone_and_beside_others(problem):
 def test_rates_as_data_are_the_schedule_of_the_contender(problem):
     rate, steps = 0.05, 120
     rival = contender("linear", steps, rate)
-    theirs = Trainer(problem, rival.transformation)
-    ours = Trainer(problem, optax.adam(1.0))
+    theirs = LaneTrainer(problem, rival.transformation)
+    ours = LaneTrainer(problem, optax.adam(1.0))
     ones = np.ones((1, 1, steps), np.float32)
     table = ones * rate * shape_rates("linear", steps, round(0.05 * steps))
     ends = [
@@ -116,7 +124,7 @@ def test_rates_as_data_are_the_schedule_of_the_contender(problem):
 
 
 def test_training_in_pieces_is_training(problem):
-    trainer = Trainer(problem, optax.adam(1.0))
+    trainer = LaneTrainer(problem, optax.adam(1.0))
     rates = np.full((1, 2, 50), 0.1, np.float32)
     whole, losses = trainer.train(trainer.init([0], 2), [0], rates)
     first, early = trainer.train(trainer.init([0], 2), [0], rates[..., :20])
@@ -126,12 +134,12 @@ def test_training_in_pieces_is_training(problem):
     assert trainer.evaluations == 200
 
 
-def test_this_loop_finds_what_the_search_finds(problem):
+def test_it_is_the_search_that_users_call(problem):
     seed = 1
     result = search(
         problem.loss, problem.init(jax.random.key(seed)),
         lambda step: problem.sample(problem.data, step, jnp.uint32(seed)),
-        interval=INTERVAL, budget=BUDGET, optimizer=optax.adam(1.0),
+        lr_range=LR_RANGE, budget=BUDGET, optimizer=optax.adam(1.0),
     )  # fmt: skip
     [found] = run("probe then decay", problem, np.array([seed]))
     assert found[PEAK] == pytest.approx(result.progress.controller.rates.max(), rel=1e-3)
@@ -148,8 +156,8 @@ def test_what_diverges_is_worth_its_start(problem, monkeypatch):
 
 def test_a_killed_experiment_goes_on_to_the_same_numbers(problem, tmp_path, monkeypatch, capsys):
     names = ("linear, fixed rate", "random search")
-    settings = [experiment.Setting("toy", BUDGET, name) for name in names]
-    experiment = dataclasses.replace(
+    settings = [experiment.MethodSetting("toy", BUDGET, name) for name in names]
+    small = dataclasses.replace(
         load_experiment("lr"), settings={setting.label: setting for setting in settings}
     )
     calls, fail = [], [True]
@@ -162,12 +170,12 @@ def test_a_killed_experiment_goes_on_to_the_same_numbers(problem, tmp_path, monk
         return randomly.run(*arguments)
 
     monkeypatch.setitem(METHODS, randomly.name, dataclasses.replace(randomly, run=killed_once))
-    assert not run_experiment(experiment, tmp_path, seeds=3)
-    assert run_experiment(experiment, tmp_path, seeds=3)
+    assert not run_experiment(small, tmp_path, seeds=3)
+    assert run_experiment(small, tmp_path, seeds=3)
     assert len(calls) == 2  # the second trained all seeds in one program
     killed = (tmp_path / "results.json").read_text()
     experiment._blocks.clear()
-    assert run_experiment(experiment, tmp_path / "whole", seeds=3)
+    assert run_experiment(small, tmp_path / "whole", seeds=3)
 
     def numbers(text):
         return [record["samples"] for record in json.loads(text)]

@@ -56,7 +56,7 @@ def test_every_racer_ends_where_its_schedule_does(panel: RacePanel) -> None:
 def test_the_schedule_is_the_points_joined_by_lines() -> None:
     points = ((0.0, 0.2), (0.5, 1.0), (1.0, 0.0))
     rates = drawn_rates("quadratic 10", 1000, points)
-    top = problem("quadratic 10").interval[1]
+    top = problem("quadratic 10").lr_range[1]
     np.testing.assert_allclose(rates[[0, 250, 500, 750]], top * np.array([0.2, 0.6, 1.0, 0.5]))
 
 
@@ -109,12 +109,12 @@ def test_editor_sliders_and_python_move_the_same_curve(panel: RacePanel) -> None
     boxes = [knot.inputs[1] for knot in curve._knots]
     boxes[0].value = 0.1
     assert panel.points[0] == (0.0, 0.1)
-    assert panel.view.rates[0] == pytest.approx(0.1 * problem("quadratic 1d").interval[1])
+    assert panel.view.rates[0] == pytest.approx(0.1 * problem("quadratic 1d").lr_range[1])
 
 
 def test_the_editor_knows_the_largest_rate(panel: RacePanel) -> None:
     editor = panel._control_widgets["points"].editor
-    assert editor.top == pytest.approx(problem("quadratic 1d").interval[1])
+    assert editor.top == pytest.approx(problem("quadratic 1d").lr_range[1])
     panel.problem = "quadratic 10"
     assert editor.top == pytest.approx(1.99)
 

@@ -47,7 +47,7 @@ def after(settings: Settings, rounds: int) -> Search:
 @pytest.mark.parametrize("name", PROBLEMS.values())
 def test_a_problem_leaves_its_states_alone_and_cuts_nothing(name: str) -> None:
     task = problem(name)
-    rates = np.geomspace(task.interval[1] / 2, task.interval[0], 40).astype(np.float32)
+    rates = np.geomspace(task.lr_range[1] / 2, task.lr_range[0], 40).astype(np.float32)
     whole, losses = task.run(task.start(), Request("train", rates[None]))
     first, before = task.run(task.start(), Request("train", rates[None, :15]))
     loss = task.loss(first)

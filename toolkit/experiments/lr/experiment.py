@@ -27,7 +27,7 @@ REFERENCE = "linear (oracle)"
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodSetting:
     """A method with a budget on a workload.
 
     Attributes:
@@ -46,18 +46,18 @@ class Setting:
         return f"{self.workload} {self.budget}: {self.method}"
 
 
-def _settings() -> dict[str, Setting]:
+def _settings() -> dict[str, MethodSetting]:
     found = []
     for name in WORKLOADS:
-        found.append(Setting(name, BUDGETS[0] // QUARTER, REFERENCE))
-        found += [Setting(name, budget, method) for budget in BUDGETS for method in METHODS]
+        found.append(MethodSetting(name, BUDGETS[0] // QUARTER, REFERENCE))
+        found += [MethodSetting(name, budget, method) for budget in BUDGETS for method in METHODS]
     return {setting.label: setting for setting in found}
 
 
-_blocks: dict[tuple[Setting, int], list[dict[str, Any]]] = {}
+_blocks: dict[tuple[MethodSetting, int], list[dict[str, Any]]] = {}
 
 
-def execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any]:
+def execute(setting: MethodSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
     """One run; its neighbours of SEEDS seeds are trained in the same program and remembered."""
     first = seed - seed % SEEDS
     if (setting, first) not in _blocks:
@@ -69,7 +69,7 @@ def execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any]
     return _blocks[setting, first][seed - first]
 
 
-def work(setting: Setting) -> float:
+def work(setting: MethodSetting) -> float:
     """Expected core seconds of one seed."""
     return setting.budget * METHODS[setting.method].cost * MILLISECONDS[setting.workload] / 1000
 

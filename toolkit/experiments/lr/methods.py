@@ -1,6 +1,6 @@
 """How a learning rate is come by: with an oracle, by default, without one, or searched in a budget.
 
-Every method is given the same interval of three decades and the same number of gradient
+Every method is given the same three decades of rates and the same number of gradient
 evaluations, of which all count that it makes: those of trials thrown away too, and a forward pass
 for a third. Only an oracle's are free: it is a ceiling, no contender.
 """
@@ -11,28 +11,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.experiments.lr.training import Lanes, Trainer
+from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import Workload, workload
-from toolkit.lr import AutoLRS, ProbeThenDecay, ask, contender, init, shape_rates, tell
+from toolkit.lr import AutoLRS, ProbeThenDecay, Searcher, contender, search, shape_rates
+from toolkit.lr.contenders import WARMUP
+from toolkit.lr.protocol import FORWARD_COST
+from toolkit.parallel.updates import TrainState
 
-INTERVAL = (1e-4, 1e-1)
-GRID = tuple(float(rate) for rate in np.geomspace(*INTERVAL, 7))  # two a decade
+LR_RANGE = (1e-4, 1e-1)
+GRID = tuple(float(rate) for rate in np.geomspace(*LR_RANGE, 7))  # two a decade
 DEFAULT_RATE = GRID[3]  # the middle, on all workloads
-WARMUP = 0.05
 TRIALS = 4
 CONTESTANTS = 8  # of successive halving, and random probes
 PROBED = 0.1  # of the budget, by these
 VALIDATION_BATCHES = 8  # that a trial is judged by
-FORWARD_COST = 1 / 3
 
 TEST, PEAK, SPENT = "test loss", "peak rate", "evaluations"
 BY_RATE = "test loss by rate"
 
 Progress = Callable[[float], Any]
-Run = Callable[[Workload, int, np.ndarray, Progress], list[dict[str, Any]]]
+RunMethod = Callable[[Workload, int, np.ndarray, Progress], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class Method:
 
     name: str
     kind: str
-    run: Run
+    run: RunMethod
     cost: float = 1.0
 
 
 @functools.lru_cache(maxsize=2)
-def _adam(name: str) -> Trainer:
+def _adam(name: str) -> LaneTrainer:
     """Under all schedules and searches: rates are data, so that one program serves them all."""
-    return Trainer(workload(name), optax.adam(1.0))
+    return LaneTrainer(workload(name), optax.adam(1.0))
 
 
 def _oracle(
@@ -153,7 +155,7 @@ def _successive_halving(
     peaks = _log_uniform(seeds, CONTESTANTS)
     lanes, shape = trainer.init(seeds, CONTESTANTS), _shape("linear", 8 * eighth)
     for until in (1, 2, 4, 8):
-        table = peaks[..., None] * shape[lanes.step : until * eighth]
+        table = peaks[..., None] * shape[int(lanes.step) : until * eighth]
         lanes, _ = trainer.train(lanes, seeds, table)
         progress(until / 8)
         if until < 8:
@@ -166,83 +168,45 @@ def _successive_halving(
 
 
 def _search(
-    make: Callable[[int], Any],
+    searcher: Callable[[tuple[float, float], int], Searcher],
     problem: Workload,
     budget: int,
     seeds: np.ndarray,
     progress: Progress,
 ) -> list:
-    """A search of `toolkit.lr`, asked and told by this experiment's own loop."""
-    outcomes = []
+    """`toolkit.lr.search` as users call it, one seed after another."""
+    outcomes, trainer = [], _adam(problem.name)
     for place, seed in enumerate(seeds):
 
-        def part(share: float, place: int = place) -> None:
-            progress((place + share) / len(seeds))
+        def part(found: Any, *_: Any, place: int = place) -> None:
+            progress((place + found.controller.ledger.spent / budget) / len(seeds))
 
-        method, trainer = make(budget), _adam(problem.name)
-        made, controller = trainer.evaluations, init(method)
-        lanes = trainer.init([seed])
-        while (request := ask(method, controller)) is not None:
-            start = _gathered(lanes, 0, np.zeros((1, len(request.rates)), int))
-            reached, losses = trainer.train(start, [seed], request.rates[None])
-            controller, is_kept = tell(method, controller, request, losses[0])
-            lanes = reached if is_kept else lanes
-            part(controller.ledger.spent / budget)
-        [[test]] = trainer.evaluate(lanes, problem.test)
-        spent = trainer.evaluations - made
-        outcomes.append(_outcome(problem, test, controller.rates.max(), spent))
+        found = search(
+            problem.loss,
+            problem.init(jax.random.key(seed)),
+            (problem.data, jnp.uint32(seed)),
+            sample=trainer.sample,
+            lr_range=LR_RANGE,
+            budget=budget,
+            searcher=searcher,
+            optimizer=trainer.optimizer,
+            evaluation="vmap",
+            callback=part,
+        )
+        lane = jax.tree.map(lambda leaf: leaf[None, None], found.progress.state)
+        [[test]] = trainer.evaluate(lane, problem.test)
+        peak = found.progress.controller.rates.max()
+        outcomes.append(_outcome(problem, test, peak, found.ledger.spent))
     return outcomes
 
 
-def autolrs(budget: int) -> AutoLRS:
+def autolrs(lr_range: tuple[float, float], budget: int) -> AutoLRS:
     """AutoLRS as published, its stages scaled to the budget: 1/20, 1/10, then 1/5 of it.
 
-    Args:
-        budget: gradient evaluations.
-
-    Returns:
-        The search.
-
-    Source: Jin et al. (arXiv:2105.10762), whose stages are 1000 to 8000 of some 100,000 steps.
+    The paper's are 1000 to 8000 of some 100,000 steps.
     """
     first = max(budget // 20, 50)
-    return AutoLRS.paper(INTERVAL, budget, first_stage=first, longest_stage=4 * first)
-
-
-def robust_autolrs(budget: int) -> AutoLRS:
-    """AutoLRS with sound forecasts, candidates on a grid and a last fifth that decays to zero.
-
-    Args:
-        budget: gradient evaluations.
-
-    Returns:
-        The search.
-    """
-    return AutoLRS.scaled(INTERVAL, budget)
-
-
-def probe_then_decay(budget: int) -> ProbeThenDecay:
-    """The default method of `toolkit.lr`.
-
-    Args:
-        budget: gradient evaluations.
-
-    Returns:
-        The search.
-    """
-    return ProbeThenDecay(INTERVAL, budget)
-
-
-def corrected(budget: int) -> ProbeThenDecay:
-    """The default method, with corrections scored after a cooldown at two points of the run.
-
-    Args:
-        budget: gradient evaluations.
-
-    Returns:
-        The search.
-    """
-    return ProbeThenDecay(INTERVAL, budget, corrections=(0.3, 0.6))
+    return AutoLRS.paper(lr_range, budget, first_stage=first, longest_stage=4 * first)
 
 
 def _methods() -> dict[str, Method]:
@@ -261,16 +225,17 @@ def _methods() -> dict[str, Method]:
         "wsd_sqrt": "WSD 1-sqrt",
         "constant": "constant",
     }
+    corrected = functools.partial(ProbeThenDecay, corrections=(0.3, 0.6))
     rows = [
         Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 7),
-        Method("probe then decay", "search", functools.partial(_search, probe_then_decay)),
+        Method("probe then decay", "search", functools.partial(_search, ProbeThenDecay)),
         Method("random search", "search", _random_search),
         Method("random probes", "search", _random_probes),
         *(Method(title, "tuning-free", functools.partial(_optax, name, None))
           for name, title in free.items()),
         Method("successive halving", "search", _successive_halving),
         Method("AutoLRS", "search", functools.partial(_search, autolrs), 1.5),
-        Method("AutoLRS, robust", "search", functools.partial(_search, robust_autolrs), 1.5),
+        Method("AutoLRS, robust", "search", functools.partial(_search, AutoLRS.scaled), 1.5),
         Method("probe + corrections", "search", functools.partial(_search, corrected)),
         Method("linear, fixed rate", "fixed", functools.partial(_fixed, "linear")),
         Method("Schedule-Free, fixed", "fixed",
@@ -311,7 +276,7 @@ def _tabulated(
 def _contend(
     rival: Any, problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    trainer = Trainer(problem, rival.transformation, rival.evaluation_params)
+    trainer = LaneTrainer(problem, rival.transformation, rival.evaluation_params)
     # The rates are the optimiser's own: updates are taken as they come.
     ones = np.ones((len(seeds), 1, budget), np.float32)
     lanes, _ = trainer.train(trainer.init(seeds), seeds, ones, lambda step: progress(step / budget))
@@ -358,12 +323,12 @@ def _shape(shape: str, steps: int) -> np.ndarray:
 
 
 def _log_uniform(seeds: np.ndarray, count: int) -> np.ndarray:
-    low, high = np.log(INTERVAL)
+    low, high = np.log(LR_RANGE)
     draws = [np.random.default_rng(int(seed)).uniform(low, high, count) for seed in seeds]
     return np.exp(draws)
 
 
-def _gathered(lanes: Lanes, rows: Any, columns: np.ndarray) -> Lanes:
+def _gathered(lanes: TrainState, rows: np.ndarray, columns: np.ndarray) -> TrainState:
     params, state = jax.tree.map(
         lambda leaf: leaf[rows, columns], (lanes.params, lanes.optimizer_state)
     )

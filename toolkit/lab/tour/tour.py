@@ -30,7 +30,7 @@ from toolkit.training import Corpus, load_corpus
 
 PROMPT = "The statement "
 SAMPLE_LENGTH = 400
-BATCH, WINDOW = 8, 128
+BATCH, SEQUENCE_LENGTH = 8, 128
 
 LABELS = {
     "plain": "plain softmax",
@@ -87,7 +87,7 @@ def run_tour(
     source = tuple(str(path) for path in text) or "prose"
     corpus = load_corpus(source)
     runs = {
-        name: TrainingRun(config, source, steps=steps, batch=BATCH, window=WINDOW)
+        name: TrainingRun(config, source, steps=steps, batch=BATCH, sequence_length=SEQUENCE_LENGTH)
         for name, config in contenders().items()
     }
     _open_folder(directory, runs, corpus, fresh)
