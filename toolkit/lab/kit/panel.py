@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import ipywidgets as widgets
+from IPython.display import display
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
@@ -21,6 +22,7 @@ from toolkit.lab.kit.controls import Control, ControlWidgets
 from toolkit.lab.kit.table import as_html
 
 PIXELS_PER_INCH_ON_PAGE = 100
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Panel(widgets.VBox):
@@ -210,13 +212,21 @@ class Panel(widgets.VBox):
     def _write_table(self) -> None:
         self._table.value = as_html(self.view.table()) if self._show_numbers.value else ""
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        bundle = super()._repr_mimebundle_(**kwargs)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         words = self.view.sentence()
-        still = {
+        data = {
+            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
             "image/png": base64.b64encode(self.png).decode(),
             "text/plain": f"{self.title}\n{words}",
         }
         size = {"width": int(self.figure_size[0] * PIXELS_PER_INCH_ON_PAGE), "alt": words}
-        return {**data, **still}, {**metadata, "image/png": size}
+        return data, {"image/png": size}
+
+    def _ipython_display_(self) -> None:
+        """Show the bundle by a message of its own, not as a cell's result.
+
+        Colab says only in such messages where it keeps the code of widgets like the curve editor;
+        and ipywidgets 7, which it has, would show its own bundle, without the still picture.
+        """
+        data, metadata = self._repr_mimebundle_()
+        display(data, metadata=metadata, raw=True)
