@@ -145,6 +145,15 @@ def test_reads_without_a_kernel(panel: LinePanel) -> None:
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
+def test_a_cell_shows_the_panel_by_a_display_message(panel: LinePanel, monkeypatch) -> None:
+    shown = []
+    monkeypatch.setattr("toolkit.lab.kit.panel.display", lambda *a, **b: shown.append((a, b)))
+    # What IPython asks for first, whether ipywidgets (7) has a method of that name or not (8).
+    panel._ipython_display_()
+    data, metadata = panel._repr_mimebundle_()
+    assert shown == [((data,), {"metadata": metadata, "raw": True})]
+
+
 def test_numbers_are_shown_on_request(panel: LinePanel) -> None:
     assert panel._table.value == ""
     panel._show_numbers.value = True
