@@ -1,7 +1,5 @@
 """What the panels on learning-rate search show, against closed forms and the searches' own word."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,14 @@ from toolkit.lab.lr.known_schedules import (
 )
 from toolkit.lab.lr.search_landscape import Pins, parabola
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS, STABLE, problem
-from toolkit.lab.lr.search_rounds import Search, Settings, begin, next_round, whole_search
+from toolkit.lab.lr.search_rounds import (
+    Search,
+    Settings,
+    begin,
+    from_arrays,
+    next_round,
+    whole_search,
+)
 from toolkit.lab.lr.search_view import view_round
 from toolkit.lr import Request
 
@@ -151,7 +156,7 @@ def test_the_ledger_adds_up_and_the_loss_is_that_of_the_rates_shown(settings: Se
 def test_a_search_put_away_and_taken_up_ends_the_same(settings: Settings) -> None:
     whole = whole_search(settings)
     search = after(settings, len(whole.rounds) // 2)
-    search = pickle.loads(pickle.dumps(search))
+    search = from_arrays(search.arrays())
     while (further := next_round(search)) is not search:
         search = further
     np.testing.assert_array_equal(search.controller.rates, whole.controller.rates)

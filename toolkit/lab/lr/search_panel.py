@@ -1,9 +1,10 @@
 """Watch a search think, one round at a time: candidates, loss against rate, schedule, ledger."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import ipywidgets as widgets
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
@@ -13,7 +14,15 @@ from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.table import Progress
 from toolkit.lab.lr.search_figure import SearchFigure
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
-from toolkit.lab.lr.search_rounds import METHODS, PROPOSALS, Search, Settings, begin, next_round
+from toolkit.lab.lr.search_rounds import (
+    METHODS,
+    PROPOSALS,
+    Search,
+    Settings,
+    begin,
+    from_arrays,
+    next_round,
+)
 from toolkit.lab.lr.search_view import SearchView, view_round
 
 MOST_ROUNDS = 500
@@ -68,7 +77,7 @@ class SearchPanel(Panel):
 
     @property
     def search(self) -> Search:
-        """The search now shown, with all its rounds; keep it to go on with `resume`."""
+        """The search now shown, with all its rounds; keep its `arrays()` to go on with `resume`."""
         return self._search(self.state)
 
     def step(self) -> None:
@@ -88,18 +97,19 @@ class SearchPanel(Panel):
         del self._searches[_settings(self.state)]
         self._show_last()
 
-    def resume(self, search: Search) -> Self:
+    def resume(self, arrays: Mapping[str, np.ndarray]) -> Self:
         """Go on from a search taken from a panel before.
 
         Args:
-            search: what `search` was, there.
+            arrays: what `search.arrays()` gave, there.
 
         Returns:
             The panel, at the last round of that search.
 
         Cost:
-            One redraw.
+            One redraw, and `from_arrays`.
         """
+        search = from_arrays(arrays)
         self._searches[search.settings] = search
         self.change(**vars(search.settings))
         return self

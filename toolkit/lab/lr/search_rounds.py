@@ -6,8 +6,11 @@ a search stopped anywhere goes on from there exactly as if it had not been stopp
 
 import dataclasses
 import functools
+import json
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from toolkit.lab.lr.search_problems import problem
@@ -126,6 +129,20 @@ class Search:
         """What is asked next; None when the search is over."""
         return ask(self.searcher, self.controller)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `from_arrays` makes the search of again: its settings, the losses told, the state.
+
+        Returns:
+            Name -> array, none of objects: `np.savez` stores them.
+        """
+        leaves = enumerate(jax.tree.leaves(self.state))
+        return {
+            "settings": np.array(json.dumps(dataclasses.asdict(self.settings))),
+            "loss": np.array([taken.loss for taken in self.rounds]),
+            **{f"losses_{number}": taken.losses for number, taken in enumerate(self.rounds)},
+            **{f"state_{number}": np.asarray(leaf) for number, leaf in leaves},
+        }
+
 
 def begin(settings: Settings) -> Search:
     """A search before its first round.
@@ -164,12 +181,40 @@ def next_round(search: Search) -> Search:
         return search
     task = problem(search.settings.problem)
     reached, losses = task.run(search.state, request)
+    told = _told(search, losses, None)
+    state = reached if told.rounds[-1].is_kept else search.state
+    last = dataclasses.replace(told.rounds[-1], loss=task.loss(state))
+    return dataclasses.replace(told, state=state, rounds=(*search.rounds, last))
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> Search:
+    """The search that gave these `arrays`: what it knows follows from the losses it was told.
+
+    Args:
+        arrays: name -> array, for instance as `np.load` reads them.
+
+    Returns:
+        The search, to go on from.
+
+    Raises:
+        KeyError: an array is missing.
+
+    Cost:
+        For AutoLRS the fits and forecasts of its rounds; no training.
+    """
+    search = begin(Settings(**json.loads(str(arrays["settings"]))))
+    for number, loss in enumerate(arrays["loss"]):
+        search = _told(search, arrays[f"losses_{number}"], float(loss))
+    leaves, structure = jax.tree.flatten(search.state)
+    state = [arrays[f"state_{number}"] for number in range(len(leaves))]
+    return dataclasses.replace(search, state=jax.tree.unflatten(structure, state))
+
+
+def _told(search: Search, losses: np.ndarray, loss: Any) -> Search:
+    request: Any = search.next_request
     controller, is_kept = tell(search.searcher, search.controller, request, losses)
-    state = reached if is_kept else search.state
-    taken = Round(search.controller, request, losses, is_kept, controller, task.loss(state))
-    return dataclasses.replace(
-        search, controller=controller, state=state, rounds=(*search.rounds, taken)
-    )
+    taken = Round(search.controller, request, losses, is_kept, controller, loss)
+    return dataclasses.replace(search, controller=controller, rounds=(*search.rounds, taken))
 
 
 @functools.cache
