@@ -106,6 +106,21 @@ def test_a_search_stopped_half_way_ends_with_the_same_bits(whole, tmp_path, cut)
     assert_same_bits(find(directory=tmp_path).state, whole.state)
 
 
+def test_a_search_killed_between_a_row_and_its_checkpoint_repeats_the_row(whole, tmp_path):
+    rows = []
+
+    def die(row):
+        rows.append(row)
+        if len(rows) == 3:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        find(directory=tmp_path, checkpoint_every=1, callback=die)
+    resumed = find(directory=tmp_path)
+    assert [row["step"] for row in resumed.history] == [row["step"] for row in whole.history]
+    assert_same_bits(resumed.state, whole.state)
+
+
 def test_a_checkpoint_of_another_search_is_refused(tmp_path):
     find(directory=tmp_path, stop=stop_after(2))
     with pytest.raises(CheckpointError, match="another run"):
