@@ -4,6 +4,8 @@ import inspect
 import re
 from collections import defaultdict
 
+import toolkit
+
 
 def room_page(module):
     """The page of a room, as reStructuredText."""
@@ -17,7 +19,7 @@ def room_page(module):
         shown = [name for name in names if not is_data(getattr(module, name))]
         parts += [".. autosummary::", "   :nosignatures:", "", *(f"   {n}" for n in shown), ""]
         for name in names:
-            parts += [*directive(name, getattr(module, name), lines), ""]
+            parts += [*directive(module.__name__, name, getattr(module, name), lines), ""]
     return "\n".join(parts)
 
 
@@ -46,7 +48,19 @@ def heading_above(position, lines):
     return ""
 
 
-def directive(name, value, lines):
+def home(name, value):
+    """The room that documents a name which several rooms export: the one that defines it."""
+    rooms = [
+        room for room in toolkit._ROOMS if getattr(getattr(toolkit, room), name, None) is value
+    ]
+    defining = [room for room in rooms if f"toolkit.{room}." in f"{value.__module__}."]
+    return f"toolkit.{(defining or rooms)[-1]}"
+
+
+def directive(room, name, value, lines):
+    if not is_data(value) and (other := home(name, value)) != room:
+        kind = "class" if isinstance(value, type) else "function"
+        return [f".. py:{kind}:: {name}", "", f"   The same as :py:obj:`{other}.{name}`."]
     if isinstance(value, type):
         return [f".. autoclass:: {name}", "   :members:"]
     if not is_data(value):
