@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from toolkit.attention import MIXERS, mixer, retention_log_decay
+from toolkit.attention import MIXERS, draw_inputs, mixer, retention_log_decay
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
@@ -36,7 +36,7 @@ def row(request):
 
 
 def values(row, inputs):
-    return inputs[row.inputs.index("v")]
+    return inputs[row.names.index("v")]
 
 
 def output(function, row, **options):
@@ -66,7 +66,7 @@ def random_cotangent(row, inputs, dtype=None):
 
 
 @pytest.mark.parametrize("time", [1, TIME])
-def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
+def test_value_and_gradient_equal_the_reference(row, time):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, time, dtype=jnp.float64)
         cotangent = random_cotangent(row, inputs)
@@ -76,21 +76,23 @@ def test_value_and_gradient_equal_the_reference(row, draw_inputs, time):
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
-def test_bfloat16_stays_within_the_ratios(row, draw_inputs):
+def test_bfloat16_stays_within_the_ratios(row):
     inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16, heads=4)
     cotangent = random_cotangent(row, inputs, jnp.float32)
     exact = [x.astype(jnp.float32) for x in inputs]
     got = output_and_gradients(row.function, row, inputs, cotangent)
     wanted = output_and_gradients(row.reference, row, exact, cotangent)
-    ratios = [BFLOAT16_OUTPUT_RATIO] + [BFLOAT16_GRADIENT_RATIO] * len(row.inputs)
-    ratios += [BFLOAT16_GATE_GRADIENT_RATIO] * len(row.gates)
+    ratios = [BFLOAT16_OUTPUT_RATIO] + [
+        BFLOAT16_GATE_GRADIENT_RATIO if one.is_gate else BFLOAT16_GRADIENT_RATIO
+        for one in row.inputs
+    ]
     for a, b, ratio in zip(got, wanted, ratios, strict=True):
         assert a.dtype == jnp.bfloat16
         error = np.asarray(a, np.float64) - np.asarray(b, np.float64)
         assert np.sqrt(np.mean(error**2)) <= ratio * np.sqrt(np.mean(np.asarray(b) ** 2))
 
 
-def test_prefill_and_steps_equal_one_pass(row, draw_inputs):
+def test_prefill_and_steps_equal_one_pass(row):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
         whole = output(row.function, row)(*inputs)
@@ -111,7 +113,7 @@ def test_prefill_and_steps_equal_one_pass(row, draw_inputs):
         assert step._cache_size() == 1
 
 
-def test_the_future_does_not_change_the_past(row, draw_inputs):
+def test_the_future_does_not_change_the_past(row):
     run = output(row.function, row)
     inputs = draw_inputs(row, TIME)
     other = draw_inputs(row, TIME, seed=1)
@@ -123,7 +125,7 @@ def test_the_future_does_not_change_the_past(row, draw_inputs):
         assert not np.array_equal(perturbed[:, now:], run(*inputs)[:, now:])
 
 
-def test_packed_documents_equal_separate_ones(row, draw_inputs):
+def test_packed_documents_equal_separate_ones(row):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
         cotangent = random_cotangent(row, inputs)
@@ -138,7 +140,7 @@ def test_packed_documents_equal_separate_ones(row, draw_inputs):
             assert_close([x[:, here] for x in packed], alone, FLOAT64_TOLERANCE)
 
 
-def test_a_state_remembers_the_last_document(row, draw_inputs):
+def test_a_state_remembers_the_last_document(row):
     """Sequences of different lengths, filled up in front, read in pieces and decoded together."""
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
@@ -166,7 +168,7 @@ def test_a_state_remembers_the_last_document(row, draw_inputs):
             assert_close(got[one : one + 1, start:], alone, FLOAT64_TOLERANCE)
 
 
-def test_nan_in_another_document_never_shows(row, draw_inputs):
+def test_nan_in_another_document_never_shows(row):
     """Padding is a document of its own, so this is the promise about padding too."""
     inputs = draw_inputs(row, TIME)
     is_spoilt = jnp.asarray(DOCUMENTS == 1)
@@ -188,7 +190,7 @@ def test_nan_in_another_document_never_shows(row, draw_inputs):
         assert_close(a[:, kept], b[:, kept], FLOAT32_TOLERANCE)
 
 
-def test_vmap_equals_a_loop(row, draw_inputs):
+def test_vmap_equals_a_loop(row):
     draws = [draw_inputs(row, TIME, seed=seed) for seed in range(3)]
     run = output(row.function, row)
     stacked = [jnp.stack(arrays) for arrays in zip(*draws, strict=True)]
@@ -199,14 +201,12 @@ def test_vmap_equals_a_loop(row, draw_inputs):
     )
 
 
-def test_shard_map_over_batch_and_heads_equals_one_device(row, draw_inputs):
+def test_shard_map_over_batch_and_heads_equals_one_device(row):
     mesh = jax.make_mesh((2, 2), ("data", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     inputs = draw_inputs(row, TIME)
     # An index serves all heads: every device has it whole.
-    specs = tuple(
-        P("data") if name in row.shared_gates else P("data", None, "heads", *[None] * (x.ndim - 3))
-        for name, x in zip((*row.inputs, *row.gates), inputs, strict=True)
-    )
+    placed = {"batch": "data", "heads": "heads"}
+    specs = tuple(P(*(placed.get(axis) for axis in one.axes)) for one in row.inputs)
 
     # What is constant in a head belongs to the whole model's heads: each device is given its own.
     constants = {"log_decay": retention_log_decay(2)} if row.name == "retention" else {}
@@ -230,14 +230,14 @@ def test_shard_map_over_batch_and_heads_equals_one_device(row, draw_inputs):
     assert_close(value_and_gradients(sharded), value_and_gradients(loss), FLOAT32_TOLERANCE)
 
 
-def test_a_second_call_does_not_compile_again(row, draw_inputs):
+def test_a_second_call_does_not_compile_again(row):
     run = output(row.function, row)
     for seed in range(2):
         run(*draw_inputs(row, TIME, seed=seed))
     assert run._cache_size() == 1
 
 
-def test_the_shapes_in_the_signatures_hold(row, draw_inputs):
+def test_the_shapes_in_the_signatures_hold(row):
     def check(function):
         checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)(function)
         return jax.jit(partial(checked, **row.options))
@@ -250,12 +250,11 @@ def test_the_shapes_in_the_signatures_hold(row, draw_inputs):
     assert_close(out_t, out[:, 0], FLOAT32_TOLERANCE)
 
 
-def test_wrong_inputs_are_named(row, draw_inputs):
-    names = (*row.inputs, *row.gates)
-    named = dict(zip(names, draw_inputs(row, 6, heads=4), strict=True))
+def test_wrong_inputs_are_named(row):
+    named = dict(zip(row.names, draw_inputs(row, 6, heads=4), strict=True))
 
     def run(*, implementation=None, **changed):
-        arrays = ({**named, **changed}[name] for name in names)
+        arrays = {**named, **changed}.values()
         return row.function(*arrays, implementation=implementation, **row.options)
 
     with pytest.raises(ValueError, match=r"q must have 4 axes .*got shape \(2, 6, 4\)"):

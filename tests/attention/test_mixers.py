@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention import MIXERS, KVCache, mixer
+from toolkit.attention import MIXERS, KVCache, draw_inputs, mixer
 from toolkit.attention.softmax.dense import softmax_attention
 from toolkit.attention.table import mixer_page
 from toolkit.bench.matrix_products import matrix_flops
@@ -32,18 +32,18 @@ def nbytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
 
 
-def draw(draw_inputs, row, time):
+def draw(row, time):
     return draw_inputs(row, time, batch=BATCH, heads=HEADS, key=KEY, value=VALUE)
 
 
 @pytest.mark.parametrize(
     ("name", "times"), [("gdn", (16, 32, 64)), ("mamba2", (16, 64)), ("linear", (64,))]
 )
-def test_forward_flops_of_one_chunk(draw_inputs, name, times):
+def test_forward_flops_of_one_chunk(name, times):
     """One chunk, since the compiler counts the body of a loop once."""
     row = mixer(name)
     for time in times:
-        inputs = draw(draw_inputs, row, time)
+        inputs = draw(row, time)
         counted = compiled_flops(first_of(row.function, chunk=time), *inputs)
         # The final state is not asked for here, so the compiler drops its product.
         dropped = 2 * BATCH * HEADS * time * KEY * VALUE
@@ -51,10 +51,10 @@ def test_forward_flops_of_one_chunk(draw_inputs, name, times):
         assert counted == pytest.approx(wanted, rel=FLOPS_TOLERANCE), time
 
 
-def test_forward_flops_of_dense_attention(draw_inputs):
+def test_forward_flops_of_dense_attention():
     """Dense attention computes every pair; the formula counts those a query may see."""
     row, time = mixer("full"), 64
-    q, k, v = draw(draw_inputs, row, time)
+    q, k, v = draw(row, time)
     counted = compiled_flops(
         lambda q, k, v: softmax_attention(q, k, v, implementation="dense")[0], q, k, v
     )
@@ -72,10 +72,10 @@ def test_pairs_of_a_window_are_counted_exactly():
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_step_flops(draw_inputs, name):
+def test_step_flops(name):
     context = 256
     row = mixer(name)
-    inputs = [x[:, 0] for x in draw(draw_inputs, row, 1)]
+    inputs = [x[:, 0] for x in draw(row, 1)]
     state = row.empty_state(BATCH, *SIZES, context, jnp.float32, **row.options)
     wanted = row.step_flops(BATCH, context, *SIZES, **row.options)
     if name in SPARSE:
@@ -102,9 +102,9 @@ def test_state_bytes_are_those_of_the_state(name, dtype):
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_bytes_count_inputs_outputs_and_state_once(draw_inputs, name):
+def test_bytes_count_inputs_outputs_and_state_once(name):
     row, time = mixer(name), 512
-    inputs = draw(draw_inputs, row, time)
+    inputs = draw(row, time)
     out = BATCH * time * HEADS * VALUE * 4
     # k and q are as long as each other, and so are v and o.
     assert row.forward_bytes(BATCH, time, *SIZES, **row.options) == nbytes(inputs) + out
@@ -141,7 +141,7 @@ def test_the_page_of_mixers_is_what_the_rows_say():
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_the_page_names_implementations_that_exist(draw_inputs, name):
+def test_the_page_names_implementations_that_exist(name):
     row = MIXERS[name]
     inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw_inputs(row, 16)]
     for implementation in row.implementations:

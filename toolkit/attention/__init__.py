@@ -43,8 +43,11 @@ Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
     mixer                        look a row up, with other options if wanted
+    Input                        what a row says of one of a mixer's inputs (`inputs.py`)
+    draw_inputs                  random inputs for any row (`sampler.py`)
 """
 
+from toolkit.attention.inputs import Input
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
 from toolkit.attention.linear.gated_delta_net import (
@@ -82,6 +85,7 @@ from toolkit.attention.linear.retention import (
 )
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, Mixer, mixer
+from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
 from toolkit.attention.sparse import (
@@ -100,6 +104,7 @@ __all__ = [
     "MIXERS",
     "BlockCache",
     "IndexedCache",
+    "Input",
     "KVCache",
     "Mixer",
     "deepseek_sparse_attention",
@@ -108,6 +113,7 @@ __all__ = [
     "delta_net",
     "delta_net_reference",
     "delta_net_step",
+    "draw_inputs",
     "gated_delta_net",
     "gated_delta_net_reference",
     "gated_delta_net_step",

@@ -4,14 +4,15 @@ The contract suite iterates over `MIXERS`; panels, the tour and benchmarks look 
 call every row alike:
 
     row = mixer("window", sliding_window=128)
-    out, state = row.function(q, k, v, *gates, **row.options)  # those of row.inputs, row.gates
+    out, state = row.function(*draw_inputs(row, time), **row.options)  # one for each of row.inputs
     state = row.empty_state(batch, heads, key, value, capacity, dtype)
-    out_t, state = row.step(q_t, k_t, v_t, *gates_t, state, **row.options)
+    out_t, state = row.step(*inputs_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
 A new mixer is a file of mathematics and a row here; its cost formulas are in `costs.py`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,20 @@ from toolkit.attention.costs import (
     softmax_step_bytes,
     softmax_step_flops,
     token_bytes,
+)
+from toolkit.attention.inputs import (
+    BETA,
+    CHANNEL_G,
+    FRACTION,
+    TOKEN,
+    UNIT,
+    G,
+    Input,
+    K,
+    Q,
+    V,
+    log_decay_above,
+    per_step,
 )
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.gated_delta_net import (
@@ -85,12 +100,11 @@ class Mixer:
         title: for headings and legends.
         paper: where it was published.
         is_linear_time: whether its cost a token does not grow with the context.
-        gates: names of the inputs after q, k and v, each [batch, time, heads] unless it is
-            among `channel_gates`.
+        inputs: what `function` takes before its keywords, in its order: q, k, v, then gates.
         implementations: names that `implementation=` of `function` takes; None picks among them.
         options: keyword arguments that every function of the row takes, with their values.
-        function: (q, k, v, *gates, initial_state, segment_ids, **options) -> (out, state).
-        step: (q_t, k_t, v_t, *gates_t, state, **options) -> (out_t, state).
+        function: (*inputs, initial_state, segment_ids, **options) -> (out, state).
+        step: (*inputs of one token, state, **options) -> (out_t, state).
         reference: `function` as the bare equation.
         empty_state: (batch, heads, key, value, capacity, dtype, **options) -> state to decode
             from; heads are those of v.
@@ -99,18 +113,13 @@ class Mixer:
         step_flops: (batch, context, heads, key, value, **options) of one decoded token.
         step_bytes: likewise, and `element_bytes`.
         state_bytes: likewise: what decoding keeps after `context` tokens.
-        inputs: names of the inputs before the gates. HGRN2 takes no k: it makes its keys of g.
-        channel_gates: the gates with one number a key channel, [batch, time, heads, key].
-        step_inputs: inputs and gates with an axis more after the heads, one place for each of a
-            token's corrections: [batch, time, heads, steps, ...].
-        shared_gates: gates that serve all heads at once, an indexer's; `index_k` has no heads.
     """
 
     name: str
     title: str
     paper: str
     is_linear_time: bool
-    gates: tuple[str, ...]
+    inputs: tuple[Input, ...]
     implementations: tuple[str, ...]
     options: Mapping[str, int]
     function: Callable[..., Any]
@@ -122,10 +131,20 @@ class Mixer:
     step_flops: Callable[..., int]
     step_bytes: Callable[..., int]
     state_bytes: Callable[..., int]
-    inputs: tuple[str, ...] = ("q", "k", "v")
-    channel_gates: tuple[str, ...] = ()
-    step_inputs: tuple[str, ...] = ()
-    shared_gates: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all inputs, in order."""
+        return tuple(given.name for given in self.inputs)
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Names of those that are gates."""
+        return tuple(given.name for given in self.inputs if given.is_gate)
+
+    def input(self, name: str) -> Input:
+        """The input of that name."""
+        return self.inputs[self.names.index(name)]
 
 
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
@@ -152,7 +171,7 @@ _FULL = Mixer(
     title="Softmax attention",
     paper="Vaswani et al., Attention Is All You Need (arXiv:1706.03762)",
     is_linear_time=False,
-    gates=(),
+    inputs=(Q, K, V),
     implementations=("dense", "blockwise"),
     options=MappingProxyType({}),
     function=softmax_attention,
@@ -171,7 +190,7 @@ _DELTA = Mixer(
     title="Gated DeltaNet",
     paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
     is_linear_time=True,
-    gates=("g", "beta"),
+    inputs=(Q, K, V, G, BETA),
     implementations=("xla", "scan", "pallas"),
     options=MappingProxyType({}),
     function=gated_delta_net,
@@ -190,7 +209,7 @@ _LINEAR = Mixer(
     title="Linear attention",
     paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
     is_linear_time=True,
-    gates=(),
+    inputs=(Q, K, V),
     implementations=("xla", "scan", "pallas"),
     options=MappingProxyType({}),
     function=linear_attention,
@@ -209,8 +228,7 @@ _CHANNELS = replace(
     name="gla",
     title="Gated linear attention",
     paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
-    gates=("g",),
-    channel_gates=("g",),
+    inputs=(Q, K, V, CHANNEL_G),
     function=gated_linear_attention,
     step=gated_linear_attention_step,
     reference=gated_linear_attention_reference,
@@ -248,7 +266,7 @@ MIXERS: dict[str, Mixer] = {
             name="mamba2",
             title="Mamba-2",
             paper="Dao, Gu, Transformers are SSMs (arXiv:2405.21060)",
-            gates=("g", "dt"),
+            inputs=(Q, K, V, G, Input("dt", TOKEN, FRACTION)),
             function=mamba2,
             step=mamba2_step,
             reference=mamba2_reference,
@@ -262,7 +280,7 @@ MIXERS: dict[str, Mixer] = {
             name="hgrn2",
             title="HGRN2",
             paper="Qin et al., HGRN2: Gated Linear RNNs with State Expansion (arXiv:2404.07904)",
-            inputs=("q", "v"),
+            inputs=(Q, V, CHANNEL_G),  # its keys are made of g
             function=hgrn2,
             step=hgrn2_step,
             reference=hgrn2_reference,
@@ -274,7 +292,7 @@ MIXERS: dict[str, Mixer] = {
             name="delta",
             title="DeltaNet",
             paper="Yang, Wang, Zhang, Shen, Kim, DeltaNet in parallel (arXiv:2406.06484)",
-            gates=("beta",),
+            inputs=(Q, K, V, BETA),
             function=delta_net,
             step=delta_net_step,
             reference=delta_net_reference,
@@ -286,7 +304,7 @@ MIXERS: dict[str, Mixer] = {
             name="kda",
             title="Kimi Delta Attention",
             paper="Kimi Team, Kimi Linear (arXiv:2510.26692)",
-            channel_gates=("g",),
+            inputs=(Q, K, V, CHANNEL_G, BETA),
             function=kimi_delta_attention,
             step=kimi_delta_attention_step,
             reference=kimi_delta_attention_reference,
@@ -299,7 +317,7 @@ MIXERS: dict[str, Mixer] = {
             name="delta_product",
             title="Gated DeltaProduct",
             paper="Siems et al., DeltaProduct (arXiv:2502.10297)",
-            step_inputs=("k", "v", "beta"),
+            inputs=(Q, per_step(K), per_step(V), G, per_step(BETA)),
             function=gated_delta_product,
             step=gated_delta_product_step,
             reference=gated_delta_product_reference,
@@ -313,8 +331,14 @@ MIXERS: dict[str, Mixer] = {
             name="rwkv7",
             title="RWKV-7",
             paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
-            gates=("g", "removal_key", "rate"),
-            channel_gates=("g", "removal_key", "rate"),
+            inputs=(
+                Q,
+                K,
+                V,
+                replace(CHANNEL_G, values=log_decay_above(-(math.e**-0.5))),  # its layer's
+                replace(CHANNEL_G, name="removal_key", values=UNIT),
+                replace(CHANNEL_G, name="rate", values=FRACTION),
+            ),
             implementations=("xla", "scan"),
             function=rwkv7,
             step=rwkv7_step,
@@ -329,7 +353,14 @@ MIXERS: dict[str, Mixer] = {
             title="Native sparse attention",
             paper="Yuan et al., Native Sparse Attention (arXiv:2502.11089)",
             is_linear_time=False,
-            gates=("compressed_gate", "selected_gate", "window_gate"),
+            inputs=(
+                Q,
+                K,
+                V,
+                Input("compressed_gate", TOKEN, FRACTION),
+                Input("selected_gate", TOKEN, FRACTION),
+                Input("window_gate", TOKEN, FRACTION),
+            ),
             implementations=("masked", "gathered"),
             options=MappingProxyType(
                 {"block_size": 64, "selected_blocks": 16, "sliding_window": 512}
@@ -349,9 +380,14 @@ MIXERS: dict[str, Mixer] = {
             title="DeepSeek sparse attention",
             paper="DeepSeek-AI, DeepSeek-V3.2 (arXiv:2512.02556)",
             is_linear_time=False,
-            gates=("index_q", "index_k", "index_weights"),
-            channel_gates=("index_q",),
-            shared_gates=("index_q", "index_k", "index_weights"),
+            inputs=(
+                Q,
+                K,
+                V,
+                Input("index_q", ("batch", "time", "index_heads", "key")),
+                Input("index_k", ("batch", "time", "key")),
+                Input("index_weights", ("batch", "time", "index_heads")),
+            ),
             implementations=("masked", "gathered"),
             options=MappingProxyType({"selected_tokens": 2048}),
             function=sparse.deepseek_sparse_attention,

@@ -7,6 +7,7 @@ a mixer can do from the arguments its function takes. A test holds the page agai
 import inspect
 import re
 
+from toolkit.attention.inputs import Input
 from toolkit.attention.mixers import MIXERS, Mixer
 
 HEAD_SIZE = 128
@@ -84,10 +85,14 @@ def _costs(row: Mixer) -> tuple[str, ...]:
 
 def _abilities(row: Mixer) -> tuple[str, ...]:
     takes = inspect.signature(row.function).parameters
+    tokens, gates = (
+        ", ".join(f"`{x.name}`{_shape(x)}" for x in row.inputs if x.is_gate == is_gate)
+        for is_gate in (False, True)
+    )
     return (
         f"`{row.name}`",
-        ", ".join(f"`{name}`{_per_step(row, name)}" for name in row.inputs),
-        ", ".join(f"`{name}`{_shape_of(row, name)}" for name in row.gates) or "none",
+        tokens,
+        gates or "none",
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
@@ -95,14 +100,12 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
     )
 
 
-def _shape_of(row: Mixer, name: str) -> str:
-    if name in row.shared_gates:
+def _shape(one: Input) -> str:
+    """What an input has one number for, where that is not a token and head."""
+    if "heads" not in one.axes:
         return " for all heads"
-    return (" a channel" if name in row.channel_gates else "") + _per_step(row, name)
-
-
-def _per_step(row: Mixer, name: str) -> str:
-    return " a delta step" if name in row.step_inputs else ""
+    is_channel = one.is_gate and "key" in one.axes
+    return " a channel" * is_channel + " a delta step" * ("steps" in one.axes)
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

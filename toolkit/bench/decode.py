@@ -11,11 +11,12 @@ from toolkit.attention import (
     KVCache,
     gated_delta_net,
     gated_delta_net_step,
+    mixer,
     softmax_attention_step,
 )
 from toolkit.bench.agreement import agree
-from toolkit.bench.gated_delta_net import inputs
 from toolkit.bench.harness import Case
+from toolkit.bench.mixer_inputs import mixer_inputs
 from toolkit.bench.peers import torch_sdpa
 
 TOLERANCE = 1e-4
@@ -98,7 +99,7 @@ def _softmax_step(
 
 def _delta_step(context: int) -> Callable[[], Any]:
     """The step after a context: the state has the same size after any number of tokens."""
-    q, k, v, g, beta = inputs(min(context, 1024), HEADS, SIZE, seed=context)
+    q, k, v, g, beta = mixer_inputs(mixer("gdn"), min(context, 1024), HEADS, SIZE)
     jitted = jax.jit(gated_delta_net_step)
     # Continuing a 1024-token state reaches any longer context without an hour of prefill.
     state = None

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from toolkit.attention import Mixer
-from toolkit.bench.mixer_inputs import RWKV7_LEAST_LOG_DECAY
+from toolkit.attention import MIXERS, Mixer
 
 # row of `MIXERS` -> (module below fla.ops, function, arguments from inputs and gates)
 _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
@@ -66,7 +65,7 @@ _FORMS: dict[str, tuple[str, str, Callable[..., dict[str, Any]]]] = {
             "v": v,
             "a": -removal_key,
             "b": removal_key * rate,
-            "lower_bound": RWKV7_LEAST_LOG_DECAY - 1e-4,
+            "lower_bound": MIXERS["rwkv7"].input("g").values.low - 1e-4,
         },
     ),
     "delta_product": (
@@ -124,10 +123,9 @@ def fla_contender(
         dtype = torch.float32 if name == "g" else torch.bfloat16
         return torch.tensor(np.asarray(x, np.float32), device="cuda").to(dtype)
 
-    names = (*row.inputs, *row.gates)
     tensors = [
         tensor(x, name).requires_grad_(weight is not None)
-        for x, name in zip(arrays, names, strict=True)
+        for x, name in zip(arrays, row.names, strict=True)
     ]
     cotangent = None if weight is None else tensor(weight, "out")
 

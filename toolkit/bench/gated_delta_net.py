@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import gated_delta_net, mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, bound, weighted_gradient
+from toolkit.bench.mixer_inputs import mixer_inputs
 from toolkit.bench.peers import over_heads, torch_contender
 from toolkit.bench.transformers_forms import transformers_form
 
@@ -23,29 +23,6 @@ SHAPES = {
     (8192, 8, 64): {"forward+backward": 8.0},
     (8192, 4, 128): {"forward+backward": 8.0},
 }
-
-
-def inputs(time: int, heads: int, size: int, seed: int = 0) -> tuple[jax.Array, ...]:
-    """Random inputs as a trained layer would make them: unit keys, mild decay, beta in (0, 1).
-
-    Args:
-        time: tokens.
-        heads: heads.
-        size: key and value size of a head.
-        seed: of the draw.
-
-    Returns:
-        q, k, v `[1, time, heads, size]`, g, beta `[1, time, heads]`, float32.
-
-    Cost:
-        Five random draws.
-    """
-    keys = jax.random.split(jax.random.key(seed), 5)
-    q, k, v = (jax.random.normal(key, (1, time, heads, size)) for key in keys[:3])
-    q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-    g = -jnp.exp(jax.random.uniform(keys[3], (1, time, heads), minval=-6.0, maxval=0.0))
-    beta = jax.nn.sigmoid(jax.random.normal(keys[4], (1, time, heads)))
-    return q, k, v, g, beta
 
 
 def _form(implementation: str) -> Callable[..., jax.Array]:
@@ -65,7 +42,7 @@ def cases(cores: int) -> Iterator[Case]:
         Peer: `torch_chunk_gated_delta_rule`, transformers (Qwen3-Next).
     """
     for (time, heads, size), wanted in SHAPES.items():
-        arrays = inputs(time, heads, size)
+        arrays = tuple(mixer_inputs(mixer("gdn"), time, heads, size))
         weight = jax.random.normal(jax.random.key(1), arrays[2].shape)
         flops = mixer("gdn").forward_flops(1, time, heads, size, size)
 

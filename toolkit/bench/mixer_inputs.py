@@ -1,17 +1,12 @@
-"""Random inputs for any row of `MIXERS`, and its forms as functions of them."""
+"""Any row of `MIXERS` in a benchmark: its inputs, a cotangent, its forms as functions of arrays."""
 
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from toolkit.attention import Mixer
+from toolkit.attention import Mixer, draw_inputs
 from toolkit.bench.harness import weighted_gradient
-
-SUBSTEPS = 2  # delta steps a token, of the mixers that take several
-RWKV7_LEAST_LOG_DECAY = -(math.e**-0.5)  # its layer's, on which its fast kernels rely
-UNIT_LENGTH = ("q", "k", "removal_key")
 
 
 def mixer_inputs(
@@ -22,48 +17,12 @@ def mixer_inputs(
     *,
     batch: int = 1,
     dtype: jnp.dtype | type = jnp.float32,
-    seed: int = 0,
 ) -> list[jax.Array]:
-    """Inputs as a trained layer would make them: unit keys, mild decay, strengths in (0, 1).
-
-    Args:
-        row: the mixer whose inputs and gates to draw.
-        time: tokens.
-        heads: heads of all of them.
-        size: key and value size of a head.
-        batch: sequences.
-        dtype: of the inputs; gates are float32, and all but log-decays hold numbers of `dtype`.
-        seed: of the draw.
-
-    Returns:
-        The row's inputs `[batch, time, heads, size]` and gates `[batch, time, heads]`, or
-        `[..., size]` for gates of channels; those of `row.step_inputs` have an axis of
-        `SUBSTEPS` after the heads.
-
-    Cost:
-        A random draw each.
-    """
-    drawn = []
-    for number, name in enumerate((*row.inputs, *row.gates)):
-        shape = (batch, time, heads)
-        if name in row.step_inputs:
-            shape += (SUBSTEPS,)
-        if name in row.inputs or name in row.channel_gates:
-            shape += (size,)
-        x = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), shape)
-        if name in UNIT_LENGTH:
-            x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
-        elif name == "g" and row.name == "rwkv7":
-            x = RWKV7_LEAST_LOG_DECAY * jax.nn.sigmoid(x)
-        elif name == "g":
-            x = jax.nn.log_sigmoid(x) / 4
-        elif name in row.gates:
-            x = jax.nn.sigmoid(x)
-        if name != "g":
-            x = x.astype(dtype)
-        # A gate is float32 and holds numbers that a peer may keep in `dtype` without rounding.
-        drawn.append(x if name in row.inputs else x.astype(jnp.float32))
-    return drawn
+    """Heads of one size for keys and values, gates in float32."""
+    return draw_inputs(
+        row, time, batch=batch, heads=heads, key=size, value=size, dtype=dtype,
+        gate_dtype=jnp.float32,
+    )  # fmt: skip
 
 
 def direction(backward: bool) -> str:
@@ -91,7 +50,7 @@ def output_weight(row: Mixer, arrays: list[jax.Array]) -> jax.Array:
     Cost:
         A random draw.
     """
-    v = arrays[row.inputs.index("v")]
+    v = arrays[row.names.index("v")]
     return jax.random.normal(jax.random.key(1), (*v.shape[:3], v.shape[-1]), v.dtype)
 
 
@@ -113,5 +72,4 @@ def mixer_form(row: Mixer, implementation: str | None, *, backward: bool) -> Cal
     def form(*arrays: jax.Array) -> jax.Array:
         return row.function(*arrays, implementation=implementation, **row.options)[0]
 
-    count = len(row.inputs) + len(row.gates)
-    return weighted_gradient(form, count) if backward else form
+    return weighted_gradient(form, len(row.inputs)) if backward else form

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention import mixer
+from toolkit.attention import draw_inputs, mixer
 from toolkit.attention.kernels import dispatch, gpu_chunked, gpu_step, tpu_chunked, tpu_step
 
 TOLERANCE = 2e-5
@@ -32,10 +32,10 @@ def quick(function):
 
 
 @pytest.mark.parametrize("name", ["mamba2", "gdn", "kda", "hgrn2"])
-def test_equal_to_the_xla_form(tpu_interpreted, draw_inputs, name):
+def test_equal_to_the_xla_form(tpu_interpreted, name):
     row = mixer(name)
     inputs = draw_inputs(row, TIME, heads=2)
-    if "k" in row.inputs:  # one head of q and k serves both heads of v
+    if "k" in row.names:  # one head of q and k serves both heads of v
         inputs = [x[:, :, :1] for x in inputs[:2]] + inputs[2:]
     state = jnp.asarray(np.random.default_rng(3).standard_normal((2, 2, 16, 8)), jnp.float32)
     documents = jnp.asarray(np.repeat([0, 1, 5], [4, 15, 2])[None].repeat(2, 0))
@@ -61,7 +61,7 @@ def test_equal_to_the_xla_form(tpu_interpreted, draw_inputs, name):
 
 
 @pytest.mark.parametrize("name", ["retention", "gdn"])
-def test_the_decode_step_equals_the_xla_form(tpu_interpreted, draw_inputs, name):
+def test_the_decode_step_equals_the_xla_form(tpu_interpreted, name):
     row = mixer(name)
     inputs = [x[:, 0] for x in draw_inputs(row, 1)]
     state = jnp.asarray(np.random.default_rng(3).standard_normal((2, 2, 16, 8)), jnp.float32)
@@ -71,7 +71,7 @@ def test_the_decode_step_equals_the_xla_form(tpu_interpreted, draw_inputs, name)
 
 
 @pytest.mark.parametrize("name", ["linear", "delta", "kda"])
-def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, draw_inputs, name):
+def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, name):
     kernels = dispatch.Kernels(gpu_chunked.chunked, gpu_step.step)
     monkeypatch.setattr(dispatch, "device_kernels", lambda: kernels)
     row = mixer(name)
@@ -84,7 +84,7 @@ def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, draw_inputs, name):
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-def test_without_a_device_or_a_kernel_it_is_refused(draw_inputs):
+def test_without_a_device_or_a_kernel_it_is_refused():
     with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* cpu here"):
         mixer("gdn").function(*draw_inputs(mixer("gdn"), 3), implementation="pallas")
     with pytest.raises(ValueError, match="no kernel for this mixer"):

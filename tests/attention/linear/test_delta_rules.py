@@ -10,6 +10,7 @@ from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
     delta_net,
+    draw_inputs,
     gated_delta_net,
     gated_delta_product,
     kimi_delta_attention,
@@ -25,7 +26,7 @@ TIME = 50
 GDN, KDA, PRODUCT, RWKV7 = (mixer(name) for name in ("gdn", "kda", "delta_product", "rwkv7"))
 
 
-def test_gated_delta_net_without_decay_is_delta_net(draw_inputs):
+def test_gated_delta_net_without_decay_is_delta_net():
     with jax.enable_x64(True):
         q, k, v, g, beta = draw_inputs(GDN, TIME, dtype=jnp.float64)
         undecayed = lambda q, k, v, beta: gated_delta_net(q, k, v, 0 * g, beta)  # noqa: E731
@@ -33,7 +34,7 @@ def test_gated_delta_net_without_decay_is_delta_net(draw_inputs):
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
-def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net(draw_inputs):
+def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net():
     with jax.enable_x64(True):
         inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
 
@@ -45,7 +46,7 @@ def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net(draw_inputs
         assert_close(results(by_channels, inputs), wanted, FLOAT64_TOLERANCE)
 
 
-def test_delta_product_with_one_correction_is_gated_delta_net(draw_inputs):
+def test_delta_product_with_one_correction_is_gated_delta_net():
     with jax.enable_x64(True):
         inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
 
@@ -56,7 +57,7 @@ def test_delta_product_with_one_correction_is_gated_delta_net(draw_inputs):
         assert_close(results(one_correction, inputs), wanted, FLOAT64_TOLERANCE)
 
 
-def test_rwkv7_with_tied_keys_is_delta_net(draw_inputs):
+def test_rwkv7_with_tied_keys_is_delta_net():
     """Erasing and writing under one key, both by beta, corrects by the difference."""
     with jax.enable_x64(True):
         q, k, v, beta = draw_inputs(mixer("delta"), TIME, dtype=jnp.float64)
@@ -71,7 +72,7 @@ def test_rwkv7_with_tied_keys_is_delta_net(draw_inputs):
 
 @pytest.mark.parametrize("implementation", ["xla", "scan"])
 @pytest.mark.parametrize("row", [KDA, PRODUCT, RWKV7], ids=["kda", "delta_product", "rwkv7"])
-def test_states_and_documents_carry_gradients(draw_inputs, row, implementation):
+def test_states_and_documents_carry_gradients(row, implementation):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
         if row is not RWKV7:  # heads of q and k that serve two value heads each
@@ -87,7 +88,7 @@ def test_states_and_documents_carry_gradients(draw_inputs, row, implementation):
 
 
 @pytest.mark.parametrize("row", [KDA, RWKV7], ids=["kda", "rwkv7"])
-def test_channels_may_fade_as_much_as_they_like(draw_inputs, row):
+def test_channels_may_fade_as_much_as_they_like(row):
     """Decays that cannot be factored from the chunk's entry, some channels cleared outright."""
     inputs = draw_inputs(row, TIME)
     got_of = jax.jit(partial(results, row.function))
@@ -103,7 +104,7 @@ def test_channels_may_fade_as_much_as_they_like(draw_inputs, row):
 
 
 @pytest.mark.parametrize("strength", [1.0, 2.0])
-def test_correlated_keys(draw_inputs, strength):
+def test_correlated_keys(strength):
     """Keys correlated 0.99 and a repeated one: an inverse by powers fails, these do not."""
     q, k, v, g, beta = draw_inputs(KDA, 130, batch=1, key=64)
     k = k.at[:, 1:].set(jnp.sqrt(0.99) * k[:, :1] + 0.1 * k[:, 1:])

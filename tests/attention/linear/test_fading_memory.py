@@ -9,6 +9,7 @@ import pytest
 from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
+    draw_inputs,
     gated_linear_attention,
     gated_linear_attention_reference,
     hgrn2,
@@ -30,7 +31,7 @@ def over_channels(g, key=16):
     return jnp.broadcast_to(g[..., None], (*g.shape, key))
 
 
-def test_retention_is_gated_linear_attention_with_a_constant_gate(draw_inputs):
+def test_retention_is_gated_linear_attention_with_a_constant_gate():
     with jax.enable_x64(True):
         tokens = draw_inputs(mixer("retention"), 70, dtype=jnp.float64)
         g = jnp.broadcast_to(retention_log_decay(2)[None, None], tokens[0].shape[:3])
@@ -40,7 +41,7 @@ def test_retention_is_gated_linear_attention_with_a_constant_gate(draw_inputs):
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
-def test_retention_takes_other_rates(draw_inputs):
+def test_retention_takes_other_rates():
     tokens = draw_inputs(mixer("retention"), 20)
     exact = jax.jit(linear_attention)(*tokens)
     assert_close(retention(*tokens, log_decay=jnp.zeros(2)), exact, FLOAT32_TOLERANCE)
@@ -48,7 +49,7 @@ def test_retention_takes_other_rates(draw_inputs):
         retention(*tokens, log_decay=jnp.zeros(3))
 
 
-def test_linear_attention_and_mamba2_are_scalar_decays(draw_inputs):
+def test_linear_attention_and_mamba2_are_scalar_decays():
     """Mamba-2 with time step 1 and no decay is linear attention; with decay, equal channels."""
     with jax.enable_x64(True):
         q, k, v, g, dt = draw_inputs(MAMBA2, 70, dtype=jnp.float64)
@@ -65,7 +66,7 @@ def test_linear_attention_and_mamba2_are_scalar_decays(draw_inputs):
         assert_close(results(mamba2, inputs), results(by_channels, inputs), FLOAT64_TOLERANCE)
 
 
-def test_hgrn2_ties_the_key_to_the_gate(draw_inputs):
+def test_hgrn2_ties_the_key_to_the_gate():
     with jax.enable_x64(True):
         inputs = draw_inputs(mixer("hgrn2"), 70, dtype=jnp.float64)
         wanted = results(lambda q, v, g: gated_linear_attention(q, 1 - jnp.exp(g), v, g), inputs)
@@ -74,7 +75,7 @@ def test_hgrn2_ties_the_key_to_the_gate(draw_inputs):
 
 @pytest.mark.parametrize("implementation", ["xla", "scan"])
 @pytest.mark.parametrize("row", [MAMBA2, GLA], ids=["mamba2", "gla"])
-def test_states_and_grouped_values_carry_gradients(draw_inputs, row, implementation):
+def test_states_and_grouped_values_carry_gradients(row, implementation):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, 70, heads=4, dtype=jnp.float64)
         inputs = [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
@@ -88,7 +89,7 @@ def test_states_and_grouped_values_carry_gradients(draw_inputs, row, implementat
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
-def test_not_finite_gates_show_in_their_own_document_only(draw_inputs):
+def test_not_finite_gates_show_in_their_own_document_only():
     q, k, v, g = draw_inputs(GLA, 40, batch=1)
     run = jax.jit(partial(gated_linear_attention, segment_ids=jnp.repeat(jnp.arange(2), 20)[None]))
     out, state = run(q, k, v, g.at[0, 5, 0, 3].set(jnp.nan))
@@ -100,7 +101,7 @@ def test_not_finite_gates_show_in_their_own_document_only(draw_inputs):
 
 
 @pytest.mark.parametrize("row", [MAMBA2, GLA], ids=["mamba2", "gla"])
-def test_gates_at_their_limits(draw_inputs, row):
+def test_gates_at_their_limits(row):
     """No decay at all, a nearly cleared state, and an exactly cleared one, at half the tokens."""
     inputs = draw_inputs(row, 45)
     got_of = jax.jit(partial(results, row.function))
@@ -115,7 +116,7 @@ def test_gates_at_their_limits(draw_inputs, row):
         assert_close(got, wanted, FLOAT32_TOLERANCE * max(1.0, min(-decay, 87.0)))
 
 
-def test_every_chunk_size_gives_the_same_result(draw_inputs):
+def test_every_chunk_size_gives_the_same_result():
     inputs = draw_inputs(GLA, 70)
     wanted = gated_linear_attention_reference(*inputs)
     for chunk in (16, 64):
@@ -126,7 +127,7 @@ def test_every_chunk_size_gives_the_same_result(draw_inputs):
             gated_linear_attention(*inputs, chunk=chunk)
 
 
-def test_the_backward_pass_keeps_chunk_states_not_token_states(draw_inputs):
+def test_the_backward_pass_keeps_chunk_states_not_token_states():
     inputs = draw_inputs(GLA, 1024, batch=1, key=64, value=64)
 
     def temporary_bytes(implementation):
@@ -141,7 +142,7 @@ def test_the_backward_pass_keeps_chunk_states_not_token_states(draw_inputs):
     assert temporary_bytes("scan") > token_states
 
 
-def test_bfloat16_keeps_its_state_in_float32(draw_inputs):
+def test_bfloat16_keeps_its_state_in_float32():
     inputs = draw_inputs(MAMBA2, 20, dtype=jnp.bfloat16)
     for function in (mamba2, mamba2_reference):
         out, state = jax.jit(function)(*inputs)
@@ -150,7 +151,7 @@ def test_bfloat16_keeps_its_state_in_float32(draw_inputs):
     assert (out_t.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-def test_wrong_sizes_are_named(draw_inputs):
+def test_wrong_sizes_are_named():
     q, k, v, g = draw_inputs(GLA, 4)
     with pytest.raises(ValueError, match=r"initial_state .*must have shape \(2, 2, 16, 8\)"):
         gated_linear_attention(q, k, v, g, initial_state=jnp.zeros((2, 2, 8, 16)))

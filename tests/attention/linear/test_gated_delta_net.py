@@ -9,6 +9,7 @@ import pytest
 from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
+    draw_inputs,
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
@@ -28,7 +29,7 @@ def inputs_and_state(inputs):
     return [*inputs, random_state(heads, inputs[2].dtype, batch, value=value)]
 
 
-def grouped(draw_inputs, time, groups, **options):
+def grouped(time, groups, **options):
     """Inputs whose values and gates have `groups` heads for every head of q and k."""
     inputs = draw_inputs(ROW, time, heads=2 * groups, **options)
     return [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
@@ -36,9 +37,9 @@ def grouped(draw_inputs, time, groups, **options):
 
 @pytest.mark.parametrize("implementation", ["xla", "scan"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_initial_and_final_states_carry_gradients(draw_inputs, implementation, groups):
+def test_initial_and_final_states_carry_gradients(implementation, groups):
     with jax.enable_x64(True):
-        inputs = inputs_and_state(grouped(draw_inputs, 70, groups, dtype=jnp.float64))
+        inputs = inputs_and_state(grouped(70, groups, dtype=jnp.float64))
         got = results(with_state(gated_delta_net), inputs, implementation=implementation, scale=0.7)
         assert_close(
             got,
@@ -47,7 +48,7 @@ def test_initial_and_final_states_carry_gradients(draw_inputs, implementation, g
         )
 
 
-def test_document_boundaries_anywhere_in_a_chunk(draw_inputs):
+def test_document_boundaries_anywhere_in_a_chunk():
     with jax.enable_x64(True):
         inputs = inputs_and_state(draw_inputs(ROW, 70, dtype=jnp.float64))
         # Ends of documents inside a chunk, at its edge, of one token, and a number used twice.
@@ -62,7 +63,7 @@ def test_document_boundaries_anywhere_in_a_chunk(draw_inputs):
         )
 
 
-def test_not_finite_values_show_in_their_own_document_only(draw_inputs):
+def test_not_finite_values_show_in_their_own_document_only():
     q, k, v, g, beta = draw_inputs(ROW, 40, batch=1)
     segment_ids = jnp.asarray(np.repeat([0, 1], [20, 20])[None])
     run = jax.jit(partial(gated_delta_net, segment_ids=segment_ids))
@@ -81,7 +82,7 @@ def test_not_finite_values_show_in_their_own_document_only(draw_inputs):
 
 
 @pytest.mark.parametrize("decay", [0.0, -30.0, -200.0, -jnp.inf])
-def test_gates_at_their_limits(draw_inputs, decay):
+def test_gates_at_their_limits(decay):
     """No decay at all, a nearly cleared state, and an exactly cleared one, at half the tokens."""
     inputs = inputs_and_state(draw_inputs(ROW, 45))
     inputs[3] = inputs[3].at[:, ::2].set(decay)
@@ -114,7 +115,7 @@ def test_correlated_keys_written_whole(correlation):
             assert error < HARD_KEYS_TOLERANCE
 
 
-def test_bfloat16_keeps_its_state_in_float32(draw_inputs):
+def test_bfloat16_keeps_its_state_in_float32():
     inputs = draw_inputs(ROW, 20, dtype=jnp.bfloat16)
     out, state = jax.jit(gated_delta_net)(*inputs)
     assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
@@ -122,7 +123,7 @@ def test_bfloat16_keeps_its_state_in_float32(draw_inputs):
     assert (out_t.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-def test_every_chunk_size_gives_the_same_result(draw_inputs):
+def test_every_chunk_size_gives_the_same_result():
     inputs = inputs_and_state(draw_inputs(ROW, 70))
     wanted = results(with_state(gated_delta_net), inputs, chunk=16)
     for chunk in (32, 64):
@@ -134,7 +135,7 @@ def test_every_chunk_size_gives_the_same_result(draw_inputs):
             gated_delta_net(*inputs[:5], chunk=chunk)
 
 
-def test_the_backward_pass_keeps_chunk_states_not_token_states(draw_inputs):
+def test_the_backward_pass_keeps_chunk_states_not_token_states():
     """Temporary memory of forward and backward, against one state a token in the token scan."""
     inputs = draw_inputs(ROW, 1024, batch=1, key=64, value=64)
 
@@ -150,7 +151,7 @@ def test_the_backward_pass_keeps_chunk_states_not_token_states(draw_inputs):
     assert temporary_bytes("scan") > token_states
 
 
-def test_wrong_states_and_lengths_are_named(draw_inputs):
+def test_wrong_states_and_lengths_are_named():
     inputs = draw_inputs(ROW, 4)
     with pytest.raises(ValueError, match=r"initial_state .*must have shape \(2, 2, 16, 8\)"):
         gated_delta_net(*inputs, initial_state=jnp.zeros((2, 2, 8, 16)))
@@ -164,7 +165,7 @@ def test_wrong_states_and_lengths_are_named(draw_inputs):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("time", [63, 130])
-def test_equal_to_transformers(draw_inputs, time):
+def test_equal_to_transformers(time):
     torch = pytest.importorskip("torch")
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     inputs = inputs_and_state(draw_inputs(ROW, time))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention import MIXERS
+from toolkit.attention import MIXERS, draw_inputs
 
 TIME = 65_536
 # Largest error over the largest value of the whole sequence.
@@ -15,7 +15,7 @@ RECURRENT = [row for row in MIXERS.values() if row.state_bytes(1, 0, 1, 1, 1) > 
 
 def hard_inputs(row, inputs, decay_strength):
     """Keys correlated 0.99, every other one the same; gates scaled; some closed altogether."""
-    named = dict(zip((*row.inputs, *row.gates), inputs, strict=True))
+    named = dict(zip(row.names, inputs, strict=True))
     for name in ("k", "removal_key"):
         if name in named:
             x = named[name]
@@ -43,7 +43,7 @@ def output_state_and_gradients(function):
 
 
 @pytest.mark.parametrize("row", RECURRENT, ids=lambda row: row.name)
-def test_65536_tokens(row, draw_inputs):
+def test_65536_tokens(row):
     easy = draw_inputs(row, TIME, batch=1, heads=1, key=8, value=4)
     cotangent = np.random.default_rng(0).standard_normal((1, TIME, 1, 4))
     ours = output_state_and_gradients(row.function)

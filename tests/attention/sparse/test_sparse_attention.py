@@ -12,6 +12,7 @@ from toolkit.attention import (
     deepseek_sparse_attention,
     deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
+    draw_inputs,
     mixer,
     native_sparse_attention,
     native_sparse_attention_reference,
@@ -169,7 +170,7 @@ def test_blocks_that_are_all_selected_are_full_attention():
 
 
 @pytest.mark.parametrize("name", ["nsa", "dsa"])
-def test_a_full_cache_is_an_error_or_nan(name, draw_inputs):
+def test_a_full_cache_is_an_error_or_nan(name):
     row = mixer(name, **({"block_size": 3} if name == "nsa" else {"selected_tokens": 2}))
     inputs = [x[:, 0] for x in draw_inputs(row, 1)]
     state = row.empty_state(2, 2, 16, 8, 4, jnp.float32, **row.options)
@@ -223,7 +224,7 @@ def test_reference_continues_a_cache():
 
 
 @pytest.mark.parametrize(("name", "form"), [("nsa", "masked"), ("dsa", "gathered")])
-def test_memory_of_training_is_linear_in_time(name, form, draw_inputs):
+def test_memory_of_training_is_linear_in_time(name, form):
     options = {"nsa": {"block_size": 16, "selected_blocks": 4, "sliding_window": 32}}
     row = mixer(name, **options.get(name, {"selected_tokens": 64}))
 
@@ -240,7 +241,7 @@ def test_memory_of_training_is_linear_in_time(name, form, draw_inputs):
 
 
 @pytest.mark.parametrize("name", ["nsa", "dsa"])
-def test_gathered_products_are_those_of_the_selection(name, draw_inputs):
+def test_gathered_products_are_those_of_the_selection(name):
     options = {"nsa": {"block_size": 4, "selected_blocks": 4, "sliding_window": 16}}
     row, time = mixer(name, **options.get(name, {"selected_tokens": 16})), 128
     inputs = draw_inputs(row, time, batch=1, heads=2, key=8, value=8)

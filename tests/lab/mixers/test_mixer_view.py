@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from toolkit.attention import MIXERS, mixer, retention_log_decay
+from toolkit.attention import MIXERS, Input, mixer, retention_log_decay
+from toolkit.attention.inputs import FRACTION
 from toolkit.lab.mixers.inputs import (
     HEADS,
     MAX_TOKENS,
+    VALUE_SIZE,
     Settings,
     features_of,
     inputs_of,
@@ -32,7 +34,7 @@ def view_of(left: str, right: str = "linear", **changes) -> Comparison:
 def inputs(name: str, **settings: float):
     row = mixer(name)
     given = inputs_of(row, features_of(WORDS), Settings(**settings))
-    return row, given, dict(zip((*row.inputs, *row.gates), given.arrays, strict=True))
+    return row, given, dict(zip(row.names, given.arrays, strict=True))
 
 
 def test_every_mixer_with_a_state_is_offered_and_no_cache() -> None:
@@ -46,7 +48,7 @@ def test_reach_and_state_are_those_of_the_library(name: str) -> None:
     cut = [x[:, :count] for x in given.arrays]
     # The output is linear in the values: a batch of basis vectors gives the whole Jacobian. The
     # values themselves come last in the batch and give the state.
-    place, token = row.inputs.index("v"), count - 1
+    place, token = row.names.index("v"), count - 1
     per_token = cut[place].shape[3:]
     size = int(np.prod(per_token))
     basis = np.eye(count * size, dtype=np.float32).reshape(count * size, count, 1, *per_token)
@@ -140,10 +142,12 @@ def test_sliders_never_recompile(name: str) -> None:
     assert program(name)._cache_size() == before == 1
 
 
-def test_a_mixer_with_an_unknown_input_is_refused() -> None:
-    row = dataclasses.replace(mixer("gdn"), gates=("g", "surprise"))
-    with pytest.raises(ValueError, match="'gdn' takes surprise; this instrument knows how"):
-        inputs_of(row, features_of(WORDS), Settings())
+def test_a_gate_of_a_new_name_is_made_by_its_range() -> None:
+    surprise = Input("surprise", ("batch", "time", "heads", "value"), FRACTION)
+    row = dataclasses.replace(mixer("gdn"), inputs=(*mixer("gdn").inputs, surprise))
+    made = inputs_of(row, features_of(WORDS), Settings()).arrays[-1]
+    assert made.shape == (1, MAX_TOKENS, HEADS, VALUE_SIZE)
+    assert 0 <= made.min() < made.max() <= 1
 
 
 def test_a_cache_is_refused() -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import KVCache
+from toolkit.attention import KVCache, Mixer, draw_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Point, mixer_row
 from toolkit.measure import Timing, time_contenders
 
@@ -79,7 +79,7 @@ def check_against_reference(name: str, sizes: Sizes) -> None:
     """
     heads, head_size, window, softmax = sizes
     row = mixer_row(name, window)
-    inputs = _inputs(name, CHECKED_TOKENS, heads, head_size)
+    inputs = _inputs(row, CHECKED_TOKENS, heads, head_size)
 
     @jax.jit
     def prefill_and_decode(*inputs):
@@ -113,18 +113,8 @@ def _points(phase: str, tokens: int, timings: dict[str, Timing]) -> list[Point]:
     ]
 
 
-def _inputs(name: str, tokens: int, heads: int, head_size: int) -> list[jax.Array]:
-    """Random q, k, v and gates of batch 1: unit keys, mild decay, beta in (0, 1)."""
-    random = np.random.default_rng(0)
-    shape = (1, tokens, heads, head_size)
-    q, k, v = (random.standard_normal(shape, np.float32) for _ in range(3))
-    k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    gates = {
-        "g": -random.exponential(0.1, shape[:3]).astype(np.float32),
-        "beta": random.uniform(0.1, 0.9, shape[:3]).astype(np.float32),
-    }
-    named = (gates[gate] for gate in mixer_row(name, tokens).gates)
-    return [jnp.asarray(array) for array in (q, k, v, *named)]
+def _inputs(row: Mixer, tokens: int, heads: int, head_size: int) -> list[jax.Array]:
+    return draw_inputs(row, tokens, batch=1, heads=heads, key=head_size, value=head_size)
 
 
 def _implementation(name: str, softmax: str) -> str | None:
@@ -146,7 +136,8 @@ def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
         One compilation at its first call.
     """
     heads, head_size, window, softmax = sizes
-    row, inputs = mixer_row(name, window), _inputs(name, tokens, heads, head_size)
+    row = mixer_row(name, window)
+    inputs = _inputs(row, tokens, heads, head_size)
     options = {**row.options, "implementation": _implementation(name, softmax)}
     function = jax.jit(lambda *arrays: row.function(*arrays, **options)[0])
     return lambda: function(*inputs)
@@ -169,7 +160,7 @@ def decode_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
     """
     heads, head_size, window, _ = sizes
     row = mixer_row(name, min(window, tokens))
-    token = [array[:, 0] for array in _inputs(name, 1, heads, head_size)]
+    token = [array[:, 0] for array in _inputs(row, 1, heads, head_size)]
     random = np.random.default_rng(1)
     empty = row.empty_state(1, heads, head_size, head_size, tokens, jnp.float32, **row.options)
     state = jax.tree.map(

@@ -2,8 +2,8 @@
 
 Nothing is trained. A word's features are a fixed random projection of its letters, every input is
 a fixed random projection of the features, and the gates start where the papers start them. Inputs
-are made by their *name* (`q`, `g`, `beta`, ...), so a new row of `MIXERS` is read without a line
-here as long as its inputs have names known already; and all mixers given one seed get the same
+are made by their name (`q`, `g`, ...) or else by the range that the row gives, so a new row of
+`MIXERS` is read without a line here; and all mixers given one seed get the same
 queries, keys, values and rates, so what differs between two of them is their rule.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.attention import MIXERS, Mixer, retention_log_decay
+from toolkit.attention import MIXERS, Input, Mixer, retention_log_decay
 from toolkit.lab.attention.reading_view import word_key
 
 # Shapes of the programs that are compiled: shorter texts are padded, longer ones cut.
@@ -28,7 +28,7 @@ VALUE_SIZE = 16
 CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
-_RWKV7_FASTEST = float(np.exp(-0.5))
+_SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE}
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,6 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
     Returns:
         An `Inputs`.
 
-    Raises:
-        ValueError: when the row takes an input of an unknown name.
-
     Cost:
         A dozen small matrix products.
 
@@ -117,19 +114,12 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         DeltaNet and Kimi Delta Attention; gates of GLA (arXiv:2312.06635), HGRN2
         (arXiv:2404.07904) and RWKV-7 (arXiv:2503.14456).
     """
-    names = (*row.inputs, *row.gates)
-    if unknown := sorted(set(names) - set(_MAKERS)):
-        raise ValueError(
-            f"mixer {row.name!r} takes {', '.join(unknown)}; "
-            f"this instrument knows how to make {', '.join(_MAKERS)}."
-        )
     corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
     made: dict[str, np.ndarray] = {}
-    for name in names:
-        if name in row.step_inputs:
-            made[name] = np.stack([_MAKERS[name](maker) for maker in corrections], axis=2)
-        else:
-            made[name] = _MAKERS[name](corrections[0])
+    for one in row.inputs:
+        makers = corrections if "steps" in one.axes else corrections[:1]
+        arrays = [_MAKERS.get(one.name, _gate)(maker, one) for maker in makers]
+        made[one.name] = np.stack(arrays, axis=2) if "steps" in one.axes else arrays[0]
     constants = {}
     log_decay = np.zeros((MAX_TOKENS, HEADS))
     # Retention's decay is no gate but a constant of each head, given by name.
@@ -137,9 +127,9 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         rates = settings.decay_strength * np.asarray(retention_log_decay(HEADS), np.float32)
         constants["log_decay"] = rates
         log_decay = log_decay + rates
-    if "g" in names:
-        log_decay = made["g"].mean(-1) if "g" in row.channel_gates else made["g"]
-    arrays = tuple(made[name][None].astype(np.float32) for name in names)
+    if "g" in made:
+        log_decay = made["g"].mean(-1) if made["g"].ndim > 2 else made["g"]
+    arrays = tuple(x[None].astype(np.float32) for x in made.values())
     return Inputs(arrays, constants, log_decay)
 
 
@@ -158,72 +148,77 @@ class _Maker:
         weights = _projection(f"{name}{self.correction or ''}", self.settings.seed, axes)
         return np.tensordot(self.features, weights, axes=1)
 
-    def gate(self, name: str) -> np.ndarray:
-        """The logit of a gate, one a head or one a key channel, as the row wants it."""
-        channels = (KEY_SIZE,) if name in self.row.channel_gates else ()
-        return self.project(name, HEADS, *channels)
+    def logit(self, one: Input) -> np.ndarray:
+        """Of a gate, as many a token as it has numbers."""
+        return self.project(one.name, *(_SIZES[axis] for axis in one.axes if axis in _SIZES))
+
+    def channels(self) -> tuple[int, ...]:
+        """`(KEY_SIZE,)` if every channel decays on its own."""
+        return (KEY_SIZE,) if "key" in self.row.input("g").axes else ()
 
     def steps(self) -> np.ndarray:
         """Time steps dt: softplus of the logit and a bias that spreads them over 0.001 to 0.1."""
-        channels = (KEY_SIZE,) if "g" in self.row.channel_gates else ()
+        channels = self.channels()
         place = _uniform("dt", self.settings.seed, (HEADS, *channels))
         # One head in each quarter of the range, head 0 the quickest to forget.
         heads = np.arange(HEADS).reshape(HEADS, *(1 for _ in channels))
         log_step = np.log(0.1) + (heads + place) / HEADS * np.log(1e-3 / 0.1)
         step = np.exp(log_step)
         bias = step + np.log(-np.expm1(-step))
-        return _softplus(self.gate("g") + bias)
+        return _softplus(self.project("g", HEADS, *channels) + bias)
 
     def rates(self) -> np.ndarray:
         """A, uniform between 1 and 16, one a head."""
         rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
-        return rates[:, None] if "g" in self.row.channel_gates else rates
+        return rates[:, None] if self.channels() else rates
 
 
-def _queries(made: _Maker) -> np.ndarray:
+def _queries(made: _Maker, one: Input) -> np.ndarray:
     shared = made.project("k", HEADS, KEY_SIZE) + made.project("q", HEADS, KEY_SIZE)
     return _unit(shared)
 
 
-def _keys(made: _Maker) -> np.ndarray:
-    keys = _unit(made.project("k", HEADS, KEY_SIZE))
+def _unit_keys(made: _Maker, one: Input) -> np.ndarray:
+    return _unit(made.project("k", HEADS, KEY_SIZE))
+
+
+def _keys(made: _Maker, one: Input) -> np.ndarray:
+    keys = _unit_keys(made, one)
     # RWKV-7 writes its key as strongly as it removes the old one.
-    return keys * _removal_rate(made) if "rate" in made.row.gates else keys
+    return keys * _gate(made, made.row.input("rate")) if "rate" in made.row.names else keys
 
 
-def _values(made: _Maker) -> np.ndarray:
+def _values(made: _Maker, one: Input) -> np.ndarray:
     return made.project("v", HEADS, VALUE_SIZE) / np.sqrt(VALUE_SIZE)
 
 
-def _log_decay(made: _Maker) -> np.ndarray:
+def _log_decay(made: _Maker, one: Input) -> np.ndarray:
     """Of the paper whose gates these are, told by what else the mixer takes."""
     row, strength = made.row, made.settings.decay_strength
-    if "removal_key" in row.gates:  # RWKV-7: from slow to quick channels
+    if np.isfinite(one.values.low):  # RWKV-7: from slow to quick channels
         slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
-        return -strength * _RWKV7_FASTEST * _sigmoid(made.gate("g") + slowness)
-    if "g" not in row.channel_gates or "beta" in row.gates:  # Mamba-2, Gated DeltaNet, Kimi
+        return strength * one.values.low * _sigmoid(made.logit(one) + slowness)
+    if row.gates != ("g",) or not made.channels():  # Mamba-2, Gated DeltaNet, Kimi
         return -strength * made.rates() * made.steps()
-    divisor = _GLA_TEMPERATURE if "k" in row.inputs else 1.0  # HGRN2 makes its keys of g
-    return -strength * _softplus(-made.gate("g")) / divisor
+    divisor = _GLA_TEMPERATURE if "k" in row.names else 1.0  # HGRN2 makes its keys of g
+    return -strength * _softplus(-made.logit(one)) / divisor
 
 
-def _beta(made: _Maker) -> np.ndarray:
-    return 2 * _sigmoid(made.gate("beta") + _logit(made.settings.write_strength / 2))
+def _gate(made: _Maker, one: Input) -> np.ndarray:
+    """Strengths and rates start at the write strength, any other input where its row says."""
+    logit, high = made.logit(one), one.values.high
+    if one.values.low != 0:
+        return one.values.of(logit)
+    return high * _sigmoid(logit + _logit(min(made.settings.write_strength / high, 1.0)))
 
 
-def _removal_rate(made: _Maker) -> np.ndarray:
-    return _sigmoid(made.gate("rate") + _logit(min(made.settings.write_strength, 1.0)))
-
-
-_MAKERS: dict[str, Callable[[_Maker], np.ndarray]] = {
+_MAKERS: dict[str, Callable[[_Maker, Input], np.ndarray]] = {
     "q": _queries,
     "k": _keys,
     "v": _values,
     "g": _log_decay,
-    "beta": _beta,
-    "dt": _Maker.steps,
-    "removal_key": lambda made: _unit(made.project("k", HEADS, KEY_SIZE)),
-    "rate": _removal_rate,
+    "dt": lambda made, one: made.steps(),
+    "removal_key": _unit_keys,
 }
 
 

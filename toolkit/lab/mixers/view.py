@@ -246,7 +246,7 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
         About a second of compilation at the first call.
     """
     row = mixer(name)
-    place = row.inputs.index("v")
+    place = row.names.index("v")
 
     @jax.jit
     def run(arrays: tuple[jax.Array, ...], constants: dict[str, jax.Array]):
