@@ -19,7 +19,10 @@ COMPLETE = (
     "bench",
     "experiments",
     "figures",
+    "lr",
     "measure",
+    "parallel",
+    "training",
 )
 MOST_LINES = 5
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -54,6 +54,12 @@ class AutoLRS(AutoLRSConstants):
     """The search as published; `paper` and `code` are its constants, `scaled` those for short runs.
 
     Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
+
+    Example:
+        >>> searcher = AutoLRS.paper((1e-4, 1e-1), budget=100_000)
+        >>> request = ask(searcher, init(searcher))
+        >>> request.kind, request.rates.shape
+        ('probe', (1, 100))
     """
 
     def init(self) -> AutoLRSController:

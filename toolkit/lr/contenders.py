@@ -32,6 +32,11 @@ class Contender:
         transformation: takes `value=loss` in every update, whether it needs it or not.
         evaluation_params: (optimizer_state, params) -> the parameters to evaluate and to keep.
         rate: its learning rate: a peak, a bound or a factor.
+
+    Example:
+        >>> rival = contender("cosine", steps=100, rate=3e-3)
+        >>> rival.title, rival.rate
+        ('cosine', 0.003)
     """
 
     name: str
@@ -91,6 +96,14 @@ def contender(
         COCOB, and eight for Mechanic.
 
     Source: `source` of the rows of `CONTENDERS`; optax's implementations.
+
+    Example:
+        >>> rival = contender("prodigy", steps=100)
+        >>> params = jnp.ones(3)
+        >>> state = rival.transformation.init(params)
+        >>> updates, state = rival.transformation.update(params, state, params, value=jnp.float32(1))
+        >>> rival.evaluation_params(state, params + updates).shape
+        (3,)
     """
     if name not in CONTENDERS:
         raise ValueError(f"name must be one of {', '.join(CONTENDERS)}, got {name!r}")

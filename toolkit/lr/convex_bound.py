@@ -34,6 +34,12 @@ def last_iterate_bound(rates: Any, gradient_norms: Any = 1.0, distance: float = 
 
     Source: Defazio et al. (arXiv:2310.07831), theorem 10; Schaipp et al. (arXiv:2501.18965) for
         its agreement with training.
+
+    Example:
+        >>> peak = 1 / 100 ** 0.5
+        >>> bound = last_iterate_bound(peak * shape_rates("linear", 100))
+        >>> bound < last_iterate_bound([peak] * 100)
+        True
     """
     rates = np.asarray(rates, np.float64)
     if rates.ndim != 1 or not len(rates) or not (rates > 0).all():

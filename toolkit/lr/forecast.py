@@ -29,6 +29,11 @@ class Forecast:
         variance: of that forecast, without the noise of the loss measured there.
         time_constant: of the exponential, in points of the curve; None where none was fitted.
         reason: how the forecast was made, in words.
+
+    Example:
+        >>> forecast = forecast_loss([1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125], horizon=20)
+        >>> forecast.reason, round(forecast.time_constant, 3)
+        ('exponential', 1.443)
     """
 
     mean: float
@@ -65,6 +70,12 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
 
     Source: Golub and Pereyra (1973) for variable projection; Huber (1964) for the weights; the
         model is AutoLRS's (arXiv:2105.10762).
+
+    Example:
+        >>> times = jnp.arange(50)
+        >>> forecast = forecast_loss(2 * jnp.exp(-times / 10) + 1, horizon=500)
+        >>> round(forecast.mean, 4)
+        1.0
     """
     curve = _check_curve(losses, horizon)
     if not np.isfinite(curve).all():
@@ -126,6 +137,12 @@ def published_forecast(
         Up to 11 spline fits and some 30 least-squares fits, about 10 ms.
 
     Source: Jin et al., AutoLRS (arXiv:2105.10762), section 4.3, and its published code.
+
+    Example:
+        >>> times = jnp.arange(50)
+        >>> forecast = published_forecast(2 * jnp.exp(-times / 10) + 1, horizon=500)
+        >>> forecast.reason, forecast.variance
+        ('exponential through a spline', 0.0)
     """
     from scipy.interpolate import UnivariateSpline
     from scipy.optimize import fmin

@@ -33,6 +33,13 @@ class GaussianProcess:
         signal: variance of the function, standardised.
         length: length scale of the Matern-5/2 kernel.
         noise: variance common to all points, standardised.
+
+    Example:
+        >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
+
+        >>> mean, deviation = process.predict([0.2, 0.4])
+        >>> mean.shape, bool((deviation >= 0).all())
+        ((2,), True)
     """
 
     inputs: np.ndarray
@@ -149,6 +156,12 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
         A few hundred Cholesky factorisations of [points, points]: some 20 ms.
 
     Source: Rasmussen and Williams (2006), section 5.4.1.
+
+    Example:
+        >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
+
+        >>> process.log_marginal_likelihood()[1].shape
+        (3,)
     """
     from scipy.optimize import minimize
 
@@ -206,6 +219,12 @@ def lowest_confidence_bound(
         ValueError: the grid has no more points than twice the inputs, or kappa is negative.
 
     Source: Srinivas et al. (2010) for the bound; AutoLRS (arXiv:2105.10762) for its use.
+
+    Example:
+        >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
+
+        >>> 0.4 < lowest_confidence_bound(process, kappa=1000.0) < 1.0
+        True
     """
     if resolution <= 2 * len(process.inputs):
         raise ValueError(

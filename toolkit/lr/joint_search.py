@@ -25,6 +25,14 @@ class JointResult:
         loss: that loss.
         points: name -> [points], in the order tried.
         losses: [points], infinity where a run diverged.
+
+    Example:
+        >>> losses = lambda point: (point["rate"] - 0.1) ** 2 + (point["decay"] - 0.01) ** 2
+        >>> space = {"rate": (1e-3, 1.0), "decay": (1e-4, 1.0)}
+        >>> found = joint_search(losses, space, points=32, rounds=0)
+
+        >>> sorted(found.best), found.points["rate"].shape
+        (['decay', 'rate'], (32,))
     """
 
     best: dict[str, float]
@@ -69,6 +77,14 @@ def joint_search(
 
     Source: Snoek et al. (arXiv:1206.2944) for the process and the improvement; Ginsbourger et al.
         (2010) for the believing.
+
+    Example:
+        >>> losses = lambda point: (point["rate"] - 0.1) ** 2 + (point["decay"] - 0.01) ** 2
+        >>> space = {"rate": (1e-3, 1.0), "decay": (1e-4, 1.0)}
+        >>> found = joint_search(losses, space, points=32, rounds=0)
+
+        >>> found.loss < 0.01, len(found.losses)
+        (True, 32)
     """
     for name, (low, high) in space.items():
         if not 0 < low < high < np.inf:
@@ -124,7 +140,9 @@ def effective_rate(rate: Any, momentum: Any) -> Any:
     Returns:
         [...].
 
-    Source: the geometric series of the velocity.
+    Example:
+        >>> round(effective_rate(0.01, 0.9), 6)
+        0.1
     """
     return rate / (1 - momentum)
 

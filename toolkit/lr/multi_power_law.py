@@ -35,6 +35,12 @@ class MultiPowerLaw:
         scale: C.
         beta: how soon a change of the rate takes effect.
         gamma: how that depends on the rate it led to.
+
+    Example:
+        >>> law = MultiPowerLaw(2.0, 0.5, 0.5, 100.0, 1.0, 0.4, 0.5)
+        >>> losses = law.predict(0.01 * shape_rates("linear", 100), times=range(100))
+        >>> losses.shape, bool(losses[-1] < losses[0])
+        ((100,), True)
     """
 
     floor: float
@@ -94,6 +100,13 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
         seconds for eight curves of 120 steps, and in proportion to their length.
 
     Source: Luo et al. (arXiv:2503.12811), section 4; Huber (1964).
+
+    Example:
+        >>> law = MultiPowerLaw(2.0, 0.5, 0.5, 100.0, 1.0, 0.4, 0.5)
+        >>> runs = [peak * shape_rates("wsd", 60, 5) for peak in (0.01, 0.03)]
+        >>> curves = [(rates, law.predict(rates, range(60))) for rates in runs]
+        >>> fit_multi_power_law(curves).floor < 3
+        True
     """
     from scipy.optimize import least_squares
 

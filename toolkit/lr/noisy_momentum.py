@@ -49,6 +49,13 @@ def momentum_losses(
         O(steps * dimensions).
 
     Source: Zhang et al. (arXiv:1907.04164), section 3 and appendix.
+
+    Example:
+        >>> problem = NoisyQuadratic.harmonic(batch=10, dimensions=100)
+
+        >>> losses = momentum_losses(problem, [0.1] * 50, momentum=0.9, batches=4)
+        >>> losses.shape, bool(losses[-1] < losses[0])
+        ((51,), True)
     """
     rates = np.asarray(rates, np.float64)
     momenta, decays, sizes = (

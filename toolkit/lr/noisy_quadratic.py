@@ -20,6 +20,13 @@ class NoisyQuadratic:
         curvatures: [dimensions], h, positive.
         noise: [dimensions], v, variance of the gradient's noise.
         start: [dimensions], A before the first step.
+
+    Example:
+        >>> problem = NoisyQuadratic.harmonic(batch=10, dimensions=100)
+
+        >>> decaying, constant = shape_rates("linear", 200), [0.5] * 200
+        >>> problem.final_loss(decaying) < problem.final_loss(constant)
+        True
     """
 
     curvatures: np.ndarray

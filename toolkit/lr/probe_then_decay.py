@@ -93,6 +93,12 @@ class ProbeThenDecay:
 
     Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021); the
         law, Luo et al. (arXiv:2503.12811).
+
+    Example:
+        >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
+        >>> request = ask(searcher, init(searcher))
+        >>> request.kind, request.rates.shape
+        ('probe', (5, 9))
     """
 
     lr_range: tuple[float, float]

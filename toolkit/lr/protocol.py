@@ -50,6 +50,10 @@ class Ledger:
         compile_seconds: wall-clock of tracing and compiling.
         timing_evaluations: steps repeated only to time the ways of running candidates; no part of
             the budget.
+
+    Example:
+        >>> round(Ledger(gradient_evaluations=100, forward_evaluations=6).spent, 6)
+        102.0
     """
 
     gradient_evaluations: int = 0
@@ -87,6 +91,14 @@ class Controller:
         table: a row for each candidate evaluated, in columns [candidates]: "stage" in which;
             "steps" of it; "shape", an index into `SHAPES`; "rate", its peak (or the factor on the
             schedule); "forecast" of the loss, infinity if it diverged; "variance" of that.
+
+    Example:
+        >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
+        >>> controller = init(searcher)
+        >>> request = ask(searcher, controller)
+
+        >>> controller.rates.shape, len(controller.table["rate"])
+        ((0,), 0)
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -104,6 +116,12 @@ class Request:
         kind: "warmup", "probe", "train" or "decay"; only probes are thrown away.
         rates: [candidates, steps] float32, the rate of every step; one candidate unless a probe.
         validate_every: 0 for the training losses; otherwise a validation loss after so many steps.
+
+    Example:
+        >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
+        >>> request = ask(searcher, init(searcher))
+        >>> request.points, request.rates.shape
+        (9, (5, 9))
     """
 
     kind: str
@@ -126,6 +144,11 @@ class Searcher(Protocol):
         lr_range: lowest and highest rate.
         budget: gradient evaluations in all.
         validation_batches: batches of one validation loss; 0 if there is none.
+
+    Example:
+        >>> searcher: Searcher = AutoLRS.scaled((1e-4, 1e-1), budget=1000)
+        >>> searcher.lr_range, searcher.budget
+        ((0.0001, 0.1), 1000)
     """
 
     @property
@@ -163,8 +186,9 @@ def init(searcher: Searcher) -> Any:
     Returns:
         The controller to ask and tell.
 
-    Cost:
-        Nothing.
+    Example:
+        >>> init(ProbeThenDecay((1e-4, 1e-1), budget=400)).ledger.gradient_evaluations
+        0
     """
     return searcher.init()
 
@@ -183,7 +207,13 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
         For AutoLRS one fit of a Gaussian process (some 20 ms) for a sequential candidate,
         otherwise nothing.
 
-    Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
+    Example:
+        >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
+        >>> controller = init(searcher)
+        >>> request = ask(searcher, controller)
+
+        >>> request.kind
+        'probe'
     """
     return None if steps_left(searcher, controller) < 1 else searcher.ask(controller)
 
@@ -220,7 +250,14 @@ def tell(
     Cost:
         For AutoLRS one forecast a candidate, some 10 ms each.
 
-    Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
+    Example:
+        >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
+        >>> controller = init(searcher)
+        >>> request = ask(searcher, controller)
+
+        >>> controller, is_kept = tell(searcher, controller, request, jnp.ones(request.rates.shape))
+        >>> is_kept, controller.ledger.gradient_evaluations == request.rates.size
+        (False, True)
     """
     losses = np.asarray(losses, np.float64)
     candidates, steps = request.rates.shape

@@ -39,6 +39,13 @@ class SearchProgress:
         controller: what the search knows.
         state: what the training has reached.
         timings: seconds that a step of all candidates takes by each mode; empty if not measured.
+
+    Example:
+        >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
+
+        >>> int(found.progress.state.step) == found.ledger.kept_steps
+        True
     """
 
     controller: Controller
@@ -57,6 +64,13 @@ class SearchResult:
         table: one row a candidate; see `Controller`.
         params: trained by the search itself along that schedule.
         progress: to go on from, if the search was stopped; its `timings` are the measured modes.
+
+    Example:
+        >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
+
+        >>> float(found.schedule(0)) > 0, sorted(found.table)
+        (True, ['forecast', 'rate', 'shape', 'stage', 'steps', 'variance'])
     """
 
     schedule: optax.Schedule
@@ -126,7 +140,12 @@ def search(
         `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
         or of all besides the snapshot. Two compilations ("loop": one).
 
-    Source: for annealed probes none is published; for AutoLRS, Jin et al. (arXiv:2105.10762).
+    Example:
+        >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
+
+        >>> found.ledger.gradient_evaluations, abs(float(found.params) - 0.5) < 0.1
+        (300, True)
     """
     if evaluation not in EVALUATIONS:
         raise ValueError(f"evaluation must be one of {', '.join(EVALUATIONS)}, got {evaluation!r}")

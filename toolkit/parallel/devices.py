@@ -16,15 +16,14 @@ def simulate_devices(count: int) -> None:
     Args:
         count: number of devices wanted, at least 1.
 
-    Returns:
-        None.
-
     Raises:
         ValueError: count < 1.
         RuntimeError: jax has already started with another number of devices.
 
-    Cost:
-        Nothing; the devices share the processor and its memory.
+    Example:
+        >>> simulate_devices(8)
+        >>> len(jax.devices())
+        8
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count={count!r}: want an integer of at least 1")

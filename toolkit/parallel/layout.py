@@ -25,6 +25,12 @@ class Placement:
         dtype: its element type.
         spec: mesh axis (or None) for each dimension; dimensions not named are whole.
         reason: in words, why so.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> row = Placement("layer/kernel", (8, 4), jnp.dtype("float32"), P("data"), "rows")
+        >>> row.shape
+        (8, 4)
     """
 
     path: str
@@ -46,6 +52,14 @@ class Layout:
         mesh: the devices.
         placements: one row a parameter, in tree order.
         batch: spec of every array in a batch, leading dimension first.
+
+    Example:
+        >>> params = {"kernel": jnp.ones((2048, 8)), "bias": jnp.ones(8)}
+        >>> layout = fully_sharded(params, make_mesh({"data": len(jax.devices())}))
+        >>> print(layout.describe())  # doctest: +ELLIPSIS
+        mesh: data=... devices); batch: P('data')
+        path ...
+        >>> params = layout.apply(params)
     """
 
     mesh: Mesh
@@ -181,11 +195,7 @@ class Layout:
         return sum(self._bytes(row) for row in self.placements)
 
     def describe(self) -> str:
-        """The layout as text: mesh, one line a parameter, and the bytes a device holds.
-
-        Returns:
-            Aligned columns: path, shape, spec, bytes per device, reason.
-        """
+        """The layout as text: mesh, one line a parameter, and the bytes a device holds."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         rows = [("path", "shape", "spec", "bytes/device", "reason")]
         for row in self.placements:

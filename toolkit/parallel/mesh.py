@@ -33,11 +33,13 @@ def make_mesh(
         ValueError: no axes, an unknown axis type, a size that is not a positive integer, or sizes
             whose product is not the number of devices.
 
-    Cost:
-        Starts jax's backend; no array is made.
-
     Source:
         JAX documentation, "Explicit sharding" (axis types).
+
+    Example:
+        >>> mesh = make_mesh({"data": len(jax.devices()), "model": 1})
+        >>> mesh.axis_names
+        ('data', 'model')
     """
     if axis_type not in _AXIS_TYPES:
         raise ValueError(f"axis_type={axis_type!r}: want one of {', '.join(_AXIS_TYPES)}")

@@ -61,6 +61,13 @@ def partitioned_train_step(
 
     Source:
         Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs", 2021.
+
+    Example:
+        >>> import optax
+        >>> params, mesh = {"w": jnp.ones((64, 64))}, make_mesh({"data": len(jax.devices())})
+        >>> layout, adam = fully_sharded(params, mesh), optax.adam(0.1)
+        >>> step = partitioned_train_step(lambda params, x: jnp.mean((x @ params["w"]) ** 2), adam, layout)
+        >>> params, optimizer_state, loss = step(params, adam.init(params), jnp.ones((8, 64)))
     """
     _check_layout(layout)
 
@@ -118,6 +125,13 @@ def sharded_train_step(
     Source:
         Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
         models", 2020, sections 5.3 and 7.
+
+    Example:
+        >>> import optax
+        >>> params, mesh = {"w": jnp.ones((64, 64))}, make_mesh({"data": len(jax.devices())})
+        >>> layout, adam = fully_sharded(params, mesh), optax.adam(0.1)
+        >>> step = sharded_train_step(lambda params, x: jnp.mean((x @ params["w"]) ** 2), adam, layout)
+        >>> params, optimizer_state, loss = step(params, adam.init(params), jnp.ones((8, 64)))
     """
     _check_layout(layout)
     batch_axes = tuple(axis for axes in axes_of(layout.batch) for axis in axes)

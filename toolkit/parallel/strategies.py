@@ -38,6 +38,12 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
 
     Source:
         Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training", 2020.
+
+    Example:
+        >>> mesh = make_mesh({"data": len(jax.devices())})
+        >>> layout = data_parallel({"kernel": jnp.ones((2048, 8))}, mesh)
+        >>> layout.bytes_per_device
+        65536
     """
     _check_axis(mesh, axis)
     reason = "replicated: every device keeps it whole"
@@ -73,6 +79,12 @@ def fully_sharded(
     Source:
         Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
         models", 2020, section 5.3; Zhao et al., "PyTorch FSDP", 2023.
+
+    Example:
+        >>> mesh = make_mesh({"data": len(jax.devices())})
+        >>> layout = fully_sharded({"kernel": jnp.ones((2048, 8))}, mesh)
+        >>> layout.bytes_per_device == 65536 // mesh.size
+        True
     """
     _check_axis(mesh, axis)
     if min_elements < 0:

@@ -39,7 +39,7 @@ class TrainState:
         optimizer_state: what the optax transformation keeps.
 
     Example:
-        >>> import jax.numpy as jnp, optax
+        >>> import optax
         >>> state = TrainState.create({"w": jnp.ones(3)}, optax.adam(0.1))
         >>> int(state.step)
         0

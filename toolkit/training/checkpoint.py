@@ -58,6 +58,13 @@ class Checkpoints:
         directory: where they are.
         keep: how many are kept; older ones are deleted after a newer one is complete.
         is_read_only: whether this is a reader.
+
+    Example:
+        >>> with Checkpoints("run") as checkpoints:
+        ...     checkpoints.save(10, {"w": jnp.ones(3)}, {"seed": 0})
+        ...     state, run = checkpoints.restore_latest({"w": jnp.zeros(3)}, {"seed": 0})
+        >>> state["w"].tolist()
+        [1.0, 1.0, 1.0]
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 3, *, is_read_only: bool = False):

@@ -41,6 +41,10 @@ class FitOptions:
         keep: checkpoints kept.
         tokens_per_step: batch * time, for the tokens per second of the progress bar.
         is_progress_shown: whether to draw the progress bar.
+
+    Example:
+        >>> FitOptions(total_steps=1000, log_every=10).checkpoint_every
+        100
     """
 
     total_steps: int
@@ -65,6 +69,13 @@ class FitResult:
         state: the last train state.
         history: metrics rows since step 0, those before a resume included.
         stopped_by: None if the run is complete, otherwise what stopped it.
+
+    Example:
+        >>> step = make_train_step(lambda w, data: (w - data) ** 2, adamw(0.1))
+        >>> state = TrainState.create(jnp.float32(1), adamw(0.1))
+        >>> result = fit(state, step, jnp.float32(3), FitOptions(5, log_every=1))
+        >>> [row["step"] for row in result.history], result.stopped_by
+        ([1, 2, 3, 4, 5], None)
     """
 
     state: TrainState
@@ -112,6 +123,13 @@ def fit(
 
     Cost:
         One host synchronisation a call of the train step; saves overlap with training.
+
+    Example:
+        >>> step = make_train_step(lambda w, data: (w - data) ** 2, adamw(0.1))
+        >>> state = TrainState.create(jnp.float32(1), adamw(0.1))
+        >>> result = fit(state, step, jnp.float32(3), FitOptions(5, log_every=1), directory="run")
+        >>> [row["step"] for row in result.history], result.stopped_by
+        ([1, 2, 3, 4, 5], None)
     """
     if options.log_every > train_step.most_steps:
         raise ValueError(

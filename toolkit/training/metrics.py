@@ -18,8 +18,12 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises:
         ValueError: a line before the last is not JSON (names file and line).
 
-    Cost:
-        Reads the whole file.
+    Example:
+        >>> log = MetricsLog("run/metrics.jsonl")
+        >>> log.append({"step": 10, "loss": 0.5})
+        >>> log.close()
+        >>> read_metrics("run/metrics.jsonl")
+        [{'step': 10, 'loss': 0.5}]
     """
     path = Path(path)
     if not path.exists():
@@ -45,6 +49,13 @@ class MetricsLog:
     Attributes:
         path: the file.
         rows: every row so far, those of earlier runs included.
+
+    Example:
+        >>> log = MetricsLog("run/metrics.jsonl")
+        >>> log.append({"step": 10, "loss": 0.5})
+        >>> log.close()
+        >>> log.rows
+        [{'step': 10, 'loss': 0.5}]
     """
 
     def __init__(self, path: str | os.PathLike | None, step: int = 0):

@@ -43,6 +43,11 @@ def adamw(
         Two copies of the parameters in memory.
 
     Source: Loshchilov and Hutter, Decoupled weight decay regularization (arXiv:1711.05101).
+
+    Example:
+        >>> import optax
+        >>> optimizer = adamw(optax.warmup_cosine_decay_schedule(0.0, 3e-3, 50, 1000))
+        >>> state = TrainState.create({"w": jnp.ones((4, 4))}, optimizer)
     """
     if clip_norm is not None and clip_norm <= 0:
         raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")

@@ -40,6 +40,14 @@ class RateSearch(FitResult):
 
     Attributes:
         result: the schedule, the ledger, the table.
+
+    Example:
+        >>> import optax
+        >>> state, options = TrainState.create(jnp.float32(1), optax.sgd(1.0)), FitOptions(100)
+        >>> found = search_rate(lambda w, batch: (w - 3) ** 2, optax.sgd(1.0), state, None, options,
+        ...                     sample=lambda data, step: None)
+        >>> found.state.step == found.result.ledger.kept_steps
+        Array(True, dtype=bool)
     """
 
     result: lr.SearchResult
@@ -106,11 +114,10 @@ def search_rate(
         background.
 
     Example:
-        >>> import jax.numpy as jnp, optax
-        >>> state = TrainState.create(jnp.float32(1), optax.sgd(1.0))
-        >>> options = FitOptions(100, is_progress_shown=False)
-        >>> found = search_rate(lambda w, batch: (w - batch) ** 2, optax.sgd(1.0), state,
-        ...                     jnp.float32(3), options, sample=lambda data, step: data)
+        >>> import optax
+        >>> state, options = TrainState.create(jnp.float32(1), optax.sgd(1.0)), FitOptions(100)
+        >>> found = search_rate(lambda w, batch: (w - 3) ** 2, optax.sgd(1.0), state, None, options,
+        ...                     sample=lambda data, step: None)
         >>> found.result.ledger.gradient_evaluations
         100
     """

@@ -28,6 +28,13 @@ class TrainStep:
 
     Attributes:
         most_steps: the largest number of updates in one call.
+
+    Example:
+        >>> optimizer = adamw(1e-2)
+        >>> step = make_train_step(lambda w, data: (w - data) ** 2, optimizer)
+        >>> state, metrics = step(TrainState.create(jnp.float32(1), optimizer), jnp.float32(3))
+        >>> int(state.step), metrics["loss"].tolist()
+        (1, [4.0])
     """
 
     def __init__(self, update: Callable, most_steps: int):
@@ -104,6 +111,13 @@ def make_train_step(
         Per update, the loss's forward and backward passes; parameters and optimiser state are
         updated in place (donated). Under a mesh, the collectives that the layout of the
         parameters implies.
+
+    Example:
+        >>> optimizer = adamw(1e-2)
+        >>> step = make_train_step(lambda w, data: (w - data) ** 2, optimizer)
+        >>> state, metrics = step(TrainState.create(jnp.float32(1), optimizer), jnp.float32(3))
+        >>> int(state.step), metrics["loss"].tolist()
+        (1, [4.0])
     """
     if most_steps < 1:
         raise ValueError(f"most_steps must be at least 1, got {most_steps}")
@@ -135,6 +149,11 @@ def make_evaluation(
 
     Cost:
         `count` forward passes, one batch at a time in memory.
+
+    Example:
+        >>> evaluate = make_evaluation(lambda w, batch: jnp.mean(w * batch), jnp.ones((5, 8)))
+        >>> evaluate(jnp.float32(2))
+        2.0
     """
 
     @jax.jit
