@@ -6,6 +6,7 @@ repeat: from the state reached, try k constant rates for tau' steps each, foreca
 
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 
 from toolkit.lr.constants import AutoLRSConstants
@@ -20,16 +21,13 @@ from toolkit.lr.protocol import (
     Controller,
     Request,
     one_candidate,
-    register,
     steps_left,
     with_rows,
 )
 from toolkit.lr.shapes import SHAPES
 
 
-@register(
-    ("ledger", "rates", "table", "stage", "stage_steps", "probe_steps", "tried", "first_loss")
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AutoLRSController(Controller):
     """What AutoLRS knows besides.

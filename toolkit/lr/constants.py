@@ -5,6 +5,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from toolkit.lr.protocol import require
+
+PROPOSALS = ("sequential", "together")
+FORECASTS = ("published", "robust")
+
 
 @dataclass(frozen=True)
 class AutoLRSConstants:
@@ -53,39 +58,29 @@ class AutoLRSConstants:
 
     def __post_init__(self):
         low, high = self.lr_range
-        if not (0 < low < high < np.inf):
-            raise ValueError(f"lr_range must be 0 < low < high, both finite, got {self.lr_range}")
-        for name in ("budget", "candidates", "first_stage", "probe_ratio", "shortest_probe"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.longest_stage < self.first_stage:
-            raise ValueError(
-                f"longest_stage must be at least first_stage={self.first_stage}, "
-                f"got {self.longest_stage}"
-            )
-        if not self.kappa >= 0:
-            raise ValueError(f"kappa must not be negative, got {self.kappa}")
-        if self.proposals not in ("sequential", "together"):
-            raise ValueError(f"proposals: want sequential or together, got {self.proposals!r}")
-        if self.forecast not in ("published", "robust"):
-            raise ValueError(f"forecast must be published or robust, got {self.forecast!r}")
-        if self.validation_delay < 0 or self.validation_points < 1:
-            raise ValueError(
-                "need validation_delay >= 0 and validation_points >= 1, got "
-                f"{self.validation_delay} and {self.validation_points}"
-            )
-        if not 0 <= self.final_decay < 1:
-            raise ValueError(f"final_decay must lie in [0, 1), got {self.final_decay}")
-        if not 0 <= self.warmup_steps <= self.budget - self.decay_steps:
-            raise ValueError(
-                f"warmup_steps and the final decay ({self.decay_steps}) must fit the budget of "
-                f"{self.budget}, got {self.warmup_steps}"
-            )
-        if self.warmup_steps and not (self.warmup_rate is not None and self.warmup_rate > 0):
-            raise ValueError(
-                f"warmup_steps needs a positive warmup_rate, got {self.warmup_rate}: "
-                "the rise is not searched"
-            )
+        at_least_one = ("budget", "candidates", "first_stage", "probe_ratio", "shortest_probe")
+        ends = f"0 or more, and with the final decay ({self.decay_steps}) fit the budget"
+        rate, warmup = self.warmup_rate, self.warmup_steps
+        checks = {
+            "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in at_least_one},
+            "longest_stage": (
+                self.longest_stage >= self.first_stage,
+                f"at least first_stage={self.first_stage}",
+            ),
+            "kappa": (self.kappa >= 0, "0 or more"),
+            "proposals": (self.proposals in PROPOSALS, f"one of {', '.join(PROPOSALS)}"),
+            "forecast": (self.forecast in FORECASTS, f"one of {', '.join(FORECASTS)}"),
+            "validation_delay": (self.validation_delay >= 0, "0 or more"),
+            "validation_points": (self.validation_points >= 1, "at least 1"),
+            "final_decay": (0 <= self.final_decay < 1, "in [0, 1)"),
+            "warmup_steps": (0 <= warmup <= self.budget - self.decay_steps, ends),
+            "warmup_rate": (
+                not warmup or (rate is not None and rate > 0),
+                "positive with warmup_steps: the rise is not searched",
+            ),
+        }
+        require(self, checks)
 
     @property
     def decay_steps(self) -> int:
@@ -97,26 +92,16 @@ class AutoLRSConstants:
 
             tau = min(first_stage * 2^stage, longest_stage)
 
-        Args:
-            stage: 0 for the first.
-
         Returns:
             Steps.
-
-        Source: Jin et al., AutoLRS (arXiv:2105.10762), algorithm 1.
         """
         return min(self.first_stage * 2 ** min(stage, 62), self.longest_stage)
 
     def is_by_validation(self, stage: int) -> bool:
         """Whether a stage's candidates go by validation losses.
 
-        Args:
-            stage: 0 for the first.
-
         Returns:
             True once tau has been at its longest for `validation_delay` stages.
-
-        Source: Jin et al., AutoLRS (arXiv:2105.10762), section 4; the delay is the code's.
         """
         earlier = stage - self.validation_delay
         return (
@@ -127,14 +112,6 @@ class AutoLRSConstants:
     def paper(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the paper: kappa 1000, validation losses as soon as tau is at its longest.
 
-        Args:
-            lr_range: lowest and highest rate.
-            budget: steps in all.
-            **changes: of any other attribute.
-
-        Returns:
-            The constants.
-
         Source: Jin et al., AutoLRS (arXiv:2105.10762), sections 4 and 5.
         """
         return cls(lr_range, budget, **changes)
@@ -142,14 +119,6 @@ class AutoLRSConstants:
     @classmethod
     def code(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
         """As in the published code: kappa 1e6, validation losses one stage later.
-
-        Args:
-            lr_range: lowest and highest rate.
-            budget: steps in all.
-            **changes: of any other attribute.
-
-        Returns:
-            The constants.
 
         Source: the authors' repository, autolrs_server.py.
         """
@@ -160,14 +129,6 @@ class AutoLRSConstants:
         """The paper's with stages for short runs: tau from budget / 20 (at least 50) to four
         times that, robust
         forecasts, candidates on a grid (which kappa 1000 amounts to), and a final decay.
-
-        Args:
-            lr_range: lowest and highest rate.
-            budget: steps in all.
-            **changes: of any other attribute.
-
-        Returns:
-            The constants.
 
         Source: the paper's stages for 100 times as many steps.
         """

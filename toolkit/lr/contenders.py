@@ -101,7 +101,7 @@ def contender(
         >>> rival = contender("prodigy", steps=100)
         >>> params = jnp.ones(3)
         >>> state = rival.transformation.init(params)
-        >>> updates, state = rival.transformation.update(params, state, params, value=jnp.float32(1))
+        >>> updates, state = rival.transformation.update(params, state, params, value=1.0)
         >>> rival.evaluation_params(state, params + updates).shape
         (3,)
     """

@@ -36,7 +36,6 @@ class GaussianProcess:
 
     Example:
         >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
-
         >>> mean, deviation = process.predict([0.2, 0.4])
         >>> mean.shape, bool((deviation >= 0).all())
         ((2,), True)
@@ -159,7 +158,6 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
 
     Example:
         >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
-
         >>> process.log_marginal_likelihood()[1].shape
         (3,)
     """
@@ -222,7 +220,6 @@ def lowest_confidence_bound(
 
     Example:
         >>> process = fit_gaussian_process([0.0, 0.4, 1.0], [2.0, 1.0, 3.0])
-
         >>> 0.4 < lowest_confidence_bound(process, kappa=1000.0) < 1.0
         True
     """

@@ -30,7 +30,6 @@ class JointResult:
         >>> losses = lambda point: (point["rate"] - 0.1) ** 2 + (point["decay"] - 0.01) ** 2
         >>> space = {"rate": (1e-3, 1.0), "decay": (1e-4, 1.0)}
         >>> found = joint_search(losses, space, points=32, rounds=0)
-
         >>> sorted(found.best), found.points["rate"].shape
         (['decay', 'rate'], (32,))
     """
@@ -82,7 +81,6 @@ def joint_search(
         >>> losses = lambda point: (point["rate"] - 0.1) ** 2 + (point["decay"] - 0.01) ** 2
         >>> space = {"rate": (1e-3, 1.0), "decay": (1e-4, 1.0)}
         >>> found = joint_search(losses, space, points=32, rounds=0)
-
         >>> found.loss < 0.01, len(found.losses)
         (True, 32)
     """

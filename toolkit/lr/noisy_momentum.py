@@ -52,7 +52,6 @@ def momentum_losses(
 
     Example:
         >>> problem = NoisyQuadratic.harmonic(batch=10, dimensions=100)
-
         >>> losses = momentum_losses(problem, [0.1] * 50, momentum=0.9, batches=4)
         >>> losses.shape, bool(losses[-1] < losses[0])
         ((51,), True)

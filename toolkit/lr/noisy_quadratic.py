@@ -23,7 +23,6 @@ class NoisyQuadratic:
 
     Example:
         >>> problem = NoisyQuadratic.harmonic(batch=10, dimensions=100)
-
         >>> decaying, constant = shape_rates("linear", 200), [0.5] * 200
         >>> problem.final_loss(decaying) < problem.final_loss(constant)
         True

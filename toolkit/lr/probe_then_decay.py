@@ -12,6 +12,7 @@ what a search by constant rates gets wrong. The best peak is then moved to the r
 
 from dataclasses import astuple, dataclass, field, replace
 
+import jax
 import numpy as np
 
 from toolkit.lr.corrections import possible_plans, squeezed
@@ -22,7 +23,7 @@ from toolkit.lr.protocol import (
     Controller,
     Request,
     one_candidate,
-    register,
+    require,
     steps_left,
     with_rows,
 )
@@ -41,10 +42,9 @@ LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the range
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
 EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
-KNOWN = ("plan", "stage", "extended", "first_loss", "corrected", "curves", "law")
 
 
-@register(("ledger", "rates", "table", *KNOWN))
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ProbeController(Controller):
     """What `ProbeThenDecay` knows besides.
@@ -116,30 +116,24 @@ class ProbeThenDecay:
 
     def __post_init__(self):
         low, high = self.lr_range
-        if not (0 < low < high < np.inf):
-            raise ValueError(f"lr_range must be 0 < low < high, both finite, got {self.lr_range}")
-        for name, least in (("budget", 1), ("candidates", 3), ("shortest_probe", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.search_fraction < 1:
-            raise ValueError(f"search_fraction must lie in [0, 1), got {self.search_fraction}")
-        if not self.shapes or any(shape not in SHAPES for shape in self.shapes):
-            raise ValueError(f"shapes must be some of {', '.join(SHAPES)}, got {self.shapes}")
-        if self.extensions < 0:
-            raise ValueError(f"extensions must not be negative, got {self.extensions}")
-        if self.training_steps is not None and not 1 <= self.training_steps <= self.budget:
-            raise ValueError(
-                f"training_steps must lie in 1..{self.budget} (the budget), "
-                f"got {self.training_steps}"
-            )
-        if any(not 0 <= at < 1 for at in self.corrections):
-            raise ValueError(f"corrections must lie in [0, 1), got {self.corrections}")
-        if not 0 < self.correction_fraction <= 1:
-            raise ValueError(
-                f"correction_fraction must lie in (0, 1], got {self.correction_fraction}"
-            )
-        if self.scorer not in SCORERS:
-            raise ValueError(f"scorer must be one of {', '.join(SCORERS)}, got {self.scorer!r}")
+        run, stages = self.training_steps, self.corrections
+        checks = {
+            "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
+            "budget": (self.budget >= 1, "at least 1"),
+            "candidates": (self.candidates >= 3, "at least 3"),
+            "shortest_probe": (self.shortest_probe >= 1, "at least 1"),
+            "search_fraction": (0 <= self.search_fraction < 1, "in [0, 1)"),
+            "shapes": (
+                bool(self.shapes) and {*self.shapes} <= {*SHAPES},
+                f"some of {', '.join(SHAPES)}",
+            ),
+            "extensions": (self.extensions >= 0, "0 or more"),
+            "training_steps": (run is None or 1 <= run <= self.budget, "in 1..budget"),
+            "corrections": (all(0 <= at < 1 for at in stages), "fractions in [0, 1)"),
+            "correction_fraction": (0 < self.correction_fraction <= 1, "in (0, 1]"),
+            "scorer": (self.scorer in SCORERS, f"one of {', '.join(SCORERS)}"),
+        }
+        require(self, checks)
 
     @property
     def is_by_validation(self) -> bool:

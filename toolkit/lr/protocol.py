@@ -12,7 +12,6 @@ them and any checkpoint can hold them:
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -21,22 +20,7 @@ import numpy as np
 FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
 
 
-def register(data: tuple[str, ...]) -> Any:
-    """Makes a dataclass of numbers and arrays a pytree."""
-    return partial(jax.tree_util.register_dataclass, data_fields=data, meta_fields=())
-
-
-@register(
-    (
-        "gradient_evaluations",
-        "forward_evaluations",
-        "sequential_depth",
-        "kept_steps",
-        "seconds",
-        "compile_seconds",
-        "timing_evaluations",
-    )
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ledger:
     """What a search has cost so far.
@@ -80,7 +64,7 @@ _ROWS = {
 }
 
 
-@register(("ledger", "rates", "table"))
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Controller:
     """What a search knows: numbers and NumPy arrays only. Each searcher adds its own to this.
@@ -96,7 +80,6 @@ class Controller:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
         >>> controller = init(searcher)
         >>> request = ask(searcher, controller)
-
         >>> controller.rates.shape, len(controller.table["rate"])
         ((0,), 0)
     """
@@ -211,7 +194,6 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
         >>> controller = init(searcher)
         >>> request = ask(searcher, controller)
-
         >>> request.kind
         'probe'
     """
@@ -254,7 +236,6 @@ def tell(
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
         >>> controller = init(searcher)
         >>> request = ask(searcher, controller)
-
         >>> controller, is_kept = tell(searcher, controller, request, jnp.ones(request.rates.shape))
         >>> is_kept, controller.ledger.gradient_evaluations == request.rates.size
         (False, True)
@@ -286,6 +267,13 @@ def tell(
 def steps_left(searcher: Searcher, controller: Controller) -> int:
     """Whole steps that the rest of the budget pays."""
     return int(searcher.budget - controller.ledger.spent + 1e-9)
+
+
+def require(constants: Any, checks: dict[str, tuple[bool, str]]) -> None:
+    """Refuses the first constant, by its name, that is not what it must be."""
+    for name, (is_right, wanted) in checks.items():
+        if not is_right:
+            raise ValueError(f"{name} must be {wanted}, got {getattr(constants, name)!r}")
 
 
 def with_rows(table: dict[str, np.ndarray], **columns: Any) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from jaxtyping import Array, Float
@@ -19,7 +20,6 @@ from toolkit.lr.protocol import (
     Searcher,
     ask,
     init,
-    register,
     tell,
 )
 from toolkit.lr.schedules import tabulated_schedule
@@ -30,7 +30,7 @@ LR_RANGE = (1e-5, 1.0)  # spans what Adam and its like are ever given
 DEFAULT_OPTIMIZER = optax.adamw(1.0)
 
 
-@register(("controller", "state", "timings"))
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SearchProgress:
     """A search at some point, ready for a checkpoint: a pytree of arrays and numbers.
@@ -42,8 +42,7 @@ class SearchProgress:
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
-        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
-
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), 5.0, data, budget=300)
         >>> int(found.progress.state.step) == found.ledger.kept_steps
         True
     """
@@ -67,8 +66,7 @@ class SearchResult:
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
-        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
-
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), 5.0, data, budget=300)
         >>> float(found.schedule(0)) > 0, sorted(found.table)
         (True, ['forecast', 'rate', 'shape', 'stage', 'steps', 'variance'])
     """
@@ -142,8 +140,7 @@ def search(
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
-        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), jnp.float32(5), data, budget=300)
-
+        >>> found = search(lambda w, batch: jnp.mean((w - batch) ** 2), 5.0, data, budget=300)
         >>> found.ledger.gradient_evaluations, abs(float(found.params) - 0.5) < 0.1
         (300, True)
     """

@@ -64,10 +64,10 @@ def partitioned_train_step(
 
     Example:
         >>> import optax
-        >>> params, mesh = {"w": jnp.ones((64, 64))}, make_mesh({"data": len(jax.devices())})
-        >>> layout, adam = fully_sharded(params, mesh), optax.adam(0.1)
-        >>> step = partitioned_train_step(lambda params, x: jnp.mean((x @ params["w"]) ** 2), adam, layout)
-        >>> params, optimizer_state, loss = step(params, adam.init(params), jnp.ones((8, 64)))
+        >>> w, adam = jnp.ones((64, 64)), optax.adam(0.1)
+        >>> layout = fully_sharded(w, make_mesh({"data": len(jax.devices())}))
+        >>> step = partitioned_train_step(lambda w, x: jnp.mean((x @ w) ** 2), adam, layout)
+        >>> w, optimizer_state, loss = step(w, adam.init(w), jnp.ones((8, 64)))
     """
     _check_layout(layout)
 
@@ -128,10 +128,10 @@ def sharded_train_step(
 
     Example:
         >>> import optax
-        >>> params, mesh = {"w": jnp.ones((64, 64))}, make_mesh({"data": len(jax.devices())})
-        >>> layout, adam = fully_sharded(params, mesh), optax.adam(0.1)
-        >>> step = sharded_train_step(lambda params, x: jnp.mean((x @ params["w"]) ** 2), adam, layout)
-        >>> params, optimizer_state, loss = step(params, adam.init(params), jnp.ones((8, 64)))
+        >>> w, adam = jnp.ones((64, 64)), optax.adam(0.1)
+        >>> layout = fully_sharded(w, make_mesh({"data": len(jax.devices())}))
+        >>> step = sharded_train_step(lambda w, x: jnp.mean((x @ w) ** 2), adam, layout)
+        >>> w, optimizer_state, loss = step(w, adam.init(w), jnp.ones((8, 64)))
     """
     _check_layout(layout)
     batch_axes = tuple(axis for axes in axes_of(layout.batch) for axis in axes)

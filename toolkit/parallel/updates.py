@@ -10,7 +10,6 @@ candidate of a search and every length of run is the same program too.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,11 +23,7 @@ Batch = Any
 Metrics = dict[str, Array]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "optimizer_state"),
-    meta_fields=(),
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
     """All that changes while training, and so all that a checkpoint must hold.

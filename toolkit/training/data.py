@@ -195,7 +195,8 @@ def sample_batch(
         One gather of batch * (time + 1) bytes.
 
     Example:
-        >>> inputs, targets = sample_batch(jnp.arange(100, dtype=jnp.uint8), 0, seed=0, batch=2, time=5)
+        >>> tokens = jnp.arange(100, dtype=jnp.uint8)
+        >>> inputs, targets = sample_batch(tokens, 0, seed=0, batch=2, time=5)
         >>> inputs.shape, bool((targets == inputs + 1).all())
         ((2, 5), True)
     """
