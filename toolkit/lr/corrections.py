@@ -17,15 +17,8 @@ HOLDS = (0.6, 1.0, 1.7)  # multiples of the present rate, held for a stage befor
 
 
 def possible_plans(plan: np.ndarray, hold: int, highest: float) -> np.ndarray:
-    """Ways to go on: multiples of the plan, and a plateau of `hold` steps with a linear fall.
-
-    Args:
-        plan: [steps], the rates as planned.
-        hold: steps of the plateau.
-        highest: rate that none may exceed.
-
-    Returns:
-        [ways, steps] float32; the first is the plan itself.
+    """Ways to go on [ways, steps], the plan itself first: multiples of it, and a plateau of `hold`
+    steps with a linear fall; none exceeds `highest`.
     """
     steps = len(plan)
     left = np.minimum(1.0, (steps - np.arange(steps)) / max(steps - hold, 1))

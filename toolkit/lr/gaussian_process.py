@@ -49,18 +49,9 @@ class GaussianProcess:
     noise: float
 
     def predict(self, inputs: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the function, without noise.
+        """Mean and standard deviation of the function at `inputs` [queries], without noise.
 
             mean = k^T C^-1 y,   variance = signal - k^T C^-1 k,   C = K + diag(noise + variances)
-
-        Args:
-            inputs: [queries].
-
-        Returns:
-            Mean [queries] and standard deviation [queries], in units of the values.
-
-        Cost:
-            O(points^3 + points^2 queries).
 
         Source: Rasmussen and Williams (2006), algorithm 2.1.
         """
@@ -74,16 +65,11 @@ class GaussianProcess:
         return centre + scale * mean, scale * np.sqrt(variance)
 
     def log_marginal_likelihood(self) -> tuple[float, np.ndarray]:
-        """log p(standardised values | inputs, kernel): what `fit_gaussian_process` maximises.
+        """log p(standardised values | inputs, kernel) in nats, and its gradient [3] by the
+        logarithms of signal, length and noise.
 
             -y^T a / 2 - log det C / 2 - points log(2 pi) / 2,   a = C^-1 y
             d/dp = tr((a a^T - C^-1) dC/dp) / 2
-
-        Returns:
-            The number, in nats, and its gradient [3] by the logarithms of signal, length, noise.
-
-        Cost:
-            O(points^3).
 
         Source: Rasmussen and Williams (2006), equations 2.30 and 5.9.
         """
@@ -114,19 +100,9 @@ class GaussianProcess:
 
 
 def matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
-    """Matern correlation with smoothness 5/2 between all pairs.
+    """Matern correlation with smoothness 5/2 between all pairs [first, second], 1 where a = b.
 
-        (1 + u + u^2 / 3) exp(-u),   u = sqrt(5) |a - b| / length
-
-    Args:
-        a: [first].
-        b: [second].
-        length: distance over which the function varies.
-
-    Returns:
-        [first, second], 1 where a = b.
-
-    Source: Rasmussen and Williams (2006), equation 4.17.
+    (1 + u + u^2 / 3) exp(-u),   u = sqrt(5) |a - b| / length
     """
     distance = np.sqrt(5.0) * np.abs(a[:, None] - b) / length
     return (1 + distance + distance**2 / 3) * np.exp(-distance)
@@ -241,15 +217,7 @@ def finite_values(values: Any) -> np.ndarray:
 
         v_i <- max(finite) + (max(finite) - min(finite)), or + 1 where all finite are equal
 
-    A huge number instead would flatten all differences that matter.
-
-    Args:
-        values: [points]; NaN and either infinity mean that the run diverged.
-
-    Returns:
-        [points], finite; all zeros if every run diverged.
-
-    Source: the regression is AutoLRS's own: its published code told the process 1e6.
+    A huge number instead (the published code told 1e6) would flatten all differences that matter.
     """
     values = np.asarray(values, np.float64)
     finite = values[np.isfinite(values)]

@@ -40,17 +40,11 @@ class LawChoice(NamedTuple):
 def unbroken_curves(
     table: dict[str, np.ndarray], curves: np.ndarray, *, unsure: int
 ) -> list[Curve]:
-    """The probes that a law may be fitted to: those that learned something and did not break down.
+    """Rates and losses of the probes that a law may be fitted to: they learned and did not break
+    down.
 
-    Args:
-        table: of the probes, see `Controller`.
-        curves: [2, steps of all probes], rates and losses in the order of the table's rows; or
-            [2, 0] where they were not kept.
-        unsure: the stage of probes far apart, of which those above the best have broken down as
-            likely as not and are left out.
-
-    Returns:
-        Rates [steps] and losses [steps] of each.
+    `table` and `curves` are a controller's. Of the stage `unsure`, whose probes are far apart,
+    those above the best have broken down as likely as not and are left out.
     """
     if not curves.size:
         return []
@@ -73,18 +67,8 @@ def best_by_law(
 
         min over shape and peak of loss(peak * shape(steps))
 
-    Args:
-        curves: rates [steps] and losses [steps] of each, positive and finite.
-        shapes: names in `SHAPES` to choose from; of equals, the first.
-        steps: of the run.
-        warmup_steps: of these, the linear rise.
-
-    Returns:
-        A `LawChoice`; None with fewer than three curves, where a prediction is not finite or not
-        positive, or where the best peak is the lowest or the highest rate of the curves.
-
-    Cost:
-        A fit, and 34 predictions of one loss for each shape.
+    None with fewer than three curves, where a prediction is not finite or not positive, or where
+    the best peak is the lowest or the highest rate of the curves.
 
     Source: Luo et al. (arXiv:2503.12811), section 5, who optimise every rate of the run.
     """

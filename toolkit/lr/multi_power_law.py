@@ -52,19 +52,8 @@ class MultiPowerLaw:
     gamma: float
 
     def predict(self, rates: Any, times: Any = None) -> np.ndarray:
-        """Losses along a schedule.
-
-        Args:
-            rates: [steps], positive.
-            times: [points], steps after which the loss is wanted; None for the last alone.
-
-        Returns:
-            [points], or [1].
-
-        Cost:
-            O(points * steps).
-
-        Source: Luo et al., A multi-power law for loss curve prediction (arXiv:2503.12811).
+        """Losses [points] along a schedule [steps] of positive rates, after each of the steps
+        `times`; None for after the last alone. O(points * steps).
         """
         rates = np.asarray(rates, np.float64)
         times = np.array([len(rates) - 1]) if times is None else np.asarray(times)

@@ -45,20 +45,10 @@ class NoisyQuadratic:
 
     @classmethod
     def harmonic(cls, batch: float, dimensions: int = 1000) -> "NoisyQuadratic":
-        """Curvatures 1, 1/2, 1/3, ... with noise that is the curvature over the batch size.
+        """Curvatures 1, 1/2, 1/3, ... with noise that is the curvature over the batch size; A_0 =
+        1.
 
-        Args:
-            batch: batch size.
-            dimensions: how many curvatures.
-
-        Returns:
-            The problem, every second moment starting at 1.
-
-        Raises:
-            ValueError: batch is not positive.
-
-        Source: Zhang et al., Which algorithmic choices matter at which batch sizes?
-            (arXiv:1907.04164), section 3.
+        Source: Zhang et al. (arXiv:1907.04164), section 3.
         """
         if not batch > 0:
             raise ValueError(f"batch must be positive, got {batch}")
@@ -66,19 +56,10 @@ class NoisyQuadratic:
         return cls(curvatures, curvatures / batch, np.ones(dimensions))
 
     def advance(self, second_moment: Any, rates: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Follows a schedule from a given second moment.
+        """A [dimensions] after a schedule [steps] from a given one, and the losses [steps] before
+        each step.
 
             A <- (1 - rate h)^2 A + rate^2 v
-
-        Args:
-            second_moment: [dimensions], A.
-            rates: [steps].
-
-        Returns:
-            A after the last step [dimensions], and the losses [steps] before each.
-
-        Cost:
-            O(steps * dimensions).
 
         Source: Wu et al., Short-horizon bias (arXiv:1803.02021), section 2.
         """
@@ -91,51 +72,20 @@ class NoisyQuadratic:
         return second_moment, losses
 
     def loss(self, second_moment: np.ndarray) -> float:
-        """Expected loss at a second moment.
-
-            sum_i h_i A_i / 2
-
-        Args:
-            second_moment: [dimensions], A.
-
-        Returns:
-            The loss.
-
-        Cost:
-            O(dimensions).
-        """
+        """Expected loss at a second moment A [dimensions]: sum_i h_i A_i / 2."""
         return float(self.curvatures @ second_moment / 2)
 
     def final_loss(self, rates: Any) -> float:
-        """Expected loss after a whole schedule from the start.
-
-        Args:
-            rates: [steps].
-
-        Returns:
-            The loss.
-
-        Cost:
-            O(steps * dimensions).
-        """
+        """Expected loss after a whole schedule [steps] from the start."""
         return self.loss(self.advance(self.start, rates)[0])
 
     def greedy_rates(self, steps: int) -> np.ndarray:
-        """The rates that lower the loss most in each single step.
+        """The rates [steps] that lower the loss most in each single step.
 
             rate_t = sum_i h_i^2 A_i / sum_i h_i (h_i^2 A_i + v_i)
 
         With one dimension this is the best schedule; with several it is far from it, since it
         fights the noise of the steep ones before the flat ones have moved.
-
-        Args:
-            steps: length of the schedule.
-
-        Returns:
-            [steps].
-
-        Cost:
-            O(steps * dimensions).
 
         Source: Wu et al., Short-horizon bias (arXiv:1803.02021), theorem 1.
         """
@@ -149,29 +99,14 @@ class NoisyQuadratic:
     def best_rates(
         self, steps: int, largest: float, *, pieces: int | None = None, iterations: int = 300
     ) -> np.ndarray:
-        """The schedule of lowest final loss: the limit of what any search can reach.
+        """The schedule [steps] of lowest final loss: the limit of what any search can reach.
 
             lambda_t = (1 - rate_t h)^2 lambda_{t+1},   lambda_T = h / 2
             d loss / d rate_t = sum_i lambda_{t+1} (2 rate_t v - 2 h (1 - rate_t h) A_t)
 
-        by L-BFGS over the logarithms of the rates, from linear decay and from a plateau.
-
-        Args:
-            steps: length of the schedule.
-            largest: bound on every rate, below 2 / max(h) to be stable.
-            pieces: number of equal stretches of constant rate; None for one a step.
-            iterations: of L-BFGS, from each start.
-
-        Returns:
-            [steps].
-
-        Raises:
-            ValueError: pieces does not divide steps.
-
-        Cost:
-            About 2 * iterations evaluations of O(steps * dimensions) forward and backward.
-
-        Source: the recursion's adjoint; for the problem, Zhang et al. (arXiv:1907.04164).
+        by `iterations` of L-BFGS over the logarithms of the rates, from linear decay and from a
+        plateau. `largest` bounds every rate, below 2 / max(h) to be stable; `pieces` are stretches
+        of constant rate, None for one per step. Each iteration costs O(steps * dimensions).
         """
         from scipy.optimize import minimize
 
@@ -215,24 +150,12 @@ class NoisyQuadratic:
         return np.repeat(np.exp(best.x), steps // pieces)
 
     def constant_rate_moment(self, rate: float, steps: Any) -> np.ndarray:
-        """Second moments after so many steps at one rate, in closed form.
+        """Second moments [..., dimensions] after `steps` [...] at one rate, in closed form.
 
             A_t = r^t A_0 + (1 - r^t) * rate v / (h (2 - rate h)),   r = (1 - rate h)^2
 
         Every loss curve at a constant rate is thus a sum of exponentials and a constant; with one
-        dimension, a single one.
-
-        Args:
-            rate: positive, below 2 / max(h).
-            steps: [points] or a number.
-
-        Returns:
-            [points, dimensions] or [dimensions].
-
-        Raises:
-            ValueError: the rate is not stable.
-
-        Source: summing the geometric series of the recursion.
+        dimension, a single one. The rate must lie below 2 / max(h).
         """
         if not 0 < rate < 2 / self.curvatures.max():
             raise ValueError(

@@ -36,13 +36,6 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
 
     The best is the lowest rate above which the loss rises: a lower loss beyond that rise is that of
     a run which broke down, and early on a model that knows the average only is not the worst.
-
-    Args:
-        rates: [candidates].
-        losses: [candidates], infinity for those that diverged.
-
-    Returns:
-        A `PeakRate`, never beyond the neighbours.
     """
     order = np.argsort(rates)
     x, y = np.log(rates[order]), losses[order]
@@ -77,14 +70,9 @@ def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
 
 
 def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses at the end of each curve: their means, and the variances of these *against each
-    other*. What a batch does to all candidates alike is no noise between them.
-
-    Args:
-        losses: [candidates, points]; not finite where a candidate diverged.
-
-    Returns:
-        Means [candidates], infinity where diverged, and variances [candidates].
+    """Losses at the end of each curve: their means [candidates], infinity where one diverged, and
+    the variances of these *against each other*: what a batch does to all alike is no noise between
+    them.
     """
     points = _tail_points(losses)
     tail = np.where(np.isfinite(losses).all(-1, keepdims=True), losses, np.inf)[:, -points:]
@@ -99,13 +87,6 @@ def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def surely_better(losses: np.ndarray, base: int) -> int:
     """The candidate of the lowest loss at the end, if it beats the base by more than two standard
     deviations of the differences between them on the same batches; otherwise the base.
-
-    Args:
-        losses: [candidates, points].
-        base: which candidate is to be beaten.
-
-    Returns:
-        A candidate.
     """
     means, _ = tail_scores(losses)
     best = int(np.argmin(means))

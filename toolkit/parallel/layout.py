@@ -67,19 +67,7 @@ class Layout:
     batch: PartitionSpec
 
     def replace(self, path: str, spec: PartitionSpec, reason: str) -> "Layout":
-        """A new layout in which one parameter lies otherwise; this one stays as it is.
-
-        Args:
-            path: the row to change, as `describe` prints it.
-            spec: its new spec.
-            reason: in words, why so.
-
-        Returns:
-            The edited layout (unchecked: `check`, `apply` and `shardings` do that).
-
-        Raises:
-            ValueError: no such path; the nearest ones are named.
-        """
+        """A new layout in which one parameter, by its path, lies otherwise; not checked yet."""
         paths = [row.path for row in self.placements]
         if path not in paths:
             near = difflib.get_close_matches(path, paths, n=3, cutoff=0.0)
@@ -91,29 +79,16 @@ class Layout:
         return dataclasses.replace(self, placements=tuple(rows))
 
     def check(self) -> None:
-        """Sees whether every tensor can be cut as its row says.
-
-        Raises:
-            ValueError: axes that the mesh does not have or that are used twice, specs longer than
-                the shape, or dimensions that do not divide. One line a problem, each with the
-                path, the dimension, the axis and both sizes.
-        """
+        """Raises ValueError with one line per problem: path, dimension, axis and both sizes."""
         problems = [problem for row in self.placements for problem in self._problems(row)]
         if problems:
             raise ValueError("the layout does not fit:\n  " + "\n  ".join(problems))
 
     def specs(self, tree: Any) -> Any:
-        """The spec of every leaf of a tree.
+        """The same tree with a PartitionSpec at every leaf; shapes suffice.
 
-        Args:
-            tree: parameters, optimiser state, or a train state; shapes suffice.
-
-        Returns:
-            The same tree with a PartitionSpec at every leaf.
-
-        Raises:
-            ValueError: the layout does not fit its mesh, or a parameter has another shape than
-                the one the layout was made for.
+        ValueError where the layout does not fit its mesh, or a parameter has another shape than the
+        one the layout was made for.
         """
         self.check()
         table = {row.path: row for row in self.placements}
@@ -134,17 +109,7 @@ class Layout:
         return jax.tree_util.tree_map_with_path(spec_of, tree)
 
     def shardings(self, tree: Any) -> Any:
-        """The same as NamedShardings, for `jax.jit(in_shardings=..., out_shardings=...)`.
-
-        Args:
-            tree: as for `specs`.
-
-        Returns:
-            The same tree with a NamedSharding at every leaf.
-
-        Raises:
-            ValueError: as for `specs`.
-        """
+        """`specs` as NamedShardings, for `jax.jit(in_shardings=..., out_shardings=...)`."""
         return jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec),
             self.specs(tree),
@@ -152,17 +117,7 @@ class Layout:
         )
 
     def apply(self, tree: Any) -> Any:
-        """Puts a tree on the devices.
-
-        Args:
-            tree: arrays, as for `specs`.
-
-        Returns:
-            The same values, laid out.
-
-        Raises:
-            ValueError: as for `specs`.
-        """
+        """Puts a tree of arrays on the devices, as `specs` says."""
         return jax.device_put(tree, self.shardings(tree))
 
     @property
@@ -171,17 +126,7 @@ class Layout:
         return NamedSharding(self.mesh, self.batch)
 
     def apply_batch(self, batch: Any) -> Any:
-        """Puts a batch on the devices, each with its share of the examples.
-
-        Args:
-            batch: arrays [batch, ...].
-
-        Returns:
-            The same values, laid out.
-
-        Raises:
-            ValueError: a batch size that the data axes do not divide.
-        """
+        """Puts a batch of arrays [batch, ...] on the devices, each with its share of it."""
         for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
             name = "/".join(_names(keys)) or "the array"
             row = Placement(f"batch: {name}", jnp.shape(leaf), leaf.dtype, self.batch, "")

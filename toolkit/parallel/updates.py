@@ -49,16 +49,6 @@ class TrainState:
         """Starts at step 0 with a copy of `params` (a train step donates its state, not yours).
 
         Optimiser state follows the sharding of the parameters; scalars are put on their mesh.
-
-        Args:
-            params: pytree of arrays, sharded or not.
-            optimizer: the optax transformation that will be stepped.
-
-        Returns:
-            The state before the first update.
-
-        Cost:
-            One copy of the parameters, plus the optimiser's own state.
         """
         params = jax.tree.map(jnp.copy, params)
         state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params))

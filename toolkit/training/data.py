@@ -73,19 +73,10 @@ class Corpus:
     skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, evaluation_fraction: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the corpus in two: what to train on, and a contiguous tail to evaluate on.
+        """Cuts the corpus in two views: what to train on, and a contiguous tail to evaluate on.
 
-        Windows are drawn inside one part, so no byte is ever seen from both sides.
-
-        Args:
-            evaluation_fraction: share of the bytes held out, strictly between 0 and 1.
-
-        Returns:
-            (train, evaluation), two uint8 views of `tokens`.
-
-        Raises:
-            ValueError: the fraction is not between 0 and 1.
-            CorpusError: one part would be empty.
+        Batches are drawn inside one part, so no byte is ever seen from both sides. ValueError where
+        the fraction is not between 0 and 1, CorpusError where a part would be empty.
         """
         if not 0.0 < evaluation_fraction < 1.0:
             raise ValueError(
@@ -100,11 +91,7 @@ class Corpus:
         return self.tokens[:cut], self.tokens[cut:]
 
     def record(self) -> dict[str, Any]:
-        """What to write beside results: names, sizes and digests, without the text.
-
-        Returns:
-            A JSON-able dict with keys name, size, sha256, files, skipped.
-        """
+        """What to write beside results: names, sizes and digests, without the text."""
         files = [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in self.files]
         return {
             "name": self.name,

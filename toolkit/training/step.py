@@ -52,19 +52,7 @@ class TrainStep:
         return state, {name: rows[:steps] for name, rows in metrics.items()}
 
     def lower(self, state: TrainState, data: Any, steps: int = 1) -> jax.stages.Lowered:
-        """The program before compilation, to read its collectives, FLOPs and memory.
-
-        Args:
-            state: a train state; only shapes and shardings are used.
-            data: as in a call.
-            steps: as in a call; it does not change the program.
-
-        Returns:
-            The lowered program; `.compile()` gives the compiled one.
-
-        Cost:
-            One tracing; nothing is executed.
-        """
+        """The program before compilation: collectives, FLOPs, memory; arguments as in a call."""
         return self._program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
 
 

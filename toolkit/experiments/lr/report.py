@@ -47,21 +47,7 @@ class Difference:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Mean of first - second, seed by seed, with a bootstrap interval of 95 %.
-
-    Args:
-        first: losses, one a seed.
-        second: of the same seeds in the same order.
-
-    Returns:
-        A `Difference`; with five seeds its interval is on the narrow side.
-
-    Raises:
-        ValueError: the lengths differ.
-
-    Cost:
-        RESAMPLES means.
-    """
+    """Mean of first - second, seed by seed, and a bootstrap interval of 95 %."""
     if len(first) != len(second):
         raise ValueError(f"second: got {len(second)} seeds, wanted those of first, {len(first)}")
     gaps = np.subtract(first, second)
@@ -72,21 +58,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 
 def budget_factor(loss: float, whole: float, quarter: float) -> float:
-    """How many times the evaluations oracle-tuned linear decay needs for the same loss, inverted.
-
-    Args:
-        loss: of a method.
-        whole: of linear decay at the same budget.
-        quarter: of linear decay at a quarter of it, higher than `whole`.
-
-    Returns:
-        1 where the method is as good; 4 where a quarter of the budget would have done.
-
-    Raises:
-        ValueError: a quarter of the budget is no worse.
-
-    Cost:
-        None.
+    """1 where linear decay with an oracle needs the whole budget for this loss, 4 where a quarter
+    does.
     """
     if not quarter > whole:
         raise ValueError(f"quarter: got {quarter}, wanted more than whole, {whole}")
@@ -94,34 +67,15 @@ def budget_factor(loss: float, whole: float, quarter: float) -> float:
 
 
 def profile(factors: Iterable[float], ratios: Iterable[float]) -> np.ndarray:
-    """rho(r): the share of cells whose factor is at most r.
-
-    Args:
-        factors: one a cell, infinity for a miss.
-        ratios: where to evaluate it.
-
-    Returns:
-        One share a ratio.
-
-    Cost:
-        Cells times ratios.
+    """rho(r) for each of `ratios`: the share of cells whose factor, infinity for a miss, is at most
+    r.
     """
     factors = np.array(list(factors), float)
     return np.array([np.mean(factors <= ratio * (1 + 1e-9)) for ratio in ratios])
 
 
 def profile_area(factors: Iterable[float]) -> float:
-    """The mean of rho over 1 <= r <= 4, exactly: each cell adds the part of it to its right.
-
-    Args:
-        factors: one a cell, infinity for a miss.
-
-    Returns:
-        1 for a method that is never worse than linear decay with an oracle.
-
-    Cost:
-        None.
-    """
+    """The mean of rho over 1 <= r <= 4, exactly: each cell adds the part of it to its right."""
     top = LARGEST_FACTOR
     return statistics.fmean((top - min(max(factor, 1.0), top)) / (top - 1) for factor in factors)
 

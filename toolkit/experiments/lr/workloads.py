@@ -58,21 +58,7 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """A workload by its name; made once.
-
-    Args:
-        name: a key of `WORKLOADS`.
-
-    Returns:
-        The workload.
-
-    Raises:
-        ValueError: for an unknown name.
-        RuntimeError: it needs scikit-learn, which is not installed.
-
-    Cost:
-        Up to a second, and a few megabytes.
-    """
+    """A workload by its name, made once; RuntimeError where scikit-learn is missing."""
     if name not in WORKLOADS:
         raise ValueError(f"workload: got {name!r}, wanted one of {', '.join(WORKLOADS)}")
     return _made(name)
@@ -182,8 +168,7 @@ def _tabular() -> Workload:
 def _friedman(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Ten columns uniform in 0..1, five of which matter; answers of mean 0 and deviation 1.
 
-    Source: Friedman, Multivariate adaptive regression splines, Annals of Statistics 19 (1991),
-        section 4.3.
+    Source: Friedman, Annals of Statistics 19 (1991), section 4.3.
     """
     x = np.random.default_rng(seed).uniform(size=(count, 10))
     y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
