@@ -32,6 +32,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # what a panel overrides is described where it is asked for
 autosummary_generate = False
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True

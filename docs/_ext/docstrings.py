@@ -15,7 +15,12 @@ FIELDS = ("Returns", "Yields", "Cost", "Source")
 SECTION = re.compile(rf"^({'|'.join((*LISTS, *FIELDS, 'Example'))}):[ \t]*", re.MULTILINE)
 MARKED = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 SPECIAL = re.compile(r"(?<!^)(?<!\n)[*|]|[*|](?! )|\\|_(?!\w)")
-PRIVATE = re.compile(r"\b(?:jaxlib\._jax|jax\._src(?:\.\w+)*|jaxtyping)\.")
+SHORTER = (
+    (re.compile(r"\b(?:jaxlib\._jax|jax\._src(?:\.\w+)*|jaxtyping|t)\.(?=[A-Z])"), ""),
+    (re.compile(r"Array \| ndarray \| bool \| number(?: \| \w+)* \| complex"), "ArrayLike"),
+    (re.compile(r"Callable\[\[ArrayLike\], ArrayLike\]"), "Schedule"),
+    (re.compile(r"^\(\*args: Any, \*\*kwargs: Any\)$"), ""),  # traitlets' own
+)
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
@@ -91,7 +96,10 @@ def rewrite(app, what, name, value, options, lines):
 
 def shorten(app, what, name, value, options, signature, returned):
     """Types by the names that one imports them by: `Array`, not `jaxlib._jax.Array`."""
-    return tuple(text and PRIVATE.sub("", text) for text in (signature, returned))
+    texts = [signature, returned]
+    for pattern, shorter in SHORTER:
+        texts = [text and pattern.sub(shorter, text) for text in texts]
+    return tuple(texts)
 
 
 def link_to_room(app, env, node, content):

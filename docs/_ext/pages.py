@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def write_experiments():
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             show_recorded(load_experiment(name), path, DOCS / "results" / name)
-        text = printed.getvalue().partition("\nfigure:")[0].strip()
+        lines = printed.getvalue().partition("\nfigure:")[0].strip().splitlines()
+        text = "\n".join(map(folded, lines))
         title = summary[0].upper() + summary[1:]
         write(
             f"results/{name}.md",
@@ -109,16 +111,29 @@ def write_experiments():
         )
 
 
+def folded(line):
+    """A long line of words goes on below its second column; a row of a table stays whole."""
+    if "+-" in line or not re.search(r"[a-z] [a-z]+ [a-z]", line):
+        return line
+    indent = " " * 11 if re.match(r"\w+( \w+)?  +| {10}", line) else ""
+    return textwrap.fill(line, 100, subsequent_indent=indent, replace_whitespace=False)
+
+
 def commands(path):
     """Where the numbers of a file come from."""
     records = read_records(path)
     rows = dict.fromkeys(
-        f"| `{r.command}` | {r.device} | {r.versions['jax']} | {r.commit} | {r.date[:10]} |"
+        f"| `{r.command}` | {r.device} | {r.versions['jax']} | {r.commit} | {day(r)} |"
         for r in records
     )
     head = "| command | device | jax | commit | date |\n| --- | --- | --- | --- | --- |\n"
     source = f"[{path.name}]({REPOSITORY}/{path.relative_to(ROOT)})"
     return f"{len(records)} records of {source}:\n\n{head}" + "\n".join(rows)
+
+
+def day(record):
+    """The date of a record, which no line breaks."""
+    return record.date[:10].replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 def write_measurements():

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 
 import toolkit
+from docstrings import Writer
 
 
 def room_page(module):
@@ -13,6 +14,7 @@ def room_page(module):
     groups = defaultdict(list)
     for name in sorted(module.__all__, key=lambda name: place(name, lines, module.__all__)):
         groups[heading_above(place(name, lines, module.__all__)[0], lines)].append(name)
+    purpose = Writer(module.__name__).inline(purpose)
     parts = [*heading(module.__name__, "="), purpose, "", f".. py:module:: {module.__name__}", ""]
     for title, names in groups.items():
         parts += heading(title, "-") if title else []
@@ -36,14 +38,16 @@ def place(name, lines, names):
     found = re.fullmatch(r"(\w+?)(_reference|_step)", name)
     method, suffix = found.groups() if found and found[1] in names else (name, "")
     places = [i for i, line in enumerate(lines) if re.search(rf"\b{method}\b", line)]
-    entries = [i for i in places if re.match(r"[* ]*`?" + method, lines[i])]
+    # An entry is "* `name`, `other`: text" or "name, other   text"; titles mention names, too.
+    entry = re.compile(rf"\* .*`{method}`| *(\w+, )*{method}(,|  )")
+    entries = [i for i in places if entry.match(lines[i])]
     return (entries or places)[0], method, ("", "_reference", "_step").index(suffix)
 
 
 def heading_above(position, lines):
     """The title of a name's group: the nearest line above that is capitalised after a blank one."""
     for line, before in reversed([*zip(lines[1:position], lines[:position], strict=False)]):
-        if re.match(r"[A-Z]", line) and not before.strip():
+        if re.match(r"[A-Z](?!.*\w   ?\w)", line) and not before.strip():
             return re.sub(r"[,;]? *\(.*|,.*|:$", "", line).strip()
     return ""
 
@@ -68,4 +72,4 @@ def directive(room, name, value, lines):
     # Data has no docstring: the map says what it is.
     entry = next(line for line in lines if re.search(rf"\b{name}\b", line))
     text = re.sub(r"^[* ]*(`?\w+`?,? ?)+(:|  )\s*", "", entry)
-    return [f".. py:data:: {name}", "", f"   {text}"]
+    return [f".. py:data:: {name}", "", f"   {Writer(room).inline(text)}"]

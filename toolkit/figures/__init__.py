@@ -1,6 +1,7 @@
 """The visual language of every figure: style, axes, quantities in words.
 
-style         the house style as a context; `STYLE`, its settings
+style         the house style as a context
+STYLE         its settings
 Look          how one contender is drawn everywhere: colour, dashes, marker, hatch
 LOOKS         the looks that have a name
 look          the look of a contender
