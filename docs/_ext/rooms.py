@@ -4,8 +4,9 @@ import inspect
 import re
 from collections import defaultdict
 
-import toolkit
 from docstrings import Writer
+
+import toolkit
 
 
 def room_page(module):
