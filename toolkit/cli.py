@@ -117,7 +117,7 @@ def train(
     result = train_language_model(run, directory)
     if result.stopped_by is not None:
         sys.exit(130)  # what was saved, and how to go on, has been said
-    print(f"\nheld-out loss {result.evaluation_loss:.4f} nats a byte after {result.step} steps")
+    print(f"\nheld-out loss {result.evaluation_loss:.4f} nats per byte after {result.step} steps")
     print(f'Go on with:  toolkit generate {directory} --prompt "The "')
 
 

@@ -5,7 +5,7 @@ Schedules that optax has no name for (step -> rate)
 * `cooldown_schedule`: the cooldown alone
 * `power_schedule`: a power of the tokens seen
 * `refined_schedule`: from the gradient norms of a past run
-* `tabulated_schedule`: one rate a step, from a table
+* `tabulated_schedule`: one rate per step, from a table
 * `shape_rates`: constant, linear, cosine or WSD, as a table with peak 1
 
 What a search must beat
@@ -36,7 +36,7 @@ Its parts
 * `fit_multi_power_law`, `MultiPowerLaw`: the loss along any schedule, from runs along others
 * `published_forecast`: AutoLRS's own
 * `Forecast`: mean, variance, time constant, reason
-* `fit_gaussian_process`, `GaussianProcess`: Matern-5/2 over one number, with noise known a point
+* `fit_gaussian_process`, `GaussianProcess`: Matern-5/2, each point with noise of its own
 * `lowest_confidence_bound`: where to look next
 
 Ground truth

@@ -101,7 +101,7 @@ class CandidateRunner:
         return [mode for mode in MODES if mode != "sharded" or can_shard]
 
     def time_modes(self, state: TrainState, request: Request) -> tuple[dict[str, float], int]:
-        """Seconds a step of all candidates by each mode, compiled; and the steps made for it."""
+        """Seconds per step of all candidates by each mode, compiled; and the steps made for it."""
         few = replace(request, rates=request.rates[:, :TIMED_STEPS], validate_every=0)
         none = replace(few, rates=few.rates[:, :0])
         seconds, evaluations = {}, 0

@@ -30,7 +30,7 @@ class AutoLRSConstants:
             may run side by side.
         forecast: "published" or "robust" (whose variance the Gaussian process takes as noise).
         validation_delay: stages at the longest tau that still go by the training loss.
-        validation_points: validation losses a candidate.
+        validation_points: validation losses per candidate.
         warmup_steps: steps of a linear rise before the first stage; not searched.
         warmup_rate: rate at its end.
         final_decay: last fraction of the budget, spent on a linear fall to zero.

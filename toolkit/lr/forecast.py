@@ -117,7 +117,7 @@ def published_forecast(
 
     Ten times (once for validation losses), fit a quadratic smoothing spline and drop the 3 %
     (the one) farthest from it, if in the first half; fit the spline again; find the exponential
-    nearest to its values by Nelder-Mead over log(-b) from b = -1 a point. With SciPy's default
+    nearest to its values by Nelder-Mead over log(-b) from b = -1 per point. With SciPy's default
     smoothing the spline of losses around 1 is one parabola, so the exponential is fitted to that.
     Kept as published, apart from windows too short to trim, which are left whole.
 

@@ -85,8 +85,8 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
             not finite.
 
     Cost:
-        At most 4800 evaluations of the law on 60 points a curve, usually a fifth of that: some two
-        seconds for eight curves of 120 steps, and in proportion to their length.
+        At most 4800 evaluations of the law on 60 points per curve, usually a fifth of that: some
+        two seconds for eight curves of 120 steps, and in proportion to their length.
 
     Source: Luo et al. (arXiv:2503.12811), section 4; Huber (1964).
 

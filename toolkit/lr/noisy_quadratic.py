@@ -160,7 +160,7 @@ class NoisyQuadratic:
         if not 0 < rate < 2 / self.curvatures.max():
             raise ValueError(
                 f"rate must lie in (0, {2 / self.curvatures.max():g}), beyond which the moments "
-                f"grow for ever, got {rate}"
+                f"grow forever, got {rate}"
             )
         decay = (1 - rate * self.curvatures) ** (2 * np.asarray(steps)[..., None])
         floor = rate * self.noise / (self.curvatures * (2 - rate * self.curvatures))

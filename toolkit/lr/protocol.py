@@ -230,7 +230,7 @@ def tell(
         ValueError: losses has another shape; or a warm-up, which is not searched, diverged.
 
     Cost:
-        For AutoLRS one forecast a candidate, some 10 ms each.
+        For AutoLRS one forecast per candidate, some 10 ms each.
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)

@@ -201,7 +201,7 @@ def refined_schedule(
 
 
 def tabulated_schedule(rates: Any) -> optax.Schedule:
-    """One rate a step, from a table; after its end the last one stays.
+    """One rate per step, from a table; after its end the last one stays.
 
         rate(t) = rates[min(t, steps - 1)]
 
@@ -209,7 +209,7 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
         rates: [steps], kept as float32.
 
     Returns:
-        A schedule, step -> rate, a constant of 4 bytes a step in the compiled program.
+        A schedule, step -> rate, a constant of 4 bytes per step in the compiled program.
 
     Raises:
         ValueError: the table is not a vector, is empty, or holds a rate that is negative or not

@@ -60,7 +60,7 @@ class SearchResult:
         schedule: step -> rate, as trained; its last rate stays. The lowest rate of the range if
             no step of training was kept.
         ledger: what it cost.
-        table: one row a candidate; see `Controller`.
+        table: one row per candidate; see `Controller`.
         params: trained by the search itself along that schedule.
         progress: to go on from, if the search was stopped; its `timings` are the measured modes.
 

@@ -50,7 +50,7 @@ class Layout:
 
     Attributes:
         mesh: the devices.
-        placements: one row a parameter, in tree order.
+        placements: one row per parameter, in tree order.
         batch: spec of every array in a batch, leading dimension first.
 
     Example:
@@ -140,7 +140,7 @@ class Layout:
         return sum(self._bytes(row) for row in self.placements)
 
     def describe(self) -> str:
-        """The layout as text: mesh, one line a parameter, and the bytes a device holds."""
+        """The layout as text: mesh, one line per parameter, and the bytes a device holds."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         rows = [("path", "shape", "spec", "bytes/device", "reason")]
         for row in self.placements:

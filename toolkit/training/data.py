@@ -168,8 +168,8 @@ def sample_batch(
         tokens: uint8 [size], the training part of a corpus, on the device.
         step: which batch; may be traced.
         seed: which sequence of batches.
-        batch: windows a batch.
-        time: tokens a window.
+        batch: windows per batch.
+        time: tokens per window.
 
     Returns:
         (inputs, targets), both int32 [batch, time]; targets are the next bytes.
@@ -203,8 +203,8 @@ def evaluation_batches(
 
     Args:
         tokens: uint8 [size], the held-out part of a corpus.
-        batch: windows a batch.
-        time: tokens a window.
+        batch: windows per batch.
+        time: tokens per window.
         count: how many batches.
 
     Returns:

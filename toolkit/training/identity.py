@@ -24,7 +24,7 @@ def describe(tree: Any) -> dict[str, str]:
 
 
 def checksums(state: Any) -> dict[str, int]:
-    """One number an array, the same for every sharding: orbax does not notice a flipped bit."""
+    """One number per array, the same for every sharding: orbax does not notice a flipped bit."""
     named = named_leaves(state)
     sums = jax.device_get(_bit_sums(list(named.values())))
     return {name: int(total) for name, total in zip(named, sums, strict=True)}

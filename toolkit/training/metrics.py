@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object a line, readable while the run goes on, exact after a kill."""
+"""Metrics as JSON lines: one object per line, readable during the run, exact after a kill."""
 
 import json
 import os

@@ -24,7 +24,7 @@ class TrainStep:
     """A compiled training step, made by `make_train_step`.
 
     Calling it with (state, data, steps=1) makes `steps` updates, consumes `state` and returns
-    (new state, metrics); each metric has one row an update.
+    (new state, metrics); each metric has one row per update.
 
     Attributes:
         most_steps: the largest number of updates in one call.

@@ -34,7 +34,7 @@ SPREAD = 0.22  # between the budgets of a row
 
 
 def draw(found: Sequence[Cell], caption: str) -> Figure:
-    """One panel a workload with a row a method, and the performance profile."""
+    """One panel per workload with a row per method, and the performance profile."""
     found = [cell for cell in found if cell.losses]
     workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in found)]
     budgets = sorted({cell.budget for cell in found})

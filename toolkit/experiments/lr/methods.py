@@ -23,7 +23,7 @@ from toolkit.lr.protocol import FORWARD_COST
 from toolkit.parallel.updates import TrainState
 
 LR_RANGE = (1e-4, 1e-1)
-GRID = tuple(float(rate) for rate in np.geomspace(*LR_RANGE, 7))  # two a decade
+GRID = tuple(float(rate) for rate in np.geomspace(*LR_RANGE, 7))  # two per decade
 DEFAULT_RATE = GRID[3]  # the middle, on all workloads
 TRIALS = 4
 CONTESTANTS = 8  # of successive halving, and random probes
@@ -44,7 +44,7 @@ class Method:
     Attributes:
         name: in the names of settings.
         kind: "oracle", "fixed", "tuning-free" or "search".
-        run: (workload, budget, seeds, progress) -> one outcome a seed; `progress` hears the share
+        run: (workload, budget, seeds, progress) -> one outcome per seed; `progress` hears the share
             that is done.
         cost: gradient evaluations in budgets.
     """
@@ -261,7 +261,7 @@ def _tabulated(
     progress: Progress,
     is_charged: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Trains along rates [seeds, rates, steps]: validation and test losses, evaluations a seed."""
+    """Trains along rates [seeds, lanes, steps]: validation, test losses, evaluations per seed."""
     trainer = _adam(problem.name)
     made = trainer.evaluations
     steps = table.shape[-1]

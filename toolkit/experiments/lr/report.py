@@ -87,7 +87,7 @@ class Cell:
     Attributes:
         workload: its name.
         budget: gradient evaluations.
-        losses: method -> test losses, one a seed, of those that were run.
+        losses: method -> test losses, one per seed, of those that were run.
         quarter: of oracle-tuned linear decay at a quarter of the budget; empty if not run.
     """
 
@@ -162,7 +162,7 @@ def judge_profile(found: Sequence[Cell], rival: str) -> tuple[bool, str]:
 
 
 def report(found: Sequence[Cell]) -> str:
-    """The table a cell, then the paired differences of the default, then the profile."""
+    """A table per cell, then the paired differences of the default, then the profile."""
     lines = []
     for cell in found:
         lines += [*_cell_lines(cell), ""]

@@ -1,4 +1,4 @@
-"""Trains several runs of a workload in one program: seeds by rates, many steps a call.
+"""Trains several runs of a workload in one program: seeds by rates, many steps per call.
 
 A lane is one run. The rates of its steps are data, so every schedule and every length of run is
 the same compiled program, whose loop is that of all training here.
