@@ -119,7 +119,7 @@ def test_language_is_measured_made_short(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(language, "CONTEXTS", (64, 128))
     settings = {
-        label: language.Setting(
+        label: language.LanguageSetting(
             LoopedConfig.tiny(pattern, loops=loops, **TINY), steps=10, batch=2, time=16
         )
         for label, pattern, loops in (("plain", "full", 1), ("looped", "full", 2))

@@ -50,7 +50,7 @@ _LOG_EVERY = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class ConversionSetting:
     """How the hybrid is chosen and taught.
 
     Attributes:
@@ -85,7 +85,7 @@ def _sample(seed, step, *, time, batch=BATCH):
     return drawn.tokens, jnp.where(drawn.mask, drawn.targets, -1)
 
 
-def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict[str, Any]:
+def _execute(setting: ConversionSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
     shared = workspace.directory.parent / f"shared-seed-{seed}"
     teacher = _teacher(seed, shared / "teacher")
     workspace.progress(0.3)
@@ -221,13 +221,13 @@ EXPERIMENT = Experiment(
     name="convert",
     title="A looped softmax model becomes a hybrid: what is retained, and which layers to keep?",
     settings={
-        "0 restored": Setting(0),
-        "1 restored, KL": Setting(1),
-        "1 restored, uniform": Setting(1, "uniform"),
-        "2 restored, KL": Setting(2),
-        "2 restored, uniform": Setting(2, "uniform"),
-        "0 restored, every loop": Setting(0, supervision="every loop"),
-        "0 restored, last loop": Setting(0, supervision="last loop"),
+        "0 restored": ConversionSetting(0),
+        "1 restored, KL": ConversionSetting(1),
+        "1 restored, uniform": ConversionSetting(1, "uniform"),
+        "2 restored, KL": ConversionSetting(2),
+        "2 restored, uniform": ConversionSetting(2, "uniform"),
+        "0 restored, every loop": ConversionSetting(0, supervision="every loop"),
+        "0 restored, last loop": ConversionSetting(0, supervision="last loop"),
     },
     execute=_execute,
     columns=(

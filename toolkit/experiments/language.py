@@ -66,7 +66,7 @@ def _model(pattern: str, loops: int) -> LoopedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class LanguageSetting:
     """A contender.
 
     Attributes:
@@ -82,7 +82,7 @@ class Setting:
     time: int = TIME
 
 
-def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
+def _execute(setting: LanguageSetting, seed: int, workspace: Workspace) -> Outcome:
     run = TrainingRun(
         setting.model,
         "prose",
@@ -121,7 +121,7 @@ def _corpus() -> Corpus:
 
 
 @functools.cache
-def _training_bytes(setting: Setting) -> int:
+def _training_bytes(setting: LanguageSetting) -> int:
     """Scratch memory of the gradient of one batch, as the compiler plans it."""
     graph, params = nnx.split(nnx.eval_shape(lambda: LoopedLM(setting.model, rngs=nnx.Rngs(0))))
     tokens = jax.ShapeDtypeStruct((setting.batch, setting.time), jnp.int32)
@@ -195,7 +195,7 @@ EXPERIMENT = Experiment(
     name="language",
     title="Plain, looped, linear, hybrid: which order appears on text?",
     settings={
-        label: Setting(_model(pattern, loops))
+        label: LanguageSetting(_model(pattern, loops))
         for label, (pattern, loops) in CONTENDERS.items()
         if set(pattern.split()) <= set(LAYERS)
     },
