@@ -5,7 +5,8 @@ Values are known only for concrete arrays, so checks of values are skipped under
 `jax.grad` and `jax.vmap`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,12 @@ def check_floating(name: str, array: Array) -> None:
     """Refuse an `array` that is not real floating point."""
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating point; got {array.dtype}.")
+
+
+def check_integers(name: str, array: Array) -> None:
+    """Refuse an `array` that does not hold integers."""
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers; got {array.dtype}.")
 
 
 def check_same_dtype(**arrays: Array) -> None:
@@ -90,11 +97,10 @@ def check_segment_ids(segment_ids: Array | None, batch: int, time: int) -> None:
     if segment_ids is None:
         return
     check_shape("segment_ids", segment_ids, (batch, time), "batch time")
-    if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise TypeError(f"segment_ids must be integers; got {segment_ids.dtype}.")
+    check_integers("segment_ids", segment_ids)
 
 
-def check_log_decay(g: Array) -> None:
+def check_log_decay(name: str, g: Array) -> None:
     """Refuse a positive log-decay, which would make the state grow; skipped while tracing."""
     try:
         largest = float(jnp.max(g, initial=-jnp.inf))
@@ -102,11 +108,12 @@ def check_log_decay(g: Array) -> None:
         return
     if largest > 0:
         raise ValueError(
-            f"g is a natural-log decay and must be <= 0 everywhere; its largest is {largest:g}."
+            f"{name} is a natural-log decay and must be <= 0 everywhere; "
+            f"its largest is {largest:g}."
         )
 
 
-def check_write_strength(beta: Array) -> None:
+def check_write_strength(name: str, beta: Array) -> None:
     """Refuse a beta outside [0, 2], with which the state could grow; skipped while tracing."""
     try:
         least, largest = float(jnp.min(beta, initial=1.0)), float(jnp.max(beta, initial=1.0))
@@ -114,7 +121,7 @@ def check_write_strength(beta: Array) -> None:
         return
     if least < 0 or largest > 2:
         raise ValueError(
-            f"beta is a writing strength and must lie in [0, 2]; got {least:g} to {largest:g}."
+            f"{name} is a writing strength and must lie in [0, 2]; got {least:g} to {largest:g}."
         )
 
 
@@ -125,37 +132,44 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
         raise ValueError(f"{name} must be one of {listed}; got {value!r}.")
 
 
-def check_recurrence(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    initial_state: Array | None,
-    segment_ids: Array | None,
-    **gates: Array,
-) -> None:
-    """Check inputs of a whole sequence; a gate of 4 axes has one number a key channel."""
-    check_rank("q", q, "batch time heads key")
-    check_shape("k", k, q.shape, "batch time heads key")
-    check_rank("v", v, "batch time value_heads value")
-    batch, time, heads, key = q.shape
-    check_shape("v", v, (batch, time, *v.shape[2:]), "batch time value_heads value")
-    check_multiple("the heads of v", v.shape[2], "the heads of q and k", heads)
-    check_same_dtype(q=q, k=k, v=v)
-    for name, gate in gates.items():
-        check_floating(name, gate)
-        if gate.ndim == 4:
-            check_shape(name, gate, (*v.shape[:3], key), "batch time value_heads key")
+def check_shapes(function: Callable[..., Any], **arrays: Array | None) -> dict[str, int]:
+    """Hold arrays against the axes in the signature of `function`; returns the size of each.
+
+    An axis has one size wherever it is named. None passes, as an argument not given.
+    """
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        annotation = function.__annotations__[name]
+        shape = next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
+        check_rank(name, array, shape.dim_str)
+        for axis, size in zip(shape.dim_str.split(), array.shape, strict=True):
+            sizes.setdefault(axis, size)
+        wanted = [sizes[axis] for axis in shape.dim_str.split()]
+        check_shape(name, array, wanted, shape.dim_str)
+        if "int32" in shape.dtypes:
+            check_integers(name, array)
         else:
-            check_shape(name, gate, v.shape[:3], "batch time value_heads")
-    if time == 0:
-        raise ValueError("q, k and v must hold at least one token; got time = 0.")
-    if "g" in gates:
-        check_log_decay(gates["g"])
-    if "beta" in gates:
-        check_write_strength(gates["beta"])
-    if initial_state is not None:
-        wanted = (batch, v.shape[2], key, v.shape[3])
-        check_shape("initial_state", initial_state, wanted, "batch value_heads key value")
-        check_floating("initial_state", initial_state)
-    check_segment_ids(segment_ids, batch, time)
+            check_floating(name, array)
+    return sizes
+
+
+def check_recurrence(function: Callable[..., Any], **arrays: Array | None) -> None:
+    """Check what a linear-time mixer or its step was given, by the shapes in its signature."""
+    sizes = check_shapes(function, **arrays)
+    for axis, size in sizes.items():
+        if size == 0:
+            one = "token" if axis == "time" else axis
+            raise ValueError(f"the inputs must hold at least one {one}; got {axis} = 0.")
+    if "value_heads" in sizes:
+        check_multiple("the heads of v", sizes["value_heads"], "those of q", sizes["heads"])
+    given = {name: x for name, x in arrays.items() if x is not None}
+    check_same_dtype(
+        **{name: x for name, x in given.items() if name.removesuffix("_t") in ("q", "k", "v")}
+    )
+    for name, array in given.items():
+        if name in ("g", "g_t", "log_decay"):
+            check_log_decay(name, array)
+        if name in ("beta", "beta_t"):
+            check_write_strength(name, array)

@@ -6,9 +6,7 @@ of q, k, v and o; gates and recurrent states are float32. All functions take (ba
 key, value) and the options of their row of `MIXERS`.
 """
 
-from toolkit.attention.linear.engine.delta_rule import chunk_size
-from toolkit.attention.linear.engine.fading_memory import chunk_size as fading_chunk_size
-from toolkit.attention.linear.rwkv7 import chunk_size as rwkv7_chunk_size
+from toolkit.attention.linear.engine.rule import adding_chunk_size, correcting_chunk_size
 
 STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
 
@@ -51,7 +49,7 @@ def softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None
 def delta_forward_flops(batch, time, heads, key, value, *, decays_channels=False, chunk=None):
     """Chunks of a delta rule: state, scores, inverse."""
     channels = key if decays_channels else 1
-    size = chunk_size(time, key, value, channels) if chunk is None else chunk
+    size = correcting_chunk_size(time, key, value, channels) if chunk is None else chunk
     chunks = -(-time // size)
     state = 3 * size * key * value  # read for k and for q, written once
     within = 2 * size**2 * (key + value)  # q k^T, k k^T; T R, scores N
@@ -94,7 +92,7 @@ def product_step_bytes(batch, context, heads, key, value, *, steps=2, element_by
 
 def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):
     """Chunks that erase under one key and add under another."""
-    size = rwkv7_chunk_size(time) if chunk is None else chunk
+    size = correcting_chunk_size(time, key, value, key) if chunk is None else chunk
     chunks = -(-time // size)
     state = 4 * size * key * value  # read for q and for the removal key, written twice
     # Two readers of two writers; T R, P(e, k) V, and two products with the values written.
@@ -121,7 +119,7 @@ def recurrent_state_bytes(batch, context, heads, key, value, *, element_bytes=4)
 
 def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
     """Chunks of a memory that fades and adds: state, scores."""
-    size = fading_chunk_size(time, key, value) if chunk is None else chunk
+    size = adding_chunk_size(time, key, value) if chunk is None else chunk
     chunks = -(-time // size)
     state = 2 * size * key * value  # read for q, written once
     within = size**2 * (key + value)  # scores, and their product with v

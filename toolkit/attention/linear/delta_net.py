@@ -8,35 +8,42 @@ beta for every token. beta = 1 with a unit key overwrites what was under it. Key
 normalised here: give unit keys.
 """
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
-from toolkit.attention._checks import check_rank, check_recurrence
-from toolkit.attention.linear.engine.delta_rule import (
-    delta_rule,
-    delta_rule_reference,
-    delta_rule_step,
+from toolkit.attention._checks import check_recurrence
+from toolkit.attention._shapes import (
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time, no_decay
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
 def delta_net(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
+) -> Outputs:
     r"""Mix tokens through a self-correcting state, in time linear in the sequence.
 
         S_t = S_(t-1) + beta_t k_t (v_t - S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
-
 
     Args:
         q: [batch, time, heads, key] queries, of unit length or nearly so.
@@ -50,7 +57,7 @@ def delta_net(
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -65,133 +72,87 @@ def delta_net(
 
     Cost:
         With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens),
-        2 (3 K V + 2 C K + 2 C V) FLOPs and a little a token and value head forward, about 2.2
+        2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token and value head forward, about 2.2
         times as much more backward. Reads q, k, v once.
 
     Source:
         Yang, Wang, Zhang, Shen, Kim, "Parallelizing Linear Transformers with the Delta Rule over
         Sequence Length" (arXiv:2406.06484), section 3; Schlag, Irie, Schmidhuber
         (arXiv:2102.11174), equation 24.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> out, state = delta_net(q, k, v, beta=jnp.ones((1, 3, 2)))
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, beta, initial_state, segment_ids)
-    return delta_rule(
-        q,
-        k,
-        v,
-        no_decay(v),
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
-    )
+    arrays = {"q": q, "k": k, "v": v, "beta": beta}
+    check_recurrence(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q, k, v, beta, g=None, scale=scale)
+    return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def delta_net_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `delta_net`, token by token: slow, and the oracle of the others.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `delta_net`, token by token: slow, and the oracle.
 
         S <- S + beta k (v - S^T k)^T,   o = scale S^T q
 
+    Arguments as `delta_net`.
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        beta: [batch, time, value_heads] in [0, 2].
-        scale: multiplies the outputs; key**-0.5 if None.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
-
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a beta outside [0, 2].
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Yang, Wang, Zhang, Shen, Kim, "Parallelizing Linear Transformers with the Delta Rule over
-        Sequence Length" (arXiv:2406.06484), section 3; Schlag, Irie, Schmidhuber
-        (arXiv:2102.11174), equation 24.
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> out, state = delta_net_reference(q, k, v, beta=jnp.ones((1, 3, 2)))
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, beta, initial_state, segment_ids)
-    return delta_rule_reference(
-        q,
-        k,
-        v,
-        no_decay(v),
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-    )
+    arrays = {"q": q, "k": k, "v": v, "beta": beta}
+    check_recurrence(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, beta):
+        S = S + beta * jnp.outer(k, v - S.T @ k)
+        return S, scale * (S.T @ q)
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def delta_net_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    beta_t: Float[Array, "batch value_heads"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    beta_t: Gate,
+    state: State,
     *,
     scale: float | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         u = beta (v - S^T k),   o = scale (S^T q + (q . k) u),   S <- S + k u^T
 
-
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        beta_t: [batch, value_heads] writing strength in [0, 2].
-        state: [batch, value_heads, key, value], as `delta_net` returns it.
-        scale: multiplies the output; key**-0.5 if None.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a beta outside [0, 2].
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `delta_net`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 7 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
 
-    Source:
-        Yang, Wang, Zhang, Shen, Kim, "Parallelizing Linear Transformers with the Delta Rule over
-        Sequence Length" (arXiv:2406.06484), section 3; Schlag, Irie, Schmidhuber
-        (arXiv:2102.11174), equation 24.
+    Example:
+        >>> q = k = v = jnp.full((1, 2, 4), 0.5)
+        >>> out, state = delta_net_step(q, k, v, jnp.ones((1, 2)), jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, beta = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-        beta_t=(beta_t, "batch value_heads"),
-    )
-    _check(q, k, v, beta, state, None)
-    return delta_rule_step(
-        q, k, v, no_decay(v), beta, state, scale=scale, implementation=implementation
-    )
-
-
-def _check(q, k, v, beta, initial_state, segment_ids) -> None:
-    check_rank("beta", beta, "batch time value_heads")
-    check_recurrence(q, k, v, beta=beta, initial_state=initial_state, segment_ids=segment_ids)
+    check_recurrence(delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, beta_t=beta_t, state=state)
+    tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)
+    return step(DELTA_RULE, tokens, state, implementation)

@@ -1,6 +1,6 @@
 r"""Gated DeltaNet: a linear-time mixer whose state forgets (g) and corrects itself (beta).
 
-The state S [key, value] is an associative memory. Each token first lets it fade, then replaces
+The state S [key, value] is an associative memory. Each token first lets it decay, then replaces
 what the memory holds under its key by its own value, to the fraction beta:
 
     S  <- e^g S
@@ -9,36 +9,44 @@ what the memory holds under its key by its own value, to the fraction beta:
 
 beta = 1 with a unit key overwrites; beta = 2 reflects (a negative eigenvalue), with which a state
 can follow permutations. One mathematics in four forms: `gated_delta_net_reference` is the
-equations above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("scan");
+equation above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("scan");
 `gated_delta_net_step` is one token of decoding. Keys are not normalised here: give unit keys.
 """
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
-from toolkit.attention._checks import check_rank, check_recurrence
-from toolkit.attention.linear.engine.delta_rule import (
-    delta_rule,
-    delta_rule_reference,
-    delta_rule_step,
+from toolkit.attention._checks import check_recurrence
+from toolkit.attention._shapes import (
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
 def gated_delta_net(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
+) -> Outputs:
     r"""Mix tokens through a decaying, self-correcting state, in time linear in the sequence.
 
         S_t = e^(g_t) S_(t-1) + beta_t k_t (v_t - e^(g_t) S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
@@ -58,9 +66,9 @@ def gated_delta_net(
             number changes, and values that are not finite stay within their document.
             `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
-            for small heads on a CPU, but its gradient keeps one state a token) or "pallas"
+            for small heads on a CPU, but its gradient keeps one state per token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk, a power of two from 16 on; None chooses.
+        chunk: tokens per chunk, a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -74,134 +82,99 @@ def gated_delta_net(
 
     Cost:
         With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens),
-        2 (3 K V + 2 C K + 2 C V) FLOPs and a little a token and value head forward, about 2.2
+        2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token and value head forward, about 2.2
         times as much more backward. Reads q, k, v once.
 
     Source:
         Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule"
         (arXiv:2412.06464), equation 10 and section 3.3.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = gated_delta_net(q, k, v, g, beta)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, beta, initial_state, segment_ids)
-    return delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    check_recurrence(
+        gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
+    return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def gated_delta_net_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `gated_delta_net`, token by token: slow, and the oracle of the others.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `gated_delta_net`, token by token: slow, and the oracle.
 
         S <- e^g S,   S <- S + beta k (v - S^T k)^T,   o = scale S^T q
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        g: [batch, time, value_heads] log-decay, <= 0.
-        beta: [batch, time, value_heads] in [0, 2].
-        scale: multiplies the outputs; key**-0.5 if None.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
+    Arguments as `gated_delta_net`.
 
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), equation 10.
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = gated_delta_net_reference(q, k, v, g, beta)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, beta, initial_state, segment_ids)
-    return delta_rule_reference(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    check_recurrence(
+        gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, g, beta):
+        S = jnp.exp(g) * S
+        S = S + beta * jnp.outer(k, v - S.T @ k)
+        return S, scale * (S.T @ q)
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def gated_delta_net_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    g_t: Float[Array, "batch value_heads"],
-    beta_t: Float[Array, "batch value_heads"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    g_t: Gate,
+    beta_t: Gate,
+    state: State,
     *,
     scale: float | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         p = S^T k,  r = S^T q,  u = beta (v - e^g p),
         o = scale (e^g r + (q . k) u),  S <- e^g S + k u^T
 
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        g_t: [batch, value_heads] log-decay, <= 0.
-        beta_t: [batch, value_heads] writing strength in [0, 2].
-        state: [batch, value_heads, key, value], as `gated_delta_net` returns it.
-        scale: multiplies the output; key**-0.5 if None.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `gated_delta_net`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 7 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory. Donate
+        About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
         the state under `jax.jit` so that it is updated in place.
 
-    Source:
-        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), equation 10.
+    Example:
+        >>> q = k = v = jnp.full((1, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 2)), jnp.ones((1, 2))
+        >>> out, state = gated_delta_net_step(q, k, v, g, beta, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, g, beta = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-        g_t=(g_t, "batch value_heads"),
-        beta_t=(beta_t, "batch value_heads"),
+    check_recurrence(
+        gated_delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
-    _check(q, k, v, g, beta, state, None)
-    out, state = delta_rule_step(
-        q, k, v, g, beta, state, scale=scale, implementation=implementation
-    )
-    return out, state
-
-
-def _check(q, k, v, g, beta, initial_state, segment_ids) -> None:
-    check_rank("g", g, "batch time value_heads")
-    check_rank("beta", beta, "batch time value_heads")
-    check_recurrence(q, k, v, g=g, beta=beta, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
+    return step(DELTA_RULE, tokens, state, implementation)

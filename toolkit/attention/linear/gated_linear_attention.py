@@ -1,4 +1,4 @@
-r"""Gated linear attention: every channel of the key fades at a rate of its own.
+r"""Gated linear attention: every channel of the key decays at a rate of its own.
 
     S_t = Diag(e^(g_t)) S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
 
@@ -6,32 +6,40 @@ Row c of the state [key, value] is what was written under channel c; a layer com
 log-decay g from the token, so that the network chooses what to keep.
 """
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
 from toolkit.attention._checks import check_recurrence
-from toolkit.attention.linear.engine.fading_memory import (
-    fading_memory,
-    fading_memory_reference,
-    fading_memory_step,
+from toolkit.attention._shapes import (
+    ChannelGate,
+    ChannelGates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 def gated_linear_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads key"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: ChannelGates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""Mix tokens through a state whose key channels fade one by one.
+) -> Outputs:
+    r"""Mix tokens through a state whose key channels decay one by one.
 
         S_t = Diag(e^(g_t)) S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
 
@@ -47,7 +55,7 @@ def gated_linear_attention(
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -60,115 +68,91 @@ def gated_linear_attention(
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs and
-        2 exponentials a key channel, a token and value head forward; about 2.5 times as much
-        more backward. In a chunk where a channel fades below 1e-28, scores are log2(C) products
+        2 exponentials per key channel, per token and value head forward; about 2.5 times as much
+        more backward. In a chunk where a channel decays below 1e-28, scores are log2(C) products
         instead of one. Reads q, k, v and g once.
 
     Source:
         Yang, Wang, Shen, Panda, Kim, "Gated Linear Attention Transformers with
         Hardware-Efficient Training" (arXiv:2312.06635), equation 3 and section 4.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, state = gated_linear_attention(q, k, v, g=-jnp.ones((1, 3, 2, 4)))
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
-    return fading_memory(
-        q,
-        k,
-        v,
-        g,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
+    arrays = {"q": q, "k": k, "v": v, "g": g}
+    check_recurrence(
+        gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    tokens = gather_tokens(q, k, v, g=g, scale=scale)
+    return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def gated_linear_attention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads key"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: ChannelGates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `gated_linear_attention`, token by token: the oracle.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `gated_linear_attention`, token by token: slow, and the oracle.
 
         S <- Diag(e^g) S + k v^T,   o = scale S^T q
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        g: [batch, time, value_heads, key] log-decay, <= 0.
-        scale: multiplies the outputs; key**-0.5 if None.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
+    Arguments as `gated_linear_attention`.
 
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Yang et al., "Gated Linear Attention Transformers" (arXiv:2312.06635), equation 3.
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, state = gated_linear_attention_reference(q, k, v, g=-jnp.ones((1, 3, 2, 4)))
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, g=g, initial_state=initial_state, segment_ids=segment_ids)
-    return fading_memory_reference(
-        q,
-        k,
-        v,
-        g,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
+    arrays = {"q": q, "k": k, "v": v, "g": g}
+    check_recurrence(
+        gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, g):
+        S = jnp.exp(g)[:, None] * S + jnp.outer(k, v)
+        return S, scale * (S.T @ q)
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def gated_linear_attention_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    g_t: Float[Array, "batch value_heads key"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    g_t: ChannelGate,
+    state: State,
     *,
     scale: float | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         o = scale (S^T (e^g * q) + (q . k) v),   S <- Diag(e^g) S + k v^T
 
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        g_t: [batch, value_heads, key] log-decay, <= 0.
-        state: [batch, value_heads, key, value], as `gated_linear_attention` returns it.
-        scale: multiplies the output; key**-0.5 if None.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `gated_linear_attention`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 5 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 5 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> out, state = gated_linear_attention_step(q, k, v, -k, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, g = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-        g_t=(g_t, "batch value_heads key"),
-    )
-    check_recurrence(q, k, v, g=g, initial_state=state, segment_ids=None)
-    return fading_memory_step(q, k, v, g, state, scale=scale, implementation=implementation)
+    check_recurrence(gated_linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, state=state)
+    tokens = gather_tokens(q_t, k_t, v_t, g=g_t, scale=scale)
+    return step(ADDITIVE_RULE, tokens, state, implementation)

@@ -4,42 +4,51 @@ r"""Kimi Delta Attention: a self-correcting memory in which every key channel fo
     S  <- S + beta k (v - S^T k)^T
     o   = scale S^T q
 
-Gated DeltaNet with the decay of a head refined to one a channel, so that a head keeps some
+Gated DeltaNet with the decay of a head refined to one per key channel, so that a head keeps some
 features long and others short. With equal channels it is Gated DeltaNet. Keys are not normalised
 here: give unit keys.
 """
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
-from toolkit.attention._checks import check_rank, check_recurrence
-from toolkit.attention.linear.engine.delta_rule import (
-    delta_rule,
-    delta_rule_reference,
-    delta_rule_step,
+from toolkit.attention._checks import check_recurrence
+from toolkit.attention._shapes import (
+    ChannelGate,
+    ChannelGates,
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
 def kimi_delta_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads key"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: ChannelGates,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""Mix tokens through a self-correcting state with a decay a channel, in linear time.
+) -> Outputs:
+    r"""Mix tokens through a self-correcting state with a decay per channel, in linear time.
 
         S_t = Diag(e^(g_t)) S_(t-1) + beta_t k_t (v_t - S_(t-1)^T Diag(e^(g_t)) k_t)^T
         o_t = scale S_t^T q_t
-
 
     Args:
         q: [batch, time, heads, key] queries, of unit length or nearly so.
@@ -54,7 +63,7 @@ def kimi_delta_attention(
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -69,138 +78,100 @@ def kimi_delta_attention(
 
     Cost:
         With chunks of C = 16 tokens (32 beyond 4096), 2 (3 K V + 2 C K + 2 C V) FLOPs and 3 K
-        exponentials a token and value head forward, about 2.2 times as much more backward. In a
-        chunk where a channel fades below 1e-28, scores are log2(C) products instead of one.
+        exponentials per token and value head forward, about 2.2 times as much more backward. In a
+        chunk where a channel decays below 1e-28, scores are log2(C) products instead of one.
         Reads the inputs once.
 
     Source:
         Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture"
         (arXiv:2510.26692), equations 1 and 2 and section 3.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2))
+        >>> out, state = kimi_delta_attention(q, k, v, g, beta)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, beta, initial_state, segment_ids)
-    return delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    check_recurrence(
+        kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
+    return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def kimi_delta_attention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads key"],
-    beta: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: ChannelGates,
+    beta: Gates,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `kimi_delta_attention`, token by token: slow, and the oracle of the others.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `kimi_delta_attention`, token by token: slow, and the oracle.
 
         S <- Diag(e^g) S,   S <- S + beta k (v - S^T k)^T,   o = scale S^T q
 
+    Arguments as `kimi_delta_attention`.
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        g: [batch, time, value_heads, key] log-decay, <= 0.
-        beta: [batch, time, value_heads] in [0, 2].
-        scale: multiplies the outputs; key**-0.5 if None.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
-
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, a positive log-decay or a beta outside [0,
-            2].
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture"
-        (arXiv:2510.26692), equations 1 and 2 and section 3.
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 2))
+        >>> out, state = kimi_delta_attention_reference(q, k, v, g, beta)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, beta, initial_state, segment_ids)
-    return delta_rule_reference(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    check_recurrence(
+        kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, g, beta):
+        S = jnp.exp(g)[:, None] * S
+        S = S + beta * jnp.outer(k, v - S.T @ k)
+        return S, scale * (S.T @ q)
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def kimi_delta_attention_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    g_t: Float[Array, "batch value_heads key"],
-    beta_t: Float[Array, "batch value_heads"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    g_t: ChannelGate,
+    beta_t: Gate,
+    state: State,
     *,
     scale: float | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         u = beta (v - S^T (e^g k)),   o = scale (S^T (e^g q) + (q . k) u)
         S <- Diag(e^g) S + k u^T
 
-
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        g_t: [batch, value_heads, key] log-decay, <= 0.
-        beta_t: [batch, value_heads] writing strength in [0, 2].
-        state: [batch, value_heads, key, value], as `kimi_delta_attention` returns it.
-        scale: multiplies the output; key**-0.5 if None.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, a positive log-decay or a beta outside [0,
-            2].
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `kimi_delta_attention`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 7 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
 
-    Source:
-        Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture"
-        (arXiv:2510.26692), equations 1 and 2 and section 3.
+    Example:
+        >>> q = k = v = jnp.full((1, 2, 4), 0.5)
+        >>> g, beta = -jnp.ones((1, 2, 4)), jnp.ones((1, 2))
+        >>> out, state = kimi_delta_attention_step(q, k, v, g, beta, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, g, beta = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-        g_t=(g_t, "batch value_heads key"),
-        beta_t=(beta_t, "batch value_heads"),
+    check_recurrence(
+        kimi_delta_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
-    _check(q, k, v, g, beta, state, None)
-    return delta_rule_step(q, k, v, g, beta, state, scale=scale, implementation=implementation)
-
-
-def _check(q, k, v, g, beta, initial_state, segment_ids) -> None:
-    check_rank("g", g, "batch time value_heads key")
-    check_rank("beta", beta, "batch time value_heads")
-    check_recurrence(q, k, v, g=g, beta=beta, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
+    return step(DELTA_RULE, tokens, state, implementation)

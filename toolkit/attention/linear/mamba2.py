@@ -5,7 +5,7 @@ The paper's names on the left, those of this room on the right:
     C [batch, time, groups, state]    q      how the output reads the state
     B [batch, time, groups, state]    k      how the input enters the state
     x [batch, time, heads, size]      v      the input
-    dt A                              g      log-decay: A = -e^(A_log) < 0 a head
+    dt A                              g      log-decay: A = -e^(A_log) < 0 per head
     dt                                dt     time step, after softplus
 
     S_t = e^(g_t) S_(t-1) + dt_t k_t v_t^T,   o_t = scale S_t^T q_t
@@ -14,33 +14,42 @@ A group of B and C serves several consecutive heads of x. The skip D x, the conv
 gate belong to the layer around it.
 """
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
 
 from toolkit.attention._checks import check_recurrence
-from toolkit.attention.linear.engine.fading_memory import (
-    fading_memory,
-    fading_memory_reference,
-    fading_memory_step,
+from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import (
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time, state_dtype
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 def mamba2(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads"],
-    dt: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    dt: Gates,
     *,
     scale: float = 1.0,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""Mix tokens through a state-space model with one decay a head.
+) -> Outputs:
+    r"""Mix tokens through a state-space model with one decay per head.
 
         S_t = e^(g_t) S_(t-1) + dt_t k_t v_t^T,   o_t = scale S_t^T q_t
 
@@ -57,7 +66,7 @@ def mamba2(
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -69,130 +78,99 @@ def mamba2(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs a
-        token and value head forward, about 2.5 times as much more backward. Reads the inputs once.
+        With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs
+        per token and value head forward, about 2.5 times as much more backward. Reads the inputs
+        once.
 
     Source:
         Dao, Gu, "Transformers are SSMs" (arXiv:2405.21060), equations 1 and 2 discretised as in
         section 7.1, and the chunks of section 6.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> g, dt = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = mamba2(q, k, v, g, dt)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
-    out, state = fading_memory(
-        q,
-        k,
-        _written(v, dt),
-        g,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
-    )
+    arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
+    check_recurrence(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q, k, _over_time(v, dt), g=g, scale=scale)
+    out, state = run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
     return out.astype(v.dtype), state
 
 
 def mamba2_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
-    g: Float[Array, "batch time value_heads"],
-    dt: Float[Array, "batch time value_heads"],
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    dt: Gates,
     *,
     scale: float = 1.0,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `mamba2`, token by token: slow, and the oracle of the others.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `mamba2`, token by token: slow, and the oracle.
 
         S <- e^g S + dt k v^T,   o = scale S^T q
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        g: [batch, time, value_heads] log-decay dt A, <= 0.
-        dt: [batch, time, value_heads] time step.
-        scale: multiplies the outputs; 1 as in the paper.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
+    Arguments as `mamba2`.
 
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Dao, Gu, "Transformers are SSMs" (arXiv:2405.21060), section 6, listing 1.
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> g, dt = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = mamba2_reference(q, k, v, g, dt)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, g=g, dt=dt, initial_state=initial_state, segment_ids=segment_ids)
-    out, state = fading_memory_reference(
-        q,
-        k,
-        _written(v, dt),
-        g,
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-    )
-    return out.astype(v.dtype), state
+    arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
+    check_recurrence(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+
+    def token(S, q, k, v, g, dt):
+        S = jnp.exp(g) * S + dt * jnp.outer(k, v)
+        return S, scale * (S.T @ q)
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def mamba2_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    g_t: Float[Array, "batch value_heads"],
-    dt_t: Float[Array, "batch value_heads"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    g_t: Gate,
+    dt_t: Gate,
+    state: State,
     *,
     scale: float = 1.0,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         o = scale (e^g S^T q + dt (q . k) v),   S <- e^g S + dt k v^T
 
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        g_t: [batch, value_heads] log-decay dt A, <= 0.
-        dt_t: [batch, value_heads] time step.
-        state: [batch, value_heads, key, value], as `mamba2` returns it.
-        scale: multiplies the output; 1 as in the paper.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `mamba2`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 5 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 5 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> g, dt = -jnp.ones((1, 2)), jnp.ones((1, 2))
+        >>> out, state = mamba2_step(q, k, v, g, dt, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, g, dt = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-        g_t=(g_t, "batch value_heads"),
-        dt_t=(dt_t, "batch value_heads"),
-    )
-    check_recurrence(q, k, v, g=g, dt=dt, initial_state=state, segment_ids=None)
-    out, state = fading_memory_step(
-        q, k, _written(v, dt), g, state, scale=scale, implementation=implementation
-    )
+    check_recurrence(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
+    tokens = gather_tokens(q_t, k_t, _over_time(v_t, dt_t), g=g_t, scale=scale)
+    out, state = step(ADDITIVE_RULE, tokens, state, implementation)
     return out.astype(v_t.dtype), state
 
 
-def _written(v: Array, dt: Array) -> Array:
+def _over_time(v: Values | Value, dt: Gates | Gate) -> Values | Value:
     """What a token writes under its key: its input over one time step."""
-    dtype = state_dtype(v)
+    dtype = accumulator(v.dtype)
     return dt.astype(dtype)[..., None] * v.astype(dtype)

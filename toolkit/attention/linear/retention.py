@@ -7,15 +7,25 @@ Head 0 halves what it holds in 22 tokens, every next head in twice as many.
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_floating, check_log_decay, check_recurrence, check_shape
-from toolkit.attention.linear.engine.fading_memory import (
-    fading_memory,
-    fading_memory_reference,
-    fading_memory_step,
+from toolkit.attention._checks import check_recurrence
+from toolkit.attention._shapes import (
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
 )
-from toolkit.attention.linear.engine.recurrence import add_time, no_decay
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 def retention_log_decay(heads: int) -> Float[Array, "heads"]:
@@ -31,25 +41,27 @@ def retention_log_decay(heads: int) -> Float[Array, "heads"]:
 
     Source:
         Sun et al., "Retentive Network" (arXiv:2307.08621), equation 8.
+
+    Example:
+        >>> jnp.exp(retention_log_decay(2)).tolist()
+        [0.96875, 0.984375]
     """
     return jnp.asarray(np.log1p(-np.exp2(-5.0 - np.arange(heads))))
 
 
 def retention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     *,
     scale: float | None = None,
     log_decay: Float[Array, "value_heads"] | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""Mix tokens through a state that fades at a constant rate in every head.
+) -> Outputs:
+    r"""Mix tokens through a state that decays at a constant rate in every head.
 
         S_t = gamma_h S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t,   gamma_h = 1 - 2^(-5-h)
 
@@ -68,7 +80,7 @@ def retention(
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (kernels for TPUs and Hopper GPUs).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
@@ -80,126 +92,96 @@ def retention(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs a
-        token and value head forward, about 2.5 times as much more backward. Reads q, k, v once.
+        With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs
+        per token and value head forward, about 2.5 times as much more backward. Reads q, k, v once.
 
     Source:
         Sun et al., "Retentive Network: A Successor to Transformer for Large Language Models"
         (arXiv:2307.08621), equations 5 to 8.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, state = retention(q, k, v)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
-    return fading_memory(
-        q,
-        k,
-        v,
-        _decay(v, log_decay),
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
-    )
+    log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
+    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
+    check_recurrence(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q, k, v, g=_at_every_token(log_decay, v), scale=scale)
+    return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def retention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
-    v: Float[Array, "batch time value_heads value"],
+    q: Queries,
+    k: Keys,
+    v: Values,
     *,
     scale: float | None = None,
     log_decay: Float[Array, "value_heads"] | None = None,
-    initial_state: Float[Array, "batch value_heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[
-    Float[Array, "batch time value_heads value"], Float[Array, "batch value_heads key value"]
-]:
-    r"""The equations of `retention`, token by token: slow, and the oracle of the others.
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `retention`, token by token: slow, and the oracle.
 
         S <- gamma_h S + k v^T,   o = scale S^T q
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, value_heads, value].
-        scale: multiplies the outputs; key**-0.5 if None.
-        log_decay: [value_heads] ln gamma, <= 0; `retention_log_decay` of the heads if None.
-        initial_state: [batch, value_heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
+    Arguments as `retention`.
 
-    Returns:
-        Outputs [batch, time, value_heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log_decay.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Sun et al., "Retentive Network" (arXiv:2307.08621), equation 6.
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, state = retention_reference(q, k, v)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(q, k, v, initial_state=initial_state, segment_ids=segment_ids)
-    return fading_memory_reference(
-        q,
-        k,
-        v,
-        _decay(v, log_decay),
-        scale=scale,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-    )
+    log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
+    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
+    check_recurrence(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, g):
+        S = jnp.exp(g) * S + jnp.outer(k, v)
+        return S, scale * (S.T @ q)
+
+    g = _at_every_token(log_decay, v)
+    return scan_tokens(token, initial_state, segment_ids, q=q, k=k, v=v, g=g)
 
 
 def retention_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
-    v_t: Float[Array, "batch value_heads value"],
-    state: Float[Array, "batch value_heads key value"],
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    state: State,
     *,
     scale: float | None = None,
     log_decay: Float[Array, "value_heads"] | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch value_heads value"], Float[Array, "batch value_heads key value"]]:
+) -> Output:
     r"""Decode one token: one read and one write of the state.
 
         o = scale (gamma_h S^T q + (q . k) v),   S <- gamma_h S + k v^T
 
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, value_heads, value]; value_heads is a multiple of heads.
-        state: [batch, value_heads, key, value], as `retention` returns it.
-        scale: multiplies the output; key**-0.5 if None.
-        log_decay: [value_heads] ln gamma, <= 0; `retention_log_decay` of the heads if None.
-        implementation: "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-            GPUs.
-
-    Returns:
-        The output [batch, value_heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log_decay.
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `retention`, without the time axis; `state` as it returns it.
+    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
+    GPUs.
 
     Cost:
-        About 5 K V FLOPs and 8 K V bytes of a float32 state a value head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 5 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> out, state = retention_step(q, k, v, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch value_heads value"),
-    )
-    check_recurrence(q, k, v, initial_state=state, segment_ids=None)
-    return fading_memory_step(
-        q, k, v, _decay(v, log_decay), state, scale=scale, implementation=implementation
-    )
+    log_decay = retention_log_decay(v_t.shape[1]) if log_decay is None else log_decay
+    check_recurrence(retention_step, q_t=q_t, k_t=k_t, v_t=v_t, log_decay=log_decay, state=state)
+    tokens = gather_tokens(q_t, k_t, v_t, g=_at_every_token(log_decay, v_t), scale=scale)
+    return step(ADDITIVE_RULE, tokens, state, implementation)
 
 
-def _decay(v: Array, log_decay: Array | None) -> Array:
-    """[batch, time, value_heads] of every head's constant."""
-    if log_decay is None:
-        log_decay = retention_log_decay(v.shape[2])
-    check_shape("log_decay", log_decay, v.shape[2:3], "value_heads")
-    check_floating("log_decay", log_decay)
-    check_log_decay(log_decay)
-    none = no_decay(v)
-    return none + jnp.broadcast_to(log_decay.astype(none.dtype), none.shape)
+def _at_every_token(log_decay: Float[Array, "value_heads"], v: Values | Value) -> Gates | Gate:
+    # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
+    zeros = jnp.zeros_like(v[..., 0], dtype=log_decay.dtype)
+    return zeros + jnp.broadcast_to(log_decay, zeros.shape)

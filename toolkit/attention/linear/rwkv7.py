@@ -1,4 +1,4 @@
-r"""RWKV-7: a memory that erases under one key, writes under another, and fades by channel.
+r"""RWKV-7: a memory that erases under one key, writes under another, and decays by channel.
 
     S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
     o_t = scale S_t^T q_t
@@ -9,25 +9,24 @@ with r the removal key. The paper's names on the left, those of this room on the
     k~ (replacement key), v           k, v
     log w = -e^-0.5 sigmoid(...)      g
     kappa^ (unit removal key)         removal_key
-    a (in-context learning rate)      rate, in [0, 1], one a channel
+    a (in-context learning rate)      rate, in [0, 1], one per channel
 
-What is erased is read before the state fades. A generalised delta rule: with equal keys, equal
+What is erased is read before the state decays. A generalised delta rule: with equal keys, equal
 rates and beta = rate it corrects as DeltaNet does.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_rank, check_recurrence, check_shape
-from toolkit.attention.linear.engine.chunked import Action, Addition, Correction, Rule
-from toolkit.attention.linear.engine.recurrence import (
-    Inputs,
-    add_time,
-    log_decay_channels,
-    run,
-    run_equation,
-    scaled_queries,
-    step,
+from toolkit.attention._checks import check_recurrence
+from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
+from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.rule import (
+    Action,
+    Addition,
+    Correction,
+    Rule,
+    correcting_chunk_size,
 )
 
 
@@ -36,28 +35,27 @@ def _action(q: Array, k: Array, v: Array, removal_key: Array, rate: Array) -> Ac
     return Action(q, correction=erasure, addition=Addition(k, v))
 
 
-RWKV7 = Rule(_action, erases_before_fading=True)
+RWKV7 = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
 def rwkv7(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
+    q: Queries,
+    k: Keys,
     v: Float[Array, "batch time heads value"],
-    g: Float[Array, "batch time heads key"],
-    removal_key: Float[Array, "batch time heads key"],
-    rate: Float[Array, "batch time heads key"],
+    g: Keys,
+    removal_key: Keys,
+    rate: Keys,
     *,
     scale: float = 1.0,
     initial_state: Float[Array, "batch heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
-    r"""Mix tokens through a fading state that erases and writes under keys of their own.
+    r"""Mix tokens through a decaying state that erases and writes under keys of their own.
 
         S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
         o_t = scale S_t^T q_t
-
 
     Args:
         q: [batch, time, heads, key] queries (receptance).
@@ -71,7 +69,7 @@ def rwkv7(
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it) or "scan" (token by token).
-        chunk: tokens a chunk of "xla", a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, heads, value] in the dtype of v, and the final state
@@ -86,92 +84,69 @@ def rwkv7(
 
     Cost:
         With chunks of C = 16 tokens (32 beyond 4096), 2 (4 K V + 4 C K + 4 C V) FLOPs and
-        3 K exponentials a token and head forward, about 2.3 times as much more backward. Reads
+        3 K exponentials per token and head forward, about 2.3 times as much more backward. Reads
         the inputs once.
 
     Source:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (arXiv:2503.14456),
         equation 17 and section 3.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> g, erase, rate = -q, q / 2, q / 2
+        >>> out, state = rwkv7(q, k, v, g, erase, rate)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, removal_key, rate, initial_state, segment_ids)
-    out, state = run(
-        RWKV7,
-        _inputs(q, k, v, g, removal_key, rate, scale),
-        initial_state,
-        sizes=(k.shape[-1], v.shape[-1]),
-        segment_ids=segment_ids,
-        implementation=implementation,
-        chunk=chunk,
-        usual_chunk=chunk_size(q.shape[1]),
-    )
-    return out.astype(v.dtype), state
+    arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
+    check_recurrence(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = gather_tokens(q, k, v, removal_key, rate, g=g, scale=scale)
+    return run(RWKV7, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 def rwkv7_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
+    q: Queries,
+    k: Keys,
     v: Float[Array, "batch time heads value"],
-    g: Float[Array, "batch time heads key"],
-    removal_key: Float[Array, "batch time heads key"],
-    rate: Float[Array, "batch time heads key"],
+    g: Keys,
+    removal_key: Keys,
+    rate: Keys,
     *,
     scale: float = 1.0,
     initial_state: Float[Array, "batch heads key value"] | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
-    r"""The equations of `rwkv7`, token by token: slow, and the oracle of the others.
+    r"""The equation of `rwkv7`, token by token: slow, and the oracle.
 
-        S <- Diag(e^g) S - (rate * r) (r^T S) + k v^T,   o = scale S^T q
+        S <- Diag(e^g) S - (rate * r) (r^T S) + k v^T,   o = scale S^T q,   r the removal key
 
+    Arguments as `rwkv7`.
 
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, heads, key].
-        v: [batch, time, heads, value].
-        g: [batch, time, heads, key] log-decay, <= 0.
-        removal_key: [batch, time, heads, key].
-        rate: [batch, time, heads, key].
-        scale: multiplies the outputs; 1 as in the paper.
-        initial_state: [batch, heads, key, value]; zero if None.
-        segment_ids: [batch, time]; the state is cleared wherever the number changes.
-
-    Returns:
-        Outputs [batch, time, heads, value] and the final state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Source:
-        Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (arXiv:2503.14456),
-        equation 17 and section 3.
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> g, erase, rate = -q, q / 2, q / 2
+        >>> out, state = rwkv7_reference(q, k, v, g, erase, rate)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    _check(q, k, v, g, removal_key, rate, initial_state, segment_ids)
+    arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
+    check_recurrence(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
 
-    def one_token(state, g_t, q_t, k_t, v_t, removal_t, rate_t):
-        erased = jnp.einsum("bhk,bhkv->bhv", removal_t, state)
-        state = jnp.exp(g_t)[..., None] * state
-        state -= jnp.einsum("bhk,bhv->bhkv", rate_t * removal_t, erased)
-        state += jnp.einsum("bhk,bhv->bhkv", k_t, v_t)
-        return state, jnp.einsum("bhk,bhkv->bhv", q_t, state)
+    def token(S, q, k, v, g, removal_key, rate):
+        erased = jnp.outer(rate * removal_key, S.T @ removal_key)
+        S = jnp.exp(g)[:, None] * S - erased + jnp.outer(k, v)
+        return S, scale * (S.T @ q)
 
-    out, state = run_equation(
-        one_token,
-        _inputs(q, k, v, g, removal_key, rate, scale),
-        initial_state,
-        sizes=(k.shape[-1], v.shape[-1]),
-        segment_ids=segment_ids,
-    )
-    return out.astype(v.dtype), state
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
 def rwkv7_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch heads key"],
+    q_t: Query,
+    k_t: Key,
     v_t: Float[Array, "batch heads value"],
-    g_t: Float[Array, "batch heads key"],
-    removal_key_t: Float[Array, "batch heads key"],
-    rate_t: Float[Array, "batch heads key"],
+    g_t: Key,
+    removal_key_t: Key,
+    rate_t: Key,
     state: Float[Array, "batch heads key value"],
     *,
     scale: float = 1.0,
@@ -181,67 +156,21 @@ def rwkv7_step(
         u = -S^T r,   o = scale (S^T (e^g q) + (q . (rate * r)) u + (q . k) v)
         S <- Diag(e^g) S + (rate * r) u^T + k v^T
 
-
-    Args:
-        q_t: [batch, heads, key] query of this token.
-        k_t: [batch, heads, key] key of this token.
-        v_t: [batch, heads, value].
-        g_t: [batch, heads, key] log-decay, <= 0.
-        removal_key_t: [batch, heads, key] of unit length.
-        rate_t: [batch, heads, key] in [0, 1].
-        state: [batch, heads, key, value], as `rwkv7` returns it.
-        scale: multiplies the output; 1 as in the paper.
-
-    Returns:
-        The output [batch, heads, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a positive log-decay.
-        TypeError: not floating point, or q_t, k_t and v_t of different dtypes.
+    Arguments as `rwkv7`, without the time axis; `state` as it returns it.
 
     Cost:
-        About 9 K V FLOPs and 8 K V bytes of a float32 state a head: bound by memory.
-        Donate the state under `jax.jit` so that it is updated in place.
+        About 9 K V FLOPs and 8 K V bytes of a float32 state per head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
 
-    Source:
-        Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (arXiv:2503.14456),
-        equation 17 and section 3.
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> g, erase, rate = -q, q / 2, q / 2
+        >>> out, state = rwkv7_step(q, k, v, g, erase, rate, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
     """
-    q, k, v, g, removal_key, rate = add_time(
-        q_t=(q_t, "batch heads key"),
-        k_t=(k_t, "batch heads key"),
-        v_t=(v_t, "batch heads value"),
-        g_t=(g_t, "batch heads key"),
-        removal_key_t=(removal_key_t, "batch heads key"),
-        rate_t=(rate_t, "batch heads key"),
-    )
-    _check(q, k, v, g, removal_key, rate, state, None)
-    out, state = step(RWKV7, _inputs(q, k, v, g, removal_key, rate, scale), state)
-    return out.astype(v_t.dtype), state
-
-
-def chunk_size(time: int) -> int:
-    """Tokens a chunk: 16 is fastest on CPUs, 32 keeps half the states of a long sequence."""
-    return 16 if time <= 4096 else 32
-
-
-def _inputs(q, k, v, g, removal_key, rate, scale) -> Inputs:
-    tokens = (scaled_queries(q, scale), k, v, removal_key, rate)
-    return Inputs(tokens, log_decay_channels(g, v))
-
-
-def _check(q, k, v, g, removal_key, rate, initial_state, segment_ids) -> None:
-    check_rank("v", v, "batch time heads value")
-    check_shape("v", v, (*q.shape[:3], v.shape[3]), "batch time heads value")
-    for name, gate in (("g", g), ("removal_key", removal_key), ("rate", rate)):
-        check_rank(name, gate, "batch time heads key")
-    check_recurrence(
-        q,
-        k,
-        v,
-        g=g,
-        removal_key=removal_key,
-        rate=rate,
-        initial_state=initial_state,
-        segment_ids=segment_ids,
-    )
+    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t}
+    arrays |= {"removal_key_t": removal_key_t, "rate_t": rate_t}
+    check_recurrence(rwkv7_step, **arrays, state=state)
+    tokens = gather_tokens(q_t, k_t, v_t, removal_key_t, rate_t, g=g_t, scale=scale)
+    return step(RWKV7, tokens, state)

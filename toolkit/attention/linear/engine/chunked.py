@@ -1,17 +1,10 @@
-r"""The chunked engine: any linear-time memory as a few matrix products a chunk of tokens.
+r"""The chunked engine: any linear-time memory as a few matrix products per chunk of tokens.
 
-One token does up to four things to the state S [key, value], in this order:
-
-    fade       S <- Diag(a) S                          a = e^g, one number or one a channel
-    correct    S <- S + w beta (u - S^T e)^T           read under e, write the difference under w
-    add        S <- S + k v^T
-    read       o  = S^T q
-
-Linear attention adds, Mamba-2 and gated linear attention fade and add, delta rules fade and
-correct with e = w = k, RWKV-7 corrects by what it read before fading, and adds. A method states
-which in a `Rule`. Over a chunk of C tokens that enters with state S, with P(r, w) the decayed
-scores of `decays.py` (strictly below the diagonal for e) and E, X the decays from the chunk's
-entry and to its exit,
+A token decays the state S [key, value], corrects it, adds to it (a `Rule` of `rule.py`) and reads
+it. Linear attention adds, Mamba-2 and gated linear attention decay and add, delta rules decay and
+correct with e = w = k, RWKV-7 corrects by what it read before the decay, and adds. Over a chunk of
+C tokens that enters with state S, with P(r, w) the decayed scores of `decays.py` (strictly below
+the diagonal for e) and E, X the decays from the chunk's entry and to its exit,
 
     T  = (I + beta P(e, w))^-1
     N  = T (beta (U - (E * e) S) - P(e, k) V)           what is really written under w
@@ -27,9 +20,8 @@ the gradient of G is r dr - w dw, and the sum over v of S' dS' at the end of a c
 Arrays here are [chunks, rows, C, ...], where a row is one head of one sequence.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,53 +37,15 @@ from toolkit.attention.linear.engine.decays import (
     within_documents,
 )
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
+from toolkit.attention.linear.engine.rule import Action, Addition, Correction, Rule, act
 
 
-class Inputs(NamedTuple):
+class Chunks(NamedTuple):
     """Sequences cut into chunks."""
 
     tokens: tuple[Float[Array, "chunks rows C *size"], ...]  # the arrays of `Rule.action`
     g: Float[Array, "chunks rows C channels"]  # log-decay; `channels` is 1 or key
     documents: Documents | None  # where the state must not pass
-
-
-class Correction(NamedTuple):
-    """Read under `erase`, write `strength` times the difference to `value` under `write`."""
-
-    erase: Float[Array, "*tokens key"]
-    write: Float[Array, "*tokens key"]
-    value: Float[Array, "*tokens value"] | None  # None: the value is 0, what was read is erased
-    strength: Float[Array, "*tokens"] | None  # None: 1
-
-
-class Addition(NamedTuple):
-    """Add `value` under `key`."""
-
-    key: Float[Array, "*tokens key"]
-    value: Float[Array, "*tokens value"]
-
-
-class Action(NamedTuple):
-    """What tokens do to the state once it has faded, and the query they read it with."""
-
-    query: Float[Array, "*tokens key"]
-    correction: Correction | None
-    addition: Addition | None
-
-
-class Rule(NamedTuple):
-    """A method as the engine sees it.
-
-    Attributes:
-        action: from the arrays of tokens, in the dtype of the state, to what they do.
-        erases_before_fading: whether a correction reads the state before it fades.
-        has_kernels: whether the Pallas kernels of `kernels/` know it, by its tokens
-            (q, k, v) that fade and add or (q, k, v, beta) that fade and correct.
-    """
-
-    action: Callable[..., Action]
-    erases_before_fading: bool = False
-    has_kernels: bool = False
 
 
 class Erasure(NamedTuple):
@@ -109,11 +63,6 @@ class Saved(NamedTuple):
     erasure: Erasure | None
 
 
-def act(rule: Rule, dtype: jnp.dtype, tokens: tuple[Array, ...]) -> Action:
-    """What tokens do, in the dtype of the state."""
-    return rule.action(*(x.astype(dtype) for x in tokens))
-
-
 def _writers(action: Action) -> Float[Array, "*chunks writers C key"]:
     """The keys that are written under: of the correction, then of the addition."""
     correction, addition = action.correction, action.addition
@@ -127,8 +76,8 @@ def _strength(correction: Correction) -> Array | float:
 
 def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array) -> Array:
     """How strongly each token's correction reads what the tokens before it wrote."""
-    if rule.erases_before_fading:
-        # To read before fading is to read as the token before would.
+    if rule.erases_before_decay:
+        # To read before the decay is to read as the token before would.
         scores = decayed_scores(_later(erase), writers, decays)
         past = jnp.zeros_like(scores[..., :1, :, :])
         scores = jnp.concatenate([past, scores[..., :-1, :, :]], axis=-3)
@@ -146,7 +95,7 @@ def _later(x: Array) -> Array:
 
 def _erase_entry(rule: Rule, decays: Decays) -> Array:
     """Decay from the chunk's entry to the reads of its corrections."""
-    if not rule.erases_before_fading:
+    if not rule.erases_before_decay:
         return decays.entry
     entry = jnp.concatenate(
         [jnp.ones_like(decays.entry[..., :1, :]), decays.entry[..., :-1, :]], -2
@@ -157,13 +106,13 @@ def _erase_entry(rule: Rule, decays: Decays) -> Array:
     return jnp.where(own[..., None], entry, 0)
 
 
-def _erasures(rule: Rule, dtype: jnp.dtype, inputs: Inputs) -> Erasure | None:
+def _erasures(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
     """For all chunks: at once, or one by one where the factors of their channels fill a cache."""
     erasure = partial(_erasure, rule, dtype)
     return erasure(inputs) if inputs.g.shape[-1] == 1 else lax.map(erasure, inputs)
 
 
-def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Inputs) -> Erasure | None:
+def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
     action = act(rule, dtype, inputs.tokens)
     correction = action.correction
     if correction is None:
@@ -261,7 +210,7 @@ def _backward_chunk(rule, carry, xs):
         d_target = None if correction.value is None else strength * d_residual
         d_correction = Correction(d_erase, d_write, d_target, d_strength)
         erasing = correction.erase * d_erase
-        d_decay += _later(erasing) if rule.erases_before_fading else erasing
+        d_decay += _later(erasing) if rule.erases_before_decay else erasing
         d_decay -= correction.write * d_write
     if addition:
         d_key = d_writers[:, -1]
@@ -278,27 +227,17 @@ def _backward_chunk(rule, carry, xs):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chunked(
-    rule: Rule, inputs: Inputs, initial_state: Float[Array, "rows key value"]
+    rule: Rule, inputs: Chunks, initial_state: Float[Array, "rows key value"]
 ) -> tuple[Float[Array, "chunks rows C value"], Float[Array, "rows key value"]]:
-    """Run a rule over chunks, one after another.
+    """Run a rule over chunks, one after another, padded to whole ones with zeros.
 
-    Args:
-        rule: what a token does.
-        inputs: tokens and log-decays in chunks, padded to whole ones with zeros.
-        initial_state: [rows, key, value], in the dtype of gates and states.
+    Multiply-adds per chunk and row: to read and write the state, 2 C K V, and C K V more with a
+    correction; scores C^2 K for every pair of a reader and a writer, and C^2 V to use them; the
+    inverse at most C^3 / 2. Backward about 2.3 times as many. Kept for the backward pass: the
+    inputs, a K x V state per chunk, and T and N of a correction.
 
-    Returns:
-        Outputs [chunks, rows, C, value] in that dtype, and the final state.
-
-    Cost:
-        Multiply-adds a chunk and row: to read and write the state, 2 C K V, and C K V more with
-        a correction; scores C^2 K for every pair of a reader and a writer, and C^2 V to use
-        them; the inverse at most C^3 / 2. Backward about 2.3 times as many. Kept for the
-        backward pass: the inputs, a K x V state a chunk, and T and N of a correction.
-
-    Source:
-        Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for fading and adding; Yang,
-        Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
+    Source: Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for decaying and adding;
+    Yang, Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
     """
     return _chunked_forward(rule, inputs, initial_state)[0]
 
@@ -320,7 +259,7 @@ def _chunked_backward(rule, saved, cotangents):
         (inputs, saved, d_out),
         reverse=True,
     )
-    return Inputs(d_tokens, d_g, None), d_initial_state
+    return Chunks(d_tokens, d_g, None), d_initial_state
 
 
 chunked.defvjp(_chunked_forward, _chunked_backward)
