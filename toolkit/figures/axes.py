@@ -1,7 +1,8 @@
 """Axes whose ticks speak the unit."""
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from toolkit.figures.words import short
 
@@ -32,3 +33,24 @@ def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
         axis.set_major_locator(LogLocator(base=base, numticks=7))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: short(value, unit)))
+
+
+def log_ticks(axis: Axis, *parts: float, count: int | None = None) -> None:
+    """Ticks of a logarithmic axis in plain numbers, at these parts of every power of ten."""
+    axis.set_major_locator(LogLocator(subs=parts or (1,), numticks=count))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def count_ticks(axis: Axis, count: int) -> None:
+    """At most so many ticks with commas between thousands."""
+    axis.set_major_locator(MaxNLocator(count))
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def set_limits(axes: Axes, **limits: tuple[float, float]) -> bool:
+    """Limits of x and y, set only where they differ: setting them draws the whole figure anew."""
+    now = {"x": axes.get_xlim(), "y": axes.get_ylim()}
+    new = {name: pair for name, pair in limits.items() if tuple(pair) != now[name]}
+    axes.set(**{f"{name}lim": pair for name, pair in new.items()})
+    return bool(new)

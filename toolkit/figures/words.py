@@ -64,3 +64,8 @@ def short(value: float, unit: str) -> str:
         return f"{value:,.0f} s"
     number, _, name = in_words(value, unit).partition(" ")
     return f"{float(number.replace(',', '')):g} {name}"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: `"1 token"`, `"12 tokens"`."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

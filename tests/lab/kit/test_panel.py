@@ -16,7 +16,7 @@ from PIL import Image
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.table import Table, as_html
+from toolkit.lab.kit.view import Table, as_html
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ pytest.importorskip("ipywidgets")
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.panel import LoopPanel
 from toolkit.lab.looped.reader import MAX_LOOPS
-from toolkit.lab.looped.state_panel import FOLLOWED, LoopStatePanel, binary, coarse
+from toolkit.lab.looped.state_panel import LoopStatePanel
+from toolkit.lab.looped.state_plots import binary, coarse
 
 MAX_WARM_SECONDS = 0.1
 
@@ -57,34 +58,37 @@ def test_a_warm_update_is_quick(kind, control: str, values, pattern: str) -> Non
 
 def test_the_red_line_stands_where_the_reach_ends() -> None:
     panel = LoopPanel(pattern="window window", window=4, token=30, loops=4)
-    x, y = panel._edge.get_data()
+    influence = panel._plots[0]
+    x, y = influence.edge.get_data()
     np.testing.assert_array_equal(x[::2], [29 + 1 - reach - 0.5 for reach in (7, 13, 19, 25)])
     assert (y[0], y[-1]) == (0, 1)
-    assert [words.get_text().strip() for words in panel._edges[:4]] == ["7", "13", "19", "25"]
+    assert [words.get_text().strip() for words in influence.edge_words[:4]] == ["7", "13", "19", "25"]
     panel.window = 5  # the fourth loop reaches the start
-    assert [words.get_visible() for words in panel._edges] == [True] * 3 + [False] * 5
+    assert [words.get_visible() for words in influence.edge_words] == [True] * 3 + [False] * 5
     panel.pattern = "full full"
-    assert np.isnan(panel._edge.get_xdata()).all()
+    assert np.isnan(influence.edge.get_xdata()).all()
 
 
 def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
     panel = LoopPanel(pattern="window window", window=4, token=30, loops=3)
-    shown = panel._share.get_array()
-    share = panel.data()["share"]
+    shown = panel._plots[0].image.get_array()
+    share = panel.view.share
+    np.testing.assert_array_equal(panel.data()["share, loop 2"], share[1])
     np.testing.assert_array_equal(shown.mask, share == 0)
     visible = (share > 1e-5) & ~shown.mask
     np.testing.assert_allclose(shown[visible], np.log10(share[visible]), rtol=1e-6)
-    assert panel.data()["right"].shape[0] == panel.data()["loss"].shape[0] == 3
+    assert panel.view.right.shape[0] == panel.view.loss.shape[0] == 3
 
 
 @pytest.mark.parametrize("loops", [1, MAX_LOOPS])
 def test_any_number_of_loops_fills_the_picture(loops: int) -> None:
     panel = LoopPanel(loops=loops)
-    assert panel._share.get_array().shape[0] == loops
-    assert tuple(panel._share.get_extent())[2:] == (1, 0)
-    assert sum(name.get_visible() for name in panel._reach.names) == loops
+    influence = panel._plots[0]
+    assert influence.image.get_array().shape[0] == loops
+    assert tuple(influence.image.get_extent())[2:] == (1, 0)
+    assert sum(name.get_visible() for name in influence.names) == loops
     states = LoopStatePanel(loops=loops)
-    assert len(states._size.get_xdata()) == loops
+    assert len(states._plots[0].lines["size of h"].get_xdata()) == loops
 
 
 def test_the_second_panel_follows_the_first() -> None:
@@ -93,18 +97,20 @@ def test_the_second_panel_follows_the_first() -> None:
     panel.change(pattern="gdn full", text="some other text", token=5)
     slider = panel._control_widgets["loops"].inputs[0]
     slider.value = 6
-    assert {name: getattr(states, name) for name in FOLLOWED} == dict(panel.state)
-    assert states._states[0].get_xdata().size == 6
+    assert panel.state.items() <= states.state.items()
+    recurrent = states._plots[1]
+    assert recurrent.lines["state, layer 1"].get_xdata().size == 6
     states.pattern = "full full"  # its own menus still move it alone
     assert (states.pattern, panel.pattern) == ("full full", "gdn full")
-    assert states._no_state.get_visible()
+    assert recurrent.nothing.get_visible()
 
 
 def test_a_text_that_surprises_stretches_the_axis_of_the_loss() -> None:
     panel = LoopPanel()
-    before = panel._losses.get_xlim()[1]
+    axes = panel._plots[3].axes
+    before = axes.get_xlim()[1]
     panel.text = "~~~#### zqzqzq @@@@ 0x7f %%%"
-    assert panel._losses.get_xlim()[1] > max(before, panel.view.loss.max())
+    assert axes.get_xlim()[1] > max(before, panel.view.loss.max())
 
 
 def test_errors_stay_under_the_panel_and_the_picture_stays() -> None:

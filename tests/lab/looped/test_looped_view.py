@@ -138,7 +138,7 @@ def test_gates_are_switches_and_the_output_gate_is_another_model() -> None:
 
 def test_inside_shows_states_where_there_are_any_and_sinks_with_and_without_gate() -> None:
     hybrid = look_inside(TEXT, **INSIDE | {"pattern": "gdn full"})
-    assert set(hybrid.state) == {"layer 1"}
+    assert set(hybrid.state) == {1}
     assert set(hybrid.sink) == {(False, 2), (True, 2)}
     softmax = look_inside(TEXT, **INSIDE | {"pattern": "full full"})
     assert not softmax.state
@@ -211,7 +211,7 @@ def test_words_and_tables_tell_the_numbers() -> None:
     view = look(TEXT, **SETTINGS | {"loops": 6})
     said, table = view.sentence(), view.table()
     assert "Measured here" in said
-    assert f"{view.loss[-1]:.2f} nats a byte" in said
+    assert f"{view.loss[-1]:.2f} nats per byte" in said
     assert "more is new to it" in said
     assert len(table.rows) == len(TEXT)
     assert all(len(row) == len(table.columns) for row in table.rows)

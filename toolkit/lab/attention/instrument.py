@@ -4,10 +4,12 @@
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets as widgets
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK
@@ -16,6 +18,7 @@ from toolkit.lab.attention.measurement import Sizes, measure_pieces
 from toolkit.lab.attention.view import (
     CHUNK_OF_THE_KERNEL,
     DECODE,
+    KEPT,
     PREFILL,
     Costs,
     Machine,
@@ -23,10 +26,13 @@ from toolkit.lab.attention.view import (
     Point,
     costs,
     decode_memory,
+    plain,
 )
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.note import Note
+from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.view import Progress
 from toolkit.measure import Peak, hardware, published_peak
 
 HERE = "here"
@@ -43,14 +49,7 @@ _CONTEXT = Number(
 
 @functools.cache
 def this_machine() -> Machine:
-    """The roofline of this machine, measured once in a process.
-
-    Returns:
-        A `Machine` with float32 numbers on a CPU and bfloat16 on an accelerator.
-
-    Cost:
-        About a second, once.
-    """
+    """The roofline of this machine, in a second and once per process; float32 only on a CPU."""
     found = hardware(measure=True)
     assert found.matmul_flops_per_second is not None
     assert found.memory_bytes_per_second is not None
@@ -63,20 +62,7 @@ def this_machine() -> Machine:
 
 
 def machine_named(key: str) -> Machine:
-    """The roofline of this machine or of a published accelerator.
-
-    Args:
-        key: `"here"`, `"h100"`, `"h200"` or `"tpu v6e"`.
-
-    Returns:
-        A `Machine`.
-
-    Raises:
-        KeyError: for a name that is neither.
-
-    Cost:
-        That of `this_machine`, or a look-up.
-    """
+    """The roofline of this machine (`"here"`) or of a published accelerator."""
     if key == HERE:
         return this_machine()
     peak = _ACCELERATORS[key]
@@ -98,6 +84,12 @@ class CostPanel(Panel):
         unit: `"seconds"`, `"FLOP"` or `"bytes"`.
         machine: whose roofline; `"here"` or a published accelerator.
         points: times measured so far, by the sizes they were measured with.
+
+    Example:
+        >>> panel = CostPanel(machine="h100", unit="FLOP")
+        >>> panel.context_length = 4096
+        >>> panel.view.sentence()[:15]
+        'At 4,096 tokens'
     """
 
     title = "What does a longer context cost?"
@@ -150,31 +142,19 @@ class CostPanel(Panel):
         measured = self.points.get(_sizes(state), ()) if machine == HERE else ()
         return costs(machine=machine_named(machine), measured=measured, **state)
 
-    def build(self, figure: Figure) -> list[Artist]:
+    def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.085, right=0.975, top=0.76, bottom=0.18, wspace=0.24)
         left, right = figure.subplots(1, 2)
-        self._phases = {
-            PREFILL: CostCurves(figure, left, "seconds", "Prefill: reading the context", columns=1),
-            DECODE: CostCurves(figure, right, "seconds", "Decode: one more token", columns=1),
-        }
-        self._note = figure.text(0.085, 0.03, "", fontsize=9)
-        artists = [artist for curves in self._phases.values() for artist in curves.artists()]
-        return [*artists, self._note]
-
-    def draw(self, view: Costs) -> None:
-        for phase, curves in self._phases.items():
-            points = [point for point in view.measured if point.phase == phase]
-            values = view.at_chosen[phase]
-            if curves.show(view.chosen, view.curves[phase], values, view.unit, points):
-                self.picture.forget_background()
-        whose = f" for {view.machine.name}" if view.machine else ""
-        markers = "; markers: measured here" if view.measured else ""
-        self._note.set_text(f"Lines: modelled{whose}{markers}. One layer, one sequence.")
+        return [
+            CostCurves(figure, left, PREFILL, "seconds", "Prefill: reading the context"),
+            CostCurves(figure, right, DECODE, "seconds", "Decode: one more token"),
+            Note(figure, 0.085, 0.03, _provenance),
+        ]
 
     def extra_widgets(self) -> list[widgets.Widget]:
         return [self._job]
 
-    def _measure_pieces(self) -> Any:
+    def _measure_pieces(self) -> Iterator[Progress]:
         sizes = _sizes(self.state)
         if sizes in self._all_measured:
             yield 1, 1, "already measured with these sizes"
@@ -186,6 +166,12 @@ class CostPanel(Panel):
             if done == total:  # a stopped measurement keeps its points and can be taken up again
                 self._all_measured.add(sizes)
             yield done, total, what
+
+
+def _provenance(view: Costs) -> str:
+    whose = f" for {view.machine.name}" if view.machine else ""
+    markers = "; markers: measured here" if view.measured else ""
+    return f"Lines: modelled{whose}{markers}. One layer, one sequence."
 
 
 def _sizes(state: Any) -> Sizes:
@@ -204,6 +190,12 @@ class MemoryPanel(Panel):
         sequences: sequences served at once.
         bytes_per_number: precision of the cache.
         device: whose memory is drawn as a line.
+
+    Example:
+        >>> panel = MemoryPanel(layers=32, sequences=8)
+        >>> panel.context_length = 4096
+        >>> [*panel.data()][:2]
+        ['tokens', 'kept, full softmax (bytes)']
     """
 
     title = "What must be kept to write the next token?"
@@ -222,10 +214,16 @@ class MemoryPanel(Panel):
         peak = _ACCELERATORS[device]
         return decode_memory(capacity_bytes=peak.memory_bytes, capacity_name=peak.name, **state)
 
-    def build(self, figure: Figure) -> list[Artist]:
+    def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.83, bottom=0.14)
-        axes = figure.subplots()
-        self._curves = CostCurves(figure, axes, "bytes", "Memory between two tokens", columns=3)
+        return [MemoryPlot(figure, figure.subplots())]
+
+
+class MemoryPlot(CostCurves):
+    """Bytes kept, the memory of a device, and how many times larger the cache is."""
+
+    def __init__(self, figure: Figure, axes: Axes) -> None:
+        super().__init__(figure, axes, KEPT, "bytes", "Memory between two tokens", columns=3)
         self._capacity = axes.axhline(1, color=INK, linewidth=1.3, linestyle=(0, (1, 2)))
         self._capacity_name = axes.text(
             0.012, 1, "", fontsize=9.5, va="center", bbox=BEHIND_WORDS,
@@ -237,25 +235,24 @@ class MemoryPanel(Panel):
         self._ratio = axes.text(
             1, 1, "", color=ACCENT, fontweight="bold", va="center", fontsize=13, bbox=BEHIND_WORDS
         )
-        words = [self._capacity_name, self._gap, self._ratio]
-        return [self._capacity, *self._curves.artists(), *words]
 
-    def draw(self, view: Memory) -> None:
-        if self._curves.show(view.chosen, view.curves, view.at_chosen, "bytes"):
-            self.picture.forget_background()
+    def artists(self) -> list[Artist]:
+        words = [self._capacity_name, self._gap, self._ratio]
+        return [self._capacity, *super().artists(), *words]
+
+    def show(self, view: Memory) -> None:
+        super().show(view)
         self._capacity.set_ydata([view.capacity_bytes] * 2)
         self._capacity_name.set_y(view.capacity_bytes)
         self._capacity_name.set_text(
             f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
         )
-        cache, state = view.at_chosen["full"], view.at_chosen["gdn"]
+        cache, state = (view.at_chosen[KEPT][name] for name in ("full", "gdn"))
         self._gap.xy, self._gap.xyann = (view.chosen, cache), (view.chosen, state)
         is_left = view.chosen < 1 << 17
         beside = view.chosen * (1.15 if is_left else 0.87)
         self._ratio.set_position((beside, (cache * state) ** 0.5))
         self._ratio.set_horizontalalignment("left" if is_left else "right")
-        ratio = cache / state
-        self._ratio.set_text(f"{ratio:,.0f}×" if ratio >= 9.95 else f"{ratio:.2g}×")
-        is_wide = max(ratio, 1 / ratio) > 4
-        self._gap.set_visible(is_wide)
-        self._ratio.set_visible(is_wide)
+        self._ratio.set_text(f"{plain(cache / state)}×")
+        for artist in (self._gap, self._ratio):
+            artist.set_visible(max(cache / state, state / cache) > 4)

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit.attention import gated_delta_net_step
-from toolkit.lab.kit.table import Table
+from toolkit.figures.words import counted
+from toolkit.lab.kit.view import Data, View
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
 MAX_TOKENS = 24
@@ -26,27 +27,16 @@ _LETTER_PAIRS = 512
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What both memories hold after each token of a sentence.
+class Reading(View):
+    """What both memories hold after each token of a sentence."""
 
-    Attributes:
-        words: the tokens, at most `MAX_TOKENS`.
-        left_out: how many words at the end did not fit.
-        token: index of the token now read.
-        window: tokens softmax attention may look back to, itself included.
-        weights: softmax weights, row = reader, [MAX_TOKENS, MAX_TOKENS].
-        states: state of the gated delta net after each token, [MAX_TOKENS, KEY_SIZE, VALUE_SIZE].
-        recall: part of token s's value that the state after token t returns for s's key,
-            [t, s] in [MAX_TOKENS, MAX_TOKENS].
-    """
-
-    words: tuple[str, ...]
-    left_out: int
-    token: int
-    window: int
-    weights: np.ndarray
-    states: np.ndarray
-    recall: np.ndarray
+    words: tuple[str, ...]  # the tokens, at most `MAX_TOKENS`
+    left_out: int  # words at the end that did not fit
+    token: int  # index of the token now read
+    window: int  # tokens softmax attention may look back to, itself included
+    weights: np.ndarray  # softmax weights, row = reader, [MAX_TOKENS, MAX_TOKENS]
+    states: np.ndarray  # of the gated delta net, [MAX_TOKENS, KEY_SIZE, VALUE_SIZE]
+    recall: np.ndarray  # part of value s that the state after t returns for key s, [t, s]
 
     def sentence(self) -> str:
         row, held = self.weights[self.token], self.recall[self.token, : self.token + 1]
@@ -57,28 +47,26 @@ class Reading:
         )
         out_of_reach = self.token + 1 - self.window
         if out_of_reach > 0:
-            said += f" and cannot see {_tokens(out_of_reach)} before its window"
+            said += f" and cannot see {counted(out_of_reach, 'token')} before its window"
         half = int(np.sum(held >= 0.5))
         said += (
             f". The state of the gated delta net, {KEY_SIZE} × {VALUE_SIZE} numbers whatever the "
             f"length, still returns at least half of the value of {half} of "
-            f"{_tokens(self.token + 1)}; of “{self.words[0]}” (token 1) it returns {held[0]:.0%}."
+            f"{counted(self.token + 1, 'token')}; of “{self.words[0]}” (token 1) it returns "
+            f"{held[0]:.0%}."
         )
         if self.left_out:
-            said += f" The last {_tokens(self.left_out)} did not fit and are left out."
+            said += f" The last {counted(self.left_out, 'token')} did not fit and are left out."
         return said
 
-    def table(self) -> Table:
-        rows = [
-            (
-                str(s + 1),
-                self.words[s],
-                f"{self.weights[self.token, s]:.3f}",
-                f"{self.recall[self.token, s]:.3f}",
-            )
-            for s in range(self.token + 1)
-        ]
-        return Table(("token", "word", "softmax weight", "returned by the state"), rows)
+    def data(self) -> Data:
+        read = slice(self.token + 1)
+        return {
+            "token": np.arange(self.token + 1) + 1,
+            "word": self.words[read],
+            "softmax weight": self.weights[self.token, read],
+            "returned by the state": self.recall[self.token, read],
+        }
 
 
 def read_sentence(
@@ -97,21 +85,8 @@ def read_sentence(
     The state is linear in the values, so writing one-hot values beside the shown ones tells how
     much of each token's value its key still returns: `recall[t, s] = k_s . S_t[:, one-hot s]`.
 
-    Args:
-        text: words separated by blanks; the first `MAX_TOKENS` are read.
-        token: how many tokens have been read, from 1; more than there are means the last.
-        window: how far softmax attention looks back, itself included.
-        write_strength: beta, in [0, 1].
-        keep: alpha, the part of the state kept from token to token, in (0, 1].
-
-    Returns:
-        A `Reading`.
-
-    Raises:
-        ValueError: when `text` holds no words.
-
-    Cost:
-        One compiled program of fixed shape, well below a millisecond.
+    `token` counts from 1, and more than there are means the last. Words beyond `MAX_TOKENS` are
+    left out.
 
     Source:
         Vaswani et al. 2017, section 3.2; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
@@ -139,16 +114,10 @@ def read_sentence(
 
 @functools.lru_cache(maxsize=4096)
 def word_key(word: str) -> np.ndarray:
-    """The key of a word: a fixed random projection of its pairs of neighbouring letters.
+    """The key of a word, [KEY_SIZE]: a fixed random projection of its neighbouring letters.
 
-    Args:
-        word: upper case and punctuation do not count.
-
-    Returns:
-        Unit vector, [KEY_SIZE]; the same for equal words, similar for similar ones.
-
-    Cost:
-        Linear in the number of letters; remembered.
+    Unit vectors, the same for equal words and similar for similar ones; upper case and punctuation
+    do not count.
     """
     letters = "".join(c for c in word.lower() if c.isalnum()) or word
     marked = f"<{letters}>"
@@ -196,5 +165,6 @@ def _both_memories(
     return weights, states[:, :, :VALUE_SIZE], recall
 
 
-def _tokens(count: int) -> str:
-    return f"{count} token" + ("" if count == 1 else "s")
+def shortened(words: tuple[str, ...]) -> list[str]:
+    """Words as the ticks of an axis show them, nine letters at most."""
+    return [word if len(word) <= 9 else word[:8] + "…" for word in words]

@@ -4,19 +4,20 @@ A cost formula gives operations and bytes; a machine's two rates turn them into 
 on it can beat (the roofline): seconds = max(operations / peak rate, bytes / memory bandwidth).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from toolkit.attention import Mixer, mixer
 from toolkit.figures import in_words
-from toolkit.lab.kit.table import Table
+from toolkit.lab.kit.view import Data, View
 
 MIXER_NAMES = ("full", "window", "gdn")
 SHORT_NAMES = {"full": "full softmax", "window": "sliding window", "gdn": "gated delta net"}
 PREFILL, DECODE = "prefill", "decode"
+KEPT = "kept"
 CHUNK_OF_THE_KERNEL = 0
 # A float32 score written once and read once.
 DENSE_BYTES_PER_SCORE = 8
@@ -26,32 +27,17 @@ TOKENS = np.unique(np.geomspace(128, 1 << 20, 27).round().astype(int))
 
 @dataclass(frozen=True)
 class Machine:
-    """The two rates that make a roofline.
+    """The two rates that make a roofline."""
 
-    Attributes:
-        name: what to call it, with where its rates come from.
-        flops_per_second: rate of matrix products.
-        bytes_per_second: rate of main memory.
-        bytes_per_number: of keys and values in the precision the rates are for.
-    """
-
-    name: str
-    flops_per_second: float
-    bytes_per_second: float
-    bytes_per_number: int
+    name: str  # with where its rates come from
+    flops_per_second: float  # of matrix products
+    bytes_per_second: float  # of main memory
+    bytes_per_number: int  # of keys and values in the precision the rates are for
 
 
 @dataclass(frozen=True)
 class Point:
-    """One time measured here.
-
-    Attributes:
-        mixer: a key of `MIXERS`.
-        phase: `"prefill"` or `"decode"`.
-        tokens: context length.
-        seconds: median over the rounds.
-        spread: interquartile range in seconds.
-    """
+    """One time measured here: median and interquartile range, in seconds."""
 
     mixer: str
     phase: str
@@ -61,35 +47,54 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Curves against context length, the chosen context marked.
+class CostView(View):
+    """Curves against context length, the chosen context marked: a plot or more of several lines."""
 
-    Attributes:
-        unit: `"seconds"`, `"FLOP"` or `"bytes"`.
-        machine: whose roofline, None unless the unit is seconds.
-        chosen: the context length marked.
-        tokens: horizontal axis, [points].
-        curves: phase -> mixer -> cost at `tokens`, [points].
-        at_chosen: phase -> mixer -> cost at `chosen`.
-        measured: points to draw beside the curves.
-    """
+    chosen: int
+    units: dict[str, str]  # plot -> "seconds", "FLOP" or "bytes"
+    names: dict[str, str]  # line -> its name in words
+    curves: dict[str, dict[str, np.ndarray]]  # plot -> line -> cost at `TOKENS`
+    at_chosen: dict[str, dict[str, float]]  # plot -> line -> cost at `chosen`
+    measured: tuple[Point, ...] = field(default=(), kw_only=True)
+
+    def data(self) -> Data:
+        return {"tokens": TOKENS} | {
+            f"{plot}, {self.names[line]} ({self.units[plot]})": curve
+            for plot, lines in self.curves.items()
+            for line, curve in lines.items()
+        }
+
+
+def at_every_context(
+    cost: Callable[[str, str, int], float], plots: Iterable[str], lines: Iterable[str], chosen: int
+) -> dict[str, Any]:
+    """`curves` and `at_chosen` of a `CostView`, from the cost of (plot, line, tokens)."""
+    places = dict.fromkeys(plots, lines)
+
+    def each(get: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
+        return {plot: {line: get(plot, line) for line in lines} for plot, lines in places.items()}
+
+    return {
+        "chosen": chosen,
+        "curves": each(lambda *place: np.array([cost(*place, int(n)) for n in TOKENS])),
+        "at_chosen": each(lambda *place: cost(*place, chosen)),
+    }
+
+
+@dataclass(frozen=True)
+class Costs(CostView):
+    """What reading a context costs, and one more token."""
 
     unit: str
-    machine: Machine | None
-    chosen: int
-    tokens: np.ndarray
-    curves: dict[str, dict[str, np.ndarray]]
-    at_chosen: dict[str, dict[str, float]]
-    measured: tuple[Point, ...]
+    machine: Machine | None  # whose roofline, None unless the unit is seconds
 
     def sentence(self) -> str:
         parts = []
         for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
-            cost = self.at_chosen[phase]
+            full, gdn = (self.at_chosen[phase][name] for name in ("full", "gdn"))
             parts.append(
-                f"{what} costs {in_words(cost['full'], self.unit)} with full softmax and "
-                f"{in_words(cost['gdn'], self.unit)} with the gated delta net "
-                f"({ratio_in_words(cost['full'], cost['gdn'])})"
+                f"{what} costs {in_words(full, self.unit)} with full softmax and "
+                f"{in_words(gdn, self.unit)} with the gated delta net ({ratio_in_words(full, gdn)})"
             )
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
         return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
@@ -107,25 +112,18 @@ class Costs:
         )
         return f" Measured here at {longest:,} tokens: {', '.join(parts)}."
 
-    def table(self) -> Table:
-        places = [(phase, name) for phase in self.curves for name in MIXER_NAMES]
-        header = ("tokens", *(f"{phase}, {SHORT_NAMES[name]}" for phase, name in places))
-        rows = [
-            (f"{n:,}", *(in_words(self.curves[phase][m][i], self.unit) for phase, m in places))
-            for i, n in enumerate(self.tokens)
-            if i % 2 == 0
-        ]
-        measured = {(p.tokens, p.phase, p.mixer): p for p in self.measured}
-        for tokens in sorted({p.tokens for p in self.measured}):
-            found = (measured.get((tokens, *place)) for place in places)
-            cells = (
-                f"{in_words(p.seconds, 'seconds')} ± {in_words(p.spread / 2, 'seconds')}"
-                if p
-                else "not measured"
-                for p in found
-            )
-            rows.append((f"{tokens:,} (measured here)", *cells))
-        return Table(header, rows)
+    def data(self) -> Data:
+        """Modelled costs, and beside them pairs (seconds, error) where there is a measured time."""
+        found = {(p.phase, p.mixer, p.tokens): (p.seconds, p.spread / 2) for p in self.measured}
+        tokens = np.union1d(TOKENS, [p.tokens for p in self.measured]).astype(int)
+        columns = {"tokens": tokens}
+        for heading, curve in list(super().data().items())[1:]:
+            columns[heading] = np.full(len(tokens), np.nan)
+            columns[heading][np.isin(tokens, TOKENS)] = curve
+        for phase, name in dict.fromkeys((p.phase, p.mixer) for p in self.measured):
+            heading = f"{phase}, {self.names[name]}, measured (seconds)"
+            columns[heading] = [found.get((phase, name, int(n))) for n in tokens]
+        return columns
 
 
 def costs(
@@ -142,30 +140,17 @@ def costs(
 ) -> Costs:
     """Cost of one attention layer, one sequence: reading a context, and one token after it.
 
-    Args:
-        context_length: the context to mark.
-        heads: query, key and value heads.
-        head_size: key and value size of a head.
-        window: tokens a sliding window sees.
-        softmax: `"blockwise"`, or `"dense"`, whose prefill writes every float32 score to memory
-            and reads it back: 8 bytes a pair of tokens and head.
-        chunk: tokens a chunk of the gated delta net holds; `CHUNK_OF_THE_KERNEL` for its own.
-        unit: `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`.
-        machine: its rates, and its bytes a number.
-        measured: times measured with these very sizes.
-
-    Returns:
-        A `Costs`.
-
-    Cost:
-        A few hundred calls of arithmetic.
+    `softmax` is `"blockwise"`, or `"dense"`, whose prefill writes every float32 score to memory
+    and reads it back; `chunk` is what the gated delta net holds, `CHUNK_OF_THE_KERNEL` for its
+    own; `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times
+    with these very sizes.
 
     Source:
         The cost formulas of `toolkit.attention.MIXERS`; Williams, Waterman, Patterson 2009,
         "Roofline", for the time.
     """
 
-    def cost(name: str, phase: str, tokens: int) -> float:
+    def cost(phase: str, name: str, tokens: int) -> float:
         row = mixer_row(name, window)
         sizes = (1, tokens, heads, head_size, head_size)
         number = machine.bytes_per_number
@@ -183,48 +168,35 @@ def costs(
             return max(flop / machine.flops_per_second, moved / machine.bytes_per_second)
         return flop if unit == "FLOP" else moved
 
-    def for_all(get: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
-        return {p: {name: get(name, p) for name in MIXER_NAMES} for p in (PREFILL, DECODE)}
-
     return Costs(
+        **at_every_context(cost, (PREFILL, DECODE), MIXER_NAMES, context_length),
+        units={PREFILL: unit, DECODE: unit},
+        names=SHORT_NAMES,
         unit=unit,
         machine=machine if unit == "seconds" else None,
-        chosen=context_length,
-        tokens=TOKENS,
-        curves=for_all(lambda name, p: np.array([cost(name, p, int(n)) for n in TOKENS])),
-        at_chosen=for_all(lambda name, p: cost(name, p, context_length)),
         measured=measured if unit == "seconds" else (),
     )
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a model keeps to write its next token.
+class Memory(CostView):
+    """What a model keeps to write its next token, beside the memory of a device."""
 
-    Attributes:
-        chosen: the context length marked.
-        tokens: horizontal axis, [points].
-        curves: mixer -> bytes at `tokens`.
-        at_chosen: mixer -> bytes at `chosen`.
-        capacity_bytes: memory of a device, drawn as a line.
-        capacity_name: which device.
-        described: the sizes in words.
-    """
-
-    chosen: int
-    tokens: np.ndarray
-    curves: dict[str, np.ndarray]
-    at_chosen: dict[str, float]
     capacity_bytes: float
     capacity_name: str
-    described: str
+    described: str  # the sizes in words
 
     def sentence(self) -> str:
-        cache, state = self.at_chosen["full"], self.at_chosen["gdn"]
+        cache, state = (self.at_chosen[KEPT][name] for name in ("full", "gdn"))
+        larger = (
+            f"the cache is {plain(cache / state)}× the state"
+            if cache >= state
+            else f"the state is {plain(state / cache)}× the cache"
+        )
         said = (
             f"At {self.chosen:,} tokens the key-value cache holds {in_words(cache, 'bytes')}, the "
-            f"gated delta net's state {in_words(state, 'bytes')}: "
-            f"{_times_as_large(cache, state)} (modelled; {self.described})."
+            f"gated delta net's state {in_words(state, 'bytes')}: {larger} (modelled; "
+            f"{self.described})."
         )
         share = cache / self.capacity_bytes
         if share >= 1:
@@ -232,14 +204,6 @@ class Memory:
         elif share >= 0.01:
             said += f" The cache fills {share:.0%} of one {self.capacity_name}."
         return said
-
-    def table(self) -> Table:
-        rows = [
-            (f"{n:,}", *(in_words(self.curves[m][i], "bytes") for m in MIXER_NAMES))
-            for i, n in enumerate(self.tokens)
-            if i % 2 == 0
-        ]
-        return Table(("tokens", *(SHORT_NAMES[m] for m in MIXER_NAMES)), rows)
 
 
 def decode_memory(
@@ -256,28 +220,10 @@ def decode_memory(
 ) -> Memory:
     """Bytes kept between tokens by a whole model: the mixer's state, times layers and sequences.
 
-    Args:
-        context_length: the context to mark.
-        heads: key-value heads.
-        head_size: key and value size of a head.
-        window: tokens a sliding window sees.
-        layers: layers that each keep a state.
-        sequences: sequences served at once.
-        bytes_per_number: of cached keys and values; the recurrent state stays in float32.
-        capacity_bytes: memory of a device, to compare with.
-        capacity_name: which device.
-
-    Returns:
-        A `Memory`.
-
-    Cost:
-        A hundred calls of arithmetic.
-
-    Source:
-        `state_bytes` of the rows of `toolkit.attention.MIXERS`.
+    `bytes_per_number` is of cached keys and values; the recurrent state stays in float32.
     """
 
-    def kept(name: str, tokens: int) -> float:
+    def kept(_: str, name: str, tokens: int) -> float:
         row = mixer_row(name, window)
         sizes = (sequences, tokens, heads, head_size, head_size)
         return float(
@@ -285,10 +231,9 @@ def decode_memory(
         )
 
     return Memory(
-        chosen=context_length,
-        tokens=TOKENS,
-        curves={name: np.array([kept(name, int(n)) for n in TOKENS]) for name in MIXER_NAMES},
-        at_chosen={name: kept(name, context_length) for name in MIXER_NAMES},
+        **at_every_context(kept, (KEPT,), MIXER_NAMES, context_length),
+        units={KEPT: "bytes"},
+        names=SHORT_NAMES,
         capacity_bytes=capacity_bytes,
         capacity_name=capacity_name,
         described=f"{layers} layers, {heads} heads of {head_size}, {sequences} at once",
@@ -296,48 +241,16 @@ def decode_memory(
 
 
 def mixer_row(name: str, window: int) -> Mixer:
-    """The row of `MIXERS`, with this window where it has one.
-
-    Args:
-        name: a key of `MIXERS`.
-        window: tokens a sliding window sees.
-
-    Returns:
-        A `Mixer`.
-
-    Raises:
-        ValueError: for an unknown name.
-
-    Cost:
-        A dictionary look-up.
-    """
+    """The row of `MIXERS`, with this window where it has one."""
     return mixer(name, sliding_window=window) if name == "window" else mixer(name)
 
 
 def ratio_in_words(ours: float, peer: float) -> str:
-    """How many times as much, as a reader would say it.
-
-    Args:
-        ours: first number, above 0.
-        peer: what it is compared with, above 0.
-
-    Returns:
-        `"12× as much"`, `"1.3× as much"`, or `"1/4 as much"`-like words below one.
-
-    Cost:
-        None worth naming.
-    """
+    """How many times as much, as a reader would say it: "12× as much", "1/4 of it"."""
     ratio = ours / peer
-    if ratio < 1:
-        return f"1/{_plain(1 / ratio)} of it"
-    return f"{_plain(ratio)}× as much"
+    return f"1/{plain(1 / ratio)} of it" if ratio < 1 else f"{plain(ratio)}× as much"
 
 
-def _times_as_large(cache: float, state: float) -> str:
-    if cache >= state:
-        return f"the cache is {_plain(cache / state)}× the state"
-    return f"the state is {_plain(state / cache)}× the cache"
-
-
-def _plain(ratio: float) -> str:
+def plain(ratio: float) -> str:
+    """A ratio in two digits, or whole."""
     return f"{ratio:,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import ipywidgets as widgets
 
-from toolkit.lab.kit.table import Progress
+from toolkit.lab.kit.view import Progress
 
 # Long enough for the kernel to take the messages that came in meanwhile.
 PAUSE_SECONDS = 0.02

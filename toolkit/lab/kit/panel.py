@@ -1,8 +1,8 @@
 """The base of every instrument: a pure function, a thin view, a still picture.
 
-    state --compute--> view data --draw--> one figure --PNG--> one image on the page
+    state --compute--> view --show--> plots of one figure --PNG--> one image on the page
 
-`compute` is pure and is tested without widgets. The figure's artists are made once and moved
+`compute` is pure and is tested without widgets. The plots' artists are made once and moved
 afterwards, and the page receives one new value (the PNG bytes) an update, so nothing flickers and
 nothing jumps. The same PNG is what a reader without a kernel sees.
 """
@@ -10,7 +10,7 @@ nothing jumps. The same PNG is what a reader without a kernel sees.
 import base64
 import html
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, Self
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -19,14 +19,26 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
 from toolkit.lab.kit.controls import Control, ControlWidgets
-from toolkit.lab.kit.table import as_html
+from toolkit.lab.kit.view import Data, View, as_html
 
 PIXELS_PER_INCH_ON_PAGE = 100
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
+class Plot(Protocol):
+    """A part of a figure: its artists are made once, when it is, and moved afterwards."""
+
+    def artists(self) -> list[Artist]:
+        """What `show` moves, lowest first."""
+        ...
+
+    def show(self, view: Any) -> None:
+        """Move the artists to the view; limits, ticks and words may change where they must."""
+        ...
+
+
 class Panel(widgets.VBox):
-    """A figure with controls; subclasses add controls, `compute`, `build` and `draw`.
+    """A figure with controls; a subclass declares them and provides `compute` and `plots`.
 
     Set a control as an attribute (`panel.heads = 4`), several at once with `change(...)`. A bad
     value raises in Python; one typed into a box shows its message under the panel, the picture
@@ -37,7 +49,7 @@ class Panel(widgets.VBox):
         figure_size: inches, (width, height).
         has_palette: whether 256 colours suffice for the picture; see `Picture`.
         state: the controls' values, read-only.
-        view: the view data now shown.
+        view: the view now shown.
         picture: the figure and what moves in it.
         png: the still picture now shown.
         error: the message now shown under the panel, empty when all is well.
@@ -55,6 +67,7 @@ class Panel(widgets.VBox):
             for name, control in vars(base).items()
             if isinstance(control, Control)
         }
+        self._followers: list[Panel] = []
         self._state = {name: control.default for name, control in self._controls.items()}
         self._state.update(self._checked(values))
         self._control_widgets = {
@@ -85,7 +98,8 @@ class Panel(widgets.VBox):
         self.error = ""
         with style():
             figure = new_figure(*self.figure_size)
-            moving = self.build(figure)
+            self._plots = self.plots(figure)
+            moving = [artist for plot in self._plots for artist in plot.artists()]
             self.picture = Picture(figure, moving, has_palette=self.has_palette)
         for name, value in self._state.items():
             self._control_widgets[name].show(value)
@@ -116,19 +130,12 @@ class Panel(widgets.VBox):
 
     # What a subclass provides.
 
-    def compute(self, **state: Any) -> Any:
-        """The view data for these values: a pure function of its arguments."""
+    def compute(self, **state: Any) -> View:
+        """The view for these values: a pure function of its arguments."""
         raise NotImplementedError
 
-    def build(self, figure: Figure) -> list[Artist]:
-        """Make axes and artists once; return the artists that `draw` moves, lowest first."""
-        raise NotImplementedError
-
-    def draw(self, view: Any) -> None:
-        """Move the artists to the view data.
-
-        After changing limits, ticks or words call `self.picture.forget_background()`.
-        """
+    def plots(self, figure: Figure) -> list[Plot]:
+        """Make axes and artists once; plots are drawn in this order, the first one lowest."""
         raise NotImplementedError
 
     def extra_widgets(self) -> list[widgets.Widget]:
@@ -136,13 +143,17 @@ class Panel(widgets.VBox):
         return []
 
     def adjust(self, view: Any) -> None:
-        """Adapt the controls' bounds to the view data (a slider as long as a sentence)."""
+        """Adapt the controls' bounds to the view (a slider as long as a sentence)."""
 
     # What a user calls.
 
     @property
     def state(self) -> MappingProxyType[str, Any]:
         return MappingProxyType(self._state)
+
+    def data(self) -> Data:
+        """The numbers now shown, in columns: what "Show the numbers" shows."""
+        return self.view.data()
 
     def change(self, **values: Any) -> None:
         """Set several controls with one redraw.
@@ -168,6 +179,22 @@ class Panel(widgets.VBox):
     def refresh(self) -> None:
         """Compute and draw again with the values as they are."""
         self._accept(dict(self._state))
+
+    def follow(self, panel: "Panel") -> Self:
+        """Show what another panel shows in the controls that both have, now and from now on.
+
+        Args:
+            panel: the one that leads.
+
+        Returns:
+            This panel.
+
+        Cost:
+            One redraw now, and one with every change of such a control there.
+        """
+        panel._followers.append(self)
+        self._take_over(panel)
+        return self
 
     def show_error(self, error: Exception) -> None:
         """Show an error under the panel; the next successful update clears it."""
@@ -200,7 +227,8 @@ class Panel(widgets.VBox):
         """Compute, draw, and only then take the new state: a failure leaves the old one whole."""
         view = self.compute(**state)
         with style():
-            self.draw(view)
+            for plot in self._plots:
+                plot.show(view)
         png = self.picture.png()
         self.view, self.png, self._state = view, png, state
         self.adjust(view)
@@ -208,6 +236,13 @@ class Panel(widgets.VBox):
         self._caption.value = f"<p style='margin:2px 0'>{html.escape(view.sentence())}</p>"
         self._write_table()
         self.error = self._error.value = ""
+        for follower in self._followers:
+            follower._take_over(self)
+
+    def _take_over(self, panel: "Panel") -> None:
+        wanted = {name: panel.state[name] for name in self._controls.keys() & panel.state.keys()}
+        if any(self._state[name] != value for name, value in wanted.items()):
+            self.change(**wanted)
 
     def _write_table(self) -> None:
         self._table.value = as_html(self.view.table()) if self._show_numbers.value else ""

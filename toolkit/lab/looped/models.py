@@ -29,28 +29,14 @@ PATTERNS = {
 
 @dataclasses.dataclass(frozen=True)
 class SmallModel:
-    """A trained model of the toolkit's own.
+    """A trained model of the toolkit's own."""
 
-    Attributes:
-        config: as it was trained.
-        model: the same model as the reader takes it: "full" for "window", and with output gates.
-        record: how it was made: configuration, corpus, environment, result.
-    """
-
-    config: LoopedConfig
-    model: LoopedLM
-    record: dict[str, Any]
+    config: LoopedConfig  # as it was trained
+    model: LoopedLM  # as the reader takes it: "full" for "window", and with output gates
+    record: dict[str, Any]  # how it was made: configuration, corpus, environment, result
 
     def switches(self, window: int, has_residual_gate: bool) -> Switches:
-        """What the reader is to do with this model.
-
-        Args:
-            window: tokens that "window" layers see.
-            has_residual_gate: whether rho acts.
-
-        Returns:
-            The switches, arrays.
-        """
+        """What the reader is to do with this model, `window` tokens seen by its "window" layers."""
         windows = [window if word == "window" else MAX_TOKENS for word in self.config.layers]
         return Switches(
             jnp.asarray(windows),
@@ -60,27 +46,13 @@ class SmallModel:
 
     @property
     def held_out_loss(self) -> float:
-        """Recorded: nats a byte on text that training did not see."""
+        """Recorded: nats per byte on text that training did not see."""
         return self.record["result"]["held_out_loss"]
 
 
 @functools.cache
 def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
-    """A model from the toolkit's own folder.
-
-    Args:
-        pattern: a value of `PATTERNS`.
-        has_output_gate: trained with the output gate, or without.
-
-    Returns:
-        The model, remembered.
-
-    Raises:
-        FileNotFoundError: when it is not there.
-
-    Cost:
-        One read of 250 kB.
-    """
+    """A model of the toolkit's own, remembered; `pattern` is a value of `PATTERNS`."""
     name = pattern.replace(" ", "-") + "-gated" * has_output_gate
     path = stored_folder("models") / f"{name}.safetensors"
     trained = load_model(path)

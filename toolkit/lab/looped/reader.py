@@ -23,61 +23,34 @@ MAX_LOOPS = 8
 
 
 class Switches(NamedTuple):
-    """What a reader may move without a new program.
+    """What a reader may move without a new program."""
 
-    Attributes:
-        windows: tokens each physical layer sees; recurrent layers have no use for theirs.
-        has_output_gate: whether the gates of softmax layers act.
-        has_residual_gate: whether rho acts; False sets it to zero.
-    """
-
-    windows: Int[Array, "layers"]
-    has_output_gate: Bool[Array, ""]
-    has_residual_gate: Bool[Array, ""]
+    windows: Int[Array, "layers"]  # tokens each layer sees; recurrent ones have no use for theirs
+    has_output_gate: Bool[Array, ""]  # whether the gates of softmax layers act
+    has_residual_gate: Bool[Array, ""]  # whether rho acts; False sets it to zero
 
 
 class Inside(NamedTuple):
-    """What one layer, or with leading axes every layer of every loop, lets be seen.
+    """What one layer, or with leading axes every layer of every loop, lets be seen."""
 
-    Attributes:
-        first: attention weight of the first token, mean over heads; NaN in recurrent layers.
-        state: Frobenius norm of the recurrent state after each token, all heads together; NaN in
-            softmax layers.
-    """
-
-    first: Float[Array, "... time"]
-    state: Float[Array, "... time"]
+    first: Float[Array, "... time"]  # attention weight of the first token, mean over heads; or NaN
+    state: Float[Array, "... time"]  # norm of the recurrent state after each token; or NaN
 
 
 class Trace(NamedTuple):
-    """One text read in `MAX_LOOPS` loops.
+    """One text read in `MAX_LOOPS` loops."""
 
-    Attributes:
-        hidden: the embedding, then the hidden state after each loop, [1 + loops, time, width].
-        logits: what the head makes of the state after each loop, [loops, time, vocabulary].
-        inside: of every loop and layer, arrays [loops, layers, time].
-    """
-
-    hidden: Float[Array, "loops+1 time width"]
-    logits: Float[Array, "loops time vocabulary"]
-    inside: Inside
+    hidden: Float[Array, "loops+1 time width"]  # the embedding, then the state after each loop
+    logits: Float[Array, "loops time vocabulary"]  # what the head makes of that
+    inside: Inside  # of every loop and layer, [loops, layers, time]
 
 
 @jax.jit
 def trace(model: LoopedLM, tokens: Int[Array, "time"], switches: Switches) -> Trace:
-    """Read a text and keep what each loop did.
+    """Read a text, padded at the end, and keep what each loop did.
 
-    Args:
-        model: without prelude, coda and injection, its softmax layers with a gate; loops beyond
-            its own take the last one's rho.
-        tokens: bytes, padded at the end.
-        switches: windows and gates.
-
-    Returns:
-        A `Trace`.
-
-    Cost:
-        `MAX_LOOPS` loops forward: 2 FLOPs a parameter, loop and token.
+    The model has no prelude, coda and injection, and gates on its softmax layers; loops beyond its
+    own take the last one's rho.
     """
 
     def body(h, rho):
@@ -98,22 +71,11 @@ def influence(
 
         influence[tau, s] = | d logit_best(h_t^(tau)) / d h_s^(0) |
 
-    with h^(0) the embeddings and `best` the likeliest byte after loop tau. The gradients of all
-    loops are carried back together, one loop at a time.
-
-    Args:
-        model: as in `trace`.
-        seen: what `trace` returned for the same switches.
-        token: index t of the token looked at.
-        loops: the first so many loops are wanted, at most `MAX_LOOPS`.
-        switches: windows and gates.
+    with h^(0) the embeddings and `best` the likeliest byte after loop tau, for the first `loops`
+    loops. The gradients of all loops are carried back together, one loop at a time.
 
     Returns:
         Norms, [MAX_LOOPS, time]; exactly zero where no path leads, and in loops not wanted.
-
-    Cost:
-        About loops^2 / 2 loops backward, one for each gradient on its way through each loop:
-        2 FLOPs a parameter and token each.
     """
     best = jnp.argmax(seen.logits[:, token], axis=-1)
     own = jax.vmap(jax.grad(lambda h_t, index: model.head(h_t)[index]))(
@@ -145,15 +107,7 @@ def influence(
 def loop_gates(
     model: LoopedLM, has_residual_gate: Bool[Array, ""] | bool = True
 ) -> Float[Array, "loops width"]:
-    """The residual gates rho of `MAX_LOOPS` loops.
-
-    Args:
-        model: a model; loops beyond its own take the last one's.
-        has_residual_gate: False sets them to zero.
-
-    Returns:
-        [loops, width]; zero in a model without them.
-    """
+    """The residual gates rho of `MAX_LOOPS` loops, [loops, width]: its own, then the last one's."""
     if model.rho is None:
         return jnp.zeros((MAX_LOOPS, model.config.width))
     own = model.rho[...]

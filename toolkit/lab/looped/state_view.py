@@ -7,7 +7,7 @@ import numpy as np
 
 from toolkit.attention import mixer
 from toolkit.figures import in_words
-from toolkit.lab.kit.table import Table
+from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.reader import MAX_LOOPS, loop_gates
 from toolkit.lab.looped.view import Reading, in_loops, read, visible
 from toolkit.looped import LAYERS, LoopedConfig, cache_bytes_per_sequence
@@ -21,50 +21,49 @@ REFERENCE = "full full"
 
 
 @dataclasses.dataclass(frozen=True)
-class StateView:
-    """Arrays have an entry for each of `MAX_LOOPS` loops, `size` one more for the embedding.
+class StateView(View):
+    """Arrays have an entry for each of `MAX_LOOPS` loops, `size` one more for the embedding."""
 
-    Attributes:
-        loops: how many of them are shown.
-        here: the byte looked at.
-        count: bytes of the text read.
-        pattern: the model's layers.
-        context: tokens the costs are for.
-        size: norm of the hidden state at the byte, [1 + MAX_LOOPS].
-        change: norm of what a loop changes in it, [MAX_LOOPS].
-        state: norm of the recurrent states there, word and layer number -> [MAX_LOOPS].
-        rho: mean of the residual gate over channels, [MAX_LOOPS].
-        rho_spread: its standard deviation, [MAX_LOOPS].
-        sink: (has output gate, layer number) -> mean attention to the first byte, [MAX_LOOPS].
-        even: that of equal weights on all a layer sees.
-        operations: multiply-adds times two for a token, all loops so far, [MAX_LOOPS].
-        cache: bytes of decode-time state of a sequence, all loops so far, [MAX_LOOPS].
-        reference_operations, reference_cache: the same of `REFERENCE`.
-    """
-
-    loops: int
-    here: str
-    count: int
+    loops: int  # how many of them are shown
+    here: str  # the byte looked at
+    count: int  # bytes of the text read
     pattern: str
-    context: int
-    size: np.ndarray
-    change: np.ndarray
-    state: dict[str, np.ndarray]
-    rho: np.ndarray
-    rho_spread: np.ndarray
-    sink: dict[tuple[bool, int], np.ndarray]
-    even: float
-    operations: np.ndarray
-    cache: np.ndarray
-    reference_operations: np.ndarray
+    context: int  # tokens the costs are for
+    size: np.ndarray  # norm of the hidden state at the byte
+    change: np.ndarray  # norm of what a loop changes in it
+    state: dict[int, np.ndarray]  # layer number -> norm of its recurrent state there
+    rho: np.ndarray  # mean of the residual gate over channels
+    rho_spread: np.ndarray  # its standard deviation
+    sink: dict[tuple[bool, int], np.ndarray]  # (output gate, layer) -> attention to the first byte
+    even: float  # that of equal weights on all a layer sees
+    operations: np.ndarray  # FLOPs per token, all loops so far
+    cache: np.ndarray  # bytes of decode-time state of a sequence, all loops so far
+    reference_operations: np.ndarray  # those of `REFERENCE`
     reference_cache: np.ndarray
+
+    def data(self) -> Data:
+        columns = {
+            "loop": np.arange(MAX_LOOPS) + 1,
+            "size of h": self.size[1:],
+            "change of h": self.change,
+            **{f"state, layer {layer}": norms for layer, norms in self.state.items()},
+            "rho, mean": self.rho,
+            "rho, spread": self.rho_spread,
+            **{sink_heading(*which): share for which, share in self.sink.items()},
+            "first byte, even share": np.full(MAX_LOOPS, self.even),
+            "operations per token (FLOP)": self.operations,
+            "cache (bytes)": self.cache,
+            "operations per token, full attention twice (FLOP)": self.reference_operations,
+            "cache, full attention twice (bytes)": self.reference_cache,
+        }
+        return {heading: values[: self.loops] for heading, values in columns.items()}
 
     def sentence(self) -> str:
         last = self.loops - 1
         before, change = self.size[last], self.change[last]
         highest = {
             gate: max(
-                first[: self.loops].max() for (has, _), first in self.sink.items() if has == gate
+                share[: self.loops].max() for (has, _), share in self.sink.items() if has == gate
             )
             for gate in (False, True)
         }
@@ -79,27 +78,16 @@ class StateView:
             f"norm {before:.3g} by {change:.3g} ({change / before:.0%}); its residual gate has "
             f"mean {self.rho[last]:.3f}, spread {self.rho_spread[last]:.3f}. {sink} Measured here. "
             f"Modelled at {self.context:,} tokens: {in_loops(self.loops)} take "
-            f"{in_words(self.operations[last], 'FLOP')} a token and keep "
+            f"{in_words(self.operations[last], 'FLOP')} per token and keep "
             f"{in_words(self.cache[last], 'bytes')}; with full attention twice "
             f"{in_words(self.reference_operations[last], 'FLOP')} and "
             f"{in_words(self.reference_cache[last], 'bytes')}."
         )
 
-    def table(self) -> Table:
-        numbers = {"size of h": self.size[1:], "change of h": self.change}
-        numbers |= {f"state, {name}": norms for name, norms in self.state.items()}
-        numbers |= {"rho, mean": self.rho, "rho, spread": self.rho_spread}
-        for (gate, layer), sink in self.sink.items():
-            numbers[f"first byte, layer {layer}, {'with' if gate else 'without'} gate"] = sink
-        rows = []
-        for loop in range(self.loops):
-            measured = (f"{values[loop]:.3g}" for values in numbers.values())
-            modelled = (
-                in_words(self.operations[loop], "FLOP"),
-                in_words(self.cache[loop], "bytes"),
-            )
-            rows.append((str(loop + 1), *measured, *modelled))
-        return Table(("loop", *numbers, "operations a token", "cache"), rows)
+
+def sink_heading(has_gate: bool, layer: int) -> str:
+    """The heading of the attention to the first byte in a layer."""
+    return f"first byte, layer {layer}, {'with' if has_gate else 'without'} gate"
 
 
 def look_inside(
@@ -113,26 +101,9 @@ def look_inside(
     has_residual_gate: bool,
     context: int,
 ) -> StateView:
-    """Read a text with the model and its twin with or without output gate.
+    """Read a text with a model and its twin with or without output gate; arguments as `look`.
 
-    Args:
-        text: at least two bytes.
-        token: which byte to look at, from 1; more than there are means the last.
-        loops: loops to show.
-        pattern: a value of `PATTERNS`.
-        window: bytes that "window" layers see.
-        has_output_gate: which of the two models is looked into.
-        has_residual_gate: False sets rho to zero.
-        context: tokens to cost.
-
-    Returns:
-        A `StateView`.
-
-    Raises:
-        ValueError: when the text has fewer than two bytes.
-
-    Cost:
-        Two of `read`, both remembered.
+    `has_output_gate` says which of the two is looked into, `context` how many tokens to cost.
     """
     both = {gate: read(text, pattern, window, gate, has_residual_gate) for gate in (False, True)}
     reading = both[has_output_gate]
@@ -153,7 +124,7 @@ def look_inside(
         size=np.linalg.norm(hidden, axis=-1),
         change=np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
         state={
-            f"layer {layer + 1}": states[:, layer]
+            layer + 1: states[:, layer]
             for layer in range(len(config.layers))
             if not np.isnan(states[0, layer])
         },
@@ -174,14 +145,7 @@ def look_inside(
 
 
 def first_byte(reading: Reading) -> np.ndarray:
-    """Mean attention that the first byte gets from those after the first `SETTLED`.
-
-    Args:
-        reading: a text in a model.
-
-    Returns:
-        [layers, loops]; NaN for recurrent layers.
-    """
+    """Mean attention to the first byte after the first `SETTLED`: [layers, loops], NaN for none."""
     count = len(reading.raw)
     start = min(SETTLED, count - 1)
     return np.asarray(reading.seen.inside.first)[:, :, start:count].mean(axis=-1).T
@@ -201,22 +165,9 @@ def _costs(config: LoopedConfig, context: int) -> np.ndarray:
 
 
 def loop_costs(config: LoopedConfig, context: int) -> tuple[int, int]:
-    """What all loops of a model cost for one more token.
+    """FLOPs of all loops of a model for one more token (modelled), and bytes of its cache.
 
-        operations = loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
-
-    Args:
-        config: a model without prelude and coda.
-        context: tokens read already.
-
-    Returns:
-        FLOPs of matrix products and mixers (modelled), and bytes of the cache of one sequence.
-
-    Cost:
-        Counted on shapes: milliseconds.
-
-    Source:
-        `step_flops` of `toolkit.attention.MIXERS`; `toolkit.looped.cache_bytes_per_sequence`.
+    operations = loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
     """
     heads, _, head_size = config.attention_sizes
     total = 2 * config.vocabulary * config.width

@@ -10,7 +10,8 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.lab.kit.table import Table
+from toolkit.figures.words import counted
+from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.models import SmallModel, small_model
 from toolkit.lab.looped.reader import MAX_TOKENS, Trace, influence, trace
 from toolkit.looped import tokens_reached
@@ -21,24 +22,17 @@ BEST = 3
 MOST = 0.9
 """The part of the influence that the words and the brackets speak of."""
 
-VISIBLE = "␣"
+STAND_INS = {" ": "␣", "\n": "⏎"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A text in a model, every loop of `MAX_LOOPS`.
-
-    Attributes:
-        small: the model.
-        raw: the bytes read, at most `MAX_TOKENS`.
-        seen: what the reader kept.
-        log_probabilities: of every byte after each loop, [loops, time, vocabulary].
-    """
+    """A text in a model, every loop of `MAX_LOOPS`."""
 
     small: SmallModel
-    raw: bytes
+    raw: bytes  # those read, at most `MAX_TOKENS`
     seen: Trace
-    log_probabilities: np.ndarray
+    log_probabilities: np.ndarray  # of every byte after each loop, [loops, time, vocabulary]
 
     def losses(self) -> np.ndarray:
         """Nats of each byte of the text but the first, after each loop: [loops, time - 1]."""
@@ -47,40 +41,20 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopView:
-    """What one byte's prediction rests on, loop by loop. Arrays have a row a loop shown.
-
-    Attributes:
-        raw: the bytes of the text.
-        left_out: how many bytes at the end did not fit.
-        token: index of the byte looked at.
-        pattern: the model's layers.
-        window: bytes a "window" layer sees.
-        has_output_gate, has_residual_gate: which gates are on.
-        trained_loops: loops the model was trained with.
-        share: part of the influence on the prediction at `token` that each byte has,
-            [loops, time]; exactly 0 where no path leads.
-        reach: bytes, the one looked at included, that a path can lead from; None without limit.
-        right: probability of the byte that does follow, [loops, time - 1].
-        best: the likeliest bytes at `token` with their probabilities, likeliest first.
-        loss: mean over the text, nats a byte, [loops].
-        held_out_loss: recorded after training, nats a byte.
-    """
+class LoopView(View):
+    """What one byte's prediction rests on, loop by loop. Arrays have a row per loop shown."""
 
     raw: bytes
-    left_out: int
-    token: int
+    left_out: int  # bytes at the end that did not fit
+    token: int  # index of the byte looked at
     pattern: str
-    window: int
-    has_output_gate: bool
-    has_residual_gate: bool
     trained_loops: int
-    share: np.ndarray
-    reach: tuple[int | None, ...]
-    right: np.ndarray
-    best: tuple[tuple[tuple[str, float], ...], ...]
-    loss: np.ndarray
-    held_out_loss: float
+    share: np.ndarray  # of the influence on the prediction, [loops, time]; 0 where no path leads
+    reach: tuple[int | None, ...]  # bytes a path can lead from, itself included; None: all
+    right: np.ndarray  # probability of the byte that does follow, [loops, time - 1]
+    best: tuple[tuple[tuple[str, float], ...], ...]  # likeliest next bytes, with probabilities
+    loss: np.ndarray  # mean over the text, nats per byte
+    held_out_loss: float  # recorded after training, nats per byte
 
     @property
     def loops(self) -> int:
@@ -91,35 +65,33 @@ class LoopView:
         """Bytes back within which `MOST` of the influence lies; 0 is the byte itself."""
         return int(np.argmax(np.cumsum(self.share[loop, self.token :: -1]) >= MOST))
 
+    def data(self) -> Data:
+        right = np.pad(self.right, ((0, 0), (0, 1)), constant_values=np.nan)
+        return {
+            "byte": np.arange(len(self.raw)) + 1,
+            "character": [visible(byte) for byte in self.raw],
+            **{f"share, loop {loop + 1}": row for loop, row in enumerate(self.share)},
+            **{f"next byte, loop {loop + 1}": row for loop, row in enumerate(right)},
+        }
+
     def sentence(self) -> str:
-        here = visible(self.raw[self.token])
         reach = self.reach[-1]
         can = "every byte before it" if reach is None else f"{in_bytes(reach)}, itself included"
         byte, chance = self.best[-1][0]
         said = (
-            f"At “{here}” (byte {self.token + 1} of {len(self.raw)}), after {in_loops(self.loops)} "
-            f"of “{self.pattern}”: the prediction can rest on {can}; {MOST:.0%} of the influence "
-            f"comes from it and the {in_bytes(self.distance(-1))} before it. It would write "
-            f"“{byte}” ({chance:.0%}). Mean loss of the text after each loop: "
-            f"{', '.join(f'{loss:.2f}' for loss in self.loss)} nats a byte. Measured here; the "
-            f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
+            f"At “{visible(self.raw[self.token])}” (byte {self.token + 1} of {len(self.raw)}), "
+            f"after {in_loops(self.loops)} of “{self.pattern}”: the prediction can rest on {can}; "
+            f"{MOST:.0%} of the influence comes from it and the {in_bytes(self.distance(-1))} "
+            f"before it. It would write “{byte}” ({chance:.0%}). Mean loss of the text after each "
+            f"loop: {', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; "
+            f"the reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen "
+            "text."
         )
         if self.loops > self.trained_loops:
             said += f" Trained with {in_loops(self.trained_loops)}: more is new to it."
         if self.left_out:
             said += f" The last {in_bytes(self.left_out)} did not fit and are left out."
         return said
-
-    def table(self) -> Table:
-        columns = ["byte", "", *(f"share, loop {loop + 1}" for loop in range(self.loops))]
-        columns += [f"next byte, loop {loop + 1}" for loop in range(self.loops)]
-        rows = []
-        for s, byte in enumerate(self.raw):
-            is_last = s == len(self.raw) - 1
-            shares = (f"{share:.2g}" for share in self.share[:, s])
-            chances = ("" if is_last else f"{chance[s]:.2g}" for chance in self.right)
-            rows.append((str(s + 1), visible(byte), *shares, *chances))
-        return Table(tuple(columns), rows)
 
 
 def look(
@@ -132,25 +104,10 @@ def look(
     has_output_gate: bool,
     has_residual_gate: bool,
 ) -> LoopView:
-    """Read a text and look back from one byte.
+    """Read a text (at least two bytes) with a small model and look back from byte `token`, from 1.
 
-    Args:
-        text: at least two bytes; the first `MAX_TOKENS` are read.
-        token: which byte to look at, from 1; more than there are means the last.
-        loops: loops to show, up to `MAX_LOOPS`.
-        pattern: a value of `PATTERNS`.
-        window: bytes that "window" layers see.
-        has_output_gate: the model that was trained with output gates, or the one without.
-        has_residual_gate: False sets rho of the trained model to zero.
-
-    Returns:
-        A `LoopView`.
-
-    Raises:
-        ValueError: when the text has fewer than two bytes.
-
-    Cost:
-        `read` and `influence`: about half a gigaflop with four loops.
+    `window` is what "window" layers see; `has_output_gate` picks the model that was trained with
+    output gates; without `has_residual_gate` rho of the trained model is zero.
     """
     reading = read(text, pattern, window, has_output_gate, has_residual_gate)
     count = len(reading.raw)
@@ -168,9 +125,6 @@ def look(
         left_out=len(text.encode()) - count,
         token=at,
         pattern=pattern,
-        window=window,
-        has_output_gate=has_output_gate,
-        has_residual_gate=has_residual_gate,
         trained_loops=narrowed.loops,
         share=share / share.sum(axis=1, keepdims=True),
         reach=tuple(
@@ -190,24 +144,7 @@ def look(
 def read(
     text: str, pattern: str, window: int, has_output_gate: bool, has_residual_gate: bool
 ) -> Reading:
-    """Run a text through `MAX_LOOPS` loops of a small model.
-
-    Args:
-        text: as in `look`.
-        pattern: as in `look`.
-        window: as in `look`.
-        has_output_gate: as in `look`.
-        has_residual_gate: as in `look`.
-
-    Returns:
-        A `Reading`, remembered.
-
-    Raises:
-        ValueError: when the text has fewer than two bytes.
-
-    Cost:
-        About 0.15 gigaflops; the first use of a kind of model compiles for a second or two.
-    """
+    """Run a text through `MAX_LOOPS` loops of a small model; arguments as `look`, remembered."""
     raw = text.encode()[:MAX_TOKENS]
     if len(raw) < 2:
         raise ValueError(f"text: got {text!r}, wanted at least two bytes")
@@ -222,18 +159,14 @@ def read(
 
 def visible(byte: int) -> str:
     """A byte as one character: itself, or a stand-in for blanks and what has no shape."""
-    if byte == ord(" "):
-        return VISIBLE
-    if byte == ord("\n"):
-        return "⏎"
-    return chr(byte) if 32 < byte < 127 else "·"
+    return STAND_INS.get(chr(byte), chr(byte) if 32 < byte < 127 else "·")
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes in words: `"1 byte"`, `"12 bytes"`."""
-    return f"{count} byte" + ("" if count == 1 else "s")
+    """A number of bytes in words."""
+    return counted(count, "byte")
 
 
 def in_loops(count: int) -> str:
     """A number of loops in words."""
-    return f"{count} loop" + ("" if count == 1 else "s")
+    return counted(count, "loop")

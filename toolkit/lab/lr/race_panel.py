@@ -18,7 +18,7 @@ from toolkit.lab.kit.curve import Points
 from toolkit.lab.kit.curve_control import Curve, CurveWidgets
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.table import Progress
+from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.race_view import (
     RACERS,
     Lane,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from toolkit.lab.kit.curve import Points, heights_at
-from toolkit.lab.kit.table import Progress, Table
+from toolkit.lab.kit.view import Progress, Table
 from toolkit.lab.lr.known_schedules import SHAPES, best_known, follow, peaks, run_peak, tuned
 from toolkit.lab.lr.search_problems import NetworkProblem, problem
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, next_round

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.table import Progress
+from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.search_figure import SearchFigure
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
 from toolkit.lab.lr.search_rounds import (

@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from toolkit.lab.kit.table import Table
+from toolkit.lab.kit.view import Table
 from toolkit.lab.lr.known_schedules import best_known, tuned
 from toolkit.lab.lr.search_landscape import Landscape, landscape
 from toolkit.lab.lr.search_problems import PROBLEMS, problem

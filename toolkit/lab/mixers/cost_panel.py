@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from toolkit.figures import FAINT, Look
 from toolkit.lab.attention.cost_curves import CostCurves
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.panel import Panel, Plot
 from toolkit.lab.mixers.costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
-from toolkit.lab.mixers.panel import LEFT, RIGHT, SIDES, MixerPanel
+from toolkit.lab.mixers.panel import LEFT, RIGHT
+from toolkit.lab.mixers.plots import SIDES
 
 LOOKS = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
 
@@ -24,6 +24,11 @@ class MixerCostPanel(Panel):
         heads: query, key and value heads.
         head_size: key and value size of a head.
         bytes_per_number: precision of activations and of the cache; states stay in float32.
+
+    Example:
+        >>> panel = MixerCostPanel(left="retention", right="gdn")
+        >>> panel.follow(MixerPanel(left="linear")).left
+        'linear'
     """
 
     title = "What does one more token cost them?"
@@ -39,54 +44,21 @@ class MixerCostPanel(Panel):
     head_size = Choice("Head size", 128, {str(size): size for size in (32, 64, 128, 256)})
     bytes_per_number = Choice("Precision", 2, {"float32": 4, "bfloat16": 2, "8 bit": 1})
 
-    def follow(self, panel: MixerPanel) -> "MixerCostPanel":
-        """Show the mixers that another panel shows, now and whenever they change there.
-
-        Args:
-            panel: whose `left` and `right` to follow.
-
-        Returns:
-            This panel.
-
-        Cost:
-            One redraw now, and one with every change of a mixer there.
-        """
-
-        def take_over(_: Any = None) -> None:
-            self.change(left=panel.left, right=panel.right)
-
-        for side in SIDES:
-            (menu,) = panel._control_widgets[side].inputs
-            menu.observe(take_over, names="value")
-        take_over()
-        return self
-
     def compute(self, **state: Any) -> DecodeCosts:
         return decode_costs(**state)
 
-    def build(self, figure: Figure) -> list[Artist]:
+    def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
-        names = {side: side for side in LOOKS}
-        self._curves = {
-            what: CostCurves(
-                figure, axes, counted.unit, counted.heading, columns=1, names=names, looks=LOOKS,
-                name_inches=0.45, value_inches=1.62, limits=counted.limits,
-            )
-            for (what, counted), axes in zip(
-                COUNTED.items(), figure.subplots(1, len(COUNTED)), strict=True
-            )
-        }  # fmt: skip
         figure.text(
             0.1, 0.025, "Modelled from the cost formulas of each mixer; one layer, one sequence.",
             fontsize=9,
         )  # fmt: skip
-        return [artist for curves in self._curves.values() for artist in curves.artists()]
-
-    def draw(self, view: DecodeCosts) -> None:
-        for what, curves in self._curves.items():
-            curves.show(view.chosen, view.curves[what], view.at_chosen[what], COUNTED[what].unit)
-            for side, text in curves.names.items():
-                name = "softmax" if side == REFERENCE else view.mixers[side]
-                if text.get_text() != name:
-                    text.set_text(name)
-                    self.picture.forget_background()
+        return [
+            CostCurves(
+                figure, axes, what, counted.unit, counted.heading, looks=LOOKS, name_inches=0.45,
+                value_inches=1.62, limits=counted.limits,
+            )
+            for (what, counted), axes in zip(
+                COUNTED.items(), figure.subplots(1, len(COUNTED)), strict=True
+            )
+        ]  # fmt: skip

@@ -3,27 +3,21 @@
 Every number comes from the cost formulas in a mixer's row of `MIXERS`: no program is run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-import numpy as np
 
 from toolkit.attention import mixer
 from toolkit.figures import in_words
-from toolkit.lab.attention.view import TOKENS
-from toolkit.lab.kit.table import Table
+from toolkit.lab.attention.view import CostView, at_every_context
+from toolkit.lab.kit.view import Data
 
 REFERENCE = "full"
 
 
 class Counted(NamedTuple):
-    """One of the things counted.
+    """One of the things counted: its unit, and the heading and limits of its axes.
 
-    Attributes:
-        unit: `"FLOP"` or `"bytes"`.
-        heading: of its axes.
-        limits: of its axes, wide enough for every size that can be set; fixed, so that a moved
-            slider is seen to move the lines.
+    The limits hold every size that can be set, so that a moved slider is seen to move the lines.
     """
 
     unit: str
@@ -33,31 +27,23 @@ class Counted(NamedTuple):
 
 _BYTES = (2.0**10, 2.0**38)
 COUNTED: dict[str, Counted] = {
-    "operations": Counted("FLOP", "Operations a token", (1e3, 1e12)),
-    "moved": Counted("bytes", "Bytes moved a token", _BYTES),
+    "operations": Counted("FLOP", "Operations per token", (1e3, 1e12)),
+    "moved": Counted("bytes", "Bytes moved per token", _BYTES),
     "kept": Counted("bytes", "Bytes kept", _BYTES),
 }
 
 
 @dataclass(frozen=True)
-class DecodeCosts:
-    """Curves of one layer and one sequence against context length.
+class DecodeCosts(CostView):
+    """Of one layer and one sequence; the lines are `"full"`, `"left"` and `"right"`."""
 
-    Attributes:
-        mixers: side (`"full"`, `"left"`, `"right"`) -> name in `MIXERS`.
-        chosen: the context length marked.
-        tokens: horizontal axis, [points].
-        curves: what is counted -> side -> cost at `tokens`, [points].
-        at_chosen: what is counted -> side -> cost at `chosen`.
-        described: the sizes in words.
-    """
+    mixers: dict[str, str]  # line -> name in `MIXERS`
+    described: str  # the sizes in words
 
-    mixers: dict[str, str]
-    chosen: int
-    tokens: np.ndarray
-    curves: dict[str, dict[str, np.ndarray]]
-    at_chosen: dict[str, dict[str, float]]
-    described: str
+    def data(self) -> Data:
+        """The two sides by their sides too, for they may show one mixer."""
+        names = {"left": f"left: {self.names['left']}", "right": f"right: {self.names['right']}"}
+        return CostView.data(replace(self, names=self.names | names))
 
     def sentence(self) -> str:
         kept, moved = self.at_chosen["kept"], self.at_chosen["moved"]
@@ -76,22 +62,6 @@ class DecodeCosts:
             f"Modelled; {self.described}."
         )
 
-    def table(self) -> Table:
-        places = [(what, side) for what in self.curves for side in self.mixers]
-        header = ("tokens", *(f"{what}, {self.mixers[side]}" for what, side in places))
-        rows = [
-            (
-                f"{n:,}",
-                *(
-                    in_words(self.curves[what][side][i], COUNTED[what].unit)
-                    for what, side in places
-                ),
-            )
-            for i, n in enumerate(self.tokens)
-            if i % 2 == 0
-        ]
-        return Table(header, rows)
-
 
 def decode_costs(
     *,
@@ -104,25 +74,7 @@ def decode_costs(
 ) -> DecodeCosts:
     """Cost of one decoded token in one layer, and what is kept until the next one.
 
-    Args:
-        left: a name in `MIXERS`.
-        right: another, or the same.
-        context_length: the context to mark, tokens.
-        heads: query, key and value heads.
-        head_size: key and value size of a head.
-        bytes_per_number: of activations and cached keys and values; states stay in float32.
-
-    Returns:
-        A `DecodeCosts`.
-
-    Raises:
-        ValueError: for an unknown mixer.
-
-    Cost:
-        A few hundred calls of arithmetic.
-
-    Source:
-        `step_flops`, `step_bytes` and `state_bytes` of `toolkit.attention.MIXERS`.
+    `bytes_per_number` is of activations and cached keys and values; states stay in float32.
     """
     sides = {REFERENCE: REFERENCE, "left": left, "right": right}
 
@@ -135,15 +87,9 @@ def decode_costs(
         return float(formula(*sizes, element_bytes=bytes_per_number, **row.options))
 
     return DecodeCosts(
+        **at_every_context(cost, COUNTED, sides, context_length),
+        units={what: counted.unit for what, counted in COUNTED.items()},
+        names={REFERENCE: "softmax", "left": left, "right": right},
         mixers=sides,
-        chosen=context_length,
-        tokens=TOKENS,
-        curves={
-            what: {side: np.array([cost(what, side, int(n)) for n in TOKENS]) for side in sides}
-            for what in COUNTED
-        },
-        at_chosen={
-            what: {side: cost(what, side, context_length) for side in sides} for what in COUNTED
-        },
         described=f"one layer, {heads} heads of {head_size}, one sequence",
     )

@@ -7,15 +7,15 @@ no slider ever compiles again. The token and the head looked at only select from
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
+from toolkit.figures.words import counted
 from toolkit.lab.attention.reading_view import word_key
-from toolkit.lab.kit.table import Table
+from toolkit.lab.kit.view import Data, View
 from toolkit.lab.mixers.inputs import (
     HEADS,
     KEY_SIZE,
@@ -33,22 +33,13 @@ MOST = 0.9
 
 @dataclass(frozen=True)
 class Memory:
-    """What one mixer did with the text.
+    """What one mixer did with the text."""
 
-    Attributes:
-        name: its key in `MIXERS`.
-        title: its name in words.
-        state_norm: Frobenius norm of the state after each token, [token, head].
-        reach: norm of the gradient of the output at t with respect to the value at s,
-            [t, s, head]; zero for s after t.
-        log_decay: mean over the key channels of the log-decay at each token, [token, head].
-    """
-
-    name: str
-    title: str
-    state_norm: np.ndarray
-    reach: np.ndarray
-    log_decay: np.ndarray
+    name: str  # its key in `MIXERS`
+    title: str  # its name in words
+    state_norm: np.ndarray  # Frobenius norm of the state after each token, [token, head]
+    reach: np.ndarray  # |d out_t / d v_s|, [t, s, head]; zero for s after t
+    log_decay: np.ndarray  # at each token, mean over the key channels, [token, head]
 
     def share(self, token: int, head: int) -> np.ndarray:
         """The reach from `token` back to each token, as parts of its sum: [token]."""
@@ -71,23 +62,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two mixers, one text; one token and one head looked at.
+class Comparison(View):
+    """Two mixers, one text; one token and one head looked at."""
 
-    Attributes:
-        words: the tokens, at most `MAX_TOKENS`.
-        left_out: how many words at the end did not fit.
-        token: index of the token looked at.
-        head: index of the head looked at.
-        left, right: the two mixers.
-    """
-
-    words: tuple[str, ...]
-    left_out: int
-    token: int
-    head: int
+    words: tuple[str, ...]  # the tokens, at most `MAX_TOKENS`
+    left_out: int  # words at the end that did not fit
+    token: int  # index of the token looked at
+    head: int  # index of the head looked at
     left: Memory
     right: Memory
+
+    @property
+    def sides(self) -> dict[str, Memory]:
+        """The two by the names of their sides."""
+        return {"left": self.left, "right": self.right}
 
     def sentence(self) -> str:
         said = (
@@ -96,7 +84,7 @@ class Comparison:
             "Measured here on this text, with random projections: nothing is trained."
         )
         if self.left_out:
-            said += f" The last {in_tokens(self.left_out)} did not fit and are left out."
+            said += f" The last {counted(self.left_out, 'token')} did not fit and are left out."
         return said
 
     def _of(self, memory: Memory) -> str:
@@ -109,7 +97,7 @@ class Comparison:
         else:
             reach = (
                 f"{MOST:.0%} of what reaches the output comes from it and the "
-                f"{in_tokens(distance)} before it"
+                f"{counted(distance, 'token')} before it"
             )
         decay = (
             "no decay" if np.isinf(half) else f"decay halves it in {tokens_in_words(half)} tokens"
@@ -117,43 +105,16 @@ class Comparison:
         norm = memory.state_norm[self.token, self.head]
         return f"{memory.title}: {reach}; the state has norm {norm:.2g}, {decay}."
 
-    def table(self) -> Table:
-        columns = ["token", "word"]
-        numbers = []
-        for side, memory in (("left", self.left), ("right", self.right)):
-            columns += [
-                f"{side}: state norm",
-                f"{side}: |d out_{self.token + 1} / d v|",
-                f"{side}: share",
-                f"{side}: decay e^g",
-            ]
-            numbers += [
-                memory.state_norm[:, self.head],
-                memory.reach[self.token, :, self.head],
-                memory.share(self.token, self.head),
-                np.exp(memory.log_decay[:, self.head]),
-            ]
-        rows = [
-            (str(s + 1), word, *(f"{column[s]:.3g}" for column in numbers))
-            for s, word in enumerate(self.words)
-        ]
-        return Table(tuple(columns), rows)
-
-    def arrays(self) -> dict[str, Any]:
-        """The same numbers for Python: side -> name -> array or number, and the words."""
-        sides = {
-            side: {
-                "mixer": memory.name,
-                "state_norm": memory.state_norm,
-                "reach": memory.reach,
-                "share": memory.share(self.token, self.head),
-                "distance": memory.distance(self.token, self.head),
-                "decay": np.exp(memory.log_decay),
-                "half_life": memory.half_life(),
+    def data(self) -> Data:
+        columns: Data = {"token": np.arange(len(self.words)) + 1, "word": self.words}
+        for side, memory in self.sides.items():
+            columns |= {
+                f"{side}: state norm": memory.state_norm[:, self.head],
+                f"{side}: |d out_{self.token + 1} / d v|": memory.reach[self.token, :, self.head],
+                f"{side}: share": memory.share(self.token, self.head),
+                f"{side}: decay e^g": np.exp(memory.log_decay[:, self.head]),
             }
-            for side, memory in (("left", self.left), ("right", self.right))
-        }
-        return {"words": self.words, **sides}
+        return columns
 
 
 def compare(
@@ -161,22 +122,8 @@ def compare(
 ) -> Comparison:
     """Let two mixers read one text with the same queries, keys, values and rates.
 
-    Args:
-        text: words separated by blanks; the first `MAX_TOKENS` are read.
-        left: a name of `recurrent_mixers()`.
-        right: another, or the same.
-        token: which token to look at, from 1; more than there are means the last.
-        head: which head to look at, from 0.
-        settings: strengths and seed.
-
-    Returns:
-        A `Comparison`.
-
-    Raises:
-        ValueError: when `text` holds no words, or for a mixer without a recurrent state.
-
-    Cost:
-        A few milliseconds a mixer and setting, remembered; its first use compiles for a second.
+    `left` and `right` are names of `recurrent_mixers()`; `token` counts from 1, and more than there
+    are means the last; `head` counts from 0.
     """
     words = text.split()
     if not words:
@@ -202,19 +149,7 @@ def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
     one number w_ts times the identity. So the gradient of a single output channel, one
     vector-Jacobian product a token, holds it all.
 
-    Args:
-        name: of `recurrent_mixers()`.
-        words: the tokens, at most `MAX_TOKENS`.
-        settings: strengths and seed.
-
-    Returns:
-        A `Memory`.
-
-    Raises:
-        ValueError: for a name that is not a recurrent mixer's.
-
-    Cost:
-        One compiled program of fixed shape; the result is remembered.
+    The result is remembered.
     """
     if name not in recurrent_mixers():
         known = ", ".join(map(repr, recurrent_mixers()))
@@ -235,15 +170,7 @@ def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
 def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """The compiled program of one mixer: inputs and constants to state norms and reach.
 
-    Args:
-        name: of `recurrent_mixers()`.
-
-    Returns:
-        (arrays, constants) -> (state norms [MAX_TOKENS, HEADS], reach [MAX_TOKENS, MAX_TOKENS,
-        HEADS]), jitted.
-
-    Cost:
-        About a second of compilation at the first call.
+    [MAX_TOKENS, HEADS] and [MAX_TOKENS, MAX_TOKENS, HEADS].
     """
     row = mixer(name)
     place = row.names.index("v")
@@ -273,11 +200,6 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
         return state_norm, jnp.sqrt(jnp.sum(gradient[:, 0] ** 2, axis=within_token))
 
     return run
-
-
-def in_tokens(count: int) -> str:
-    """A number of tokens in words: `"1 token"`, `"12 tokens"`."""
-    return f"{count} token" + ("" if count == 1 else "s")
 
 
 def tokens_in_words(half_life: float) -> str:

@@ -1,0 +1,72 @@
+"""What a panel computes: numbers given once, from which its table and its caption are written."""
+
+import html
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from toolkit.figures import in_words
+
+Progress = tuple[int, int, str]
+"""Pieces done, pieces in all, what is being done."""
+
+Data = dict[str, Sequence[Any] | np.ndarray]
+"""Heading -> per row a number, a pair (number, error) or a word. A heading ends with its unit in
+parentheses."""
+
+SPOKEN_UNITS = ("seconds", "bytes", "FLOP")
+_CELL = "padding:2px 12px;text-align:right;border-bottom:1px solid #e3e7eb"
+
+
+class Table(NamedTuple):
+    """The plotted numbers as text: headings, and as many cells in every row."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+class View:
+    """What `Panel.compute` returns: numbers to draw that also tell themselves in words."""
+
+    def data(self) -> Data:
+        """The plotted numbers, in columns of one length; `pandas.DataFrame` takes them."""
+        raise NotImplementedError
+
+    def sentence(self) -> str:
+        """The figure in words: caption, alternative text and plain-text form in one."""
+        raise NotImplementedError
+
+    def table(self) -> Table:
+        """`data()` as text."""
+        headings, columns = [], []
+        for heading, values in self.data().items():
+            name, _, unit = heading.removesuffix(")").partition(" (")
+            headings.append(name if unit in SPOKEN_UNITS else heading)
+            columns.append([in_cell(value, unit) for value in values])
+        return Table(tuple(headings), list(zip(*columns, strict=True)))
+
+
+def in_cell(value: Any, unit: str = "") -> str:
+    """A number as every table and caption writes it; an infinite one is of a run that diverged."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return " ± ".join(in_cell(part, unit) for part in value)
+    if value is None or np.isnan(value):
+        return "–"
+    if np.isinf(value):
+        return "diverged"
+    if unit in SPOKEN_UNITS:
+        return in_words(value, unit)
+    return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.4g}"
+
+
+def as_html(table: Table) -> str:
+    """A table of numbers as one `<table>` with proper header cells, its text escaped."""
+    head = "".join(f"<th scope='col' style='{_CELL}'>{html.escape(c)}</th>" for c in table.columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='{_CELL}'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in table.rows
+    )
+    return f"<table style='border-collapse:collapse'><tr>{head}</tr>{body}</table>"

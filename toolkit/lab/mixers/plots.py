@@ -1,0 +1,185 @@
+"""The plots of `MixerPanel`, one above the other for each side: state, reach, decay."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
+from toolkit.figures.axes import log_ticks, set_limits
+from toolkit.figures.words import counted
+from toolkit.lab.attention.reading_view import shortened
+from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
+from toolkit.lab.mixers.view import MOST, Comparison, is_same, tokens_in_words
+
+SIDES: dict[str, Look] = {"left": look("full"), "right": look("gdn")}
+HEAD_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)))
+# Half-lives are coloured from half a token to a thousand.
+SHORTEST, LONGEST = 0.5, 1000.0
+# Fixed, so that a redraw moves only the artists. One fresh write has a norm of about 1.
+NORM_LIMITS = (1e-3, 1e2)
+SHARES = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
+
+
+class NormPlot:
+    """The norm of the state of each head."""
+
+    def __init__(self, axes: Axes, side: str) -> None:
+        self.axes, self._side = axes, side
+        axes.set(yscale="log", ylim=NORM_LIMITS)
+        log_ticks(axes.yaxis, count=12)
+        _share_labels(axes, side, "state norm")
+        self.heading = axes.text(
+            0, 1.06, "", color=SIDES[side].colour, fontsize=12, fontweight="bold",
+            transform=axes.transAxes,
+        )  # fmt: skip
+        self.lines = [axes.plot([], [], linestyle=dashes)[0] for dashes in HEAD_DASHES]
+        (self._mark,) = axes.plot([0, 0], (1e-9, 1e9), color=ACCENT, linewidth=1.2)
+
+    def artists(self) -> list[Artist]:
+        return [self._mark, *self.lines]
+
+    def show(self, view: Comparison) -> None:
+        memory = view.sides[self._side]
+        self.heading.set_text(memory.title)
+        self._mark.set_xdata([view.token, view.token])
+        for head, line in enumerate(self.lines):
+            line.set_data(np.arange(len(view.words)), memory.state_norm[:, head])
+            is_chosen = head == view.head
+            line.set_color(SIDES[self._side].colour if is_chosen else FAINT)
+            line.set_linewidth(2.6 if is_chosen else 1.3)
+        # A state that outgrows the axes stretches those of both sides.
+        highest = max(np.max(one.state_norm) for one in view.sides.values())
+        top = max(NORM_LIMITS[1], 10 ** np.ceil(np.log10(max(highest, 1.0))))
+        set_limits(self.axes, x=_width(view), y=(NORM_LIMITS[0], top))
+
+
+class ReachPlot:
+    """The share of each token in what reaches the output, and how far back most of it lies."""
+
+    def __init__(self, axes: Axes, side: str) -> None:
+        self.axes, self._side = axes, side
+        # A root: shares of one and of ninety per cent are both seen, and zero is there.
+        axes.set_yscale("function", functions=(np.sqrt, np.square))
+        axes.set(ylim=(0, 1.5), yticks=SHARES)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        _share_labels(axes, side, "effective memory\n(share of gradient)")
+        positions = np.arange(MAX_TOKENS)
+        # One step line with gaps instead of a patch a bar: a fifth of the drawing time.
+        edges = np.stack([positions - 0.39, positions + 0.39], axis=1).ravel()
+        self.bars = axes.stairs(
+            np.zeros(2 * MAX_TOKENS - 1), edges, fill=True, facecolor=SIDES[side].colour,
+            edgecolor="white", hatch=SIDES[side].hatch, linewidth=0,
+        )  # fmt: skip
+        (self.same,) = axes.plot(
+            [], [], color=INK, marker="o", markersize=4.5, markeredgecolor="white",
+            markeredgewidth=0.8, linestyle="none",
+        )  # fmt: skip
+        (self.span,) = axes.plot([0, 0], [1.12, 1.12], color=INK, marker="|", linewidth=1.2)
+        self.span_words = axes.text(0, 1.18, "", fontsize=9, va="bottom")
+        # The line ends below the words, so that both can be read.
+        (self._mark,) = axes.plot([0, 0], (0, 1.05), color=ACCENT, linewidth=1.2)
+
+    def artists(self) -> list[Artist]:
+        return [self._mark, self.bars, self.same, self.span, self.span_words]
+
+    def show(self, view: Comparison) -> None:
+        memory, token = view.sides[self._side], view.token
+        self._mark.set_xdata([token, token])
+        share = memory.share(token, view.head)
+        heights = np.zeros(2 * MAX_TOKENS - 1)
+        heights[: 2 * len(share) : 2] = share
+        self.bars.set_data(heights)
+        same = [s for s in range(token + 1) if is_same(view.words[s], view.words[token])]
+        self.same.set_data(same, share[same])
+        distance = memory.distance(token, view.head)
+        start = token - (distance or 0)
+        self.span.set_data([start - 0.4, token + 0.4], [1.12, 1.12])
+        self.span.set_visible(distance is not None)
+        back = f"{counted(distance, 'token')} back" if distance else "itself"
+        words = "nothing reaches it" if distance is None else f"{MOST:.0%}: {back}"
+        # Words start where the span starts, unless they would leave the axes on the right.
+        is_late = start > len(view.words) - 10
+        self.span_words.set_text(words)
+        self.span_words.set_x(token + 0.4 if is_late else start - 0.4)
+        self.span_words.set_horizontalalignment("right" if is_late else "left")
+        set_limits(self.axes, x=_width(view))
+
+
+class DecayPlot:
+    """The half-life of each head at each token, and beside it the median."""
+
+    def __init__(self, axes: Axes, side: str) -> None:
+        self.axes = axes
+        self._side, self._words = side, ()
+        axes.grid(False)
+        axes.set_yticks(range(HEADS), [f"head {h}" for h in range(HEADS)], fontsize=8.5)
+        self.image = axes.imshow(
+            np.zeros((HEADS, MAX_TOKENS)), cmap=WEIGHTS, aspect="auto", interpolation="nearest",
+            vmin=np.log10(SHORTEST), vmax=np.log10(LONGEST),
+        )  # fmt: skip
+        self._medians = [
+            axes.text(1.01, h, "", fontsize=8.5, va="center", transform=axes.get_yaxis_transform())
+            for h in range(HEADS)
+        ]
+        self._mark = Rectangle(
+            (0, -0.5), 1, HEADS, fill=False, edgecolor=ACCENT, linewidth=1.8, clip_on=False
+        )
+        axes.add_patch(self._mark)
+        if side == "left":
+            axes.set_ylabel("half-life")
+            return
+        axes.set_yticks([])
+        box, figure = axes.get_position(), axes.get_figure(root=True)
+        bar = figure.add_axes((box.x1 + 0.05, box.y0, 0.011, box.height))
+        figure.colorbar(self.image, cax=bar, ticks=[0, 1, 2, 3])
+        bar.set_yticklabels(["1", "10", "100", "1000"], fontsize=8)
+        bar.set_title("half-life\n(tokens)", fontsize=8, fontweight="normal", loc="center", pad=4)
+
+    def artists(self) -> list[Artist]:
+        return [self.image, *self._medians, self._mark]
+
+    def show(self, view: Comparison) -> None:
+        half_life = view.sides[self._side].half_life()
+        self.image.set_data(np.log10(np.clip(half_life, SHORTEST, LONGEST)).T)
+        self.image.set_extent((-0.5, len(half_life) - 0.5, HEADS - 0.5, -0.5))
+        self._mark.set_x(view.token - 0.5)
+        for head, text in enumerate(self._medians):
+            text.set_text(tokens_in_words(np.median(half_life[:, head])))
+            text.set_fontweight("bold" if head == view.head else "normal")
+        if view.words != self._words:
+            self._words = view.words
+            self.axes.set_xlim(_width(view))
+            names = shortened(view.words)
+            self.axes.set_xticks(range(len(names)), names, fontsize=8, rotation=90)
+
+
+def name_heads(figure: Figure) -> None:
+    """What is the same for all plots: the heads' dashes above them, the colours below."""
+    samples = [Line2D([], [], color=INK, linestyle=dashes) for dashes in HEAD_DASHES]
+    figure.legend(
+        samples, [f"head {h}" for h in range(HEADS)], loc="upper right", ncols=HEADS,
+        bbox_to_anchor=(0.91, 1.008), handlelength=2.6, columnspacing=1.4,
+    )  # fmt: skip
+    figure.text(
+        0.095, 0.014,
+        "Red: the token looked at; dots: the same word. Beside the maps: median half-life per "
+        "head. Measured here; nothing is trained.", fontsize=9,
+    )  # fmt: skip
+
+
+def _share_labels(axes: Axes, side: str, label: str) -> None:
+    """Words on the left only, and none below: the lowest plot has them."""
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+    axes.tick_params(axis="y", labelleft=side == "left")
+    if side == "left":
+        axes.set_ylabel(label)
+
+
+def _width(view: Comparison) -> tuple[float, float]:
+    return -0.5, len(view.words) - 0.5
