@@ -49,8 +49,11 @@ def test_picture_moves_only_what_it_is_told() -> None:
     first = picture.png()
     line.set_ydata([0.8, 0.8])
     moved = picture.png()
-    picture.forget_background()
     assert picture.png() == moved != first
+    axes.set_ylim(0, 2)  # what stands still has changed
+    assert picture.png() != moved
+    axes.set_ylim(0, 1)
+    assert picture.png() == moved
     line.set_ydata([0.2, 0.2])
     assert picture.png() == first
     assert np.asarray(Image.open(io.BytesIO(first))).shape == (260, 390, 3)

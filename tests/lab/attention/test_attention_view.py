@@ -5,6 +5,7 @@ import pytest
 
 from toolkit.lab.attention.view import (
     DECODE,
+    KEPT,
     MIXER_NAMES,
     PREFILL,
     TOKENS,
@@ -79,11 +80,19 @@ def test_cost_sentence_and_table_name_kind_and_values() -> None:
     assert "Modelled for a machine." in view.sentence()
     assert "Measured here at 256 tokens: decode 100 µs against 20.0 µs." in view.sentence()
     columns, rows = view.table()
-    assert len(columns) == 7
-    assert all(len(row) == 7 for row in rows)
-    assert rows[-1][0] == "256 (measured here)"
-    assert "20.0 µs ± 500 ns" in rows[-1]
-    assert "not measured" in rows[-1]
+    assert columns[7:] == (
+        "decode, full softmax, measured", "decode, gated delta net, measured",
+    )  # fmt: skip
+    assert all(len(row) == len(columns) for row in rows)
+    (measured,) = (row for row in rows if row[0] == "256")
+    assert measured[7:] == ("100 µs ± 500 ns", "20.0 µs ± 500 ns")
+    assert rows[-1][7:] == ("–", "–")
+
+
+def test_a_context_that_was_only_measured_has_a_row_of_its_own() -> None:
+    view = costs(machine=MACHINE, measured=(Point("full", PREFILL, 100, 1e-3, 0.0),), **SIZES)
+    first = view.table().rows[0]
+    assert first == ("100", *("–",) * 6, "1.00 ms ± 0 ns")
 
 
 MEMORY = {
@@ -101,9 +110,9 @@ MEMORY = {
 def test_memory_of_cache_and_state() -> None:
     view = decode_memory(context_length=32768, **MEMORY)
     per_token = 2 * 8 * 128 * 2  # keys and values, heads, size, bytes
-    assert view.at_chosen["full"] == 32 * 8 * 32768 * per_token
-    assert view.at_chosen["window"] == 32 * 8 * 1024 * per_token
-    assert view.at_chosen["gdn"] == 32 * 8 * 8 * 128 * 128 * 4
+    assert view.at_chosen[KEPT]["full"] == 32 * 8 * 32768 * per_token
+    assert view.at_chosen[KEPT]["window"] == 32 * 8 * 1024 * per_token
+    assert view.at_chosen[KEPT]["gdn"] == 32 * 8 * 8 * 128 * 128 * 4
     assert "At 32,768 tokens" in view.sentence()
     assert "the cache is 256× the state" in view.sentence()
 

@@ -16,19 +16,31 @@ from PIL import Image
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.view import Table, as_html
+from toolkit.lab.kit.view import Table, View, as_html, in_cell
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Line(View):
     height: float
     name: str
 
     def sentence(self) -> str:
         return f"A line called <{self.name}> at height {self.height:g}."
 
-    def table(self) -> Table:
-        return Table(("height",), [(f"{self.height:g}",)])
+    def data(self):
+        return {"height": [self.height], "cost (bytes)": [2048]}
+
+
+class LinePlot:
+    def __init__(self, axes) -> None:
+        axes.set_ylim(0, 1024)
+        (self.line,) = axes.plot([0, 1], [0, 0])
+
+    def artists(self) -> list[Artist]:
+        return [self.line]
+
+    def show(self, view: Line) -> None:
+        self.line.set_ydata([view.height] * 2)
 
 
 class LinePanel(Panel):
@@ -46,14 +58,8 @@ class LinePanel(Panel):
             raise ArithmeticError("cannot draw <broken>")
         return Line(height, text)
 
-    def build(self, figure: Figure) -> list[Artist]:
-        axes = figure.subplots()
-        axes.set_ylim(0, 1024)
-        (self.line,) = axes.plot([0, 1], [0, 0])
-        return [self.line]
-
-    def draw(self, view: Line) -> None:
-        self.line.set_ydata([view.height] * 2)
+    def plots(self, figure: Figure) -> list:
+        return [LinePlot(figure.subplots())]
 
 
 @pytest.fixture
@@ -160,6 +166,41 @@ def test_numbers_are_shown_on_request(panel: LinePanel) -> None:
     panel.height = 77
     assert "<td" in panel._table.value
     assert "77" in panel._table.value
+
+
+def test_table_and_data_are_the_same_numbers(panel: LinePanel) -> None:
+    panel.height = 77
+    assert panel.data() == {"height": [77], "cost (bytes)": [2048]}
+    assert panel.view.table() == Table(("height", "cost"), [("77", "2.00 KiB")])
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        ("word", "", "word"),
+        (12_000, "", "12,000"),
+        (0.123456, "", "0.1235"),
+        (None, "", "–"),
+        (float("nan"), "bytes", "–"),
+        (float("inf"), "", "diverged"),
+        ((1e-3, 1e-5), "seconds", "1.00 ms ± 10.0 µs"),
+    ],
+)
+def test_one_way_to_write_a_number(value, unit: str, words: str) -> None:
+    assert in_cell(value, unit) == words
+
+
+def test_a_panel_follows_another_in_the_controls_both_have(panel: LinePanel) -> None:
+    class Other(LinePanel):
+        weight = Number("Weight", 3, low=0, high=10)
+
+    other = Other(height=9).follow(panel)
+    assert (other.height, other.weight) == (3, 3)
+    slider, _ = inputs_of(panel, "height")
+    slider.value = 12
+    assert other.height == 12
+    other.height = 4  # its own controls still move it alone
+    assert panel.height == 12
 
 
 def test_table_escapes_and_names_its_columns() -> None:

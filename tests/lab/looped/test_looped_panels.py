@@ -62,7 +62,12 @@ def test_the_red_line_stands_where_the_reach_ends() -> None:
     x, y = influence.edge.get_data()
     np.testing.assert_array_equal(x[::2], [29 + 1 - reach - 0.5 for reach in (7, 13, 19, 25)])
     assert (y[0], y[-1]) == (0, 1)
-    assert [words.get_text().strip() for words in influence.edge_words[:4]] == ["7", "13", "19", "25"]
+    assert [words.get_text().strip() for words in influence.edge_words[:4]] == [
+        "7",
+        "13",
+        "19",
+        "25",
+    ]
     panel.window = 5  # the fourth loop reaches the start
     assert [words.get_visible() for words in influence.edge_words] == [True] * 3 + [False] * 5
     panel.pattern = "full full"

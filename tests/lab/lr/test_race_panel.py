@@ -38,15 +38,15 @@ def test_every_control_changes_the_numbers_and_the_picture(one: dict, other: dic
 
 def test_every_racer_ends_where_its_schedule_does(panel: RacePanel) -> None:
     quadratic = problem("quadratic 1d").quadratic
-    lanes = panel.data()
+    lanes = {lane.name: lane for lane in panel.view.lanes}
     assert set(lanes) == set(RACERS)
     best = best_known("quadratic 1d", 500).loss
     for lane in lanes.values():
-        assert lane["loss"] == pytest.approx(quadratic.final_loss(lane["rates"]), rel=EXACT)
-        assert lane["ratio"] == pytest.approx(lane["loss"] / best, rel=EXACT)
-        assert lane["ratio"] >= 1 - EXACT
+        assert lane.loss == pytest.approx(quadratic.final_loss(lane.rates), rel=EXACT)
+        assert panel.view.ratio(lane) == pytest.approx(lane.loss / best, rel=EXACT)
+        assert panel.view.ratio(lane) >= 1 - EXACT
     for name in ("yours", "best", *SHAPES):
-        assert len(lanes[name]["rates"]) == 500
+        assert len(lanes[name].rates) == 500
     for name in SEARCHED:  # candidates are paid from the same budget
         lane = panel.view.lane(name)
         assert len(lane.rates) + lane.searched == 500
@@ -140,17 +140,18 @@ def test_the_race_follows_the_hand() -> None:
 
 def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> None:
     panel.change(problem="quadratic 10", points=[(0, 0.5), (1, 0)])
-    limits = panel._losses.get_ylim(), panel._ends.get_xlim()
+    _, losses, ends, _ = panel._plots
+    limits = losses.axes.get_ylim(), ends.axes.get_xlim()
     panel.points = [(0, 1), (1, 1)]  # stays at the edge of stability
     assert panel.view.ratio(panel.view.lane("yours")) > 50
-    assert (panel._losses.get_ylim(), panel._ends.get_xlim()) == limits
+    assert (losses.axes.get_ylim(), ends.axes.get_xlim()) == limits
 
 
 def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
     panel = RacePanel(problem="network", budget=500)
     assert panel.view.missing == tuple(name for name in RACERS if name != "best")
     assert "has not run yet" in panel.view.sentence()
-    assert panel._waiting.get_text()
+    assert panel._plots[1].waiting.get_text()
 
     async def race_and_stop_at(rest: int) -> None:
         panel._job._run.click()
@@ -167,12 +168,10 @@ def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
     assert not panel.view.missing
     assert all(panel.view.lane(name) is lane for name, lane in done.items() if name != "yours")
     assert panel.view.reference == "linear"
-    assert panel.data()["linear"]["ratio"] == 1
+    assert panel.view.ratio(panel.view.lane("linear")) == 1
     straight = RacePanel(problem="network", budget=500)
     straight.race()
-    assert {n: one["loss"] for n, one in straight.data().items()} == {
-        n: one["loss"] for n, one in panel.data().items()
-    }
+    assert straight.data() == panel.data()
     panel.points = [(0, 0.3), (1, 0)]  # another drawing has not run
     assert panel.view.missing == ("yours",)
     assert "not run yet" in str(panel.view.table().rows)

@@ -155,16 +155,17 @@ def test_a_search_goes_on_in_another_panel(panel: SearchPanel) -> None:
 
 def test_the_picture_is_the_view(panel: SearchPanel) -> None:
     panel.run()
-    view, parts = panel.view, panel._parts
-    x, y = parts.schedule._done.get_data()
+    view = panel.view
+    candidates, _, schedule, ledger, _ = panel._plots
+    x, y = schedule.done.get_data()
     np.testing.assert_allclose(y[np.isfinite(y)], view.rates)
     np.testing.assert_allclose(x[np.isfinite(x)], view.spent)
-    np.testing.assert_allclose(parts.ledger._dots[1].get_xdata(), [view.loss])
-    widths = [bar.get_width() for bar in parts.ledger._bars]
+    np.testing.assert_allclose(ledger.dots[1].get_xdata(), [view.loss])
+    widths = [bar.get_width() for bar in ledger.bars]
     assert widths == [view.search_evaluations, view.training_evaluations, 0]
     panel.round = 3
-    np.testing.assert_allclose(parts.candidates._new.get_ydata(), panel.view.candidates[-1].losses)
-    assert panel.data()["candidates"] is panel.view.candidates
+    np.testing.assert_allclose(candidates.new.get_ydata(), panel.view.candidates[-1].losses)
+    assert panel.view.candidates[-1].losses[-1] in panel.data()["value"]
 
 
 def test_diverged_candidates_are_shown_at_the_edge() -> None:
@@ -172,8 +173,9 @@ def test_diverged_candidates_are_shown_at_the_edge() -> None:
     panel.run()
     for number in range(1, 6):
         panel.round = number
-        low, high = panel._parts.landscape.axes.get_ylim()
-        for line in panel._parts.landscape._pins:
+        landscape = panel._plots[1]
+        low, high = landscape.axes.get_ylim()
+        for line in landscape.pins:
             y = np.asarray(line.get_ydata())
             assert ((low < y) & (y < high)).all()
 

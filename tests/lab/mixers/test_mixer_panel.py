@@ -64,40 +64,40 @@ def test_every_mixer_of_the_table_can_be_shown(name: str) -> None:
     title = mixer(name).title
     assert title in panel.view.sentence()
     assert title in costs.view.sentence()
-    assert panel._sides["left"].heading.get_text() == title
-    assert panel.data()["left"]["mixer"] == name
+    assert panel._plots[0].heading.get_text() == title
+    assert panel.view.left.name == name
     (menu,) = panel._control_widgets["right"].inputs
     assert name in [value for _, value in menu.options]
 
 
 def test_equal_mixers_are_drawn_alike_on_equal_axes() -> None:
-    sides = MixerPanel(left="gdn", right="gdn")._sides
-    left, right = sides["left"], sides["right"]
-    for one, other in zip(left.lines, right.lines, strict=True):
+    plots = MixerPanel(left="gdn", right="gdn")._plots
+    left, right = plots[:3], plots[3:]
+    for one, other in zip(left[0].lines, right[0].lines, strict=True):
         np.testing.assert_array_equal(one.get_ydata(), other.get_ydata())
-    for name in ("norms", "reach", "decay"):
-        assert getattr(left, name).get_ylim() == getattr(right, name).get_ylim()
-        assert getattr(left, name).get_xlim() == getattr(right, name).get_xlim()
-    np.testing.assert_array_equal(left.image.get_array(), right.image.get_array())
+    for one, other in zip(left, right, strict=True):
+        assert one.axes.get_ylim() == other.axes.get_ylim()
+        assert one.axes.get_xlim() == other.axes.get_xlim()
+    np.testing.assert_array_equal(left[2].image.get_array(), right[2].image.get_array())
 
 
 def test_bars_are_the_shares_and_the_span_is_the_distance() -> None:
     panel = MixerPanel(left="retention", token=12, head=2)
-    side, memory = panel._sides["left"], panel.view.left
-    heights = side.bars.get_data().values[::2]
+    plot, memory = panel._plots[1], panel.view.left
+    heights = plot.bars.get_data().values[::2]
     count = len(panel.view.words)
     np.testing.assert_allclose(heights[:count], memory.share(11, 2))
     assert not heights[count:].any()
     distance = memory.distance(11, 2)
-    assert side.span_words.get_text() == f"90%: {distance} tokens back"
-    assert side.span.get_xdata()[0] == pytest.approx(11 - distance - 0.4)
+    assert plot.span_words.get_text() == f"90%: {distance} tokens back"
+    assert plot.span.get_xdata()[0] == pytest.approx(11 - distance - 0.4)
 
 
 def test_dots_mark_the_same_word_up_to_the_token() -> None:
     panel = MixerPanel(text="The cat, the dog and the cat", token=3)
-    side = panel._sides["right"]
-    assert list(side.same.get_xdata()) == [0, 2]
-    np.testing.assert_allclose(side.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
+    plot = panel._plots[4]
+    assert list(plot.same.get_xdata()) == [0, 2]
+    np.testing.assert_allclose(plot.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
 
 
 def test_the_second_panel_follows_the_menus_of_the_first() -> None:
@@ -124,9 +124,9 @@ def test_a_state_that_outgrows_the_axes_stretches_both() -> None:
     panel = MixerPanel(left="linear", right="gdn")
     norms = 1000 * panel.view.left.state_norm
     grown = dataclasses.replace(panel.view.left, state_norm=norms)
-    panel.draw(dataclasses.replace(panel.view, left=grown))
-    for side in panel._sides.values():
-        assert side.norms.get_ylim()[1] >= norms.max()
+    for plot in (panel._plots[0], panel._plots[3]):
+        plot.show(dataclasses.replace(panel.view, left=grown))
+        assert plot.axes.get_ylim()[1] >= norms.max()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -147,6 +147,11 @@ def test_costs_are_those_of_the_table_and_fit_the_axes(name, heads, head_size, n
         low, high = counted.limits
         for curve in view.curves[what].values():
             assert low <= curve.min() <= curve.max() <= high
+
+
+def test_a_mixer_beside_itself_has_its_own_columns() -> None:
+    columns = MixerCostPanel(left="gdn", right="gdn").data()
+    assert len(columns) == 1 + 3 * len(COUNTED)
 
 
 def test_the_cache_outgrows_the_state_where_the_words_say() -> None:

@@ -164,14 +164,14 @@ def test_long_texts_are_cut_and_say_so() -> None:
         view_of("gdn", text="  ")
 
 
-def test_words_table_and_arrays_tell_the_same_numbers() -> None:
+def test_words_table_and_data_tell_the_same_numbers() -> None:
     view = view_of("gdn", token=4)
-    arrays, table = view.arrays(), view.table()
+    data, table = view.data(), view.table()
     assert f"“{WORDS[3]}” (token 4 of 10), head 1" in view.sentence()
     assert "Measured here" in view.sentence()
-    assert len(table.rows) == len(arrays["words"]) == 10
+    assert len(table.rows) == len(data["word"]) == 10
     column = table.columns.index("left: share")
     shown = [float(row[column]) for row in table.rows]
-    np.testing.assert_allclose(shown, arrays["left"]["share"], rtol=5e-3, atol=1e-6)
-    distance = arrays["left"]["distance"]
-    assert f"the {distance} token" in view.sentence()
+    np.testing.assert_array_equal(data["left: share"], view.left.share(3, 1))
+    np.testing.assert_allclose(shown, data["left: share"], rtol=5e-4, atol=1e-6)
+    assert f"the {view.left.distance(3, 1)} token" in view.sentence()

@@ -32,38 +32,17 @@ PEAKS_PER_DECADE = 4
 
 
 class Known(NamedTuple):
-    """A schedule to compare with.
+    """A schedule to compare with."""
 
-    Attributes:
-        rates: [steps].
-        losses: [steps], before each.
-        loss: at its end, as `Problem.loss` says it.
-        peak: its highest rate.
-    """
-
-    rates: np.ndarray
-    losses: np.ndarray
-    loss: float
-    peak: float
+    rates: np.ndarray  # [steps]
+    losses: np.ndarray  # before each
+    loss: float  # at its end, as `Problem.loss` says it
+    peak: float  # its highest rate
 
 
 @functools.cache
 def best_known(name: str, steps: int) -> Known | None:
-    """The schedule of lowest final loss, where it is known.
-
-    Args:
-        name: of a problem.
-        steps: a value of `BUDGETS`.
-
-    Returns:
-        The schedule; None for a network, whose best nobody knows.
-
-    Raises:
-        ValueError: nothing is stored for so many steps.
-
-    Cost:
-        One run in closed form.
-    """
+    """The schedule of lowest final loss, in `BUDGETS` steps; None where it is not known."""
     if name == "network":
         return None
     task = problem(name)
@@ -76,22 +55,7 @@ def best_known(name: str, steps: int) -> Known | None:
 
 @functools.cache
 def tuned(name: str, shape: str, steps: int) -> Known:
-    """A usual shape with the peak that ends lowest.
-
-    Args:
-        name: of a problem.
-        shape: one of `SHAPES`.
-        steps: a value of `BUDGETS`.
-
-    Returns:
-        The schedule. Its tuning is not charged.
-
-    Raises:
-        ValueError: nothing is stored for so many steps.
-
-    Cost:
-        One run on the large quadratics, 30 on the small one, 13 on the network.
-    """
+    """A usual shape, one of `SHAPES`, with the peak that ends lowest; tuning is not charged."""
     task = problem(name)
     if isinstance(task, NetworkProblem):
         return min((run_peak(name, shape, steps, peak) for peak in peaks(task)), key=_loss)
@@ -110,53 +74,21 @@ def peaks(task: Problem) -> np.ndarray:
 
 @functools.cache
 def run_peak(name: str, shape: str, steps: int, peak: float) -> Known:
-    """A run along a shape with this peak.
-
-    Args:
-        name: of a problem.
-        shape: one of `SHAPES`.
-        steps: of the run.
-        peak: highest rate.
-
-    Returns:
-        The schedule and where it ends; remembered.
-
-    Cost:
-        `steps` steps.
-    """
+    """A run along a shape with this highest rate, remembered."""
     return follow(problem(name), peak * shape_rates(shape, steps))
 
 
 def follow(task: Problem, rates: np.ndarray) -> Known:
-    """A run from the start along any schedule.
-
-    Args:
-        task: the problem.
-        rates: [steps].
-
-    Returns:
-        The schedule and its losses.
-
-    Cost:
-        As many steps.
-    """
+    """A run from the start along any schedule, rates [steps]."""
     state, losses = task.run(task.start(), Request("train", np.asarray(rates)[None]))
     return Known(rates, losses[0], task.loss(state), float(rates.max()))
 
 
 def find_schedules(name: str, steps: int) -> list[Record]:
-    """Finds what is stored for one quadratic and one length.
+    """Finds what is stored for one quadratic and one length; at 1000 steps in a minute.
 
-    Args:
-        name: one of `STORED`.
-        steps: of the run.
-
-    Returns:
-        A record of the final loss for "best", whose samples are the rates of `PIECES` pieces, and
-        for each of `SHAPES`, whose only sample is the peak.
-
-    Cost:
-        At 1000 steps a minute.
+    A record of the final loss for "best", whose samples are the rates of `PIECES` pieces, and for
+    each of `SHAPES`, whose only sample is the peak.
     """
     best = _quadratic(name).best_rates(steps, STABLE, pieces=PIECES)[:: steps // PIECES]
     # Five digits: what they leave out changes the loss in the ninth.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from toolkit.lab.kit.curve import Points, heights_at
-from toolkit.lab.kit.view import Progress, Table
+from toolkit.lab.kit.view import Data, Progress, View
 from toolkit.lab.lr.known_schedules import SHAPES, best_known, follow, peaks, run_peak, tuned
 from toolkit.lab.lr.search_problems import NetworkProblem, problem
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, next_round
@@ -32,46 +32,27 @@ SMOOTHED = 0.02  # of a run: losses of single batches hide everything else
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lane:
-    """One racer.
+    """One racer; arrays have an entry for each step of training that was kept."""
 
-    Attributes:
-        name: a key of `RACERS`.
-        spent: [kept steps], evaluations spent before each, candidates included.
-        rates: [kept steps].
-        losses: [kept steps], before each.
-        loss: at the end.
-        searched: evaluations that went into candidates.
-    """
-
-    name: str
-    spent: np.ndarray
+    name: str  # a key of `RACERS`
+    spent: np.ndarray  # evaluations spent before the step, candidates included
     rates: np.ndarray
-    losses: np.ndarray
-    loss: float
-    searched: int = 0
+    losses: np.ndarray  # before the step
+    loss: float  # at the end
+    searched: int = 0  # evaluations that went into candidates
 
 
 @dataclasses.dataclass(frozen=True)
-class RaceView:
-    """All racers of one race.
+class RaceView(View):
+    """All racers of one race."""
 
-    Attributes:
-        problem: a value of `PROBLEMS`.
-        steps: gradient evaluations that each may spend.
-        rates: [steps], of the schedule drawn.
-        lanes: those that have run, in the order of `RACERS`.
-        missing: names of those that have not.
-        is_exact: whether losses are closed forms.
-        reference: the racer that others are divided by: the best there is, or tuned linear decay.
-    """
-
-    problem: str
-    steps: int
-    rates: np.ndarray
-    lanes: tuple[Lane, ...]
-    missing: tuple[str, ...]
-    is_exact: bool
-    reference: str
+    problem: str  # a value of `PROBLEMS`
+    steps: int  # gradient evaluations that each may spend
+    rates: np.ndarray  # of the schedule drawn
+    lanes: tuple[Lane, ...]  # those that have run, in the order of `RACERS`
+    missing: tuple[str, ...]  # names of those that have not
+    is_exact: bool  # whether losses are closed forms
+    reference: str  # what others are divided by: the best there is, or tuned linear decay
 
     @property
     def provenance(self) -> str:
@@ -105,100 +86,50 @@ class RaceView:
             words += f". Best of the others: {RACERS[first.name]}, {first.loss:.4g}"
         return f"{words}. Losses: {self.provenance}."
 
-    def table(self) -> Table:
-        rows = []
-        for lane in self.lanes:
-            ratio = self.ratio(lane)
-            rows.append(
-                (
-                    RACERS[lane.name],
-                    f"{lane.rates.max():.4g}" if len(lane.rates) else "none",
-                    f"{lane.searched:,}",
-                    f"{len(lane.rates):,}",
-                    f"{lane.loss:.4g}" if np.isfinite(lane.loss) else "diverged",
-                    "–" if ratio is None else f"{ratio:.3f}",
-                )
-            )
-        rows += [(RACERS[name], "–", "–", "–", "not run yet", "–") for name in self.missing]
-        reference = RACERS[self.reference]
-        heading = ("racer", "highest rate", "evaluations, search", "evaluations, training")
-        return Table((*heading, f"final loss, {self.provenance}", f"over {reference}"), rows)
+    def data(self) -> Data:
+        """A row per racer, those that have run first."""
+        lanes, missing = self.lanes, [None] * len(self.missing)
+        names = [*(lane.name for lane in lanes), *self.missing]
+        return {
+            "racer": [RACERS[name] for name in names],
+            "highest rate": [lane.rates.max(initial=0.0) for lane in lanes] + missing,
+            "evaluations, search": [lane.searched for lane in lanes] + missing,
+            "evaluations, training": [len(lane.rates) for lane in lanes] + missing,
+            f"final loss, {self.provenance}": [
+                *(lane.loss for lane in lanes), *("not run yet" for _ in missing),
+            ],
+            f"over {RACERS[self.reference]}": [self.ratio(lane) for lane in lanes] + missing,
+        }  # fmt: skip
 
 
 def drawn_rates(name: str, steps: int, points: Points) -> np.ndarray:
-    """The schedule that a hand drew.
-
-        rate(t) = largest * height(t / steps)
-
-    Args:
-        name: of a problem, whose largest rate the curve's height 1 stands for.
-        steps: of the run.
-        points: as `Curve.check` returns them.
-
-    Returns:
-        [steps].
-    """
+    """The schedule that a hand drew, [steps]: rate(t) = largest * height(t / steps)."""
     return problem(name).lr_range[1] * heights_at(points, np.arange(steps) / steps)
 
 
 def racers(name: str) -> tuple[str, ...]:
-    """Those that can race on a problem: nobody knows the best schedule of a network."""
+    """Those that can race on a problem: the best schedule of a network is not known."""
     return tuple(one for one in RACERS if one != "best" or name != "network")
 
 
 @functools.lru_cache(maxsize=64)
 def drawn_lane(name: str, steps: int, points: Points) -> Lane:
-    """The run along a drawn schedule, remembered.
-
-    Args:
-        name: of a problem.
-        steps: of the run.
-        points: as `Curve.check` returns them.
-
-    Returns:
-        The lane of "yours".
-
-    Cost:
-        `steps` steps.
-    """
+    """The run along a drawn schedule, the lane of "yours"; remembered."""
     known = follow(problem(name), drawn_rates(name, steps, points))
     return Lane("yours", np.arange(steps), known.rates, known.losses, known.loss)
 
 
 @functools.cache
 def fixed_lane(name: str, steps: int, racer: str) -> Lane:
-    """The run of a known or tuned schedule.
-
-    Args:
-        name: of a problem.
-        steps: of the run.
-        racer: "best" or one of `SHAPES`.
-
-    Returns:
-        Its lane, remembered.
-
-    Raises:
-        ValueError: the best is not known.
-
-    Cost:
-        That of `tuned`.
-    """
+    """The run of a known or tuned schedule, "best" or one of `SHAPES`; remembered."""
     known = best_known(name, steps) if racer == "best" else tuned(name, racer, steps)
     if known is None:
-        raise ValueError(f"racer: got {racer!r}, which nobody knows for {name!r}")
+        raise ValueError(f"racer: got {racer!r}, not available for {name!r}")
     return Lane(racer, np.arange(steps), known.rates, known.losses, known.loss)
 
 
 def searched_lane(search: Search, racer: str) -> Lane:
-    """The run of a search that is over.
-
-    Args:
-        search: with all its rounds.
-        racer: its name.
-
-    Returns:
-        Its lane.
-    """
+    """The run of a search that is over."""
     kept = [one for one in search.rounds if one.is_kept]
     ledger = search.controller.ledger
     none = np.zeros(0)
@@ -217,18 +148,9 @@ def race_pieces(
 ) -> Iterator[Progress]:
     """Runs every racer that has not run, piece by piece; stopped, it can be taken up again.
 
-    Args:
-        name: of a problem.
-        steps: evaluations that each may spend.
-        points: of the schedule drawn.
-        finished: lanes by name; what is there is not run again, what is run is put there.
-        searches: searches under way, by name, in the same manner.
-
-    Yields:
-        (pieces done, pieces in all, what was done last).
-
-    Cost:
-        On the network 13 runs for each tuned shape, and one for every other racer.
+    Lanes in `finished` are not run again, and what is run is put there; in the same manner
+    `searches` under way. On the network there are 13 runs for each tuned shape, and one for every
+    other racer.
     """
     task = problem(name)
     tries = [float(peak) for peak in peaks(task)] if isinstance(task, NetworkProblem) else [0.0]
@@ -261,20 +183,7 @@ def settings_of(racer: str, name: str, steps: int) -> Settings:
 
 
 def race_view(name: str, steps: int, points: Points, finished: dict[str, Lane]) -> RaceView:
-    """A race as far as it has been run.
-
-    Args:
-        name: of a problem.
-        steps: evaluations that each may spend.
-        points: of the schedule drawn.
-        finished: lanes by name; that of another drawing is not shown.
-
-    Returns:
-        A `RaceView`.
-
-    Cost:
-        None.
-    """
+    """A race as far as it has been run; a lane of another drawing is not shown."""
     rates = drawn_rates(name, steps, points)
     lanes = [finished[one] for one in racers(name) if one in finished]
     lanes = [lane for lane in lanes if lane.name != "yours" or np.array_equal(lane.rates, rates)]
@@ -292,17 +201,9 @@ def race_view(name: str, steps: int, points: Points, finished: dict[str, Lane]) 
 
 
 def plotted(lane: Lane, is_exact: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is drawn of a lane: fewer points, losses of batches averaged, gaps where it searched.
+    """Evaluations, rates and losses that are drawn of a lane, [points] each.
 
-    Args:
-        lane: with every step.
-        is_exact: whether its losses need no averaging.
-
-    Returns:
-        Evaluations, rates, losses, [points] each.
-
-    Cost:
-        Linear in the steps.
+    Fewer points, losses of batches averaged, gaps where it searched.
     """
     losses = lane.losses
     window = max(int(SMOOTHED * len(losses)), 1)

@@ -15,73 +15,37 @@ CLIFF = 8  # times the rise on the other side
 
 @dataclasses.dataclass(frozen=True)
 class Pins:
-    """Rates of which something is known.
+    """Rates of which something is known; arrays have an entry for each."""
 
-    Attributes:
-        label: what they are.
-        rates: [pins].
-        values: [pins], forecasts or scores; those of diverged runs lifted above the others.
-        deviations: [pins].
-        is_diverged: [pins].
-        is_new: [pins], whether they come from the round looked at.
-    """
-
-    label: str
+    label: str  # what they are
     rates: np.ndarray
-    values: np.ndarray
+    values: np.ndarray  # forecasts or scores; those of diverged runs lifted above the others
     deviations: np.ndarray
     is_diverged: np.ndarray
-    is_new: np.ndarray
+    is_new: np.ndarray  # whether they come from the round looked at
 
 
 @dataclasses.dataclass(frozen=True)
 class Landscape:
-    """What a search makes of the rates tried so far.
-
-    Attributes:
-        title: what the curve is.
-        rates: [points], of the curve.
-        mean: [points]; empty where there is none yet.
-        deviation: [points], one standard deviation of the posterior; None for a parabola.
-        bound: [points], mean - kappa deviation; None where nothing goes by it.
-        pins: groups, oldest first.
-        next_rates: to be tried next.
-        chosen_rate: trained with next or now; None while that is open.
-    """
+    """What a search makes of the rates tried so far: a curve over `rates`, and pins."""
 
     title: str
     rates: np.ndarray
-    mean: np.ndarray
-    deviation: np.ndarray | None
-    bound: np.ndarray | None
-    pins: tuple[Pins, ...]
-    next_rates: np.ndarray
-    chosen_rate: float | None
+    mean: np.ndarray  # empty where there is none yet
+    deviation: np.ndarray | None  # one standard deviation of the posterior; None for a parabola
+    bound: np.ndarray | None  # mean - kappa deviation; None where nothing goes by it
+    pins: tuple[Pins, ...]  # oldest first
+    next_rates: np.ndarray  # to be tried next
+    chosen_rate: float | None  # trained with next or now; None while that is open
 
 
 def landscape(search: Search, number: int) -> Landscape:
-    """What a search made of its candidates in one of its rounds.
-
-    Args:
-        search: with at least so many rounds.
-        number: of the round, from 1.
-
-    Returns:
-        A `Landscape`.
-
-    Cost:
-        For AutoLRS a fit of a Gaussian process the first time, some 30 ms.
-    """
+    """What a search made of its candidates in one of its rounds, from 1."""
     now = search.rounds[number - 1]
-    after = search.rounds[number].request if number < len(search.rounds) else search.next_request
-    is_autolrs = isinstance(search.searcher, AutoLRS)
-    next_rates = np.zeros(0)
+    after, next_rates = search.request_after(number), np.zeros(0)
     # After training, AutoLRS begins a new stage, and these pins have no say in it.
-    if (
-        after is not None
-        and after.kind == "probe"
-        and (now.request.kind == "probe" or not is_autolrs)
-    ):
+    goes_on = now.request.kind == "probe" or not isinstance(search.searcher, AutoLRS)
+    if after is not None and after.kind == "probe" and goes_on:
         next_rates = after.rates.max(1)
     if isinstance(search.searcher, AutoLRS):
         return _posterior(search.searcher, search.rounds[:number], next_rates)
@@ -149,14 +113,10 @@ def _scores(search: Search, taken: tuple[Round, ...], next_rates: np.ndarray) ->
 
 
 def parabola(pins: Pins) -> tuple[np.ndarray, np.ndarray]:
-    """Through the best and its neighbours, in the logarithm of the rate.
+    """Rates and values through the best pin and its neighbours, in the logarithm of the rate.
 
-    Args:
-        pins: in any order.
-
-    Returns:
-        Rates and values, [points] each; none where the best is at an edge, or where one neighbour
-        is so much worse than the other that it is on its way to infinity.
+    None where the best is at an edge, or where one neighbour is so much worse than the other that
+    it is on its way to infinity.
     """
     order = np.argsort(pins.rates)
     x, y = np.log(pins.rates[order]), pins.values[order]

@@ -5,14 +5,14 @@ from typing import Any, Self
 
 import ipywidgets as widgets
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
-from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.note import Note
+from toolkit.lab.kit.panel import Panel, Plot
 from toolkit.lab.kit.view import Progress
-from toolkit.lab.lr.search_figure import SearchFigure
+from toolkit.lab.lr.search_plots import CandidatePlot, LandscapePlot
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
 from toolkit.lab.lr.search_rounds import (
     METHODS,
@@ -24,6 +24,7 @@ from toolkit.lab.lr.search_rounds import (
     next_round,
 )
 from toolkit.lab.lr.search_view import SearchView, view_round
+from toolkit.lab.lr.spending_plots import LedgerPlot, SchedulePlot
 
 MOST_ROUNDS = 500
 
@@ -43,6 +44,12 @@ class SearchPanel(Panel):
         kappa: standard deviations of optimism; AutoLRS one by one only.
         proposals: "sequential" or "together"; AutoLRS only.
         round: the one looked at, from 1 to as many as were taken.
+
+    Example:
+        >>> panel = SearchPanel(problem="quadratic 1d", method="probe", budget=500)
+        >>> panel.step()
+        >>> panel.round
+        2
     """
 
     title = "Watch a search think"
@@ -98,25 +105,11 @@ class SearchPanel(Panel):
         self._show_last()
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> Self:
-        """Go on from a search taken from a panel before.
-
-        Args:
-            arrays: what `search.arrays()` gave, there.
-
-        Returns:
-            The panel, at the last round of that search.
-
-        Cost:
-            One redraw, and `from_arrays`.
-        """
+        """Go on from a search taken from a panel before, from its `search.arrays()`."""
         search = from_arrays(arrays)
         self._searches[search.settings] = search
         self.change(**vars(search.settings))
         return self
-
-    def data(self) -> dict[str, Any]:
-        """The round now shown, as the attributes of its `SearchView`."""
-        return dict(vars(self.view))
 
     def change(self, **values: Any) -> None:
         checked = self._checked(values)
@@ -132,13 +125,22 @@ class SearchPanel(Panel):
             )
         return view_round(search, round)
 
-    def build(self, figure: Figure) -> list[Artist]:
-        self._parts = SearchFigure(figure)
-        return self._parts.artists()
-
-    def draw(self, view: SearchView) -> None:
-        if self._parts.show(view):
-            self.picture.forget_background()
+    def plots(self, figure: Figure) -> list[Plot]:
+        grid = figure.add_gridspec(
+            2, 2, left=0.085, right=0.97, top=0.95, bottom=0.155, wspace=0.2, hspace=0.5
+        )
+        below = grid[1, 1].subgridspec(2, 1, height_ratios=(0.5, 1), hspace=0.62)
+        spent, losses = (figure.add_subplot(place) for place in below)
+        for axes in (spent, losses):  # room for the names beside the losses
+            box = axes.get_position()
+            axes.set_position((box.x0 + 0.045, box.y0, box.width - 0.045, box.height))
+        return [
+            CandidatePlot(figure.add_subplot(grid[0, 0])),
+            LandscapePlot(figure.add_subplot(grid[0, 1])),
+            SchedulePlot(figure.add_subplot(grid[1, 0])),
+            LedgerPlot(spent, losses),
+            Note(figure, 0.085, 0.012, _provenance),
+        ]
 
     def adjust(self, view: SearchView) -> None:
         self._control_widgets["round"].set_maximum(view.rounds)
@@ -179,6 +181,13 @@ class SearchPanel(Panel):
             yield spent, settings.budget, f"round {len(further.rounds)}, evaluations"
             if further is search:
                 return
+
+
+def _provenance(view: SearchView) -> str:
+    return (
+        f"Losses: {view.provenance}. Known schedules: found beforehand. Red: new in this round.\n"
+        "Bars and bands: two standard deviations. On an edge: beyond the plot."
+    )
 
 
 def _settings(state: Any) -> Settings:

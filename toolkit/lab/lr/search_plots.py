@@ -10,10 +10,12 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from toolkit.figures import ACCENT, FAINT, INK, look
+from toolkit.figures.axes import log_ticks
 from toolkit.lab.lr.search_problems import problem
+from toolkit.lab.lr.search_rounds import Settings
 from toolkit.lab.lr.search_view import SearchView
 
 KNOWN = look("full").colour
@@ -23,12 +25,27 @@ DEVIATIONS = 2  # drawn, each way
 HEADROOM = 1.25  # times the first loss of a stage
 
 
-class CandidatePlot:
-    """Loss curves of a stage's candidates, and where each is expected to end.
+class RoundPlot:
+    """A plot of a round: `name` writes what all rounds of a search share, `move` the rest."""
 
-    Attributes:
-        axes: of the plot.
-    """
+    _settings: Settings | None = None
+
+    def show(self, view: SearchView) -> None:
+        if view.settings != self._settings:
+            self._settings = view.settings
+            self.name(view)
+        self.move(view)
+
+    def name(self, view: SearchView) -> None:
+        """Limits and words that are the same in all rounds of a search."""
+
+    def move(self, view: SearchView) -> None:
+        """Move everything to a round."""
+        raise NotImplementedError
+
+
+class CandidatePlot(RoundPlot):
+    """Loss curves of a stage's candidates, and where each is expected to end."""
 
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
@@ -40,7 +57,7 @@ class CandidatePlot:
         axes.set_xlabel("step", labelpad=2)
         self._old = LineCollection([], colors=FAINT, linewidths=1.1)
         axes.add_collection(self._old)
-        (self._new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)
+        (self.new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)
         (self._trained,) = axes.plot([], [], color=INK, linewidth=1.6)
         (self._outlook,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
         self._outlook_band: Any = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
@@ -49,55 +66,45 @@ class CandidatePlot:
         legend_below(
             axes,
             {
-                "candidates": self._old, "new": self._new, "training kept": self._trained,
+                "candidates": self._old, "new": self.new, "training kept": self._trained,
                 "forecast": self._outlook, "expected at the end": self._expected,
             },
         )  # fmt: skip
 
     def artists(self) -> list[Artist]:
-        """What moves, lowest first: the axes too, since every round has its own."""
+        # The axes too, since every round has its own.
         return [
             *(self.axes.xaxis, self.axes.yaxis, self._title, self._outlook_band, self._old),
-            *(self._new, self._trained, self._outlook, self._expected, self._expected_new),
+            *(self.new, self._trained, self._outlook, self._expected, self._expected_new),
         ]
 
-    def show(self, view: SearchView) -> None:
-        """Move everything to a round."""
-        axes, old = self.axes, [one for one in view.candidates if not one.is_new]
+    def move(self, view: SearchView) -> None:
+        none = np.zeros(0)
         new = [one for one in view.candidates if one.is_new]
-        is_one = len(new) == 1
-        shown = old if is_one else view.candidates
+        thick = new[0] if len(new) == 1 else None
+        shown = [one for one in view.candidates if one is not thick]
         self._old.set_segments(
             [np.stack([np.arange(len(one.losses)), one.losses], 1) for one in shown]
         )
         self._old.set_color([ACCENT if one.is_new else FAINT for one in shown])
-        losses = new[0].losses if is_one else np.zeros(0)
-        self._new.set_data(np.arange(len(losses)), losses)
+        losses = none if thick is None else thick.losses
+        self.new.set_data(np.arange(len(losses)), losses)
         self._trained.set_data(np.arange(len(view.trained)), view.trained)
-        longest = max((len(one.losses) for one in view.candidates), default=0)
-        end = max(view.horizon, longest, len(view.trained), 1)
         every = [*(one.losses for one in view.candidates), view.trained]
-        first = max((one[0] for one in every if len(one)), default=1.0)
+        longest = max((len(one.losses) for one in view.candidates), default=0)
         expected = np.array([one.expected for one in view.candidates])
-        values = np.concatenate([*every, expected])
-        top = max(HEADROOM * first, _most(expected))
-        values = values[np.isfinite(values) & (values < top)]
-        low = values.min() if len(values) else 0.0
-        limits = _rounded(low - 0.06 * (top - low), top)
         is_long = not view.candidates
-        if is_long:
-            limits = low / 1.15, first * 1.15
-        axes.set(xlim=(-0.02 * end, 1.04 * end), yscale="log" if is_long else "linear")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)) if is_long else MaxNLocator(5))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(limits)
+        limits = self._show_axes(every, expected, max(view.horizon, *map(len, every), 1), is_long)
         at = np.full(len(expected), float(view.horizon or longest))
         is_new = np.array([one.is_new for one in view.candidates], bool)
         inside = _inside(expected, limits)
         self._expected.set_data(at[~is_new], inside[~is_new])
         self._expected_new.set_data(at[is_new], inside[is_new])
-        self._show_outlook(view)
+        outlook = view.outlook
+        steps, mean = (none, none) if outlook is None else (outlook.steps, outlook.mean)
+        spread = none if outlook is None else DEVIATIONS * outlook.deviation
+        self._outlook.set_data(steps, mean)
+        self._outlook_band.set_data(steps, mean - spread, mean + spread)
         if view.horizon:
             title = f"Stage {view.stage}: loss, and forecast for step {view.horizon:,}"
         elif view.candidates:
@@ -106,32 +113,34 @@ class CandidatePlot:
             title = "The training so far"
         self._title.set_text(title)
 
-    def _show_outlook(self, view: SearchView) -> None:
-        outlook = view.outlook
-        none = np.zeros(0)
-        steps, mean, spread = (
-            (none, none, none)
-            if outlook is None
-            else (outlook.steps, outlook.mean, DEVIATIONS * outlook.deviation)
-        )
-        self._outlook.set_data(steps, mean)
-        self._outlook_band.set_data(steps, mean - spread, mean + spread)
+    def _show_axes(
+        self, every: list[np.ndarray], expected: np.ndarray, end: int, is_long: bool
+    ) -> tuple[float, float]:
+        first = max((losses[0] for losses in every if len(losses)), default=1.0)
+        top = max(HEADROOM * first, _most(expected))
+        values = np.concatenate([*every, expected])
+        values = values[np.isfinite(values) & (values < top)]
+        low = values.min() if len(values) else 0.0
+        limits = _rounded(low - 0.06 * (top - low), top)
+        if is_long:
+            limits = low / 1.15, first * 1.15
+        if is_long != (self.axes.get_yscale() == "log"):
+            self.axes.set_yscale("log" if is_long else "linear")
+        log_ticks(self.axes.yaxis, 1, 3)
+        if not is_long:
+            self.axes.yaxis.set_major_locator(MaxNLocator(5))
+        self.axes.set(xlim=(-0.02 * end, 1.04 * end), ylim=limits)
+        return limits
 
 
-class LandscapePlot:
-    """Loss against rate: pins, and what the search makes of them.
-
-    Attributes:
-        axes: of the plot.
-    """
+class LandscapePlot(RoundPlot):
+    """Loss against rate: pins, and what the search makes of them."""
 
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
         axes.set(xscale="log")
         axes.set_xlabel("learning rate", labelpad=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axes.xaxis.set_minor_locator(NullLocator())
+        log_ticks(axes.xaxis, 1, 3)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         self._band: Any = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
         (self._mean,) = axes.plot([], [], color=KNOWN, linewidth=1.8)
@@ -149,7 +158,7 @@ class LandscapePlot:
         self._chosen = self._own_scale.axvline(1, color=INK, linewidth=1.3, linestyle=PLAN)
         self._pin_bars = LineCollection([], colors=FAINT, linewidths=1.3)
         axes.add_collection(self._pin_bars)
-        self._pins = [
+        self.pins = [
             axes.plot(
                 [], [], color=INK, marker=marker, markersize=5.5, linestyle="none",
                 markerfacecolor=face,
@@ -159,22 +168,21 @@ class LandscapePlot:
         (self._new_pins,) = axes.plot([], [], color=ACCENT, marker="D", linestyle="none")
 
     def artists(self) -> list[Artist]:
-        """What moves, lowest first: the scale of the loss too."""
+        # The scale of the loss too.
         return [
-            *(self.axes.yaxis, self._band, self._bound, self._mean, self._pin_bars, *self._pins),
+            *(self.axes.yaxis, self._band, self._bound, self._mean, self._pin_bars, *self.pins),
             *(self._new_pins, self._next, self._chosen),
         ]
 
     def name(self, view: SearchView) -> None:
-        """Limits and words that are the same in all rounds of a search."""
         settings = view.settings
         if settings.method == "probe":
             names = {
-                "shorter probes": self._pins[0], "longer probes": self._pins[1],
+                "shorter probes": self.pins[0], "longer probes": self.pins[1],
                 "new": self._new_pins, "parabola": self._mean,
             }  # fmt: skip
         else:
-            names = {"forecast": self._pins[0], "new": self._new_pins, "its mean": self._mean}
+            names = {"forecast": self.pins[0], "new": self._new_pins, "its mean": self._mean}
         if settings.method != "probe" and settings.proposals == "sequential":
             names[f"mean − {settings.kappa:,.0f} sd, own scale"] = self._bound
         names |= {"tried next": self._next, "trained": self._chosen}
@@ -185,18 +193,16 @@ class LandscapePlot:
         beyond = 3.0 if settings.method == "probe" else 1.15
         self.axes.set_xlim(low / beyond, high * beyond)
 
-    def show(self, view: SearchView) -> None:
-        """Move everything to a round."""
-        axes, land = self.axes, view.landscape
-        none = np.zeros(0)
-        pins = land.pins[-len(self._pins) :]
+    def move(self, view: SearchView) -> None:
+        land, none = view.landscape, np.zeros(0)
+        pins = land.pins[-len(self.pins) :]
         inside = [one.values[~one.is_diverged] for one in pins]
         values = np.concatenate([*inside, none])
         top = _most(values)
         low = values.min() if len(values) else 0.0
         pad = 0.12 * (top - low) or 0.1 * abs(top) or 1.0
         limits = _rounded(low - 2 * pad, top + pad)
-        axes.set_ylim(limits)
+        self.axes.set_ylim(limits)
         has_mean = len(land.mean) > 0
         self._mean.set_data(*(land.rates, land.mean) if has_mean else (none, none))
         spread = DEVIATIONS * land.deviation if has_mean and land.deviation is not None else 0.0
@@ -213,7 +219,7 @@ class LandscapePlot:
 
     def _show_pins(self, pins: Any, limits: tuple[float, float]) -> None:
         bars, new = [], []
-        for line, group in zip(self._pins, [*pins, None, None, None], strict=False):
+        for line, group in zip(self.pins, [*pins, None, None, None], strict=False):
             if group is None:
                 line.set_data([], [])
                 continue

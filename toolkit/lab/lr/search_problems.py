@@ -36,31 +36,27 @@ WRONG_LABELS = 0.1
 
 
 class Problem(Protocol):
-    """What panels ask of a problem.
-
-    Attributes:
-        name: a value of `PROBLEMS`.
-        lr_range: lowest and highest rate of a search.
-        is_exact: whether losses are expectations in closed form, not measurements.
-    """
+    """What panels ask of a problem."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def lr_range(self) -> tuple[float, float]: ...
+    def lr_range(self) -> tuple[float, float]:
+        """Lowest and highest rate of a search."""
+        ...
 
     @property
-    def is_exact(self) -> bool: ...
+    def is_exact(self) -> bool:
+        """Whether losses are expectations in closed form, not measurements."""
+        ...
 
     def start(self) -> Any:
         """The state before the first step."""
         ...
 
     def run(self, state: Any, request: Request) -> tuple[Any, np.ndarray]:
-        """The state after the last candidate's steps, and the losses [candidates, steps] before
-        each step; from one state.
-        """
+        """The state after the last candidate's steps, and the losses, [candidates, steps]."""
         ...
 
     def loss(self, state: Any) -> float:
@@ -70,12 +66,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class QuadraticProblem:
-    """Gradient descent on a noisy quadratic, in expectation; a state is the second moment.
-
-    Attributes:
-        name: a value of `PROBLEMS`.
-        quadratic: curvatures, noise, start.
-    """
+    """Gradient descent on a noisy quadratic, in expectation; a state is the second moment."""
 
     name: str
     quadratic: NoisyQuadratic
@@ -146,15 +137,7 @@ class NetworkProblem:
 
 
 def cross_entropy(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Mean nats of the labels under a network of one hidden layer.
-
-    Args:
-        params: "in" [features, width], "bias" [width], "out" [width, classes].
-        batch: rows [batch, features] and labels [batch].
-
-    Returns:
-        A scalar.
-    """
+    """Mean nats of the labels under a network of one hidden layer."""
     rows, labels = batch
     logits = jnp.tanh(rows @ params["in"] + params["bias"]) @ params["out"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -162,20 +145,7 @@ def cross_entropy(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Arra
 
 @functools.cache
 def problem(name: str) -> Problem:
-    """A problem by its name.
-
-    Args:
-        name: a value of `PROBLEMS`.
-
-    Returns:
-        The problem, remembered.
-
-    Raises:
-        ValueError: unknown name.
-
-    Cost:
-        Nothing for a quadratic; a second or two of compilation at the network's first steps.
-    """
+    """The problem of this name, a value of `PROBLEMS`; remembered."""
     if name not in PROBLEMS.values():
         raise ValueError(f"problem: got {name!r}, wanted one of {', '.join(PROBLEMS.values())}")
     if name == "network":

@@ -32,33 +32,20 @@ SHORTEST_PROBE = 5  # losses, below which a forecast is a guess
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a search is, from its first step on.
+    """What a search is, from its first step on."""
 
-    Attributes:
-        problem: a value of `PROBLEMS`.
-        budget: gradient evaluations in all.
-        method: a value of `METHODS`.
-        candidates: rates tried in a stage.
-        kappa: optimism of the confidence bound; AutoLRS only.
-        proposals: a value of `PROPOSALS`; AutoLRS only.
-    """
-
-    problem: str
-    budget: int
-    method: str
-    candidates: int
-    kappa: float
-    proposals: str
+    problem: str  # a value of `PROBLEMS`
+    budget: int  # gradient evaluations in all
+    method: str  # a value of `METHODS`
+    candidates: int  # rates tried in a stage
+    kappa: float  # optimism of the confidence bound; AutoLRS only
+    proposals: str  # a value of `PROPOSALS`; AutoLRS only
 
     def build(self) -> Searcher:
         """The searcher with its constants.
 
-        Returns:
-            AutoLRS with the paper's constants in stages for this budget; the same with forecasts
-            that know their variance and a last decay; or probe-then-decay.
-
-        Raises:
-            ValueError: unknown method, or constants that contradict one another.
+        AutoLRS with the paper's constants in stages for this budget; the same with forecasts that
+        know their variance and a last decay; or probe-then-decay.
         """
         lr_range = problem(self.problem).lr_range
         if self.method == "probe":
@@ -79,23 +66,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Round:
-    """One question of the search and its answer.
+    """One question of the search and its answer."""
 
-    Attributes:
-        before: the controller that asked; each searcher has its own kind.
-        request: what it asked for.
-        losses: [candidates, steps].
-        is_kept: whether training went on from there.
-        after: the controller that was told.
-        loss: of the state that the search has reached after this round.
-    """
-
-    before: Any
+    before: Any  # the controller that asked; each searcher has its own kind
     request: Request
-    losses: np.ndarray
-    is_kept: bool
-    after: Any
-    loss: float
+    losses: np.ndarray  # [candidates, steps]
+    is_kept: bool  # whether training went on from there
+    after: Any  # the controller that was told
+    loss: float  # of the state that the search has reached after this round
 
     @property
     def spent(self) -> tuple[int, int]:
@@ -106,35 +84,26 @@ class Round:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Search:
-    """A search so far.
-
-    Attributes:
-        settings: of it.
-        searcher: with its constants.
-        controller: what it knows; a pytree.
-        state: what training has reached; a pytree.
-        rounds: all taken.
-        start_loss: before the first step.
-    """
+    """A search so far."""
 
     settings: Settings
-    searcher: Searcher
-    controller: Any
-    state: Any
+    searcher: Searcher  # with its constants
+    controller: Any  # what it knows; a pytree
+    state: Any  # what training has reached; a pytree
     rounds: tuple[Round, ...]
-    start_loss: float
+    start_loss: float  # before the first step
 
     @functools.cached_property
     def next_request(self) -> Request | None:
         """What is asked next; None when the search is over."""
         return ask(self.searcher, self.controller)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What `from_arrays` makes the search of again: its settings, the losses told, the state.
+    def request_after(self, number: int) -> Request | None:
+        """What was asked after this round, or will be; None when the search was over."""
+        return self.rounds[number].request if number < len(self.rounds) else self.next_request
 
-        Returns:
-            Name -> array, none of objects: `np.savez` stores them.
-        """
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Settings, losses told and state as `np.savez` stores them, for `from_arrays`."""
         leaves = enumerate(jax.tree.leaves(self.state))
         return {
             "settings": np.array(json.dumps(dataclasses.asdict(self.settings))),
@@ -145,37 +114,14 @@ class Search:
 
 
 def begin(settings: Settings) -> Search:
-    """A search before its first round.
-
-    Args:
-        settings: of it.
-
-    Returns:
-        The search.
-
-    Raises:
-        ValueError: the settings contradict one another.
-
-    Cost:
-        One evaluation of the loss.
-    """
+    """A search before its first round."""
     task, searcher = problem(settings.problem), settings.build()
     state = task.start()
     return Search(settings, searcher, init(searcher), state, (), task.loss(state))
 
 
 def next_round(search: Search) -> Search:
-    """Asks, trains, tells.
-
-    Args:
-        search: not changed.
-
-    Returns:
-        The search with one round more; the same one when it is over.
-
-    Cost:
-        The steps of one request, and for AutoLRS a fit and forecasts of some 20 ms each.
-    """
+    """The search after one more round: asks, trains, tells. The same one when it is over."""
     request = search.next_request
     if request is None:
         return search
@@ -188,20 +134,7 @@ def next_round(search: Search) -> Search:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Search:
-    """The search that gave these `arrays`: what it knows follows from the losses it was told.
-
-    Args:
-        arrays: name -> array, for instance as `np.load` reads them.
-
-    Returns:
-        The search, to go on from.
-
-    Raises:
-        KeyError: an array is missing.
-
-    Cost:
-        For AutoLRS the fits and forecasts of its rounds; no training.
-    """
+    """The search that gave these `arrays`: what it knows follows from the losses it was told."""
     search = begin(Settings(**json.loads(str(arrays["settings"]))))
     for number, loss in enumerate(arrays["loss"]):
         search = _told(search, arrays[f"losses_{number}"], float(loss))
@@ -219,17 +152,7 @@ def _told(search: Search, losses: np.ndarray, loss: Any) -> Search:
 
 @functools.cache
 def whole_search(settings: Settings) -> Search:
-    """A search from beginning to end.
-
-    Args:
-        settings: of it.
-
-    Returns:
-        The search, remembered.
-
-    Cost:
-        Its budget; for AutoLRS with proposals one by one some seconds of fits and forecasts.
-    """
+    """A search from beginning to end, remembered."""
     search = begin(settings)
     while (further := next_round(search)) is not search:
         search = further

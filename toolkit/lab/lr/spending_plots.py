@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from toolkit.figures import ACCENT, FAINT, INK
-from toolkit.lab.lr.search_plots import KNOWN, PLAN, legend_below
+from toolkit.figures.axes import count_ticks, log_ticks
+from toolkit.lab.lr.search_plots import KNOWN, PLAN, RoundPlot, legend_below
 from toolkit.lab.lr.search_problems import problem
 from toolkit.lab.lr.search_view import SearchView
 
@@ -19,12 +19,8 @@ MANY_TICKS = 30  # times the lowest: powers of ten suffice
 NEARLY = 0.97  # of the run: the last rates before zero need no room
 
 
-class SchedulePlot:
-    """Rates against evaluations spent, beside the best schedule.
-
-    Attributes:
-        axes: of the plot.
-    """
+class SchedulePlot(RoundPlot):
+    """Rates against evaluations spent, beside the best schedule."""
 
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
@@ -32,36 +28,30 @@ class SchedulePlot:
         axes.set_title("The schedule so far")
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
         axes.set_ylabel("learning rate", labelpad=1)
-        axes.yaxis.set_major_locator(LogLocator(numticks=8))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        log_ticks(axes.yaxis, count=8)
+        count_ticks(axes.xaxis, 5)
         self._searched = PolyCollection([], facecolor="#e6eaee", linewidth=0)
         axes.add_collection(self._searched)
         (self._tried,) = axes.plot(
             [], [], color=FAINT, marker=".", markersize=3.5, linestyle="none"
         )
         (self._best,) = axes.plot([], [], color=KNOWN, linewidth=1.5, linestyle=(0, (1, 1.2)))
-        (self._done,) = axes.plot([], [], color=INK, linewidth=2.4)
+        (self.done,) = axes.plot([], [], color=INK, linewidth=2.4)
         (self._planned,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
 
     def artists(self) -> list[Artist]:
-        """What moves, lowest first."""
-        return [self._searched, self._tried, self._best, self._planned, self._done]
+        return [self._searched, self._tried, self._best, self._planned, self.done]
 
     def name(self, view: SearchView) -> None:
-        """Limits and words that are the same in all rounds of a search."""
         settings = view.settings
         low, high = problem(settings.problem).lr_range
         lowest = min(low, view.best[int(NEARLY * settings.budget)]) / 1.5
         self.axes.set(xlim=(0, settings.budget), ylim=(lowest, high * 1.8))
         best = "best there is" if view.best_loss is not None else "tuned linear decay"
-        names = {"trained": self._done, "planned": self._planned, best: self._best}
+        names = {"trained": self.done, "planned": self._planned, best: self._best}
         legend_below(self.axes, {**names, "candidates": self._searched}, columns=4)
 
-    def show(self, view: SearchView) -> None:
-        """Move everything to a round."""
+    def move(self, view: SearchView) -> None:
         none, limits = np.zeros(0), self.axes.get_ylim()
         spans: list[tuple[int, int]] = []
         for start, end, _ in view.searched:
@@ -74,27 +64,22 @@ class SchedulePlot:
         middle = [np.full(len(rates), (a + b) / 2) for a, b, rates in view.searched]
         tried = [rates for _, _, rates in view.searched]
         self._tried.set_data(np.concatenate([none, *middle]), np.concatenate([none, *tried]))
-        self._done.set_data(*_with_gaps(view.spent, view.rates))
+        self.done.set_data(*_with_gaps(view.spent, view.rates))
         self._planned.set_data(*view.planned)
         self._best.set_data(np.arange(len(view.best)), view.best)
 
 
-class LedgerPlot:
-    """What was spent on what, and the loss it bought.
-
-    Attributes:
-        spent, losses: axes.
-    """
+class LedgerPlot(RoundPlot):
+    """What was spent on what, and the loss it bought."""
 
     def __init__(self, spent: Axes, losses: Axes) -> None:
         self.spent, self.losses = axes, _ = spent, losses
         axes.set(ylim=(-0.5, 0.5), yticks=[])
         axes.grid(False)
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        count_ticks(axes.xaxis, 5)
         looks = ((FAINT, "///"), (INK, ""), ("white", ""))
-        self._bars = [
+        self.bars = [
             axes.barh(0, 0, 0.62, color=colour, edgecolor="white" if hatch else INK, hatch=hatch)[0]
             for colour, hatch in looks
         ]
@@ -110,39 +95,34 @@ class LedgerPlot:
         self.losses.set_title("Loss")
         axes = self.losses
         axes.set(xscale="log", ylim=(LOSSES - 0.45, -0.55))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        self._dots = [
+        self.dots = [
             axes.plot([], [], color=colour, marker=marker, markersize=8, linestyle="none")[0]
             for colour, marker in ((FAINT, "o"), (ACCENT, "D"), (KNOWN, "s"), (KNOWN, "*"))
         ]
         self._dot_words = [axes.text(1, 0, "", va="center", fontsize=9) for _ in range(LOSSES)]
 
     def artists(self) -> list[Artist]:
-        """What moves, lowest first."""
-        return [*self._bars, *self._bar_words, self._depth, *self._dots, *self._dot_words]
+        return [*self.bars, *self._bar_words, self._depth, *self.dots, *self._dot_words]
 
     def name(self, view: SearchView) -> None:
-        """Limits and words that are the same in all rounds of a search."""
         self.spent.set_xlim(0, view.settings.budget)
         known = [view.start_loss, view.linear_loss, view.best_loss or view.linear_loss]
         lowest, highest = min(known) / 1.25, max(known) * 2.2
         self.losses.set_xlim(lowest, highest)
         parts = (1,) if highest > MANY_TICKS * lowest else (1, 2, 5)
-        self.losses.xaxis.set_major_locator(LogLocator(subs=parts, numticks=6))
+        log_ticks(self.losses.xaxis, *parts, count=6)
         last = "best there is" if view.best_loss is not None else "best: not known"
         names = ["at the start", "now", "tuned linear", last]
         self.losses.set_yticks(range(len(names)), names, fontsize=9)
 
-    def show(self, view: SearchView) -> None:
-        """Move everything to a round."""
+    def move(self, view: SearchView) -> None:
         budget = view.settings.budget
         parts = (view.search_evaluations, view.training_evaluations, view.unspent)
         start = 0
         for bar, word, name, count in zip(
-            self._bars, self._bar_words, ("search", "training", "left"), parts, strict=True
+            self.bars, self._bar_words, ("search", "training", "left"), parts, strict=True
         ):
             bar.set_x(start)
             bar.set_width(count)
@@ -152,7 +132,7 @@ class LedgerPlot:
         self._depth.set_text(f"depth {view.depth:,} steps")
         values = [view.start_loss, view.loss, view.linear_loss, view.best_loss]
         for row, (dot, word, value) in enumerate(
-            zip(self._dots, self._dot_words, values, strict=True)
+            zip(self.dots, self._dot_words, values, strict=True)
         ):
             dot.set_data([] if value is None else [value], [] if value is None else [row])
             word.set_text("" if value is None else f"   {value:.3g}")
