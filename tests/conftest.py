@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.experimental
 import pytest
 
 COMPILE_FAST = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") != "0"
@@ -22,6 +23,8 @@ PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", Path(USER_CACHE, "mlsys-t
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (FAST_FLAGS if COMPILE_FAST else "")
 jax.config.update("jax_num_cpu_devices", 8)
+if not hasattr(jax, "enable_x64"):  # jax 0.7
+    jax.enable_x64 = jax.experimental.enable_x64
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

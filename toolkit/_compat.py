@@ -1,7 +1,43 @@
-"""What differs between the versions of jax, flax and ipywidgets that the toolkit runs on."""
+"""What differs between the versions of jax, flax and ipywidgets that the toolkit runs on.
+
+The oldest are Colab's: jax 0.7.2, flax 0.11.2, ipywidgets 7.7.1. Whatever has to ask for a version
+asks here. What no mend makes work there says so: the GPU kernels (`require_jax`).
+"""
 
 from collections.abc import Iterable
 from typing import Any
+
+import jax
+
+
+def require_jax(version: str, what: str) -> None:
+    """Raise if jax is older than a version such as "0.10", in which `what` first works."""
+    if jax.__version_info__ < tuple(map(int, version.split("."))):
+        raise NotImplementedError(
+            f"{what} need jax >= {version}; this is {jax.__version__}. "
+            'implementation="xla" runs here.'
+        )
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The mesh axes over which an array varies under `jax.shard_map`."""
+    kind = jax.typeof(x)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+
+
+def varying(x: Any, axes: tuple[str, ...]) -> Any:
+    """An array made to vary over more mesh axes under `jax.shard_map`."""
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)
+
+
+def output_like(x: Any, like: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of `x`, varying over the mesh axes of `like`."""
+    kind = jax.typeof(like)
+    if hasattr(kind, "manual_axis_type"):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind.manual_axis_type)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, vma=kind.vma)
 
 
 def module_list(modules: Iterable[Any]) -> Any:
@@ -17,3 +53,11 @@ def set_value(parameter: Any, value: Any) -> None:
         parameter.set_value(value)
     else:
         parameter.value = value
+
+
+def tooltip(text: str) -> dict[str, str]:
+    """The argument that gives a widget a tooltip; ipywidgets 7 names it after the description."""
+    from ipywidgets import DOMWidget
+
+    has_tooltip = "tooltip" in DOMWidget.class_trait_names()
+    return {"tooltip" if has_tooltip else "description_tooltip": text}

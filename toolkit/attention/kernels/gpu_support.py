@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
+
+from toolkit._compat import require_jax, varying, varying_axes
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 CHUNK = 64  # tokens a chunk: the M of a WGMMA instruction
@@ -24,8 +25,9 @@ def check_chip(interpret: Any) -> None:
     """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU.
 
     Raises:
-        NotImplementedError: the default device is a GPU without WGMMA.
+        NotImplementedError: the default device is a GPU without WGMMA, or jax is too old.
     """
+    require_jax("0.10", "The Pallas kernels for GPUs")
     device = jax.devices()[0]
     if interpret or device.platform not in ("gpu", "cuda"):
         return
@@ -77,12 +79,9 @@ def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
     )
 
     def run(*operands: Array) -> Any:
-        axes = [jax.typeof(x).manual_axis_type.varying for x in operands]
-        varying = tuple(sorted(frozenset().union(*axes)))
+        axes = tuple(sorted(frozenset().union(*map(varying_axes, operands))))
         results = kernel(*operands)
-        if not varying:
-            return results
-        return jax.tree.map(lambda x: lax.pcast(x, varying, to="varying"), results)
+        return jax.tree.map(lambda x: varying(x, axes), results) if axes else results
 
     return run
 

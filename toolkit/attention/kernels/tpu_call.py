@@ -7,6 +7,8 @@ import jax
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
+from toolkit._compat import output_like, varying, varying_axes
+
 # Of the 128 MiB of VMEM of a v5e or v6e, what a kernel may take; unasked it gets 16 or 32.
 VMEM_BYTES = 48 << 20
 # A block of states may take this much of it: there are two of each input and output, to fetch the
@@ -25,25 +27,18 @@ def vary_alike(tree: Any) -> Any:
 
     A kernel wants that; the gradient of an array that was the same on all devices is summed.
     """
-    axes = frozenset().union(
-        *(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(tree))
-    )
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
 
     def vary(x: Array) -> Array:
-        missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
+        missing = tuple(axes - varying_axes(x))
+        return varying(x, missing) if missing else x
 
     return jax.tree.map(vary, tree)
 
 
 def shapes_of(tree: Any, like: Array) -> Any:
     """Shapes and dtypes of a kernel's outputs, which vary over the mesh axes of `like`."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, manual_axis_type=jax.typeof(like).manual_axis_type
-        ),
-        tree,
-    )
+    return jax.tree.map(lambda x: output_like(x, like), tree)
 
 
 def cost(multiply_adds: int, exponentials: int, *arrays: Any) -> pl.CostEstimate:

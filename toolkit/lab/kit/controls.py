@@ -14,6 +14,8 @@ from typing import Any, Protocol, SupportsFloat
 
 import ipywidgets as widgets
 
+from toolkit._compat import tooltip
+
 LABEL_WIDTH = "118px"
 
 
@@ -139,7 +141,7 @@ class Number(Control):
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         shared: dict[str, Any] = {
             "description": self.label,
-            "tooltip": self.explanation,
+            **tooltip(self.explanation),
             "readout": False,
             "continuous_update": self.is_continuous,
             "style": {"description_width": LABEL_WIDTH},
@@ -159,7 +161,7 @@ class Number(Control):
             min=self.low,
             max=self.high,
             step=self.step,
-            tooltip=f"{self.label}: type a value",
+            **tooltip(f"{self.label}: type a value"),
             layout=widgets.Layout(width="92px"),
         )
         slider.add_class(f"slider-{self.name}")
@@ -191,7 +193,7 @@ class Choice(Control):
             options=list(self.options.items()),
             value=self.default,
             description=self.label,
-            tooltip=self.explanation,
+            **tooltip(self.explanation),
             style={"description_width": LABEL_WIDTH},
             layout=widgets.Layout(width="426px"),
         )
@@ -211,7 +213,7 @@ class Words(Control):
         text = widgets.Text(
             value=self.default,
             description=self.label,
-            tooltip=self.explanation,
+            **tooltip(self.explanation),
             continuous_update=False,
             style={"description_width": LABEL_WIDTH},
             layout=widgets.Layout(width="860px", max_width="100%"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import ipywidgets as widgets
 
+from toolkit._compat import tooltip
 from toolkit.lab.kit.view import Progress
 
 # Long enough for the kernel to take the messages that came in meanwhile.
@@ -41,7 +42,7 @@ class Job(widgets.HBox):
             description="Stop", icon="stop", disabled=True, layout=widgets.Layout(width="90px")
         )
         self._bar = widgets.IntProgress(
-            value=0, min=0, max=1, layout=widgets.Layout(width="200px"), tooltip="progress"
+            value=0, min=0, max=1, layout=widgets.Layout(width="200px"), **tooltip("progress")
         )
         self._text = widgets.Label(value="")
         self._run.add_class("job-run")
