@@ -5,12 +5,14 @@ numbers do not bear out is reported as not seen.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from toolkit.measure.tables import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -288,7 +290,8 @@ def result_table(experiment: Experiment, results: Results) -> str:
     for label in results.labels:
         cells = [_cell(results, label, column) for column in experiment.columns]
         rows.append([label, str(len(results.outcomes[label])), *cells])
-    return _aligned(rows)
+    head, *lines = text_table(rows, "<" + ">" * len(rows[0][1:])).splitlines()
+    return "\n".join([head, "-" * len(head), *lines])
 
 
 def _cell(results: Results, label: str, column: Column) -> str:
@@ -298,14 +301,3 @@ def _cell(results: Results, label: str, column: Column) -> str:
         return ""
     spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
     return f"{statistics.fmean(samples):,.{column.digits}f} +- {spread:,.{column.digits}f}"
-
-
-def _aligned(rows: Iterable[list[str]]) -> str:
-    rows = list(rows)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -19,6 +19,7 @@ from toolkit.measure.program_text import (
     shape_bytes,
     tuple_elements,
 )
+from toolkit.measure.tables import text_table
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -156,14 +157,7 @@ def collective_table(found: list[Collective]) -> str:
         rows.append((kind, f"{group}", runs, f"{size:,}", f"{sent:,.0f}", f"{sent * count:,.0f}"))
     total = sum(item.total_bytes_sent for item in found)
     rows.append(("total", "", f"{sum(item.count for item in found):,}", "", "", f"{total:,.0f}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return text_table(rows, "<>>>>>")
 
 
 def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 PASSED = "passed"
 ABSENT = "absent"
@@ -129,10 +130,12 @@ def time_contenders(
             f"rounds={rounds}, warmup={warmup}, min_seconds={min_seconds}: "
             "want rounds >= 1, warmup >= 0, min_seconds >= 0"
         )
-    verdict = _judge(check, {name: _finish(call()) for name, call in contenders.items()})
+    verdict = _judge(
+        check, {name: jax.block_until_ready(call()) for name, call in contenders.items()}
+    )
     for call in contenders.values():
         for _ in range(warmup):
-            _finish(call())
+            jax.block_until_ready(call())
     repetitions = {
         name: max(1, math.ceil(min_seconds / max(_sample(call, 1)[0], 1e-9)))
         for name, call in contenders.items()
@@ -140,7 +143,7 @@ def time_contenders(
     wall: dict[str, list[float]] = {name: [] for name in contenders}
     processor: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for round_index in _rounds(rounds, progress):
+    for round_index in tqdm(range(rounds), desc="timing", unit="round", disable=not progress):
         first = round_index % len(names)
         for name in names[first:] + names[:first]:
             seconds, cpu_seconds = _sample(contenders[name], repetitions[name])
@@ -214,15 +217,11 @@ def interquartile_range(samples: Iterable[float]) -> float:
     return third - first
 
 
-def _finish(result: Any) -> Any:
-    return jax.block_until_ready(result)  # leaves that are not jax arrays pass through
-
-
 def _sample(call: Callable[[], Any], repetitions: int) -> tuple[float, float]:
     """Wall-clock and processor seconds per call."""
     cpu_start, start = time.process_time(), time.perf_counter()
     for _ in range(repetitions):
-        _finish(call())
+        jax.block_until_ready(call())
     end, cpu_end = time.perf_counter(), time.process_time()
     return (end - start) / repetitions, (cpu_end - cpu_start) / repetitions
 
@@ -235,11 +234,3 @@ def _judge(check: Callable[[dict[str, Any]], Any] | None, results: dict[str, Any
     except Exception as error:  # whatever a check raises is a verdict, not a crash
         return f"failed: {type(error).__name__}: {error}"
     return PASSED
-
-
-def _rounds(rounds: int, progress: bool) -> Iterable[int]:
-    if not progress:
-        return range(rounds)
-    from tqdm import tqdm
-
-    return tqdm(range(rounds), desc="timing", unit="round")

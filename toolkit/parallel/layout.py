@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from toolkit.measure.tables import text_table
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -149,18 +151,8 @@ class Layout:
         whole = sum(math.prod(row.shape) * row.dtype.itemsize for row in self.placements)
         share = self.bytes_per_device / whole if whole else 1.0
         rows.append(("total", "", "", f"{self.bytes_per_device:,}", f"{share:.1%} of {whole:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [f"mesh: {axes} ({self.mesh.size} devices); batch: {_written(self.batch)}"]
-        for path, shape, spec, size, reason in rows:
-            columns = (
-                path.ljust(widths[0]),
-                shape.ljust(widths[1]),
-                spec.ljust(widths[2]),
-                size.rjust(widths[3]),
-                reason,
-            )
-            lines.append("  ".join(columns).rstrip())
-        return "\n".join(lines)
+        mesh = f"mesh: {axes} ({self.mesh.size} devices); batch: {_written(self.batch)}"
+        return f"{mesh}\n{text_table(rows, '<<<><')}"
 
     def _bytes(self, row: Placement) -> int:
         cuts = [self.mesh.shape[axis] for axes in axes_of(row.spec) for axis in axes]
