@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 PASSED = "passed"
 ABSENT = "absent"
@@ -123,6 +122,8 @@ def time_contenders(
         ...     assert (results["ours"] == results["peer"]).all()
         >>> timings = time_contenders(calls, rounds=3, min_seconds=0, check=check)
     """
+    from tqdm import tqdm
+
     if not contenders:
         raise ValueError("contenders is empty: want at least one name -> callable")
     if rounds < 1 or warmup < 0 or not min_seconds >= 0:
@@ -130,9 +131,8 @@ def time_contenders(
             f"rounds={rounds}, warmup={warmup}, min_seconds={min_seconds}: "
             "want rounds >= 1, warmup >= 0, min_seconds >= 0"
         )
-    verdict = _judge(
-        check, {name: jax.block_until_ready(call()) for name, call in contenders.items()}
-    )
+    results = {name: jax.block_until_ready(call()) for name, call in contenders.items()}
+    verdict = _judge(check, results)
     for call in contenders.values():
         for _ in range(warmup):
             jax.block_until_ready(call())
