@@ -2,13 +2,12 @@
 
 Most programs of the tests run once, so that compiling them is most of what the suite costs. They
 are compiled as cheaply as XLA can, five times cheaper than without optimisation alone, and kept in
-a folder for the next run, the other worker and the other Pythons.
-`JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
+pytest's cache for the next run, the other worker and the other Pythons (`--cache-clear` forgets
+them). `JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
 """
 
 import fcntl
 import os
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -16,20 +15,24 @@ import jax
 import jax.experimental
 import pytest
 
+# A test that takes ten on a quiet machine is marked `slow`; a busy one may need three times that.
+MOST_PROCESSOR_SECONDS = 30
 COMPILE_FAST = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") != "0"
 FAST_FLAGS = " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-USER_CACHE = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", Path(USER_CACHE, "mlsys-toolkit", "tests"))
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (FAST_FLAGS if COMPILE_FAST else "")
 jax.config.update("jax_num_cpu_devices", 8)
 if not hasattr(jax, "enable_x64"):  # jax 0.7
     jax.enable_x64 = jax.experimental.enable_x64
-jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.devices()  # reads the flags, which notebooks and commands in processes of their own do without
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].removesuffix(FAST_FLAGS)
+
+
+def pytest_configure(config):
+    if hasattr(config, "cache") and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def is_timed(item):
@@ -57,3 +60,14 @@ def machine(request, tmp_path_factory):
     with open(tmp_path_factory.getbasetemp().parent / "machine.lock", "w") as lock:
         fcntl.flock(lock, mode)
         yield
+
+
+@pytest.fixture(autouse=True)
+def tier(request, machine):
+    """The first tier stays quick: a test in it that computes for long fails."""
+    start = sum(os.times()[:4])
+    yield
+    seconds = sum(os.times()[:4]) - start
+    markers = {marker.name for marker in request.node.iter_markers()}
+    if COMPILE_FAST and not markers & {"slow", "browser", "timed"}:
+        assert seconds < MOST_PROCESSOR_SECONDS, "mark it `slow`, or make it smaller"
