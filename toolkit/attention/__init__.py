@@ -84,7 +84,8 @@ from toolkit.attention.linear.retention import (
     retention_step,
 )
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
-from toolkit.attention.mixers import MIXERS, Mixer, mixer
+from toolkit.attention.mixers import MIXERS, mixer
+from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference

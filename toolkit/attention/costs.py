@@ -6,6 +6,8 @@ of q, k, v and o; gates and recurrent states are float32. All functions take (ba
 key, value) and the options of their row of `MIXERS`.
 """
 
+import math
+
 from toolkit.attention.linear.engine.rule import adding_chunk_size, correcting_chunk_size
 
 STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
@@ -75,21 +77,6 @@ def product_step_flops(batch, context, heads, key, value, *, steps=2):
     return steps * delta_step_flops(batch, context, heads, key, value)
 
 
-def product_forward_bytes(batch, time, heads, key, value, *, steps=2, element_bytes=4):
-    """q and o once a token, keys, values and strengths once a correction."""
-    token = (key + value + steps * (key + value)) * element_bytes + (1 + steps) * STATE_BYTES
-    return batch * time * heads * token
-
-
-def product_step_bytes(batch, context, heads, key, value, *, steps=2, element_bytes=4):
-    """The state read and written, and one token."""
-    state = recurrent_state_bytes(batch, context, heads, key, value)
-    token = product_forward_bytes(
-        batch, 1, heads, key, value, steps=steps, element_bytes=element_bytes
-    )
-    return 2 * state + token
-
-
 def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):
     """Chunks that erase under one key and add under another."""
     size = correcting_chunk_size(time, key, value, key) if chunk is None else chunk
@@ -132,15 +119,19 @@ def fading_step_flops(batch, context, heads, key, value, *, decays=True):
     return (5 if decays else 4) * batch * heads * key * value
 
 
-def token_bytes(
-    batch, time, heads, key, value, *, keys=2, gates=0, channel_gates=0, element_bytes=4
-):
-    """Inputs, outputs and gates of every token once."""
-    token = (keys * key + 2 * value) * element_bytes + (gates + channel_gates * key) * STATE_BYTES
-    return batch * time * heads * token
+def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, element_bytes=4):
+    """Inputs, gates and outputs of every token once."""
+    sizes = {
+        "batch": batch, "time": time, "heads": heads, "key": key, "value": value, "steps": steps,
+    }  # fmt: skip
+    total = batch * time * heads * value * element_bytes
+    for one in inputs:
+        number = STATE_BYTES if one.is_gate else element_bytes
+        total += math.prod(sizes[axis] for axis in one.axes) * number
+    return total
 
 
-def recurrent_step_bytes(batch, context, heads, key, value, **sizes):
+def recurrent_step_bytes(inputs, batch, context, heads, key, value, **sizes):
     """The state read and written, and one token."""
     state = recurrent_state_bytes(batch, context, heads, key, value)
-    return 2 * state + token_bytes(batch, 1, heads, key, value, **sizes)
+    return 2 * state + token_bytes(inputs, batch, 1, heads, key, value, **sizes)

@@ -9,17 +9,13 @@ call every row alike:
     out_t, state = row.step(*inputs_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
-A new mixer is a file of mathematics and a row here; its cost formulas are in `costs.py`.
+A new mixer is a file of mathematics and a row here; a form of its FLOPs may be in `costs.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
-
-import jax.numpy as jnp
 
 from toolkit.attention import sparse
 from toolkit.attention.costs import (
@@ -27,12 +23,8 @@ from toolkit.attention.costs import (
     delta_step_flops,
     fading_forward_flops,
     fading_step_flops,
-    product_forward_bytes,
     product_forward_flops,
-    product_step_bytes,
     product_step_flops,
-    recurrent_state_bytes,
-    recurrent_step_bytes,
     rwkv7_forward_flops,
     rwkv7_step_flops,
     softmax_forward_bytes,
@@ -40,7 +32,6 @@ from toolkit.attention.costs import (
     softmax_state_bytes,
     softmax_step_bytes,
     softmax_step_flops,
-    token_bytes,
 )
 from toolkit.attention.inputs import (
     BETA,
@@ -86,75 +77,15 @@ from toolkit.attention.linear.linear_attention import (
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.linear.retention import retention, retention_reference, retention_step
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
+from toolkit.attention.row import Mixer, recurrent
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
 from toolkit.attention.sparse import costs as sparse_costs
 
 
-@dataclass(frozen=True)
-class Mixer:
-    """One token mixer: a row of `MIXERS`.
-
-    Attributes:
-        name: its key in `MIXERS` and in the layer patterns of looped models.
-        title: for headings and legends.
-        paper: where it was published.
-        is_linear_time: whether its cost a token does not grow with the context.
-        inputs: what `function` takes before its keywords, in its order: q, k, v, then gates.
-        implementations: names that `implementation=` of `function` takes; None picks among them.
-        options: keyword arguments that every function of the row takes, with their values.
-        function: (*inputs, initial_state, segment_ids, **options) -> (out, state).
-        step: (*inputs of one token, state, **options) -> (out_t, state).
-        reference: `function` as the bare equation.
-        empty_state: (batch, heads, key, value, capacity, dtype, **options) -> state to decode
-            from; heads are those of v.
-        forward_flops: (batch, time, heads, key, value, **options) of one parallel pass.
-        forward_bytes: likewise, and `element_bytes`.
-        step_flops: (batch, context, heads, key, value, **options) of one decoded token.
-        step_bytes: likewise, and `element_bytes`.
-        state_bytes: likewise: what decoding keeps after `context` tokens.
-    """
-
-    name: str
-    title: str
-    paper: str
-    is_linear_time: bool
-    inputs: tuple[Input, ...]
-    implementations: tuple[str, ...]
-    options: Mapping[str, int]
-    function: Callable[..., Any]
-    step: Callable[..., Any]
-    reference: Callable[..., Any]
-    empty_state: Callable[..., Any]
-    forward_flops: Callable[..., int]
-    forward_bytes: Callable[..., int]
-    step_flops: Callable[..., int]
-    step_bytes: Callable[..., int]
-    state_bytes: Callable[..., int]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all inputs, in order."""
-        return tuple(given.name for given in self.inputs)
-
-    @property
-    def gates(self) -> tuple[str, ...]:
-        """Names of those that are gates."""
-        return tuple(given.name for given in self.inputs if given.is_gate)
-
-    def input(self, name: str) -> Input:
-        """The input of that name."""
-        return self.inputs[self.names.index(name)]
-
-
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
     # A window is a ring of exactly its tokens, however long the sequence becomes.
     return KVCache.empty(batch, heads, key, value, sliding_window or capacity, dtype)
-
-
-def _recurrent_empty_state(batch, heads, key, value, capacity, dtype):
-    precise = jnp.float64 if dtype == jnp.float64 else jnp.float32
-    return jnp.zeros((batch, heads, key, value), precise)
 
 
 def _block_empty_state(batch, heads, key, value, capacity, dtype, *, block_size=64, **_):
@@ -185,57 +116,6 @@ _FULL = Mixer(
     state_bytes=softmax_state_bytes,
 )
 
-_DELTA = Mixer(
-    name="gdn",
-    title="Gated DeltaNet",
-    paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
-    is_linear_time=True,
-    inputs=(Q, K, V, G, BETA),
-    implementations=("xla", "scan", "pallas"),
-    options=MappingProxyType({}),
-    function=gated_delta_net,
-    step=gated_delta_net_step,
-    reference=gated_delta_net_reference,
-    empty_state=_recurrent_empty_state,
-    forward_flops=delta_forward_flops,
-    forward_bytes=partial(token_bytes, gates=2),
-    step_flops=delta_step_flops,
-    step_bytes=partial(recurrent_step_bytes, gates=2),
-    state_bytes=recurrent_state_bytes,
-)
-
-_LINEAR = Mixer(
-    name="linear",
-    title="Linear attention",
-    paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
-    is_linear_time=True,
-    inputs=(Q, K, V),
-    implementations=("xla", "scan", "pallas"),
-    options=MappingProxyType({}),
-    function=linear_attention,
-    step=linear_attention_step,
-    reference=linear_attention_reference,
-    empty_state=_recurrent_empty_state,
-    forward_flops=fading_forward_flops,
-    forward_bytes=token_bytes,
-    step_flops=partial(fading_step_flops, decays=False),
-    step_bytes=recurrent_step_bytes,
-    state_bytes=recurrent_state_bytes,
-)
-
-_CHANNELS = replace(
-    _LINEAR,
-    name="gla",
-    title="Gated linear attention",
-    paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
-    inputs=(Q, K, V, CHANNEL_G),
-    function=gated_linear_attention,
-    step=gated_linear_attention_step,
-    reference=gated_linear_attention_reference,
-    forward_bytes=partial(token_bytes, channel_gates=1),
-    step_flops=fading_step_flops,
-    step_bytes=partial(recurrent_step_bytes, channel_gates=1),
-)
 
 MIXERS: dict[str, Mixer] = {
     row.name: row
@@ -249,20 +129,40 @@ MIXERS: dict[str, Mixer] = {
             is_linear_time=True,
             options=MappingProxyType({"sliding_window": 256}),
         ),
-        _DELTA,
-        _LINEAR,
-        replace(
-            _LINEAR,
+        recurrent(
+            name="gdn",
+            title="Gated DeltaNet",
+            paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
+            inputs=(Q, K, V, G, BETA),
+            function=gated_delta_net,
+            step=gated_delta_net_step,
+            reference=gated_delta_net_reference,
+            forward_flops=delta_forward_flops,
+            step_flops=delta_step_flops,
+        ),
+        recurrent(
+            name="linear",
+            title="Linear attention",
+            paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
+            inputs=(Q, K, V),
+            function=linear_attention,
+            step=linear_attention_step,
+            reference=linear_attention_reference,
+            forward_flops=fading_forward_flops,
+            step_flops=partial(fading_step_flops, decays=False),
+        ),
+        recurrent(
             name="retention",
             title="Retention",
             paper="Sun et al., Retentive Network (arXiv:2307.08621)",
+            inputs=(Q, K, V),
             function=retention,
             step=retention_step,
             reference=retention_reference,
             step_flops=fading_step_flops,
+            forward_flops=fading_forward_flops,
         ),
-        replace(
-            _LINEAR,
+        recurrent(
             name="mamba2",
             title="Mamba-2",
             paper="Dao, Gu, Transformers are SSMs (arXiv:2405.21060)",
@@ -270,13 +170,21 @@ MIXERS: dict[str, Mixer] = {
             function=mamba2,
             step=mamba2_step,
             reference=mamba2_reference,
-            forward_bytes=partial(token_bytes, gates=2),
             step_flops=fading_step_flops,
-            step_bytes=partial(recurrent_step_bytes, gates=2),
+            forward_flops=fading_forward_flops,
         ),
-        _CHANNELS,
-        replace(
-            _CHANNELS,
+        recurrent(
+            name="gla",
+            title="Gated linear attention",
+            paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
+            inputs=(Q, K, V, CHANNEL_G),
+            function=gated_linear_attention,
+            step=gated_linear_attention_step,
+            reference=gated_linear_attention_reference,
+            forward_flops=fading_forward_flops,
+            step_flops=fading_step_flops,
+        ),
+        recurrent(
             name="hgrn2",
             title="HGRN2",
             paper="Qin et al., HGRN2: Gated Linear RNNs with State Expansion (arXiv:2404.07904)",
@@ -284,11 +192,10 @@ MIXERS: dict[str, Mixer] = {
             function=hgrn2,
             step=hgrn2_step,
             reference=hgrn2_reference,
-            forward_bytes=partial(token_bytes, keys=1, channel_gates=1),
-            step_bytes=partial(recurrent_step_bytes, keys=1, channel_gates=1),
+            forward_flops=fading_forward_flops,
+            step_flops=fading_step_flops,
         ),
-        replace(
-            _DELTA,
+        recurrent(
             name="delta",
             title="DeltaNet",
             paper="Yang, Wang, Zhang, Shen, Kim, DeltaNet in parallel (arXiv:2406.06484)",
@@ -296,11 +203,10 @@ MIXERS: dict[str, Mixer] = {
             function=delta_net,
             step=delta_net_step,
             reference=delta_net_reference,
-            forward_bytes=partial(token_bytes, gates=1),
-            step_bytes=partial(recurrent_step_bytes, gates=1),
+            forward_flops=delta_forward_flops,
+            step_flops=delta_step_flops,
         ),
-        replace(
-            _DELTA,
+        recurrent(
             name="kda",
             title="Kimi Delta Attention",
             paper="Kimi Team, Kimi Linear (arXiv:2510.26692)",
@@ -309,11 +215,9 @@ MIXERS: dict[str, Mixer] = {
             step=kimi_delta_attention_step,
             reference=kimi_delta_attention_reference,
             forward_flops=partial(delta_forward_flops, decays_channels=True),
-            forward_bytes=partial(token_bytes, gates=1, channel_gates=1),
-            step_bytes=partial(recurrent_step_bytes, gates=1, channel_gates=1),
+            step_flops=delta_step_flops,
         ),
-        replace(
-            _DELTA,
+        recurrent(
             name="delta_product",
             title="Gated DeltaProduct",
             paper="Siems et al., DeltaProduct (arXiv:2502.10297)",
@@ -322,12 +226,9 @@ MIXERS: dict[str, Mixer] = {
             step=gated_delta_product_step,
             reference=gated_delta_product_reference,
             forward_flops=product_forward_flops,
-            forward_bytes=product_forward_bytes,
             step_flops=product_step_flops,
-            step_bytes=product_step_bytes,
         ),
-        replace(
-            _CHANNELS,
+        recurrent(
             name="rwkv7",
             title="RWKV-7",
             paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
@@ -344,9 +245,7 @@ MIXERS: dict[str, Mixer] = {
             step=rwkv7_step,
             reference=rwkv7_reference,
             forward_flops=rwkv7_forward_flops,
-            forward_bytes=partial(token_bytes, channel_gates=3),
             step_flops=rwkv7_step_flops,
-            step_bytes=partial(recurrent_step_bytes, channel_gates=3),
         ),
         Mixer(
             name="nsa",

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention.mixers import Mixer
+from toolkit.attention.row import Mixer
 
 
 def draw_inputs(

@@ -8,7 +8,8 @@ import inspect
 import re
 
 from toolkit.attention.inputs import Input
-from toolkit.attention.mixers import MIXERS, Mixer
+from toolkit.attention.mixers import MIXERS
+from toolkit.attention.row import Mixer
 
 HEAD_SIZE = 128
 CONTEXT = 8192
@@ -30,8 +31,8 @@ is one step, which reads the state and, when it is recurrent, writes it.
 """
 ABILITIES = """## What each can do
 
-Gates are log-decays (`g`, at most 0), strengths and time steps: one number a token and head, or
-one a key channel where it says so; an indexer serves all heads. *Packed*: several documents in one
+Gates are log-decays (`g`, at most 0), strengths and time steps: one number per token and head, or
+one per channel where it says so; an indexer serves all heads. *Packed*: several documents in one
 sequence, told apart by `segment_ids`. *Initial state*: continues where an earlier call ended.
 `implementation=None` picks "xla" (or, for softmax, by length; "masked" or "gathered" by cost).
 "pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
@@ -50,8 +51,8 @@ def mixer_page() -> str:
         No array is made.
     """
     costs = _table(
-        ("name", "mixer", "state", "grows with the context", "FLOPs a token of a sequence",
-         "bytes", "FLOPs a decoded token", "bytes"),
+        ("name", "mixer", "state", "grows with the context", "FLOPs per token of a sequence",
+         "bytes", "FLOPs per decoded token", "bytes"),
         [_costs(row) for row in MIXERS.values()],
     )  # fmt: skip
     abilities = _table(
@@ -104,8 +105,9 @@ def _shape(one: Input) -> str:
     """What an input has one number for, where that is not a token and head."""
     if "heads" not in one.axes:
         return " for all heads"
-    is_channel = one.is_gate and "key" in one.axes
-    return " a channel" * is_channel + " a delta step" * ("steps" in one.axes)
+    channels = {"key": " per key channel", "value": " per value channel"}
+    words = [channels[axis] for axis in one.axes if one.is_gate and axis in channels]
+    return "".join(words) + " per delta step" * ("steps" in one.axes)
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -59,6 +59,13 @@ def agree(
     return check
 
 
+def finite(results: Mapping[str, Any]) -> None:
+    """The check of contenders that compute different things: no number is infinite or NaN."""
+    for name, result in results.items():
+        if not all(np.isfinite(x).all() for x in _arrays(result)):
+            raise ValueError(f"{name!r} gave a number that is not finite")
+
+
 def _arrays(result: Any) -> list[np.ndarray]:
     return [_array(leaf) for leaf in jax.tree.leaves(result)]
 

@@ -1,6 +1,6 @@
 """Sequences that double: what a recurrent mixer's time and memory do, forward and backward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from toolkit.attention import Mixer
+from toolkit.bench.agreement import finite
 from toolkit.bench.harness import Case, PlannedCase
 from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs
 from toolkit.measure import program_cost
@@ -55,7 +56,7 @@ def linear_case(row: Mixer, times: tuple[int, ...], name: str) -> Case:
     return Case(
         name=name,
         contenders=programs,
-        check=_finite,
+        check=finite,
         ours=f"T={times[-1]}",
         growth=MOST_GROWTH,
         facts=lambda: {name: {MEMORY: (p.memory, "byte")} for name, p in programs.items()},
@@ -104,9 +105,3 @@ class _Gradient:
         if not hasattr(self, "_arguments"):
             self._arguments = self._inputs()
         return self._compile()(*self._arguments)
-
-
-def _finite(results: Mapping[str, Any]) -> None:
-    for name, result in results.items():
-        if not all(bool(jnp.isfinite(x).all()) for x in result):
-            raise ValueError(f"{name!r} gave a value that is not finite")

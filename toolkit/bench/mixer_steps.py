@@ -1,4 +1,8 @@
-"""One decoded token of a recurrent mixer against reading and writing its state once."""
+"""One decoded token: a recurrent mixer's, against reading and writing its state once; softmax's.
+
+`cases` is a part of suite `mixers`; `decode_cases` is suite `decode`: a state costs the same after
+any context, a cache is read at the speed of memory.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -8,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import Mixer
-from toolkit.bench.agreement import agree
+from toolkit.attention import KVCache, Mixer, mixer
+from toolkit.bench.agreement import agree, finite
 from toolkit.bench.harness import Case, PlannedCase
 from toolkit.bench.mixer_inputs import mixer_inputs
+from toolkit.bench.peers import torch_sdpa
 
 HEADS, SIZE = 16, 128
 # One sequence, 1 MiB of state; and 64 MiB, which the caches of a core do not hold.
@@ -19,6 +24,9 @@ BATCHES = (1, 64)
 TOLERANCE = 1e-4
 SLOWEST = 1.3  # most wanted of the step's time over one read and one write of the state
 OURS, PASS = "toolkit, step", "state read and written once"
+DECODE_HEADS, DECODE_SIZE = 8, 64
+CONTEXTS = (1024, 8192, 131072)
+PREFILLED = 1024  # tokens read at once: a state goes on from there to any longer context
 
 
 def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
@@ -105,3 +113,65 @@ def _check(
         agree(TOLERANCE)({"reference": out[:, 0], OURS: np.asarray(results[OURS])})
 
     return check
+
+
+def decode_cases(cores: int) -> Iterator[Case]:
+    """Gated DeltaNet's step after contexts of growing length; softmax's at the longest of them."""
+    heads, size = DECODE_HEADS, DECODE_SIZE
+    yield Case(
+        name=f"gated_delta_net_step B=1 H={heads} D={size} float32",
+        contenders={f"after {context} tokens": _step_after(context) for context in CONTEXTS},
+        check=finite,
+        ours=f"after {CONTEXTS[0]} tokens",
+        note=f"state: {heads * size * size * 4 / 1024:.0f} KiB, whatever the context",
+    )
+
+    context = CONTEXTS[-1]
+    token = [x[:, 0] for x in mixer_inputs(mixer("full"), 1, heads, size)]
+    keys, values = (
+        jax.random.normal(key, (1, heads, size, context))
+        for key in jax.random.split(jax.random.key(1), 2)
+    )
+    # The last slot is free: the step writes its token there and attends to all of them.
+    contenders = {"toolkit": _softmax_step(token, KVCache(keys, values, jnp.int32(context - 1)))}
+    query, *last = (np.asarray(x)[:, None] for x in token)
+    whole = [
+        np.concatenate([np.moveaxis(np.asarray(x)[..., :-1], 3, 1), new], 1)
+        for x, new in zip((keys, values), last, strict=True)
+    ]
+    peer = torch_sdpa([query, *whole], None, cores, is_causal=False)
+    if peer is not None:
+        contenders["torch SDPA"] = lambda: peer()[:, 0]
+    yield Case(
+        name=f"softmax_attention_step B=1 H={heads} D={size} context={context} float32",
+        contenders=contenders,
+        check=agree(TOLERANCE),
+        ours="toolkit",
+        targets={"torch SDPA": 1 / 1.1},
+        note=f"cache: {2 * heads * size * context * 4 / 2**20:.0f} MiB, read once per token",
+    )
+
+
+def _step_after(context: int) -> Callable[[], Any]:
+    row = mixer("gdn")
+    arrays = mixer_inputs(row, min(context, PREFILLED), DECODE_HEADS, DECODE_SIZE)
+    read, step, state = jax.jit(row.function), jax.jit(row.step), None
+    for _ in range(max(1, context // PREFILLED)):
+        _, state = read(*arrays, initial_state=state)
+    return lambda: step(*(x[:, -1] for x in arrays), state)
+
+
+def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Array]:
+    """A step that always writes the same slot, so that it can be repeated."""
+
+    def step(cache: KVCache) -> tuple[jax.Array, KVCache]:
+        out, new = mixer("full").step(*token, cache)
+        return out, KVCache(new.keys, new.values, cache.length)
+
+    jitted, held = jax.jit(step, donate_argnums=0), [cache]
+
+    def call() -> jax.Array:
+        out, held[0] = jitted(held[0])
+        return out
+
+    return call

@@ -2,7 +2,8 @@
 
 What `toolkit bench mixers` runs on a CPU: per mixer, sequences forward and backward (here), a step
 of decoding (`mixer_steps.py`) and sequences that double (`linear_time.py`). On a GPU it runs the
-shapes that flash-linear-attention publishes (`mixers_gpu.py`).
+shapes that flash-linear-attention publishes (`mixers_gpu.py`). Suite `gdn` times one of them the
+way a user calls it, and longer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import MIXERS, Mixer, retention, retention_log_decay
+from toolkit.attention import MIXERS, Mixer, mixer, retention, retention_log_decay
 from toolkit.bench import linear_time, mixer_steps, mixers_gpu
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
@@ -27,6 +28,7 @@ TIME, HEADS = 2048, 8
 FORWARD_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 OURS, SCAN, PEER = "toolkit, chunked", "toolkit, token scan", "transformers, torch"
+GDN_PEER = "transformers, torch chunk"
 # Least ratios wanted, of the other's time over ours, forward+backward.
 WANTED = {SCAN: 10.0, PEER: 3.0}
 # Head sizes, and the least fraction wanted of the machine's matmul rate.
@@ -34,6 +36,14 @@ SIZES: dict[int, float | None] = {64: None, 128: 0.5}
 MATMUL = "float32 matmul rate"
 MATMUL_SIZE = 1024
 CHECKED_TOKENS = 256
+# Suite gdn: (time, heads, head size) -> least ratios wanted of transformers' time over ours.
+GDN_SHAPES = {
+    (2048, 8, 64): {"forward": 4.0, "forward+backward": 4.0},
+    (2048, 4, 128): {"forward": 4.0, "forward+backward": 4.0},
+    (8192, 8, 64): {"forward+backward": 8.0},
+    (8192, 4, 128): {"forward+backward": 8.0},
+}
+MOST_SCANNED = 2048  # tokens: the gradient of a longer scan would keep 3 GB of states
 
 
 def recurrent_rows() -> list[Mixer]:
@@ -108,13 +118,8 @@ def sequence_case(
     contenders = {OURS: contender("xla")}
     if size <= 64:
         contenders[SCAN] = contender("scan")
-    if (form := transformers_form(row.name)) is not None:
-        contenders[PEER] = torch_contender(
-            form,
-            [np.asarray(x) for x in arrays],
-            np.asarray(weight) if backward else None,
-            cores,
-        )
+    if (peer := _transformers(row, arrays, weight if backward else None, cores)) is not None:
+        contenders[PEER] = peer
     if backward:
         flops = matrix_flops(mixer_form(row, "xla", backward=True), *args)
         how = "matrix products counted in the program"
@@ -131,6 +136,57 @@ def sequence_case(
         f"{cores} threads",
         yardstick=matmul_yardstick(flops, SIZES.get(size)),
     )
+
+
+def gated_delta_net_cases(cores: int) -> Iterator[PlannedCase]:
+    """Forward and forward+backward at each of `GDN_SHAPES`: suite `gdn`."""
+    for time, heads, size in GDN_SHAPES:
+        for backward in (False, True):
+            yield PlannedCase(
+                f"gated_delta_net {direction(backward)} B=1 T={time} H={heads} D={size} float32",
+                partial(_gated_delta_net_case, (time, heads, size), cores, backward),
+            )
+
+
+def _gated_delta_net_case(
+    shape: tuple[int, int, int], cores: int, backward: bool, name: str
+) -> Case:
+    row, (time, heads, size) = mixer("gdn"), shape
+    arrays = mixer_inputs(row, time, heads, size)
+    weight = output_weight(row, arrays)
+    args = (weight, *arrays) if backward else tuple(arrays)
+    chunked, scan = (mixer_form(row, form, backward=backward) for form in ("xla", "scan"))
+    best = OURS
+    contenders = {OURS: bound(jax.jit(chunked), args)}
+    if cores > 1:
+        best = f"{OURS}, heads on devices"
+        contenders[best] = over_heads(chunked, args, cores)
+    if not (backward and time > MOST_SCANNED):
+        contenders[SCAN] = bound(jax.jit(scan), args)
+    if (peer := _transformers(row, arrays, weight if backward else None, cores)) is not None:
+        contenders[GDN_PEER] = peer
+    targets = {SCAN: 1.0}
+    if (ratio := GDN_SHAPES[shape].get(direction(backward))) is not None:
+        targets[GDN_PEER] = ratio
+    flops = row.forward_flops(1, time, heads, size, size)
+    return Case(
+        name=name,
+        contenders=contenders,
+        check=agree(GRADIENT_TOLERANCE if backward else FORWARD_TOLERANCE),
+        ours=best,
+        targets=targets,
+        note=f"modelled forward work: {flops / 1e9:.2f} GFLOP",
+    )
+
+
+def _transformers(
+    row: Mixer, arrays: list[jax.Array], weight: jax.Array | None, threads: int
+) -> Callable[[], Any] | None:
+    """The peer, where transformers has the mixer."""
+    if (form := transformers_form(row.name)) is None:
+        return None
+    cotangent = None if weight is None else np.asarray(weight)
+    return torch_contender(form, [np.asarray(x) for x in arrays], cotangent, threads)
 
 
 def matmul_yardstick(flops: float, least: float | None) -> Yardstick:

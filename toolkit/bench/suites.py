@@ -1,7 +1,7 @@
 """The table of suites, and the processes they run in."""
 
-import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -12,34 +12,46 @@ from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
-# name -> (module with `cases`, numbers of cores, summary); modules are imported in the worker only,
-# which lets a room above this one bring a suite of its own.
+# name -> (module:function of the cases, numbers of cores, summary); modules are imported in the
+# worker only, which lets a room above this one bring a suite of its own.
 _TABLE = {
     "gdn": (
-        "toolkit.bench.gated_delta_net",
+        "toolkit.bench.mixers:gated_delta_net_cases",
         (2,),
         "Gated DeltaNet against its token scan and transformers",
     ),
     "mixers": (
-        "toolkit.bench.mixers",
+        "toolkit.bench.mixers:cases",
         (2,),
         "every recurrent mixer against scan, transformers, machine; fla on a GPU",
     ),
-    "softmax": ("toolkit.bench.softmax", (1, 2), "blockwise softmax against jax.nn and torch SDPA"),
-    "decode": ("toolkit.bench.decode", (2,), "one token of decoding against torch SDPA"),
+    "softmax": (
+        "toolkit.bench.softmax:cases",
+        (1, 2),
+        "blockwise softmax against jax.nn and torch SDPA",
+    ),
+    "decode": (
+        "toolkit.bench.mixer_steps:decode_cases",
+        (2,),
+        "one token of decoding against torch SDPA",
+    ),
     "looped": (
-        "toolkit.bench.looped",
+        "toolkit.bench.looped:cases",
         (2,),
         "looped models: decoding at 8k, training steps, writing",
     ),
-    "sliders": ("toolkit.lab.sliders", (2,), "a warm slider update of every panel, drawn to PNG"),
-    "startup": ("toolkit.bench.startup", (2,), "import toolkit against import jax"),
+    "sliders": (
+        "toolkit.lab.sliders:cases",
+        (2,),
+        "a warm slider update of every panel, drawn to PNG",
+    ),
+    "startup": ("toolkit.bench.startup:cases", (2,), "import toolkit against import jax"),
 }
 
 
-def _suite(module: str, cores: tuple[int, ...], summary: str) -> Suite:
+def _suite(place: str, cores: tuple[int, ...], summary: str) -> Suite:
     def cases(count: int):
-        yield from importlib.import_module(module).cases(count)
+        yield from pkgutil.resolve_name(place)(count)
 
     return Suite(cases, cores, summary)
 

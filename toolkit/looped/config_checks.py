@@ -5,9 +5,6 @@ from typing import Any
 
 from toolkit.attention import MIXERS
 
-LAYER_WORDS = tuple(MIXERS)
-"""Words a pattern may contain: "full", "window", "gdn" and every other token mixer."""
-
 CHOICES = {"dtype": ("float32", "bfloat16"), "indexer": ("lightning", "lt2")}
 
 
@@ -56,12 +53,12 @@ def _check_words(config):
             )
     for name in ("pattern", "prelude", "coda"):
         words = getattr(config, name).split()
-        unknown = [word for word in words if word not in LAYER_WORDS]
+        unknown = [word for word in words if word not in MIXERS]
         if unknown or (name == "pattern" and not words):
             what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
             raise ValueError(
                 f"{name} {getattr(config, name)!r} names {what}; write words out of "
-                f"{', '.join(LAYER_WORDS)} separated by spaces."
+                f"{', '.join(MIXERS)} separated by spaces."
             )
 
 

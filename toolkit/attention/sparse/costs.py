@@ -5,7 +5,7 @@ which multiplies every pair and drops most, and what the gathered form and the s
 indexer has as many heads as attention and its keys are as long, unless given otherwise.
 """
 
-from toolkit.attention.costs import STATE_BYTES, attended_pairs, token_bytes
+from toolkit.attention.costs import STATE_BYTES, attended_pairs, softmax_forward_bytes
 
 
 def native_forward_flops(
@@ -26,7 +26,8 @@ def native_forward_flops(
 
 def native_forward_bytes(batch, time, heads, key, value, *, element_bytes=4, **_):
     """q, k, v, o and three gates once."""
-    return token_bytes(batch, time, heads, key, value, gates=3, element_bytes=element_bytes)
+    tokens = softmax_forward_bytes(batch, time, heads, key, value, element_bytes=element_bytes)
+    return tokens + 3 * batch * time * heads * STATE_BYTES
 
 
 def native_step_flops(
@@ -70,7 +71,7 @@ def deepseek_forward_bytes(
     """q, k, v, o and the inputs of the index once."""
     index_heads, index_size = index_heads or heads, index_size or key
     index = (index_heads + 1) * index_size * element_bytes + index_heads * STATE_BYTES
-    tokens = token_bytes(batch, time, heads, key, value, element_bytes=element_bytes)
+    tokens = softmax_forward_bytes(batch, time, heads, key, value, element_bytes=element_bytes)
     return tokens + batch * time * index
 
 

@@ -1,0 +1,94 @@
+"""A file, a row and a layer are a new mixer: one that no room has heard of passes them all."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toy_mixer import TOY, ToyLayer
+
+from toolkit.attention import MIXERS, mixer
+from toolkit.attention.table import mixer_page
+from toolkit.looped.mixing import LAYERS
+
+TESTS = Path(__file__).parent
+
+
+def suite(path):
+    """The tests of another file, by name."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CONTRACTS, LAYER_CONTRACTS = (
+    suite("attention/test_contracts.py"),
+    suite("looped/test_looped_mixers.py"),
+)
+
+
+def inherited(module, argument):
+    """The tests that are given every name of a table, with the values of their other argument."""
+    found = []
+    for name, test in vars(module).items():
+        given = inspect.signature(test).parameters if name.startswith("test_") else ()
+        if argument in given:
+            values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", ())}
+            others = [
+                {other: value} for other in given if other != argument for value in values[other]
+            ]
+            found += [pytest.param(test, other, id=name) for other in others or [{}]]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(MIXERS, "toy", TOY)
+    monkeypatch.setitem(LAYERS, "toy", ToyLayer)
+
+
+@pytest.mark.parametrize(("contract", "given"), inherited(CONTRACTS, "row"))
+def test_it_inherits_the_contracts(contract, given):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        contract(row=TOY, **given)
+
+
+@pytest.mark.parametrize(("contract", "given"), inherited(LAYER_CONTRACTS, "word"))
+def test_its_layer_inherits_the_contracts_of_layers(contract, given):
+    contract(word="toy", **given)
+
+
+def test_its_line_is_on_the_page_of_mixers():
+    (costs, abilities) = [line for line in mixer_page().splitlines() if line.startswith("| `toy`")]
+    assert costs.endswith("| 64 KiB | no | 98,304 | 3,072 | 81,920 | 134,144 |")
+    assert "| `q`, `k`, `v` | `g` per key channel, `write` per value channel |" in abilities
+
+
+def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
+    from toolkit.lab.mixers import panel
+    from toolkit.lab.mixers.cost_panel import MixerCostPanel
+
+    monkeypatch.setitem(panel.MENU, "Toy", "toy")  # the menu is made as the table is when imported
+    shown = panel.MixerPanel(left="toy", right="gla")
+    assert "Toy: " in shown.view.sentence()
+    assert "Toy moves" in MixerCostPanel(left="toy", right="gla").view.sentence()
+    before = shown.view.left.state_norm
+    shown.write_strength = 1.0  # moves any gate between 0 and 1, whatever its name
+    assert np.all(shown.view.left.state_norm > before)
+
+
+def test_the_benchmark_times_it():
+    from toolkit.bench import mixer_steps, mixers
+
+    plans = [plan for plan in mixers.cases(2) if plan.name.startswith("toy ")]
+    assert len(plans) == 7
+    cases = [
+        mixers.sequence_case(mixer("toy"), 40, 16, 2, "sequence", backward=backward)
+        for backward in (False, True)
+    ]
+    cases.append(mixer_steps.step_case(mixer("toy"), 1, "step"))
+    for case in cases:
+        case.check({name: call() for name, call in case.contenders.items()})
