@@ -67,6 +67,29 @@ def test_its_line_is_on_the_page_of_mixers():
     assert "| `q`, `k`, `v` | `g` per key channel, `write` per value channel |" in abilities
 
 
+def test_the_instrument_of_attention_counts_measures_and_names_it():
+    from toolkit.lab.attention.measurement import measure_pieces
+    from toolkit.lab.attention.view import Machine, costs, decode_memory
+
+    mixers = ("full", "toy")
+    sizes = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512, "mixers": mixers}
+    view = costs(machine=Machine("a machine", 1e11, 1e10, 4), **sizes)
+    memory = decode_memory(
+        layers=2,
+        sequences=3,
+        bytes_per_number=2,
+        capacity_bytes=80e9,
+        capacity_name="H100",
+        **sizes,
+    )
+    for shown in (view, memory):
+        assert "the Toy" in shown.sentence()
+        assert any("Toy" in heading for heading in shown.data())
+    *_, (done, total, _, points) = measure_pieces((2, 16, 8, "dense"), lengths=(32,), mixers=mixers)
+    assert done == total
+    assert {point.mixer for point in points} == {"full", "toy"}
+
+
 def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
     from toolkit.lab.mixers import panel
     from toolkit.lab.mixers.cost_panel import MixerCostPanel

@@ -4,13 +4,14 @@ Nothing is timed before every mixer has agreed with its own reference, in both p
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import KVCache, Mixer, draw_inputs
+from toolkit.attention import Mixer, draw_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Point, mixer_row
 from toolkit.measure import Timing, time_contenders
 
@@ -28,12 +29,15 @@ Piece = tuple[int, int, str, list[Point]]
 Sizes = tuple[int, int, int, str]  # heads, head size, window, softmax implementation
 
 
-def measure_pieces(sizes: Sizes, *, lengths: tuple[int, ...] = LENGTHS) -> Iterator[Piece]:
+def measure_pieces(
+    sizes: Sizes, *, lengths: tuple[int, ...] = LENGTHS, mixers: tuple[str, ...] = MIXER_NAMES
+) -> Iterator[Piece]:
     """Check every mixer, then time prefill and decode at each length, one piece at a time.
 
     Args:
         sizes: heads, head size, window, and `"blockwise"` or `"dense"` softmax.
-        lengths: context lengths; each costs a compilation a mixer and phase.
+        lengths: context lengths; each costs a compilation per mixer and phase.
+        mixers: rows of `MIXERS`.
 
     Returns:
         An iterator of (pieces done, pieces in all, what was just done, new points).
@@ -49,13 +53,13 @@ def measure_pieces(sizes: Sizes, *, lengths: tuple[int, ...] = LENGTHS) -> Itera
         lengths = tuple(n for n in lengths if 4 * heads * n**2 <= MAX_SCORE_BYTES)
     total = 1 + 2 * len(lengths)
     check_window = min(window, CHECKED_TOKENS // 2)
-    for name in MIXER_NAMES:
+    for name in mixers:
         check_against_reference(name, (heads, head_size, check_window, softmax))
     yield 1, total, "checked against the references", []
     done = 1
     for tokens in lengths:
         for phase, prepare in ((PREFILL, prefill_call), (DECODE, decode_call)):
-            calls = {name: prepare(name, tokens, sizes) for name in MIXER_NAMES}
+            calls = {name: prepare(name, tokens, sizes) for name in mixers}
             timings = time_contenders(calls, rounds=ROUNDS)
             done += 1
             yield done, total, f"{phase} at {tokens:,} tokens", _points(phase, tokens, timings)
@@ -84,7 +88,7 @@ def check_against_reference(name: str, sizes: Sizes) -> None:
     @jax.jit
     def prefill_and_decode(*inputs):
         before, last = [x[:, :-1] for x in inputs], [x[:, -1] for x in inputs]
-        implementation = _implementation(name, softmax)
+        implementation = _implementation(row, softmax)
         prefilled = row.function(*inputs, implementation=implementation, **row.options)[0]
         state = row.empty_state(
             1, heads, head_size, head_size, CHECKED_TOKENS, jnp.float32, **row.options
@@ -117,8 +121,8 @@ def _inputs(row: Mixer, tokens: int, heads: int, head_size: int) -> list[jax.Arr
     return draw_inputs(row, tokens, batch=1, heads=heads, key=head_size, value=head_size)
 
 
-def _implementation(name: str, softmax: str) -> str | None:
-    return None if name == "gdn" else softmax
+def _implementation(row: Mixer, softmax: str) -> str | None:
+    return softmax if softmax in row.implementations else None
 
 
 def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
@@ -138,7 +142,7 @@ def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
     heads, head_size, window, softmax = sizes
     row = mixer_row(name, window)
     inputs = _inputs(row, tokens, heads, head_size)
-    options = {**row.options, "implementation": _implementation(name, softmax)}
+    options = {**row.options, "implementation": _implementation(row, softmax)}
     function = jax.jit(lambda *arrays: row.function(*arrays, **options)[0])
     return lambda: function(*inputs)
 
@@ -168,8 +172,8 @@ def decode_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
     )
 
     def step(state: Any) -> tuple[Any, Any]:
-        if isinstance(state, KVCache):  # full to the last slot, whatever the step before wrote
-            state = KVCache(state.keys, state.values, jnp.int32(tokens - 1))
+        if hasattr(state, "length"):  # full to the last slot, whatever the step before wrote
+            state = replace(state, length=jnp.int32(tokens - 1))
         return row.step(*token, state, **row.options)
 
     jitted, held = jax.jit(step, donate_argnums=0), [state]

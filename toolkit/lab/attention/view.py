@@ -57,6 +57,11 @@ class CostView(View):
     at_chosen: dict[str, dict[str, float]]  # plot -> line -> cost at `chosen`
     measured: tuple[Point, ...] = field(default=(), kw_only=True)
 
+    @property
+    def last(self) -> str:
+        """The line that the sentence compares with softmax attention."""
+        return [*self.names][-1]
+
     def data(self) -> Data:
         return {"tokens": TOKENS} | {
             f"{plot}, {self.names[line]} ({self.units[plot]})": curve
@@ -91,10 +96,11 @@ class Costs(CostView):
     def sentence(self) -> str:
         parts = []
         for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
-            full, gdn = (self.at_chosen[phase][name] for name in ("full", "gdn"))
+            full, other = (self.at_chosen[phase][name] for name in ("full", self.last))
             parts.append(
                 f"{what} costs {in_words(full, self.unit)} with full softmax and "
-                f"{in_words(gdn, self.unit)} with the gated delta net ({ratio_in_words(full, gdn)})"
+                f"{in_words(other, self.unit)} with the {self.names[self.last]} "
+                f"({ratio_in_words(full, other)})"
             )
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
         return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
@@ -106,7 +112,7 @@ class Costs(CostView):
         seconds = {(p.phase, p.mixer): p.seconds for p in self.measured if p.tokens == longest}
         parts = (
             f"{phase} {in_words(seconds[phase, 'full'], 'seconds')} against "
-            f"{in_words(seconds[phase, 'gdn'], 'seconds')}"
+            f"{in_words(seconds[phase, self.last], 'seconds')}"
             for phase in (PREFILL, DECODE)
             if (phase, "full") in seconds
         )
@@ -137,13 +143,14 @@ def costs(
     unit: str = "seconds",
     machine: Machine,
     measured: tuple[Point, ...] = (),
+    mixers: tuple[str, ...] = MIXER_NAMES,
 ) -> Costs:
     """Cost of one attention layer, one sequence: reading a context, and one token after it.
 
     `softmax` is `"blockwise"`, or `"dense"`, whose prefill writes every float32 score to memory
     and reads it back; `chunk` is what the gated delta net holds, `CHUNK_OF_THE_KERNEL` for its
     own; `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times
-    with these very sizes.
+    with these very sizes; `mixers` are `"full"` and any other rows.
 
     Source:
         The cost formulas of `toolkit.attention.MIXERS`; Williams, Waterman, Patterson 2009,
@@ -155,11 +162,11 @@ def costs(
         sizes = (1, tokens, heads, head_size, head_size)
         number = machine.bytes_per_number
         if phase == PREFILL:
-            of_kernel = name != "gdn" or chunk == CHUNK_OF_THE_KERNEL
-            options = dict(row.options) if of_kernel else {"chunk": chunk}
+            has_chunks = "xla" in row.implementations and chunk != CHUNK_OF_THE_KERNEL
+            options = {"chunk": chunk} if has_chunks else dict(row.options)
             flop = row.forward_flops(*sizes, **options)
             moved = row.forward_bytes(*sizes, element_bytes=number, **row.options)
-            if softmax == "dense" and name != "gdn":
+            if softmax == "dense" and softmax in row.implementations:
                 moved += DENSE_BYTES_PER_SCORE * heads * tokens**2
         else:
             flop = row.step_flops(*sizes, **row.options)
@@ -169,9 +176,9 @@ def costs(
         return flop if unit == "FLOP" else moved
 
     return Costs(
-        **at_every_context(cost, (PREFILL, DECODE), MIXER_NAMES, context_length),
+        **at_every_context(cost, (PREFILL, DECODE), mixers, context_length),
         units={PREFILL: unit, DECODE: unit},
-        names=SHORT_NAMES,
+        names=_short_names(mixers),
         unit=unit,
         machine=machine if unit == "seconds" else None,
         measured=measured if unit == "seconds" else (),
@@ -187,7 +194,7 @@ class Memory(CostView):
     described: str  # the sizes in words
 
     def sentence(self) -> str:
-        cache, state = (self.at_chosen[KEPT][name] for name in ("full", "gdn"))
+        cache, state = (self.at_chosen[KEPT][name] for name in ("full", self.last))
         larger = (
             f"the cache is {plain(cache / state)}× the state"
             if cache >= state
@@ -195,7 +202,7 @@ class Memory(CostView):
         )
         said = (
             f"At {self.chosen:,} tokens the key-value cache holds {in_words(cache, 'bytes')}, the "
-            f"gated delta net's state {in_words(state, 'bytes')}: {larger} (modelled; "
+            f"{self.names[self.last]}'s state {in_words(state, 'bytes')}: {larger} (modelled; "
             f"{self.described})."
         )
         share = cache / self.capacity_bytes
@@ -217,6 +224,7 @@ def decode_memory(
     bytes_per_number: int,
     capacity_bytes: float,
     capacity_name: str,
+    mixers: tuple[str, ...] = MIXER_NAMES,
 ) -> Memory:
     """Bytes kept between tokens by a whole model: the mixer's state, times layers and sequences.
 
@@ -231,9 +239,9 @@ def decode_memory(
         )
 
     return Memory(
-        **at_every_context(kept, (KEPT,), MIXER_NAMES, context_length),
+        **at_every_context(kept, (KEPT,), mixers, context_length),
         units={KEPT: "bytes"},
-        names=SHORT_NAMES,
+        names=_short_names(mixers),
         capacity_bytes=capacity_bytes,
         capacity_name=capacity_name,
         described=f"{layers} layers, {heads} heads of {head_size}, {sequences} at once",
@@ -242,7 +250,12 @@ def decode_memory(
 
 def mixer_row(name: str, window: int) -> Mixer:
     """The row of `MIXERS`, with this window where it has one."""
-    return mixer(name, sliding_window=window) if name == "window" else mixer(name)
+    row = mixer(name)
+    return mixer(name, sliding_window=window) if "sliding_window" in row.options else row
+
+
+def _short_names(mixers: tuple[str, ...]) -> dict[str, str]:
+    return {name: SHORT_NAMES.get(name, mixer(name).title) for name in mixers}
 
 
 def ratio_in_words(ours: float, peer: float) -> str:
