@@ -19,6 +19,7 @@ COMPLETE = (
     "bench",
     "experiments",
     "figures",
+    "language",
     "lr",
     "measure",
     "parallel",

@@ -33,6 +33,13 @@ def export_language_model(
 
     Cost:
         One read of the checkpoint, one write of the parameters.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> run = TrainingRun(LoopedConfig.tiny("window"), steps=1, batch=1, sequence_length=8)
+        >>> trained = train_language_model(run, "run", is_progress_shown=False)
+        >>> [path.name for path in export_language_model("run", "small.safetensors")]
+        ['small.safetensors', 'small.json']
     """
     path = Path(path)
     if path.suffix != SUFFIX:

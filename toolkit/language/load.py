@@ -27,6 +27,13 @@ def load_language_model(directory: Path) -> LoopedLM:
 
     Cost:
         One read of parameters and optimiser state.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM, save_model
+        >>> save_model(LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0)), "small.safetensors")
+        >>> load_language_model("small.safetensors").config.pattern
+        'window'
     """
     if Path(directory).is_file():
         return load_model(directory)

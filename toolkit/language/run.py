@@ -27,6 +27,12 @@ class TrainingRun:
         seed: of initialisation and of the order of the data.
         layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
             devices; the batch must be a multiple of their number.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> run = TrainingRun(LoopedConfig.tiny("window"), steps=1, batch=1, sequence_length=8)
+        >>> run.steps * run.batch * run.sequence_length  # bytes it reads
+        8
     """
 
     config: LoopedConfig
@@ -60,6 +66,11 @@ class TrainedModel:
         parameters: number of parameters.
         history: metrics rows; those with "evaluation_loss" were evaluated (nats a byte).
         stopped_by: None when the run is complete.
+
+    Example:
+        >>> rows = [{"step": 10, "evaluation_loss": 2.5}, {"step": 20, "evaluation_loss": 2.25}]
+        >>> TrainedModel(None, 20, 836_864, rows, stopped_by=None).evaluation_loss
+        2.25
     """
 
     model: LoopedLM
@@ -80,6 +91,6 @@ def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:
     schedule = 1.0
     if run.learning_rate != "search":
         schedule = optax.warmup_cosine_decay_schedule(
-            0.0, run.learning_rate, max(1, run.steps // 20), run.steps
+            0.0, run.learning_rate, max(1, run.steps // 20), max(2, run.steps)
         )
     return adamw(schedule, weight_decay=run.weight_decay)

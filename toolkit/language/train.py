@@ -56,6 +56,13 @@ def next_byte_loss(
 
     Cost:
         One forward pass.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> parts = nnx.split(LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0)))
+        >>> next_byte_loss(*parts, (jnp.zeros((1, 8), int), jnp.ones((1, 8), int))).shape
+        ()
     """
     inputs, targets = batch
     logits = nnx.merge(graph, params)(inputs)
@@ -94,6 +101,13 @@ def train_language_model(
     Cost:
         6 FLOPs a parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
         that `toolkit.parallel` lists for it.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> run = TrainingRun(LoopedConfig.tiny("window"), steps=1, batch=1, sequence_length=8)
+        >>> trained = train_language_model(run, "run", is_progress_shown=False)
+        >>> [row["step"] for row in trained.history]
+        [1]
     """
     corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
     train, held_out = corpus.split()

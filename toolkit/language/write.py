@@ -39,6 +39,12 @@ def stream_text(
 
     Cost:
         One prefill and `length` decode steps.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> model = LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0))
+        >>> text = "".join(stream_text(model, "Once upon", length=4))
     """
     if not prompt:
         raise ValueError("prompt: got an empty text, wanted at least one character")
