@@ -91,24 +91,7 @@ def _steps(x: Any) -> Any:
 def fla_contender(
     row: Mixer, arrays: Sequence[jax.Array], weight: jax.Array | None
 ) -> Callable[[], Any] | None:
-    """One kernel of flash-linear-attention as a contender.
-
-    Args:
-        row: of `MIXERS`.
-        arrays: its inputs and gates.
-        weight: cotangent of the output; None for the forward pass alone.
-
-    Returns:
-        A function of no arguments that waits for the GPU and gives the output, or a list of the
-        gradients of all inputs, as torch tensors; None where the package, torch's CUDA or the
-        kernel is missing.
-
-    Cost:
-        Its kernels compile and tune themselves in the first calls.
-
-    Source:
-        github.com/fla-org/flash-linear-attention, `fla.ops`.
-    """
+    """One kernel of flash-linear-attention as a contender; None where it or its GPU is missing."""
     if row.name not in _FORMS or importlib.util.find_spec("fla") is None:
         return None
     import torch

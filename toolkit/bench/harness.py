@@ -135,32 +135,14 @@ class Suite:
 
 
 def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
-    """`function` with its arguments, as a contender.
-
-    Args:
-        function: what to call.
-        args: with what.
-
-    Returns:
-        A function of no arguments.
-    """
+    """`function` with its arguments, as a contender."""
     return lambda: function(*args)
 
 
 def weighted_gradient(form: Callable[..., jax.Array], inputs: int) -> Callable[..., Any]:
     """The forward and backward pass of `form`, every output with a gradient of its own.
 
-        d/d inputs  sum(form(*inputs) * weight)
-
-    Args:
-        form: a function of `inputs` arrays that returns one.
-        inputs: how many.
-
-    Returns:
-        A function of (weight, *inputs) that returns the gradients of the inputs.
-
-    Cost:
-        One forward and one backward pass.
+    d/d inputs  sum(form(*inputs) * weight)
     """
 
     def loss(weight: jax.Array, *args: jax.Array) -> jax.Array:

@@ -20,17 +20,7 @@ MEMORY = "compiled peak memory"
 
 
 def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
-    """Every row at the lengths of `TIMES`.
-
-    Args:
-        rows: recurrent rows of `MIXERS`.
-
-    Returns:
-        The comparisons, each built in its turn.
-
-    Cost:
-        A few seconds a row to compile, a second a round.
-    """
+    """Every row at the lengths of `TIMES`."""
     for row in rows:
         yield PlannedCase(
             f"{row.name} linear forward+backward B=1 H={HEADS} D={SIZE} float32",
@@ -39,19 +29,7 @@ def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
 
 
 def linear_case(row: Mixer, times: tuple[int, ...], name: str) -> Case:
-    """One mixer's gradient on sequences of growing length.
-
-    Args:
-        row: the mixer.
-        times: tokens, each number twice the one before.
-        name: of the case.
-
-    Returns:
-        The comparison, a contender a length; memory is what the compiler reserves.
-
-    Cost:
-        A second or two a mixer to compile, less to run.
-    """
+    """One mixer's gradient on sequences of growing length."""
     programs = {f"T={time}": _Gradient(row, time) for time in times}
     return Case(
         name=name,
@@ -64,18 +42,7 @@ def linear_case(row: Mixer, times: tuple[int, ...], name: str) -> Case:
 
 
 def peak_memory(row: Mixer, time: int) -> int:
-    """What the compiler reserves for the gradient of a sequence, without running it.
-
-    Args:
-        row: the mixer.
-        time: tokens.
-
-    Returns:
-        Bytes of arguments, results and temporaries together.
-
-    Cost:
-        One compilation.
-    """
+    """What the compiler reserves for the gradient of a sequence, without running it."""
     return _Gradient(row, time).memory
 
 

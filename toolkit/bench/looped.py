@@ -34,17 +34,7 @@ MEMORY = "compiled peak memory"
 
 
 def cases(cores: int) -> Iterator[PlannedCase]:
-    """Decoding, training and writing.
-
-    Args:
-        cores: cores this process may use.
-
-    Returns:
-        The comparisons.
-
-    Source:
-        The published ratio is LT2's; each model here has its own weights, drawn at random.
-    """
+    """Decoding, training and writing; the published ratio is LT2's."""
     yield PlannedCase(
         f"decode tiny B=8 context={CONTEXT} float32", partial(_decode_case, "tiny", 8, None)
     )

@@ -16,20 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 def matrix_flops(function: Callable[..., Any], *arguments: Any) -> int:
     """FLOPs of all matrix products of one call, two a multiply-add.
 
-        2 * sum over products of (numbers of the result) * (terms of each)
-
-    Args:
-        function: of the arguments; traced, not run.
-        *arguments: arrays or `jax.ShapeDtypeStruct`s.
-
-    Returns:
-        The count. Sums, exponentials and products of single numbers are not in it.
-
-    Raises:
-        ValueError: a loop whose number of turns is not known before it runs.
-
-    Cost:
-        One trace.
+    2 * sum over products of (numbers of the result) * (terms of each)
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 

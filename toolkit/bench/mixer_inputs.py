@@ -26,48 +26,18 @@ def mixer_inputs(
 
 
 def direction(backward: bool) -> str:
-    """How names of cases say whether they differentiate.
-
-    Args:
-        backward: whether they do.
-
-    Returns:
-        "forward" or "forward+backward".
-    """
+    """How names of cases say whether they differentiate."""
     return "forward+backward" if backward else "forward"
 
 
 def output_weight(row: Mixer, arrays: list[jax.Array]) -> jax.Array:
-    """A cotangent of the row's output, every number with a gradient of its own.
-
-    Args:
-        row: the mixer.
-        arrays: what `mixer_inputs` drew.
-
-    Returns:
-        Normal numbers `[batch, time, heads, value]` in the dtype of v.
-
-    Cost:
-        A random draw.
-    """
+    """A cotangent of the row's output, every number with a gradient of its own."""
     v = arrays[row.names.index("v")]
     return jax.random.normal(jax.random.key(1), (*v.shape[:3], v.shape[-1]), v.dtype)
 
 
 def mixer_form(row: Mixer, implementation: str | None, *, backward: bool) -> Callable:
-    """One form of the row as a function of arrays alone.
-
-    Args:
-        row: the mixer.
-        implementation: "xla", "scan", "pallas"; None lets the row choose.
-        backward: whether to differentiate.
-
-    Returns:
-        (*inputs) -> output, or (weight, *inputs) -> gradients of the inputs.
-
-    Cost:
-        That of the form when it is called.
-    """
+    """One form of the row as a function of arrays alone."""
 
     def form(*arrays: jax.Array) -> jax.Array:
         return row.function(*arrays, implementation=implementation, **row.options)[0]

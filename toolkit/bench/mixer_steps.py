@@ -30,17 +30,7 @@ PREFILLED = 1024  # tokens read at once: a state goes on from there to any longe
 
 
 def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
-    """Every row's step, for one sequence and for many.
-
-    Args:
-        rows: recurrent rows of `MIXERS`.
-
-    Returns:
-        The comparisons, each built in its turn.
-
-    Cost:
-        A second or two each.
-    """
+    """Every row's step, for one sequence and for many."""
     for row in rows:
         for batch in BATCHES:
             yield PlannedCase(
@@ -50,22 +40,7 @@ def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
 
 
 def step_case(row: Mixer, batch: int, name: str) -> Case:
-    """One mixer's step, its state updated in place, beside x <- c x over as many bytes.
-
-    Args:
-        row: the mixer.
-        batch: sequences.
-        name: of the case.
-
-    Returns:
-        The comparison; both write over the array they were given.
-
-    Cost:
-        `row.step_bytes` of memory traffic a token, `2 * row.state_bytes` of the pass.
-
-    Source:
-        McCalpin, "Memory bandwidth and machine balance", 1995 (STREAM, the scale kernel).
-    """
+    """One mixer's step, its state updated in place, beside x <- c x over as many bytes."""
     token = [x[:, 0] for x in mixer_inputs(row, 1, HEADS, SIZE, batch=batch)]
     start = jax.random.normal(jax.random.key(2), (batch, HEADS, SIZE, SIZE)) / SIZE**0.5
     step = jax.jit(

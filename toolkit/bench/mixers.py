@@ -47,11 +47,7 @@ MOST_SCANNED = 2048  # tokens: the gradient of a longer scan would keep 3 GB of 
 
 
 def recurrent_rows() -> list[Mixer]:
-    """The rows of `MIXERS` that keep a state of fixed size.
-
-    Returns:
-        All but the forms of softmax attention, whose state grows with the context.
-    """
+    """The rows of `MIXERS` that keep a state of fixed size."""
     return [row for row in MIXERS.values() if _state(row, tokens=1) == _state(row, tokens=2)]
 
 
@@ -60,17 +56,7 @@ def _state(row: Mixer, tokens: int) -> int:
 
 
 def cases(cores: int) -> Iterator[PlannedCase]:
-    """The whole suite: sequences, steps and doubled sequences; on a GPU, fla's shapes.
-
-    Args:
-        cores: cores this process may use; heads are spread over as many host devices.
-
-    Returns:
-        The comparisons, each built in its turn.
-
-    Cost:
-        Minutes, most of them in the scans over tokens and in transformers' forms.
-    """
+    """The whole suite: sequences, steps and doubled sequences; on a GPU, fla's shapes."""
     if jax.default_backend() == "gpu":
         yield from mixers_gpu.cases(recurrent_rows())
         return
@@ -90,22 +76,7 @@ def sequence_case(
 ) -> Case:
     """One mixer on one shape, all contenders on the same cores and the same inputs.
 
-    Args:
-        row: the mixer.
-        time: tokens.
-        size: key and value size of a head.
-        cores: host devices for our heads, threads for torch.
-        name: of the case.
-        backward: whether to differentiate.
-
-    Returns:
-        The comparison. The token scan takes part at head size 64 only: its gradient keeps a
-        state a token, 1 GiB at 128.
-
-    Source:
-        Peers: `toolkit.bench.transformers_forms`. Modelled work forward: the row's formula;
-        forward+backward: the matrix products of the traced program, which the formula agrees
-        with forward.
+    The token scan takes part at head size 64 only: its gradient keeps a state per token.
     """
     arrays = mixer_inputs(row, time, HEADS, size)
     weight = output_weight(row, arrays)
@@ -190,18 +161,7 @@ def _transformers(
 
 
 def matmul_yardstick(flops: float, least: float | None) -> Yardstick:
-    """This machine's float32 matmul rate, on all cores of the process.
-
-    Args:
-        flops: of our contender.
-        least: wanted fraction.
-
-    Returns:
-        A product of two square matrices of `MATMUL_SIZE`.
-
-    Cost:
-        2 n^3 FLOPs a call.
-    """
+    """This machine's float32 matmul rate, on all cores of the process."""
     square = jnp.ones((MATMUL_SIZE, MATMUL_SIZE))
     return Yardstick(
         name=MATMUL,

@@ -45,20 +45,7 @@ class MixerFigureData:
 
 
 def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:
-    """Reads ratios and shares out of the records of the suite.
-
-    Args:
-        records: what `toolkit bench mixers` wrote.
-
-    Returns:
-        The data; a mixer or contender that was not run is absent.
-
-    Raises:
-        ValueError: no record of a mixer's sequences among them.
-
-    Cost:
-        One pass.
-    """
+    """Reads ratios and shares out of the records of the suite."""
     seconds: dict[str, dict[str, float]] = {}
     for record in records:
         case, _, contender = (
@@ -86,22 +73,7 @@ def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:
 
 
 def draw_mixers(records: Iterable[Record], path: Path, *, is_recorded: bool) -> Path:
-    """Draws the picture and writes it.
-
-    Args:
-        records: of one run of the suite.
-        path: the PNG file.
-        is_recorded: whether they come from a file rather than from this run.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ValueError: no record of a mixer's sequences among them.
-
-    Cost:
-        About a second.
-    """
+    """Draws the picture and writes it."""
     records = list(records)
     data = mixer_figure_data(records)
     with style():

@@ -51,17 +51,6 @@ def modelled_work(row: Mixer, shape: tuple[int, int, int, int], *, backward: boo
 
     A gradient repeats the forward's traffic (the cotangent for the output), then writes a gradient
     for each input; each product of the forward has two in the gradient.
-
-    Args:
-        row: the mixer.
-        shape: batch, time, heads, head size.
-        backward: whether the gradient is part of the call.
-
-    Returns:
-        The work.
-
-    Source:
-        `forward_flops` and `forward_bytes` of the row.
     """
     batch, time, heads, size = shape
     flops = row.forward_flops(batch, time, heads, size, size, **row.options)
@@ -73,18 +62,7 @@ def modelled_work(row: Mixer, shape: tuple[int, int, int, int], *, backward: boo
 
 
 def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
-    """Forward and forward+backward of every row on every shape.
-
-    Args:
-        rows: of `MIXERS`.
-
-    Returns:
-        The comparisons, each built in its turn; ours alone where flash-linear-attention is not
-        installed.
-
-    Source:
-        Peer and shapes: github.com/fla-org/flash-linear-attention, README, Benchmarks.
-    """
+    """Forward and forward+backward of every row on every shape."""
     peak = published_peak(jax.devices()[0].device_kind)
     for row in rows:
         for shape in SHAPES:

@@ -14,14 +14,7 @@ from toolkit.parallel import make_mesh
 
 
 def has_torch() -> bool:
-    """Whether PyTorch is installed.
-
-    Returns:
-        True when `import torch` would work.
-
-    Cost:
-        One look-up; nothing is imported.
-    """
+    """Whether PyTorch is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -32,20 +25,6 @@ def over_heads(
 
     XLA's CPU backend runs the body of a scan on one core; heads are independent, so a device a
     core puts all of them to work. Every argument and result must have its heads on axis 2.
-
-    Args:
-        function: of arrays `[batch, time, heads, ...]`, returning arrays of the same kind.
-        args: its arguments.
-        devices: host devices, one a core.
-
-    Returns:
-        A function of no arguments that runs it once.
-
-    Cost:
-        No collective: heads do not talk to one another.
-
-    Source:
-        jax.shard_map.
     """
     mesh = make_mesh({"heads": devices}, devices=jax.devices()[:devices])
     spec = P(None, None, "heads")
@@ -57,20 +36,7 @@ def over_heads(
 def torch_contender(
     form: Callable[..., Any], arrays: list[np.ndarray], weight: np.ndarray | None, threads: int
 ) -> Callable[[], Any]:
-    """A function of torch tensors as a contender, with PyTorch's own gradient.
-
-    Args:
-        form: tensors -> output.
-        arrays: its inputs.
-        weight: cotangent of the output; None for the forward pass alone.
-        threads: torch threads.
-
-    Returns:
-        A function of no arguments giving the output, or a list of the gradients of all inputs.
-
-    Cost:
-        That of `form` when it is called.
-    """
+    """A function of torch tensors as a contender, with PyTorch's own gradient."""
     import torch
 
     torch.set_num_threads(threads)
@@ -89,24 +55,7 @@ def torch_contender(
 def torch_sdpa(
     arrays: list[np.ndarray], weight: np.ndarray | None, threads: int, *, is_causal: bool = True
 ) -> Callable[[], Any] | None:
-    """PyTorch's fused softmax attention.
-
-    Args:
-        arrays: q, k, v `[batch, time, heads, size]`.
-        weight: cotangent of the output; None for the forward pass alone.
-        threads: torch threads.
-        is_causal: mask the future.
-
-    Returns:
-        A function of no arguments giving the output, or the three gradients, in our layout; None
-        when torch is absent.
-
-    Cost:
-        Flash attention on the CPU: memory linear in time.
-
-    Source:
-        `torch.nn.functional.scaled_dot_product_attention`.
-    """
+    """PyTorch's fused softmax attention."""
     if not has_torch():
         return None
     import torch

@@ -9,17 +9,7 @@ from toolkit.bench.harness import Case
 
 
 def cases(cores: int) -> Iterator[Case]:
-    """Import times.
-
-    Args:
-        cores: cores this process may use.
-
-    Returns:
-        One comparison.
-
-    Source:
-        Peer: `import jax`.
-    """
+    """Import times."""
     del cores  # an import runs on one
     yield Case(
         name="import, whole process",

@@ -24,22 +24,7 @@ from toolkit.attention import retention_log_decay
 
 
 def transformers_form(name: str) -> Callable[..., Any] | None:
-    """The form of transformers for a row of `MIXERS`.
-
-    Args:
-        name: of the row.
-
-    Returns:
-        (*inputs, *gates) -> output, torch tensors; None where transformers has no such form, or
-        it or torch is not installed.
-
-    Cost:
-        The import of a model file.
-
-    Source:
-        transformers: `mamba2_chunk_scan`, `torch_chunk_gated_delta_rule`,
-        `chunk_kimi_delta_attention` of models/mamba2, qwen3_next, kimi_linear.
-    """
+    """The form of transformers for a row of `MIXERS`; None where it has none or is missing."""
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             return None
