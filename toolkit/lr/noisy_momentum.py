@@ -45,9 +45,6 @@ def momentum_losses(
     Raises:
         ValueError: a batch is not positive or a momentum outside [0, 1).
 
-    Cost:
-        O(steps * dimensions).
-
     Source: Zhang et al. (arXiv:1907.04164), section 3 and appendix.
 
     Example:

@@ -215,9 +215,6 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
         ValueError: the table is not a vector, is empty, or holds a rate that is negative or not
             finite.
 
-    Cost:
-        One gather.
-
     Example:
         >>> schedule = tabulated_schedule([0.1, 0.2, 0.3])
         >>> [round(float(schedule(step)), 3) for step in (0, 2, 9)]

@@ -203,11 +203,7 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until the last save is on disk.
-
-        Raises:
-            CheckpointError: that save failed; the one before is still good.
-        """
+        """Blocks until the last save is on disk; CheckpointError where it failed (the one before is good)."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # orbax re-raises whatever its writer thread met
@@ -285,14 +281,7 @@ class Checkpoints:
         self._manager = self._open()
 
     def require_free_space(self, state: Any) -> None:
-        """Refuses a disk without room for one more checkpoint; worth asking before training.
-
-        Args:
-            state: pytree of arrays, as for `save`.
-
-        Raises:
-            CheckpointError: says how many bytes are needed and how many are free.
-        """
+        """Refuses a disk without room for one more checkpoint; worth asking before training."""
         self._needed_bytes = needed = state_bytes(state) + _OVERHEAD_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < needed:

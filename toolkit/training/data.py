@@ -122,9 +122,6 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
         CorpusError: a path is missing, unreadable, empty or not UTF-8 (names the file and the
             offset).
 
-    Cost:
-        Reads every byte once and hashes it twice.
-
     Example:
         >>> corpus = load_corpus("prose")
         >>> corpus.tokens.dtype, len(corpus.files)
@@ -178,9 +175,6 @@ def sample_batch(
         ValueError: batch or time is not positive.
         CorpusError: the tokens are fewer than one window and its next byte.
 
-    Cost:
-        One gather of batch * (time + 1) bytes.
-
     Example:
         >>> tokens = jnp.arange(100, dtype=jnp.uint8)
         >>> inputs, targets = sample_batch(tokens, 0, seed=0, batch=2, time=5)
@@ -213,9 +207,6 @@ def evaluation_batches(
     Raises:
         ValueError: batch, time or count is not positive.
         CorpusError: the tokens are fewer than one window and its next byte.
-
-    Cost:
-        8 * count * batch * time bytes of memory.
 
     Example:
         >>> inputs, targets = evaluation_batches(load_corpus().tokens, batch=4, time=16, count=2)

@@ -39,9 +39,6 @@ def adamw(
     Raises:
         ValueError: clip_norm is not positive, or weight_decay is negative.
 
-    Cost:
-        Two copies of the parameters in memory.
-
     Source: Loshchilov and Hutter, Decoupled weight decay regularization (arXiv:1711.05101).
 
     Example:

@@ -135,9 +135,6 @@ def make_evaluation(
     Returns:
         A function of the parameters that returns a Python float.
 
-    Cost:
-        `count` forward passes, one batch at a time in memory.
-
     Example:
         >>> evaluate = make_evaluation(lambda w, batch: jnp.mean(w * batch), jnp.ones((5, 8)))
         >>> evaluate(jnp.float32(2))
