@@ -34,7 +34,7 @@ class AutoLRSConstants:
         warmup_steps: steps of a linear rise before the first stage; not searched.
         warmup_rate: rate at its end.
         final_decay: last fraction of the budget, spent on a linear fall to zero.
-        validation_batches: batches of one validation loss; 0 if there is none to be had.
+        validation_batches: batches of one validation loss; 0 if there is none.
         seed: of the first candidate of each stage.
     """
 

@@ -52,7 +52,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
     the best is polished by Gauss-Newton. Huber weights w_i keep single wild batches from mattering.
     The variance sums over the whole grid: when the time constant is longer than the window, many
     fit equally well and say different things, and that is what it reports. When the longest fits
-    best, the curve is a line as far as anyone can tell, and the forecast is the mean of its last
+    best, the curve cannot be told from a line, and the forecast is the mean of its last
     tenth.
 
     Args:

@@ -85,7 +85,7 @@ class ProbeThenDecay:
         training_steps: of the run; None for all that the search leaves of the budget.
         corrections: fractions of the run at which to ask whether its rest should be changed.
         correction_fraction: of the rest of the run, that each candidate of a correction takes.
-        validation_batches: batches of one validation loss; 0 if there is none to be had.
+        validation_batches: batches of one validation loss; 0 if there is none.
         scorer: "tail", by the last losses of the probes; or "multi_power_law", by the law fitted
             to the probes' curves: its lowest loss at the end of the run, over shapes and peaks,
             wherever that lies between the rates fitted. Elsewhere "tail" decides, and the
@@ -137,8 +137,8 @@ class ProbeThenDecay:
 
     @property
     def is_by_validation(self) -> bool:
-        """Whether probes go by a validation loss: not where those would eat up the search, nor
-        where curves are wanted.
+        """Whether probes go by a validation loss: not where they would use up the search's
+        budget, nor where curves are needed.
         """
         forward = FORWARD_COST * self.validation_batches * (self.candidates + AROUND)
         is_cheap = 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
@@ -278,7 +278,9 @@ def _after_probes(
 
 
 def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
-    """Whether the best is at an edge and there is both leave and money to look beyond."""
+    """Whether the best is at an edge and both the extensions and the budget left allow looking
+    beyond.
+    """
     stage = controller.stage
     peak = find_stage_peak(controller, stage)
     longest = searcher.probe_steps * LONGER * AROUND

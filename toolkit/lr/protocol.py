@@ -156,7 +156,7 @@ class Searcher(Protocol):
         ...
 
     def keeps(self, controller: Any, request: Request, losses: np.ndarray) -> bool:
-        """Whether training with these losses is to be kept."""
+        """Whether to keep training that had these losses."""
         ...
 
 
@@ -209,7 +209,7 @@ def tell(
     seconds: float = 0.0,
     compile_seconds: float = 0.0,
 ) -> tuple[Any, bool]:
-    """Takes in the losses of a request, and says whether its state is to be kept.
+    """Takes in the losses of a request, and says whether to keep its state.
 
     A candidate's state never is. Nor is that of training which diverged: the next request then is
     for something more careful, from the same state.

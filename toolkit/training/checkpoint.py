@@ -203,7 +203,9 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until the last save is on disk; CheckpointError where it failed (the one before is good)."""
+        """Blocks until the last save is on disk; CheckpointError where it failed (the one before is
+        good).
+        """
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # orbax re-raises whatever its writer thread met

@@ -1,4 +1,4 @@
-"""Text as bytes: corpora that come with Python itself, or files of one's own; batches of them.
+"""Text as bytes: corpora that come with Python itself, or your own files; batches of them.
 
 A token is a byte, so the vocabulary is 256 and there is no tokeniser to train, download or
 explain. A batch is a pure function of (seed, step): nothing about the data has to be saved for a

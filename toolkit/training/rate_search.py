@@ -87,7 +87,7 @@ def search_rate(
         optimizer: an optax transformation with learning rate 1; groups keep the ratio of theirs.
         state: where to start, made by `TrainState.create`; not consumed.
         data: passed to `sample`, for instance the training tokens on the device.
-        options: as for `fit`, counted in gradient evaluations; `log_every` plays no part.
+        options: as for `fit`, counted in gradient evaluations; `log_every` is not used.
         sample: (data, step) -> batch, traceable.
         lr_range: lowest and highest rate.
         searcher: (lr_range, budget) -> its constants, as for `lr.search`.

@@ -1,4 +1,4 @@
-"""Learning rates: which way to come by one is best at equal gradient evaluations."""
+"""Learning rates: which way of choosing one is best at equal gradient evaluations."""
 
 from toolkit.experiments.lr.experiment import EXPERIMENT
 

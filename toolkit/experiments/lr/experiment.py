@@ -1,4 +1,4 @@
-"""Which way to come by a learning rate is best at equal gradient evaluations, search included?
+"""Which way of choosing a learning rate is best at equal gradient evaluations, search included?
 
 Fifteen cells (five workloads by three budgets), each with the same seeds for all methods: a seed
 decides the start and the order of the data, so that differences between methods are paired.
@@ -86,7 +86,7 @@ def _draw(results: Results, caption: str):
 
 EXPERIMENT = Experiment(
     name="lr",
-    title="At equal gradient evaluations, search included: which way to come by a learning rate?",
+    title="At equal gradient evaluations, search included: how to choose a learning rate?",
     settings=_settings(),
     execute=execute,
     columns=(Column(TEST, "1", 4), Column(SPENT, "1", 0)),

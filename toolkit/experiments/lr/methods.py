@@ -1,4 +1,4 @@
-"""How a learning rate is come by: with an oracle, by default, without one, or searched in a budget.
+"""Ways to choose a learning rate: by an oracle, a default, none at all, or a search in a budget.
 
 Every method is given the same three decades of rates and the same number of gradient
 evaluations, of which all count that it makes: those of trials thrown away too, and a forward pass
@@ -39,13 +39,13 @@ RunMethod = Callable[[Workload, int, np.ndarray, Progress], list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Method:
-    """A way to come by a learning rate.
+    """A way to choose a learning rate.
 
     Attributes:
         name: in the names of settings.
         kind: "oracle", "fixed", "tuning-free" or "search".
-        run: (workload, budget, seeds, progress) -> one outcome per seed; `progress` hears the share
-            that is done.
+        run: (workload, budget, seeds, progress) -> one outcome per seed; `progress` is told the
+            share that is done.
         cost: gradient evaluations in budgets.
     """
 

@@ -65,7 +65,8 @@ class LaneTrainer:
     ) -> tuple[TrainState, np.ndarray]:
         """Makes the steps of `rates` [seeds, lanes, steps]; the losses before each, same shape.
 
-        Losses of a call that ends in a diverged update are not finite; `progress` hears the steps.
+        Losses of a call that ends in a diverged update are not finite; `progress` is told the
+        steps.
         """
         data, total = (self.workload.data, jnp.asarray(seeds, jnp.uint32)), rates.shape[-1]
         curves = np.zeros(rates.shape, np.float32)
