@@ -5,7 +5,8 @@ Values are known only for concrete arrays, so checks of values are skipped under
 `jax.grad` and `jax.vmap`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 import jax
@@ -67,39 +68,6 @@ def check_multiple(name: str, size: int, base_name: str, base: int) -> None:
         raise ValueError(f"{name} must be a multiple of {base_name}; got {size} and {base}.")
 
 
-def check_heads(q: Array, k: Array, v: Array) -> None:
-    """Check `q, k, v` [batch, time, heads, size] of grouped-query attention against each other.
-
-    Args:
-        q: [batch, time, heads, key].
-        k: [batch, time, key_value_heads, key].
-        v: [batch, time, key_value_heads, value].
-
-    Raises:
-        ValueError: a wrong rank or sizes that do not fit together.
-        TypeError: not floating point, or different dtypes.
-    """
-    check_rank("q", q, "batch time heads key")
-    check_rank("k", k, "batch time key_value_heads key")
-    check_rank("v", v, "batch time key_value_heads value")
-    batch, time, heads, key_size = q.shape
-    key_value_heads = k.shape[2]
-    check_shape("k", k, (batch, time, key_value_heads, key_size), "batch time key_value_heads key")
-    check_shape(
-        "v", v, (batch, time, key_value_heads, v.shape[3]), "batch time key_value_heads value"
-    )
-    check_multiple("the heads of q", heads, "the heads of k and v", key_value_heads)
-    check_same_dtype(q=q, k=k, v=v)
-
-
-def check_segment_ids(segment_ids: Array | None, batch: int, time: int) -> None:
-    """Refuse document numbers that are not integers of shape [batch, time]; None passes."""
-    if segment_ids is None:
-        return
-    check_shape("segment_ids", segment_ids, (batch, time), "batch time")
-    check_integers("segment_ids", segment_ids)
-
-
 def check_log_decay(name: str, g: Array) -> None:
     """Refuse a positive log-decay, which would make the state grow; skipped while tracing."""
     try:
@@ -132,17 +100,23 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
         raise ValueError(f"{name} must be one of {listed}; got {value!r}.")
 
 
-def check_shapes(function: Callable[..., Any], **arrays: Array | None) -> dict[str, int]:
-    """Hold arrays against the axes in the signature of `function`; returns the size of each.
+def check_shapes(
+    declared: Any,
+    arrays: Mapping[str, Array | None],
+    known: Mapping[str, int] = MappingProxyType({}),
+    prefix: str = "",
+) -> dict[str, int]:
+    """Hold arrays against the axes that a function or class declares; returns the size of each.
 
-    An axis has one size wherever it is named. None passes, as an argument not given.
+    An axis has one size wherever it is named, or the one `known`. None passes, as not given.
     """
-    sizes: dict[str, int] = {}
+    sizes = dict(known)
     for name, array in arrays.items():
         if array is None:
             continue
-        annotation = function.__annotations__[name]
+        annotation = declared.__annotations__[name]
         shape = next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
+        name = prefix + name
         check_rank(name, array, shape.dim_str)
         for axis, size in zip(shape.dim_str.split(), array.shape, strict=True):
             sizes.setdefault(axis, size)
@@ -155,21 +129,29 @@ def check_shapes(function: Callable[..., Any], **arrays: Array | None) -> dict[s
     return sizes
 
 
-def check_recurrence(function: Callable[..., Any], **arrays: Array | None) -> None:
-    """Check what a linear-time mixer or its step was given, by the shapes in its signature."""
-    sizes = check_shapes(function, **arrays)
+# Where one head serves several: the axis of the many, of the few, and how both are called.
+_GROUPED = (
+    ("value_heads", "heads", "the heads of v", "the heads of q and k"),
+    ("heads", "key_value_heads", "the heads of q", "the heads of k and v"),
+)
+
+
+def check_inputs(function: Callable[..., Any], **arrays: Array | None) -> dict[str, int]:
+    """Check what a mixer or its step was given, by its signature; returns the size of each axis."""
+    sizes = check_shapes(function, arrays)
     for axis, size in sizes.items():
         if size == 0:
             one = "token" if axis == "time" else axis
             raise ValueError(f"the inputs must hold at least one {one}; got {axis} = 0.")
-    if "value_heads" in sizes:
-        check_multiple("the heads of v", sizes["value_heads"], "those of q", sizes["heads"])
+    for many, few, of_many, of_few in _GROUPED:
+        if many in sizes and few in sizes:
+            check_multiple(of_many, sizes[many], of_few, sizes[few])
     given = {name: x for name, x in arrays.items() if x is not None}
-    check_same_dtype(
-        **{name: x for name, x in given.items() if name.removesuffix("_t") in ("q", "k", "v")}
-    )
+    tokens = ("q", "k", "v", "q_t", "k_t", "v_t")
+    check_same_dtype(**{name: x for name, x in given.items() if name in tokens})
     for name, array in given.items():
         if name in ("g", "g_t", "log_decay"):
             check_log_decay(name, array)
         if name in ("beta", "beta_t"):
             check_write_strength(name, array)
+    return sizes

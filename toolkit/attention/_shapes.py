@@ -10,13 +10,21 @@ Keys = Float[Array, "batch time heads key"]
 Values = Float[Array, "batch time value_heads value"]
 Gates = Float[Array, "batch time value_heads"]  # one number per head
 ChannelGates = Float[Array, "batch time value_heads key"]  # one number per key channel
-SegmentIds = Int[Array, "batch time"]  # the number of the document that each token belongs to
+SharedKeys = Float[Array, "batch time key_value_heads key"]  # grouped queries: fewer than q has
+SharedValues = Float[Array, "batch time key_value_heads value"]
+HeadValues = Float[Array, "batch time heads value"]
+HeadGates = Float[Array, "batch time heads"]
+SegmentIds = Int[Array, "batch time"]  # the document number of each token
 
 Query = Float[Array, "batch heads key"]
 Key = Float[Array, "batch heads key"]
 Value = Float[Array, "batch value_heads value"]
 Gate = Float[Array, "batch value_heads"]
 ChannelGate = Float[Array, "batch value_heads key"]
+SharedKey = Float[Array, "batch key_value_heads key"]
+SharedValue = Float[Array, "batch key_value_heads value"]
+HeadValue = Float[Array, "batch heads value"]
+HeadGate = Float[Array, "batch heads"]
 
 State = Float[Array, "batch value_heads key value"]
 Outputs = tuple[Values, State]

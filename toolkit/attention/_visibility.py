@@ -38,15 +38,7 @@ def sees(
 ) -> Bool[Array, "*times"]:
     """Whether the query at index `query` sees the key at index `key`, whatever their documents.
 
-    Args:
-        query: indices of queries on the keys' axis, to broadcast against `key`.
-        key: indices of keys.
-        extent: which keys exist.
-        is_causal: a query sees no key after itself.
-        sliding_window: how many keys a query sees on one side, itself included; None for all.
-
-    Returns:
-        True where the query sees the key.
+    `sliding_window` is how many keys a query sees on one side, itself included; None for all.
     """
     visible = (key >= extent.key_start) & (key < extent.key_stop)
     if is_causal:
@@ -69,16 +61,9 @@ def documents_after(
     The first document of the new tokens continues the one that the cache remembers. It is number
     1, those that follow count on, and 0 is what the cache has forgotten.
 
-    Args:
-        length: tokens the cache has seen.
-        start: tokens before the document it remembers; None for no tokens.
-        segment_ids: documents of the new tokens, or None for one.
-        shape: batch, and how many tokens are new.
-        first_query: index of the first of them on the keys' axis.
-        keys: length of that axis.
-
-    Returns:
-        The documents, and the new `start`; None and None if there is but one document.
+    `start` counts the tokens before the document that the cache remembers (None for no tokens),
+    `shape` is (batch, new tokens), `keys` the length of the keys' axis, on which `first_query` is
+    the first new token. Returns the documents and the new `start`; None, None for one document.
     """
     if segment_ids is None and start is None:
         return None, None

@@ -10,7 +10,7 @@ normalised here: give unit keys.
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -87,7 +87,7 @@ def delta_net(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "beta": beta}
-    check_recurrence(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, beta, g=None, scale=scale)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -115,7 +115,7 @@ def delta_net_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "beta": beta}
-    check_recurrence(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, beta):
@@ -153,6 +153,6 @@ def delta_net_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, beta_t=beta_t, state=state)
+    check_inputs(delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, beta_t=beta_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)

@@ -15,7 +15,7 @@ equation above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -97,9 +97,7 @@ def gated_delta_net(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
-        gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
+    check_inputs(gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -129,9 +127,7 @@ def gated_delta_net_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
-        gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
+    check_inputs(gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
@@ -173,7 +169,7 @@ def gated_delta_net_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(
+    check_inputs(
         gated_delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)

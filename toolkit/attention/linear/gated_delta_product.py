@@ -13,7 +13,7 @@ through the same engine. Keys are not normalised here: give unit keys.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -87,7 +87,7 @@ def gated_delta_product(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
+    check_inputs(
         gated_delta_product, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     steps = k.shape[3]
@@ -124,7 +124,7 @@ def gated_delta_product_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
+    check_inputs(
         gated_delta_product, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -168,7 +168,7 @@ def gated_delta_product_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(
+    check_inputs(
         gated_delta_product_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
     for i in range(k_t.shape[2]):

@@ -8,7 +8,7 @@ log-decay g from the token, so that the network chooses what to keep.
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     ChannelGate,
     ChannelGates,
@@ -83,7 +83,7 @@ def gated_linear_attention(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g}
-    check_recurrence(
+    check_inputs(
         gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     tokens = gather_tokens(q, k, v, g=g, scale=scale)
@@ -113,7 +113,7 @@ def gated_linear_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g}
-    check_recurrence(
+    check_inputs(
         gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -153,6 +153,6 @@ def gated_linear_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(gated_linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, state=state)
+    check_inputs(gated_linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=g_t, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)

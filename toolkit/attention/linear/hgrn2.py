@@ -9,7 +9,7 @@ average of the values, with weights that add up to at most one, so the state sta
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
@@ -70,7 +70,7 @@ def hgrn2(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "v": v, "g": g}
-    check_recurrence(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, _keys(v, g), v, g=g, scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -97,7 +97,7 @@ def hgrn2_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "v": v, "g": g}
-    check_recurrence(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, v, g):
@@ -134,7 +134,7 @@ def hgrn2_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(hgrn2_step, q_t=q_t, v_t=v_t, g_t=g_t, state=state)
+    check_inputs(hgrn2_step, q_t=q_t, v_t=v_t, g_t=g_t, state=state)
     tokens = gather_tokens(q_t, _keys(v_t, g_t), v_t, g=g_t, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 

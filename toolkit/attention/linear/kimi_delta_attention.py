@@ -11,7 +11,7 @@ here: give unit keys.
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     ChannelGate,
     ChannelGates,
@@ -94,7 +94,7 @@ def kimi_delta_attention(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
+    check_inputs(
         kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
@@ -126,7 +126,7 @@ def kimi_delta_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_recurrence(
+    check_inputs(
         kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -170,7 +170,7 @@ def kimi_delta_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(
+    check_inputs(
         kimi_delta_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)

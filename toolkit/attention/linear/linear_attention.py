@@ -8,7 +8,7 @@ map is applied to q and k beforehand.
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Key,
     Keys,
@@ -77,9 +77,7 @@ def linear_attention(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v}
-    check_recurrence(
-        linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
+    check_inputs(linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, g=None, scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -106,9 +104,7 @@ def linear_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v}
-    check_recurrence(
-        linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
+    check_inputs(linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v):
@@ -145,6 +141,6 @@ def linear_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, state=state)
+    check_inputs(linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=None, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)

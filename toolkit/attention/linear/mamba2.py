@@ -16,7 +16,7 @@ gate belong to the layer around it.
 
 import jax.numpy as jnp
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Gate,
@@ -94,7 +94,7 @@ def mamba2(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
-    check_recurrence(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, _over_time(v, dt), g=g, scale=scale)
     out, state = run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
     return out.astype(v.dtype), state
@@ -125,7 +125,7 @@ def mamba2_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
-    check_recurrence(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
 
     def token(S, q, k, v, g, dt):
         S = jnp.exp(g) * S + dt * jnp.outer(k, v)
@@ -164,7 +164,7 @@ def mamba2_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_recurrence(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
+    check_inputs(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
     tokens = gather_tokens(q_t, k_t, _over_time(v_t, dt_t), g=g_t, scale=scale)
     out, state = step(ADDITIVE_RULE, tokens, state, implementation)
     return out.astype(v_t.dtype), state

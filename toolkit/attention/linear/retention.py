@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -107,7 +107,7 @@ def retention(
     """
     log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
     arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
-    check_recurrence(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, g=_at_every_token(log_decay, v), scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -136,7 +136,7 @@ def retention_reference(
     """
     log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
     arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
-    check_recurrence(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g):
@@ -176,7 +176,7 @@ def retention_step(
         ((1, 2, 4), (1, 2, 4, 4))
     """
     log_decay = retention_log_decay(v_t.shape[1]) if log_decay is None else log_decay
-    check_recurrence(retention_step, q_t=q_t, k_t=k_t, v_t=v_t, log_decay=log_decay, state=state)
+    check_inputs(retention_step, q_t=q_t, k_t=k_t, v_t=v_t, log_decay=log_decay, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=_at_every_token(log_decay, v_t), scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 

@@ -18,7 +18,7 @@ rates and beta = rate it corrects as DeltaNet does.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_recurrence
+from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import (
@@ -99,7 +99,7 @@ def rwkv7(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
-    check_recurrence(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, removal_key, rate, g=g, scale=scale)
     return run(RWKV7, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -130,7 +130,7 @@ def rwkv7_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
-    check_recurrence(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    check_inputs(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
 
     def token(S, q, k, v, g, removal_key, rate):
         erased = jnp.outer(rate * removal_key, S.T @ removal_key)
@@ -171,6 +171,6 @@ def rwkv7_step(
     """
     arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t}
     arrays |= {"removal_key_t": removal_key_t, "rate_t": rate_t}
-    check_recurrence(rwkv7_step, **arrays, state=state)
+    check_inputs(rwkv7_step, **arrays, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, removal_key_t, rate_t, g=g_t, scale=scale)
     return step(RWKV7, tokens, state)

@@ -49,7 +49,7 @@ from toolkit.attention._visibility import Extent, Segments, sees
 LARGEST_TILE = 256  # 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """What is fixed at compile time.
 
     Attributes:
@@ -80,25 +80,7 @@ def blockwise_attention(
     is_causal: bool,
     sliding_window: int | None,
 ) -> Float[Array, "batch query_time heads value"]:
-    """Softmax attention of `q` over `k, v` (time last), in tiles.
-
-    Args:
-        q: [batch, query_time, heads, key].
-        k: [batch, key_heads, key, key_time]; heads is a multiple of key_heads.
-        v: [batch, key_heads, value, key_time].
-        extent: where queries and keys lie in time.
-        segments: document numbers, or None for one document.
-        scale: factor of the scores.
-        is_causal: a query sees no key after itself.
-        sliding_window: keys a query sees, itself included; None for all.
-
-    Returns:
-        Output [batch, query_time, heads, value] in q's dtype; 0 for a query that sees no key.
-
-    Cost:
-        About 4 T^2 K FLOPs a head without a mask, half when causal, 4 T (w + tile) K in a window;
-        the backward pass 2.5 times that. Memory: inputs, output, and one tile of scores.
-    """
+    """Softmax attention of `q` over `k, v` (time last), in tiles."""
     batch, time, heads, _ = q.shape
     key_heads, key_time = k.shape[1], k.shape[3]
     group = heads // key_heads
@@ -106,7 +88,7 @@ def blockwise_attention(
     largest = LARGEST_TILE if sliding_window is None else min(LARGEST_TILE, max(64, sliding_window))
     query_tile = _even_tile(time, max(largest // group, 16))
     key_tile = _even_tile(key_time, largest)
-    plan = Plan(query_tile, key_tile, group, float(scale), is_causal, sliding_window)
+    tiling = Tiling(query_tile, key_tile, group, float(scale), is_causal, sliding_window)
 
     q = _pad_time(q, query_tile, axis=1).reshape(batch, -1, key_heads, group, q.shape[3])
     q = q.transpose(0, 2, 4, 1, 3).reshape(batch, key_heads, q.shape[4], -1)
@@ -121,7 +103,7 @@ def blockwise_attention(
     # differentiation then sums the gradient of a replicated one over the axes it is shared by.
     zero = sum(jnp.zeros_like(array, shape=()) for array in (q, k, v))
     extent = Extent(*(jnp.asarray(index, jnp.int32) for index in extent))
-    out: Array = _attend(plan, q + zero, k + zero, v + zero, extent, segments)
+    out: Array = _attend(tiling, q + zero, k + zero, v + zero, extent, segments)
     out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
     return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
 
@@ -142,33 +124,33 @@ def _pad_time(array: Array, tile: int, *, axis: int) -> Array:
 # ---------------------------------------------------------------- which keys a query sees
 
 
-def _key_zones(plan: Plan, extent: Extent, query_tile: Array, *, has_segments: bool):
+def _key_zones(tiling: Tiling, extent: Extent, query_tile: Array, *, has_segments: bool):
     """Key tiles that query tile number `query_tile` walks, as zones (start, stop, needs a mask).
 
     Tiles outside the zones are seen by no query and skipped, tiles in the middle by all of them.
     """
-    first_query = extent.query_start + query_tile * plan.query_tile
-    last_query = first_query + plan.query_tile - 1
+    first_query = extent.query_start + query_tile * tiling.query_tile
+    last_query = first_query + tiling.query_tile - 1
     # Keys [seen, seen_stop) are seen by some query of the tile, [whole, whole_stop) by all of them.
     seen = whole = extent.key_start
     seen_stop = whole_stop = extent.key_stop
-    if plan.is_causal:
+    if tiling.is_causal:
         seen_stop = jnp.minimum(seen_stop, last_query + 1)
         whole_stop = jnp.minimum(whole_stop, first_query + 1)
-    if plan.sliding_window is not None:
-        seen = jnp.maximum(seen, first_query - plan.sliding_window + 1)
-        whole = jnp.maximum(whole, last_query - plan.sliding_window + 1)
-        if not plan.is_causal:
-            seen_stop = jnp.minimum(seen_stop, last_query + plan.sliding_window)
-            whole_stop = jnp.minimum(whole_stop, first_query + plan.sliding_window)
-    start, stop = seen // plan.key_tile, -(-seen_stop // plan.key_tile)
+    if tiling.sliding_window is not None:
+        seen = jnp.maximum(seen, first_query - tiling.sliding_window + 1)
+        whole = jnp.maximum(whole, last_query - tiling.sliding_window + 1)
+        if not tiling.is_causal:
+            seen_stop = jnp.minimum(seen_stop, last_query + tiling.sliding_window)
+            whole_stop = jnp.minimum(whole_stop, first_query + tiling.sliding_window)
+    start, stop = seen // tiling.key_tile, -(-seen_stop // tiling.key_tile)
     if has_segments:
         return [(start, stop, True)]
-    if plan.sliding_window is None:
-        stop_whole = jnp.clip(whole_stop // plan.key_tile, start, jnp.maximum(start, stop))
+    if tiling.sliding_window is None:
+        stop_whole = jnp.clip(whole_stop // tiling.key_tile, start, jnp.maximum(start, stop))
         return [(start, stop_whole, False), (stop_whole, stop, True)]
-    start_whole = jnp.clip(-(-whole // plan.key_tile), start, jnp.maximum(start, stop))
-    stop_whole = whole_stop // plan.key_tile
+    start_whole = jnp.clip(-(-whole // tiling.key_tile), start, jnp.maximum(start, stop))
+    stop_whole = whole_stop // tiling.key_tile
     stop_whole = jnp.clip(stop_whole, start_whole, jnp.maximum(start_whole, stop))
     return [
         (start, start_whole, True),
@@ -177,15 +159,19 @@ def _key_zones(plan: Plan, extent: Extent, query_tile: Array, *, has_segments: b
     ]
 
 
-def _visible(plan: Plan, extent: Extent, segments: Segments | None, query_tile, key_tile) -> Array:
+def _visible(
+    tiling: Tiling, extent: Extent, segments: Segments | None, query_tile, key_tile
+) -> Array:
     """Which keys (rows) of a tile each query column sees."""
-    column = jnp.arange(plan.query_tile * plan.group, dtype=jnp.int32) // plan.group
-    query = (extent.query_start + query_tile * plan.query_tile + column)[None, :]
-    key = (key_tile * plan.key_tile + jnp.arange(plan.key_tile, dtype=jnp.int32))[:, None]
-    visible = sees(query, key, extent, is_causal=plan.is_causal, sliding_window=plan.sliding_window)
+    column = jnp.arange(tiling.query_tile * tiling.group, dtype=jnp.int32) // tiling.group
+    query = (extent.query_start + query_tile * tiling.query_tile + column)[None, :]
+    key = (key_tile * tiling.key_tile + jnp.arange(tiling.key_tile, dtype=jnp.int32))[:, None]
+    visible = sees(
+        query, key, extent, is_causal=tiling.is_causal, sliding_window=tiling.sliding_window
+    )
     if segments is not None:
-        query_segment = _tile(segments.query, query_tile, plan.query_tile * plan.group)
-        key_segment = _tile(segments.key, key_tile, plan.key_tile)
+        query_segment = _tile(segments.query, query_tile, tiling.query_tile * tiling.group)
+        key_segment = _tile(segments.key, key_tile, tiling.key_tile)
         visible &= key_segment[:, None] == query_segment[None, :]
     return visible
 
@@ -202,9 +188,9 @@ def _walk(zones: list, step: Callable, carry: Any) -> Any:
 # lse [1, columns].
 
 
-def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v):
+def _head_forward(tiling: Tiling, extent: Extent, segments: Segments | None, q, k, v):
     """Output [value, columns] and lse [1, columns] of one key head."""
-    columns = plan.query_tile * plan.group
+    columns = tiling.query_tile * tiling.group
     precise = accumulator(q.dtype)
     k_is_finite, v_is_finite = jnp.isfinite(k), jnp.isfinite(v)
     both_are_finite = k_is_finite.all(axis=1) & v_is_finite.all(axis=0)
@@ -215,10 +201,10 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
 
         def step(j, carry, is_masked):
             largest, total, out = carry
-            k_j, v_j = _tile(k, j, plan.key_tile, axis=0), _tile(v, j, plan.key_tile)
-            scores = _matmul("sk,kt->st", k_j, q_i) * plan.scale
+            k_j, v_j = _tile(k, j, tiling.key_tile, axis=0), _tile(v, j, tiling.key_tile)
+            scores = _matmul("sk,kt->st", k_j, q_i) * tiling.scale
             if is_masked:
-                scores = jnp.where(_visible(plan, extent, segments, i, j), scores, -jnp.inf)
+                scores = jnp.where(_visible(tiling, extent, segments, i, j), scores, -jnp.inf)
             new_largest = jnp.maximum(largest, scores.max(axis=0, keepdims=True))
             p = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
@@ -231,7 +217,7 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
         largest = jnp.full_like(q, lowest, shape=(1, columns), dtype=precise)
         total = jnp.zeros_like(largest)
         out = jnp.zeros_like(q, shape=(v.shape[0], columns), dtype=precise)
-        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
+        zones = _key_zones(tiling, extent, i, has_segments=segments is not None)
         largest, total, out = _walk(zones, step, (largest, total, out))
         # A query that sees no key gives 0, and lse = +inf makes its p = exp(s - lse) vanish too.
         sees_nothing = total == 0
@@ -242,9 +228,11 @@ def _head_forward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v
     return _join_tiles(out).astype(q.dtype), _join_tiles(lse)
 
 
-def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, v, out, lse, d_out):
+def _head_backward(
+    tiling: Tiling, extent: Extent, segments: Segments | None, q, k, v, out, lse, d_out
+):
     """Gradients of one key head: dq by query tile, dk and dv summed in place over query tiles."""
-    columns = plan.query_tile * plan.group
+    columns = tiling.query_tile * tiling.group
     precise = accumulator(q.dtype)
     # A row without a gradient contributes 0 even if it saw NaN; a NaN gradient is passed on.
     has_gradient, is_finite = (
@@ -261,17 +249,17 @@ def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, 
 
         def step(j, carry, is_masked):
             d_q, d_k, d_v = carry
-            k_j, v_j = _tile(k, j, plan.key_tile, axis=0), _tile(v, j, plan.key_tile)
-            p = jnp.exp(_matmul("sk,kt->st", k_j, q_i) * plan.scale - lse_i)
+            k_j, v_j = _tile(k, j, tiling.key_tile, axis=0), _tile(v, j, tiling.key_tile)
+            p = jnp.exp(_matmul("sk,kt->st", k_j, q_i) * tiling.scale - lse_i)
             if is_masked:
-                p = jnp.where(_visible(plan, extent, segments, i, j), p, 0)
+                p = jnp.where(_visible(tiling, extent, segments, i, j), p, 0)
             d_scores = p * (_matmul("vs,vt->st", v_j, d_out_i) - delta_i)
             p, d_scores = p.astype(q.dtype), d_scores.astype(q.dtype)
             d_v = _add_to_tile(d_v, j, _matmul("vt,st->vs", d_out_i, p), axis=1)
             d_k = _add_to_tile(d_k, j, _matmul("st,kt->sk", d_scores, q_i), axis=0)
             return d_q + _matmul("sk,st->kt", k_j, d_scores), d_k, d_v
 
-        zones = _key_zones(plan, extent, i, has_segments=segments is not None)
+        zones = _key_zones(tiling, extent, i, has_segments=segments is not None)
         start = (jnp.zeros_like(q_i, dtype=precise), *d_keys_values)
         d_q, d_k, d_v = _walk(zones, step, start)
         return (d_k, d_v), d_q
@@ -279,7 +267,7 @@ def _head_backward(plan: Plan, extent: Extent, segments: Segments | None, q, k, 
     start = jnp.zeros_like(k, dtype=precise), jnp.zeros_like(v, dtype=precise)
     tiles = jnp.arange(q.shape[1] // columns, dtype=jnp.int32)
     (d_k, d_v), d_q = lax.scan(query_tile, start, tiles)
-    d_q, d_k = _join_tiles(d_q) * plan.scale, d_k * plan.scale
+    d_q, d_k = _join_tiles(d_q) * tiling.scale, d_k * tiling.scale
     return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
 
 
@@ -322,18 +310,18 @@ def _each_head(function: Callable, segments: Segments | None, *arrays: Array):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q, k, v, extent, segments):
-    return _attend_forward(plan, q, k, v, extent, segments)[0]
+def _attend(tiling: Tiling, q, k, v, extent, segments):
+    return _attend_forward(tiling, q, k, v, extent, segments)[0]
 
 
-def _attend_forward(plan: Plan, q, k, v, extent, segments):
-    out, lse = _each_head(partial(_head_forward, plan, extent), segments, q, k, v)
+def _attend_forward(tiling: Tiling, q, k, v, extent, segments):
+    out, lse = _each_head(partial(_head_forward, tiling, extent), segments, q, k, v)
     return out, (q, k, v, out, lse, extent, segments)
 
 
-def _attend_backward(plan: Plan, residuals, d_out):
+def _attend_backward(tiling: Tiling, residuals, d_out):
     *arrays, extent, segments = residuals
-    d_inputs = _each_head(partial(_head_backward, plan, extent), segments, *arrays, d_out)
+    d_inputs = _each_head(partial(_head_backward, tiling, extent), segments, *arrays, d_out)
     return *d_inputs, None, None
 
 

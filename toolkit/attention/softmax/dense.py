@@ -13,13 +13,15 @@ NaN.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_choice, check_heads, check_segment_ids
-from toolkit.attention._precision import accumulator
+from toolkit.attention._attend import attend
+from toolkit.attention._caches import show_overflow
+from toolkit.attention._checks import check_choice, check_inputs
+from toolkit.attention._shapes import HeadValues, Queries, SegmentIds, SharedKeys, SharedValues
 from toolkit.attention._visibility import Extent, Segments, sees
 from toolkit.attention.softmax.blockwise import blockwise_attention
-from toolkit.attention.softmax.cache import KVCache, append, check_cache, check_room, check_window
+from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
 
 # Measured on one CPU core, 8 heads of 64: dense is 1.3x faster forward up to 256 keys, blockwise
 # is 1.6x faster forward and backward from 128 keys on.
@@ -27,17 +29,17 @@ DENSE_UP_TO = 128
 
 
 def softmax_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     sliding_window: int | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     initial_state: KVCache | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch time heads value"], KVCache | None]:
+) -> tuple[HeadValues, KVCache | None]:
     """Softmax attention of every token to the tokens it sees.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j
@@ -72,6 +74,12 @@ def softmax_attention(
 
     Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.2.1; Ainslie et al. (2023),
         arXiv:2305.13245 (grouped queries); Beltagy et al. (2020), arXiv:2004.05150 (window).
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, _ = softmax_attention(q, k, v)
+        >>> out.shape
+        (1, 3, 2, 4)
     """
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     check_choice("implementation", implementation, (None, "dense", "blockwise"))
@@ -86,19 +94,11 @@ def softmax_attention(
         )
     is_short = keys.shape[3] <= DENSE_UP_TO
     is_dense = is_short if implementation is None else implementation == "dense"
-    attend = dense_attention if is_dense else blockwise_attention
-    out = attend(
-        q,
-        keys,
-        values,
-        extent,
-        segments,
-        scale=scale,
-        is_causal=is_causal,
-        sliding_window=sliding_window,
-    )
+    form = dense_attention if is_dense else blockwise_attention
+    options = {"is_causal": is_causal, "sliding_window": sliding_window}
+    out = form(q, keys, values, extent, segments, scale=scale, **options)
     if cache is not None and sliding_window is None:
-        out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
+        out = show_overflow(out, cache)
     return out, cache
 
 
@@ -116,98 +116,51 @@ def dense_attention(
     """Softmax attention of `q` over `k, v` (time last) with the whole matrix of scores.
 
     Differentiable any number of times and in forward mode, unlike the blockwise form.
-
-    Args:
-        q: [batch, query_time, heads, key].
-        k: [batch, key_heads, key, key_time]; heads is a multiple of key_heads.
-        v: [batch, key_heads, value, key_time].
-        extent: where queries and keys lie in time.
-        segments: document numbers, or None for one document.
-        scale: factor of the scores.
-        is_causal: a query sees no key after itself.
-        sliding_window: keys a query sees, itself included; None for all.
-
-    Returns:
-        Output [batch, query_time, heads, value] in q's dtype; 0 for a query that sees no key.
-
-    Cost:
-        2 batch heads query_time key_time (key + value) FLOPs; as many scores in memory.
     """
-    batch, time, heads, key_size = q.shape
+    batch, time, heads, key = q.shape
     key_heads, key_time = k.shape[1], k.shape[3]
-    precise = accumulator(q.dtype)
     query_index = extent.query_start + jnp.arange(time, dtype=jnp.int32)[:, None]
+    key_index = jnp.arange(key_time, dtype=jnp.int32)[None, :]
     visible = sees(
-        query_index,
-        jnp.arange(key_time, dtype=jnp.int32)[None, :],
-        extent,
-        is_causal=is_causal,
-        sliding_window=sliding_window,
-    )[None]
-    if segments is not None:
-        visible = visible & (segments.query[:, :, None] == segments.key[:, None, :])
-    visible = visible[:, None, None]  # [batch, key_heads, group, query_time, key_time]
-
-    # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
-    q = q.reshape(batch, time, key_heads, heads // key_heads, key_size).transpose(0, 2, 3, 1, 4)
-    q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))
-    key_is_finite = k_is_finite.all(axis=2) & v_is_finite.all(axis=2)
-    sees_finite = (key_is_finite[:, :, None, None, :] | ~visible).all(axis=-1)
-    is_sound = sees_finite & q_is_finite.all(axis=-1)
-    q, k, v = (
-        jnp.where(q_is_finite, q, 0),
-        jnp.where(k_is_finite, k, 0),
-        jnp.where(v_is_finite, v, 0),
+        query_index, key_index, extent, is_causal=is_causal, sliding_window=sliding_window
     )
+    of_batch = None
+    if segments is not None:
+        same = segments.query[:, :, None] == segments.key[:, None, :]
+        visible, of_batch = visible[None] & same, 0
 
-    scores = jnp.einsum("bhgtk,bhks->bhgts", q, k, preferred_element_type=precise) * scale
-    scores = jnp.where(visible, scores, -jnp.inf)
-    # The maximum of a row that sees nothing is the lowest *finite* number: -inf + inf is NaN.
-    lowest = float(jnp.finfo(precise).min)
-    largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True, initial=lowest))
-    p = jnp.exp(scores - largest)
-    total = p.sum(axis=-1, keepdims=True)
-    p = p / jnp.where(total == 0, 1, total)
-    out = jnp.einsum("bhgts,bhvs->bhgtv", p.astype(v.dtype), v, preferred_element_type=precise)
-    out = out + jnp.where(is_sound, 0, jnp.nan)[..., None]
-    return out.astype(q.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, time, heads, v.shape[2])
+    def head(q, k, v, visible):
+        return attend(q, k.T, v.T, visible, scale=scale).out
+
+    every_head = jax.vmap(jax.vmap(head, (0, 0, 0, None)), (0, 0, 0, of_batch))
+    grouped = q.reshape(batch, time, key_heads, heads // key_heads, key).swapaxes(1, 2)
+    out = every_head(grouped, k, v, visible).astype(q.dtype)
+    return out.swapaxes(1, 2).reshape(batch, time, heads, v.shape[2])
 
 
 def softmax_attention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     sliding_window: int | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     initial_state: KVCache | None = None,
-) -> tuple[Float[Array, "batch time heads value"], KVCache | None]:
-    """The equation of softmax attention, to be read; the oracle of the fast forms.
+) -> tuple[HeadValues, KVCache | None]:
+    """The equation of `softmax_attention`, to be read; the oracle of the fast forms.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j
 
-    It runs eagerly where a cache is given, because it reads the cache's length.
+    Arguments as `softmax_attention`. It runs eagerly where a cache is given, because it reads the
+    cache's length.
 
-    Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key].
-        v: values [batch, time, key_value_heads, value].
-        scale: factor of the scores; None for key ** -0.5.
-        is_causal: a token sees no token after itself.
-        sliding_window: tokens seen, itself included (on each side if not causal); None for all.
-        segment_ids: document number of every token [batch, time]; a token sees its own document.
-        initial_state: tokens before these; they are seen too, and the new ones are appended.
-
-    Returns:
-        The output [batch, time, heads, value] and the new cache (None without `initial_state`).
-
-    Raises:
-        ValueError: as `softmax_attention`.
-        TypeError: as `softmax_attention`.
-
-    Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.2.1.
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, _ = softmax_attention_reference(q, k, v)
+        >>> out.shape
+        (1, 3, 2, 4)
     """
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
@@ -260,10 +213,7 @@ def softmax_attention_reference(
 
 
 def _check(q, k, v, sliding_window, segment_ids, initial_state) -> None:
-    check_heads(q, k, v)
+    sizes = check_inputs(softmax_attention, q=q, k=k, v=v, segment_ids=segment_ids)
     check_window(sliding_window)
-    check_segment_ids(segment_ids, q.shape[0], q.shape[1])
-    if initial_state is None:
-        return
-    check_cache(initial_state, k, v)
-    check_room(initial_state, q.shape[1], sliding_window)
+    if initial_state is not None:
+        check_kv_cache(initial_state, sizes, k, sliding_window)

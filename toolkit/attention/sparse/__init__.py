@@ -15,7 +15,7 @@ selected_indices              where a mask is true
 attend                        exact softmax attention over a selection, masked or gathered
 """
 
-from toolkit.attention.sparse.attend import attend
+from toolkit.attention._attend import attend
 from toolkit.attention.sparse.cache import BlockCache, IndexedCache
 from toolkit.attention.sparse.deepseek_sparse_attention import (
     deepseek_sparse_attention,

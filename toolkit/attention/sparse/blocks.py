@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit.attention._attend import attend
 from toolkit.attention._precision import accumulator
-from toolkit.attention.sparse.attend import attend
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 
 
-class Plan(NamedTuple):
+class Blocking(NamedTuple):
     """What is fixed at compile time; see `native_sparse_attention`."""
 
     scale: float
@@ -106,7 +106,7 @@ def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int
 
 
 def attend_to_blocks(
-    plan: Plan,
+    blocking: Blocking,
     blocks: Blocks,
     k: Float[Array, "keys key"],
     v: Float[Array, "keys value"],
@@ -119,26 +119,28 @@ def attend_to_blocks(
     position, document, block = (index[:, None] for index in own)
     last = blocks.last[None]
     seen = (last <= position) & (last >= document)
-    compressed = attend(q.astype(mean_keys.dtype), mean_keys, mean_values, seen, scale=plan.scale)
+    compressed = attend(
+        q.astype(mean_keys.dtype), mean_keys, mean_values, seen, scale=blocking.scale
+    )
     importance = lax.stop_gradient(compressed.weights.mean(axis=1))
     earlier = seen & (last < block)
-    is_forced = (last == document + plan.block_size - 1) | (last == block - 1)
-    others = plan.selected_blocks - 1  # beside the query's own
+    is_forced = (last == document + blocking.block_size - 1) | (last == block - 1)
+    others = blocking.selected_blocks - 1  # beside the query's own
     chosen = top_mask(jnp.where(is_forced, 2, importance), earlier, others)
-    if plan.is_gathered:
-        tokens, mask = _gathered_tokens(plan, blocks, chosen, own)
+    if blocking.is_gathered:
+        tokens, mask = _gathered_tokens(blocking, blocks, chosen, own)
         k, v = k[tokens], v[tokens]
     else:
-        mask = _selected_tokens(plan, blocks, chosen, own, k.shape[0])
-    return compressed.out, attend(q, k, v, mask, scale=plan.scale).out
+        mask = _selected_tokens(blocking, blocks, chosen, own, k.shape[0])
+    return compressed.out, attend(q, k, v, mask, scale=blocking.scale).out
 
 
-def _selected_tokens(plan, blocks, chosen, own, length) -> Bool[Array, "queries keys"]:
+def _selected_tokens(blocking, blocks, chosen, own, length) -> Bool[Array, "queries keys"]:
     """Which tokens lie in the chosen blocks or in the query's own, up to the query."""
     position, document, block = (index[:, None] for index in own)
     key = jnp.arange(length, dtype=jnp.int32)[None]
     if blocks.of_token is None:
-        in_chosen = jnp.repeat(chosen, plan.block_size, axis=1)
+        in_chosen = jnp.repeat(chosen, blocking.block_size, axis=1)
         in_chosen = jnp.pad(in_chosen, ((0, 0), (0, length - in_chosen.shape[1])))
     elif chosen.shape[1]:
         in_chosen = chosen[:, blocks.of_token]
@@ -147,15 +149,15 @@ def _selected_tokens(plan, blocks, chosen, own, length) -> Bool[Array, "queries 
     return (key <= position) & (key >= document) & (in_chosen | (key >= block))
 
 
-def _gathered_tokens(plan, blocks, chosen, own) -> tuple[Array, Array]:
+def _gathered_tokens(blocking, blocks, chosen, own) -> tuple[Array, Array]:
     """Indices of the tokens of the chosen blocks and of the query's own, and which are real."""
-    inside = jnp.arange(plan.block_size, dtype=jnp.int32)[None]
+    inside = jnp.arange(blocking.block_size, dtype=jnp.int32)[None]
     tokens = own.block[:, None] + inside
     is_real = tokens <= own.position[:, None]
     if chosen.shape[1]:
-        index, filled = selected_indices(chosen, min(plan.selected_blocks - 1, chosen.shape[1]))
-        others = (blocks.last[index] - plan.block_size + 1)[:, :, None] + inside[None]
-        filled = jnp.repeat(filled, plan.block_size, axis=1)
+        index, filled = selected_indices(chosen, min(blocking.selected_blocks - 1, chosen.shape[1]))
+        others = (blocks.last[index] - blocking.block_size + 1)[:, :, None] + inside[None]
+        filled = jnp.repeat(filled, blocking.block_size, axis=1)
         tokens = jnp.concatenate([others.reshape(others.shape[0], -1), tokens], axis=1)
         is_real = jnp.concatenate([filled, is_real], axis=1)
     return tokens, is_real

@@ -1,23 +1,19 @@
-"""Caches of sparse attention: a row a token, so that a selected token is one contiguous read.
+"""Caches of sparse attention: one row per token, so that a selected token is one contiguous read.
 
 Softmax attention reads all keys, channel by channel, and keeps time last (`KVCache`). Here a query
 reads a few tokens from anywhere: in that layout each of its numbers would cost a cache line.
 
-As in `KVCache`, a row remembers one document, and `start` says where it begins.
-
-A token that finds no room is an error: ValueError when the length is known, NaN output from then
-on under `jax.jit`.
+As in `KVCache`, a row remembers one document, and `start` says where it begins; a token that finds
+no room is an error (`_caches.py`).
 """
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_same_dtype, check_shape, check_sizes
+from toolkit.attention._checks import check_sizes
 from toolkit.attention._precision import accumulator
 
 
@@ -35,6 +31,11 @@ class BlockCache:
         length: tokens seen so far, int32.
         start: tokens before the document that a row remembers, whose blocks count from there,
             int32 [batch]; None for no tokens.
+
+    Example:
+        >>> cache = BlockCache.empty(1, 2, 4, 4, capacity=8, block_size=2)
+        >>> cache.keys.shape, cache.pooled_keys.shape
+        ((1, 2, 8, 4), (1, 2, 4, 4))
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
@@ -94,6 +95,11 @@ class IndexedCache:
         index_keys: [batch, capacity, index], shared by all heads.
         length: tokens seen so far, int32.
         start: tokens before the document that a row remembers, int32 [batch]; None for no tokens.
+
+    Example:
+        >>> cache = IndexedCache.empty(1, 2, 4, 4, index_size=3, capacity=8)
+        >>> cache.keys.shape, cache.index_keys.shape
+        ((1, 2, 8, 4), (1, 8, 3))
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
@@ -138,74 +144,3 @@ class IndexedCache:
     def capacity(self) -> int:
         """Slots for tokens."""
         return self.keys.shape[2]
-
-
-SparseCache = TypeVar("SparseCache", BlockCache, IndexedCache)
-
-
-def append_rows(cache: SparseCache, **new: Float[Array, "... time size"]) -> SparseCache:
-    """Write new tokens after those the cache holds, or nothing if they do not fit.
-
-    Args:
-        cache: tokens so far.
-        **new: arrays [..., time, size] by the names of the cache's.
-
-    Returns:
-        The cache with the tokens, its length longer by `time` even if they did not fit.
-    """
-    time = next(iter(new.values())).shape[-2]
-    held = {name: getattr(cache, name) for name in new if getattr(cache, name) is not None}
-
-    def write():
-        return {
-            name: lax.dynamic_update_slice_in_dim(rows, new[name], cache.length, axis=-2)
-            for name, rows in held.items()
-        }
-
-    # Inside a conditional, or XLA makes a second copy for the reads that follow.
-    rows = lax.cond(cache.length + time <= cache.capacity, write, lambda: held)
-    return replace(cache, **rows, length=cache.length + time)
-
-
-def check_sparse_cache(cache: SparseCache, kind: type, k: Array, v: Array) -> None:
-    """Refuse a cache of another kind, or one that does not fit k and v [batch, time, heads, size].
-
-    Args:
-        cache: what a caller passed.
-        kind: the class wanted.
-        k: new keys.
-        v: new values.
-
-    Raises:
-        ValueError: sizes that do not fit, or tokens that a cache of known length cannot hold.
-        TypeError: another class, or other dtypes.
-    """
-    if not isinstance(cache, kind):
-        raise TypeError(f"the state must be a {kind.__name__}; got {type(cache).__name__}.")
-    batch, time, heads, key = k.shape
-    axes = "batch key_value_heads capacity size"
-    check_shape("cache.keys", cache.keys, (batch, heads, cache.capacity, key), axes)
-    if cache.values is not None:
-        check_shape("cache.values", cache.values, (batch, heads, cache.capacity, v.shape[3]), axes)
-    check_same_dtype(k=k, v=v, cache_keys=cache.keys)
-    if cache.start is not None:
-        check_shape("cache.start", cache.start, (batch,), "batch")
-    try:
-        length = int(cache.length)
-    except jax.errors.ConcretizationTypeError:
-        length = 0
-    if length + time > cache.capacity:
-        raise ValueError(
-            f"the cache holds {length} of {cache.capacity} tokens and cannot take {time} more; "
-            "make it with a larger capacity."
-        )
-
-
-def check_blocks(cache: BlockCache, block_size: int) -> None:
-    """Refuse a cache made for blocks of another size."""
-    blocks = cache.pooled_keys.shape[2]
-    if blocks != cache.capacity // block_size:
-        raise ValueError(
-            f"a cache of {cache.capacity} tokens in blocks of {block_size} has "
-            f"{cache.capacity // block_size} of them; got {blocks}."
-        )

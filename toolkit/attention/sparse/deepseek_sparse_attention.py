@@ -17,40 +17,43 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from toolkit.attention._checks import (
-    check_choice,
-    check_heads,
-    check_segment_ids,
+from toolkit.attention._attend import attend
+from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
+from toolkit.attention._checks import check_choice, check_inputs, check_same_dtype
+from toolkit.attention._shapes import (
+    HeadValue,
+    HeadValues,
+    Queries,
+    Query,
+    SegmentIds,
+    SharedKey,
+    SharedKeys,
+    SharedValue,
+    SharedValues,
 )
 from toolkit.attention._visibility import Segments, documents_after
-from toolkit.attention.sparse.attend import (
-    attend,
-    attend_to_past,
-    each,
-    over_queries,
-    prefers_gather,
-)
-from toolkit.attention.sparse.cache import IndexedCache, append_rows, check_sparse_cache
-from toolkit.attention.sparse.indexer import check_index_inputs, index_scores, past
+from toolkit.attention.sparse.attend import attend_to_past, each, over_queries, prefers_gather
+from toolkit.attention.sparse.cache import IndexedCache
+from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 
 
 def deepseek_sparse_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
     index_q: Float[Array, "batch time index_heads index"],
     index_k: Float[Array, "batch time index"],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
     selected_tokens: int = 2048,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     initial_state: IndexedCache | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch time heads value"], IndexedCache | None]:
+) -> tuple[HeadValues, IndexedCache | None]:
     """Softmax attention of every token to the earlier tokens with the largest index scores.
 
         o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
@@ -88,24 +91,31 @@ def deepseek_sparse_attention(
         linear in time.
 
     Source: DeepSeek-V3.2 technical report (2025), section 2.
+
+    Example:
+        >>> q = k = v = index_q = jnp.ones((1, 3, 2, 4))
+        >>> index = index_q, jnp.ones((1, 3, 4)), jnp.ones((1, 3, 2))
+        >>> out, _ = deepseek_sparse_attention(q, k, v, *index, selected_tokens=2)
+        >>> out.shape
+        (1, 3, 2, 4)
     """
-    check_heads(q, k, v)
+    arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
+    arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
+    sizes = _check(deepseek_sparse_attention, selected_tokens, **arrays)
     batch, time, heads, key = q.shape
-    check_index_inputs(batch, time, index_q, index_k, index_weights)
-    check_segment_ids(segment_ids, batch, time)
-    check_selected_tokens(selected_tokens)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     scale = float(key**-0.5 if scale is None else scale)
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
     documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        check_sparse_cache(initial_state, IndexedCache, k, v)
+        check_cache(initial_state, IndexedCache, sizes, k)
+        check_room(initial_state, time)
         first = initial_state.length
         documents, start = documents_after(
             first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
         )
         rows = {"keys": keys, "values": values, "index_keys": index_k}
-        cache = append_rows(replace(initial_state, start=start), **rows)
+        cache = write_tokens(replace(initial_state, start=start), first, axis=-2, **rows)
         keys, values, index_k = cache.keys, _values(cache, v), cache.index_keys
     length, groups = keys.shape[2], keys.shape[1]
 
@@ -140,7 +150,7 @@ def deepseek_sparse_attention(
         out = each(sequence, grouped, keys, values, *index, documents)
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
     if cache is not None:
-        out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
+        out = show_overflow(out, cache)
     return out, cache
 
 
@@ -161,9 +171,9 @@ def _values(cache: IndexedCache, v: Array) -> Array:
 
 
 def deepseek_sparse_attention_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch key_value_heads key"],
-    v_t: Float[Array, "batch key_value_heads value"],
+    q_t: Query,
+    k_t: SharedKey,
+    v_t: SharedValue,
     index_q_t: Float[Array, "batch index_heads index"],
     index_k_t: Float[Array, "batch index"],
     index_weights_t: Float[Array, "batch index_heads"],
@@ -171,48 +181,38 @@ def deepseek_sparse_attention_step(
     *,
     scale: float | None = None,
     selected_tokens: int = 2048,
-) -> tuple[Float[Array, "batch heads value"], IndexedCache]:
+) -> tuple[HeadValue, IndexedCache]:
     """Append one token to the cache and attend to the tokens its index scores select.
 
-    Args:
-        q_t: query of the new token [batch, heads, key].
-        k_t: its key [batch, key_value_heads, key].
-        v_t: its value [batch, key_value_heads, value].
-        index_q_t: its queries of the indexer [batch, index_heads, index].
-        index_k_t: its key there [batch, index].
-        index_weights_t: its weights of the index heads [batch, index_heads].
-        cache: tokens before it.
-        scale: factor of the scores; None for key ** -0.5.
-        selected_tokens: how many tokens it attends to.
+        o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
 
-    Returns:
-        The output [batch, heads, value] in q_t's dtype, and the cache with the token.
-
-    Raises:
-        ValueError: shapes that do not fit, or a full cache.
-        TypeError: not floating point, or different dtypes.
+    Arguments as `deepseek_sparse_attention`, without the time axis; `cache` holds the tokens
+    before this one.
 
     Cost:
         2 batch capacity index_heads (index + 1) FLOPs and one read of the index keys; then
         2 batch heads selected_tokens (key + value) FLOPs and a read of those rows alone. A cache
         that fits in selected_tokens is not scored but read whole.
 
-    Source: DeepSeek-V3.2 technical report (2025), section 2.
+    Example:
+        >>> q = k = v = index_q = jnp.ones((1, 2, 4))
+        >>> cache = IndexedCache.empty(1, 2, 4, 4, index_size=4, capacity=8)
+        >>> index = index_q, jnp.ones((1, 4)), jnp.ones((1, 2))
+        >>> out, cache = deepseek_sparse_attention_step(q, k, v, *index, cache)
+        >>> out.shape, int(cache.length)
+        ((1, 2, 4), 1)
     """
-    q, k, v = q_t[:, None], k_t[:, None], v_t[:, None]
-    check_heads(q, k, v)
-    check_index_inputs(
-        q.shape[0], 1, index_q_t[:, None], index_k_t[:, None], index_weights_t[:, None]
-    )
-    check_selected_tokens(selected_tokens)
-    check_sparse_cache(cache, IndexedCache, k, v)
+    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "index_q_t": index_q_t, "index_k_t": index_k_t}
+    arrays["index_weights_t"] = index_weights_t
+    sizes = _check(deepseek_sparse_attention_step, selected_tokens, **arrays)
+    check_cache(cache, IndexedCache, sizes, k_t)
+    check_room(cache, 1)
     batch, heads, key = q_t.shape
     groups = k_t.shape[1]
     factor = float(key**-0.5 if scale is None else scale)
     slot = cache.length
-    cache = append_rows(
-        cache, keys=k_t[:, :, None], values=v_t[:, :, None], index_keys=index_k_t[:, None]
-    )
+    rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None], "index_keys": index_k_t[:, None]}
+    cache = write_tokens(cache, slot, axis=-2, **rows)
 
     def sequence(q, k, v, index_q, index_k, index_weights, start):
         visible = past(slot[None], None, cache.capacity, None)
@@ -236,50 +236,43 @@ def deepseek_sparse_attention_step(
         cache.start,
         at_once=True,
     )
-    out = jnp.where(cache.length <= cache.capacity, out, jnp.nan).astype(q_t.dtype)
+    out = show_overflow(out, cache).astype(q_t.dtype)
     return out.reshape(batch, heads, v_t.shape[2]), cache
 
 
 def deepseek_sparse_attention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
     index_q: Float[Array, "batch time index_heads index"],
     index_k: Float[Array, "batch time index"],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
     selected_tokens: int = 2048,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     initial_state: IndexedCache | None = None,
-) -> tuple[Float[Array, "batch time heads value"], IndexedCache | None]:
-    """The equation of DeepSeek sparse attention, to be read; the oracle of the fast forms.
+) -> tuple[HeadValues, IndexedCache | None]:
+    """The equation of `deepseek_sparse_attention`, to be read; the oracle of the fast forms.
 
-    It runs eagerly where a cache is given, because it reads the cache's length.
+        o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
 
-    Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key].
-        v: values [batch, time, key_value_heads, value].
-        index_q: queries of the indexer [batch, time, index_heads, index].
-        index_k: its keys [batch, time, index].
-        index_weights: weights of its heads [batch, time, index_heads].
-        scale: factor of the scores; None for key ** -0.5.
-        selected_tokens: how many tokens a query attends to.
-        segment_ids: document number of every token [batch, time].
-        initial_state: tokens before these; they are seen too, and the new ones are appended.
+    Arguments as `deepseek_sparse_attention`. It runs eagerly where a cache is given, because it
+    reads the cache's length.
 
-    Returns:
-        The output [batch, time, heads, value] and the new cache (None without `initial_state`).
-
-    Source: DeepSeek-V3.2 technical report (2025), section 2.
+    Example:
+        >>> q = k = v = index_q = jnp.ones((1, 3, 2, 4))
+        >>> index = index_q, jnp.ones((1, 3, 4)), jnp.ones((1, 3, 2))
+        >>> out, _ = deepseek_sparse_attention_reference(q, k, v, *index, selected_tokens=2)
+        >>> out.shape
+        (1, 3, 2, 4)
     """
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
     cache, start, time = None, 0, q.shape[1]
     if initial_state is not None:
         start = int(initial_state.length)
         rows = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), "index_keys": index_k}
-        cache = append_rows(initial_state, **rows)
+        cache = write_tokens(initial_state, initial_state.length, axis=-2, **rows)
         k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, _values(cache, v)))
         index_k = cache.index_keys[:, : start + time]
     query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
@@ -301,14 +294,10 @@ def deepseek_sparse_attention_reference(
     return jnp.einsum("bhts,bshv->bthv", p, v), cache
 
 
-def check_selected_tokens(selected_tokens: int) -> None:
-    """Refuse a number of tokens below 1.
-
-    Args:
-        selected_tokens: what a caller passed.
-
-    Raises:
-        ValueError: if it is below 1.
-    """
+def _check(function, selected_tokens, **arrays) -> dict[str, int]:
     if selected_tokens < 1:
         raise ValueError(f"selected_tokens must be at least 1; got {selected_tokens}.")
+    sizes = check_inputs(function, **arrays)
+    index = ("index_q", "index_k", "index_q_t", "index_k_t")
+    check_same_dtype(**{name: x for name, x in arrays.items() if name in index})
+    return sizes

@@ -21,16 +21,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._checks import (
-    check_floating,
-    check_multiple,
-    check_rank,
-    check_same_dtype,
-    check_segment_ids,
-    check_shape,
-)
+from toolkit.attention._attend import attend
+from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator
-from toolkit.attention.sparse.attend import attend, each, over_queries
+from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
+from toolkit.attention.sparse.attend import each, over_queries
 from toolkit.attention.sparse.selection import top_mask
 
 
@@ -39,20 +34,9 @@ def index_scores(
     index_k: Float[Array, "keys index"],
     index_weights: Float[Array, "queries index_heads"],
 ) -> Float[Array, "queries keys"]:
-    """Scores of the lightning indexer, sum_j w_tj ReLU(q_tj . k_s).
+    """Scores of the lightning indexer, sum_j w_tj ReLU(q_tj . k_s), in the precision of sums.
 
-    Args:
-        index_q: queries of the index heads.
-        index_k: one key a token.
-        index_weights: weight of each head, its sign free; any scale of the scores is in here.
-
-    Returns:
-        Scores in the precision of sums.
-
-    Cost:
-        2 queries keys index_heads (index + 1) FLOPs.
-
-    Source: DeepSeek-V3.2 technical report (2025), equation 1.
+    2 queries keys index_heads (index + 1) FLOPs. DeepSeek-V3.2 technical report, equation 1.
     """
     precise = accumulator(index_q.dtype)
     products = jnp.einsum("qhi,si->qhs", index_q, index_k, preferred_element_type=precise)
@@ -65,17 +49,7 @@ def past(
     keys: int,
     key_documents: Int[Array, "keys"] | None,
 ) -> Bool[Array, "queries keys"]:
-    """Which keys are not later than each query, and in its document.
-
-    Args:
-        position: of each query on the keys' axis.
-        document: its document number, or None.
-        keys: how many there are.
-        key_documents: their document numbers, or None.
-
-    Returns:
-        True where the query may see the key.
-    """
+    """Which keys are not later than each query, and in its document."""
     visible = jnp.arange(keys, dtype=jnp.int32)[None] <= position[:, None]
     if document is None or key_documents is None:
         return visible
@@ -83,15 +57,15 @@ def past(
 
 
 def indexer_loss(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
+    q: Queries,
+    k: SharedKeys,
     index_q: Float[Array, "batch time index_heads index"],
     index_k: Float[Array, "batch time index"],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
     selected_tokens: int | None = None,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> Float[Array, "batch time"]:
     """How far the indexer is from the attention it stands in for, query by query.
 
@@ -122,16 +96,18 @@ def indexer_loss(
         memory linear in time.
 
     Source: DeepSeek-V3.2 technical report (2025), equations 3 and 4.
+
+    Example:
+        >>> q = k = index_q = jnp.ones((1, 3, 2, 4))
+        >>> index_k, index_weights = jnp.ones((1, 3, 4)), jnp.ones((1, 3, 2))
+        >>> indexer_loss(q, k, index_q, index_k, index_weights).shape
+        (1, 3)
     """
-    check_rank("q", q, "batch time heads key")
+    index = {"index_q": index_q, "index_k": index_k, "index_weights": index_weights}
+    sizes = check_inputs(indexer_loss, q=q, k=k, **index, segment_ids=segment_ids)
+    check_same_dtype(index_q=index_q, index_k=index_k)
     batch, time, heads, key = q.shape
-    check_rank("k", k, "batch time key_value_heads key")
-    groups = k.shape[2]
-    check_shape("k", k, (batch, time, groups, key), "batch time key_value_heads key")
-    check_multiple("the heads of q", heads, "the heads of k", groups)
-    check_same_dtype(q=q, k=k)
-    check_index_inputs(batch, time, index_q, index_k, index_weights)
-    check_segment_ids(segment_ids, batch, time)
+    groups = sizes["key_value_heads"]
     scale = float(key**-0.5 if scale is None else scale)
     q, k = lax.stop_gradient(q), lax.stop_gradient(k.swapaxes(1, 2))
     q = q.reshape(batch, time, groups, heads // groups, key)
@@ -157,32 +133,3 @@ def indexer_loss(
         return over_queries(chunk, q, index_q, index_weights, positions, documents)
 
     return each(sequence, q, k, index_q, index_k, index_weights, segment_ids)
-
-
-def check_index_inputs(
-    batch: int, time: int, index_q: Array, index_k: Array, index_weights: Array
-) -> None:
-    """Refuse index inputs of shapes that do not fit.
-
-    Args:
-        batch: sequences wanted.
-        time: tokens wanted.
-        index_q: [batch, time, index_heads, index].
-        index_k: [batch, time, index].
-        index_weights: [batch, time, index_heads].
-
-    Raises:
-        ValueError: a wrong shape.
-        TypeError: not floating point, or queries and keys of different dtypes.
-    """
-    check_rank("index_q", index_q, "batch time index_heads index")
-    index_heads, index = index_q.shape[2:]
-    check_shape(
-        "index_q", index_q, (batch, time, index_heads, index), "batch time index_heads index"
-    )
-    check_shape("index_k", index_k, (batch, time, index), "batch time index")
-    check_shape(
-        "index_weights", index_weights, (batch, time, index_heads), "batch time index_heads"
-    )
-    check_same_dtype(index_q=index_q, index_k=index_k)
-    check_floating("index_weights", index_weights)

@@ -22,57 +22,55 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
-from toolkit.attention._checks import (
-    check_choice,
-    check_floating,
-    check_heads,
-    check_segment_ids,
-    check_shape,
-)
+from toolkit.attention._attend import attend
+from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
+from toolkit.attention._checks import check_choice, check_inputs
 from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import (
+    HeadGate,
+    HeadGates,
+    HeadValue,
+    HeadValues,
+    Queries,
+    Query,
+    SegmentIds,
+    SharedKey,
+    SharedKeys,
+    SharedValue,
+    SharedValues,
+)
 from toolkit.attention._visibility import Segments, documents_after
 from toolkit.attention.softmax.cache import check_window
-from toolkit.attention.sparse.attend import (
-    attend,
-    attend_to_past,
-    each,
-    over_queries,
-    prefers_gather,
-)
+from toolkit.attention.sparse.attend import attend_to_past, each, over_queries, prefers_gather
 from toolkit.attention.sparse.blocks import (
-    Plan,
+    Blocking,
     attend_to_blocks,
     block_means,
     layout,
     layout_from,
     means_from,
 )
-from toolkit.attention.sparse.cache import (
-    BlockCache,
-    append_rows,
-    check_blocks,
-    check_sparse_cache,
-)
+from toolkit.attention.sparse.cache import BlockCache
 
 
 def native_sparse_attention(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    compressed_gate: Float[Array, "batch time heads"],
-    selected_gate: Float[Array, "batch time heads"],
-    window_gate: Float[Array, "batch time heads"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
+    compressed_gate: HeadGates,
+    selected_gate: HeadGates,
+    window_gate: HeadGates,
     *,
     scale: float | None = None,
     block_size: int = 64,
     selected_blocks: int = 16,
     sliding_window: int = 512,
-    segment_ids: Int[Array, "batch time"] | None = None,
+    segment_ids: SegmentIds | None = None,
     initial_state: BlockCache | None = None,
     implementation: str | None = None,
-) -> tuple[Float[Array, "batch time heads value"], BlockCache | None]:
+) -> tuple[HeadValues, BlockCache | None]:
     """Gated sum of attention to block means, to selected blocks and to a window.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
@@ -113,23 +111,32 @@ def native_sparse_attention(
         time; memory linear in time.
 
     Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 5, 2, 4))
+        >>> gates = [jnp.ones((1, 5, 2))] * 3
+        >>> out, _ = native_sparse_attention(q, k, v, *gates, block_size=2)
+        >>> out.shape
+        (1, 5, 2, 4)
     """
-    gates = (compressed_gate, selected_gate, window_gate)
-    _check(q, k, v, gates, block_size, selected_blocks, sliding_window)
-    check_segment_ids(segment_ids, q.shape[0], q.shape[1])
+    gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
+    gates["window_gate"] = window_gate
+    counts = block_size, selected_blocks, sliding_window
+    arrays = {"q": q, "k": k, "v": v, **gates, "segment_ids": segment_ids}
+    sizes = _check(native_sparse_attention, *counts, **arrays)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
     documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        check_sparse_cache(initial_state, BlockCache, k, v)
-        check_blocks(initial_state, block_size)
+        _check_cache(initial_state, sizes, k, block_size)
         first = initial_state.length
         documents, start = documents_after(
             first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
         )
-        cache = append_rows(replace(initial_state, start=start), keys=keys, values=values)
+        cache = replace(initial_state, start=start)
+        cache = write_tokens(cache, first, axis=-2, keys=keys, values=values)
         keys, values = cache.keys, cache.values
     groups, length = keys.shape[1:3]
     group = heads // groups
@@ -138,7 +145,7 @@ def native_sparse_attention(
         if implementation is None
         else implementation == "gathered"
     )
-    plan = Plan(scale, block_size, selected_blocks, is_gathered)
+    blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
     positions = first + jnp.arange(time, dtype=jnp.int32)
 
     def sequence(q, k, v, documents):
@@ -146,7 +153,9 @@ def native_sparse_attention(
 
         def head(q, k, v):
             means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
-            branches = over_queries(partial(attend_to_blocks, plan, blocks, k, v, *means), q, own)
+            branches = over_queries(
+                partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own
+            )
             return *branches, *means
 
         return each(head, q.transpose(1, 0, 2, 3), k, v)
@@ -158,7 +167,7 @@ def native_sparse_attention(
     window = attend_to_past(
         q, keys, values, first, documents, scale=scale, sliding_window=sliding_window
     )
-    out = _gated(gates, (*branches, window)).astype(q.dtype)
+    out = _gated(gates.values(), (*branches, window)).astype(q.dtype)
     if cache is not None:
         if cache.start is None:
             ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
@@ -169,7 +178,7 @@ def native_sparse_attention(
             pool = jax.vmap(jax.vmap(pool, in_axes=(0, None)))
             pooled = (pool(rows, cache.start) for rows in (keys, values))
         cache = replace(cache, **dict(zip(("pooled_keys", "pooled_values"), pooled, strict=True)))
-        out = jnp.where(cache.length <= cache.capacity, out, jnp.nan)  # overflow must show
+        out = show_overflow(out, cache)
     return out, cache
 
 
@@ -184,59 +193,51 @@ def _gated(gates, branches) -> Array:
 
 
 def native_sparse_attention_step(
-    q_t: Float[Array, "batch heads key"],
-    k_t: Float[Array, "batch key_value_heads key"],
-    v_t: Float[Array, "batch key_value_heads value"],
-    compressed_gate_t: Float[Array, "batch heads"],
-    selected_gate_t: Float[Array, "batch heads"],
-    window_gate_t: Float[Array, "batch heads"],
+    q_t: Query,
+    k_t: SharedKey,
+    v_t: SharedValue,
+    compressed_gate_t: HeadGate,
+    selected_gate_t: HeadGate,
+    window_gate_t: HeadGate,
     cache: BlockCache,
     *,
     scale: float | None = None,
     block_size: int = 64,
     selected_blocks: int = 16,
     sliding_window: int = 512,
-) -> tuple[Float[Array, "batch heads value"], BlockCache]:
+) -> tuple[HeadValue, BlockCache]:
     """Append one token to the cache and attend by the three branches.
 
-    Args:
-        q_t: query of the new token [batch, heads, key].
-        k_t: its key [batch, key_value_heads, key].
-        v_t: its value [batch, key_value_heads, value].
-        compressed_gate_t: its weight of the attention to means [batch, heads].
-        selected_gate_t: its weight of the attention to selected blocks.
-        window_gate_t: its weight of the attention to the window.
-        cache: tokens before it.
-        scale: factor of the scores; None for key ** -0.5.
-        block_size: tokens of a block.
-        selected_blocks: blocks read whole.
-        sliding_window: tokens of the window.
+        o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
 
-    Returns:
-        The output [batch, heads, value] in q_t's dtype, and the cache with the token.
-
-    Raises:
-        ValueError: shapes that do not fit, or a full cache.
-        TypeError: not floating point, or different dtypes.
+    Arguments as `native_sparse_attention`, without the time axis; `cache` holds the tokens before
+    this one.
 
     Cost:
         2 batch heads (key + value) FLOPs times capacity / block_size means, selected_blocks
         block_size tokens and sliding_window tokens, and a read of those rows alone.
 
-    Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> gates = [jnp.ones((1, 2))] * 3
+        >>> cache = BlockCache.empty(1, 2, 4, 4, capacity=8, block_size=2)
+        >>> out, cache = native_sparse_attention_step(q, k, v, *gates, cache, block_size=2)
+        >>> out.shape, int(cache.length)
+        ((1, 2, 4), 1)
     """
-    q, k, v = q_t[:, None], k_t[:, None], v_t[:, None]
-    gates = (compressed_gate_t, selected_gate_t, window_gate_t)
-    _check(q, k, v, [g[:, None] for g in gates], block_size, selected_blocks, sliding_window)
-    check_sparse_cache(cache, BlockCache, k, v)
-    check_blocks(cache, block_size)
+    gates = {"compressed_gate_t": compressed_gate_t, "selected_gate_t": selected_gate_t}
+    gates["window_gate_t"] = window_gate_t
+    counts = block_size, selected_blocks, sliding_window
+    sizes = _check(native_sparse_attention_step, *counts, q_t=q_t, k_t=k_t, v_t=v_t, **gates)
+    _check_cache(cache, sizes, k_t, block_size)
     batch, heads, key = q_t.shape
     groups, capacity = k_t.shape[1], cache.capacity
     factor = float(key**-0.5 if scale is None else scale)
     is_gathered = selected_blocks * block_size < capacity
-    plan = Plan(factor, block_size, selected_blocks, is_gathered)
+    blocking = Blocking(factor, block_size, selected_blocks, is_gathered)
     position = cache.length
-    cache = append_rows(cache, keys=k_t[:, :, None], values=v_t[:, :, None])
+    rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None]}
+    cache = write_tokens(cache, position, axis=-2, **rows)
     cache = _pool(cache, block_size)
     seen = min(sliding_window, capacity)
     first = jnp.clip(position - seen + 1, 0, capacity - seen)
@@ -250,7 +251,7 @@ def native_sparse_attention_step(
 
         def head(q, k, v, mean_keys, mean_values):
             compressed, selected = attend_to_blocks(
-                plan, blocks, k, v, mean_keys, mean_values, q[None], own
+                blocking, blocks, k, v, mean_keys, mean_values, q[None], own
             )
             k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
             return compressed[0], selected[0], attend(q[None], k, v, visible, scale=factor).out[0]
@@ -260,9 +261,8 @@ def native_sparse_attention_step(
     q = q_t.reshape(batch, groups, heads // groups, key)
     rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
     branches = each(sequence, q, *rows, cache.start, at_once=True)
-    out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
-    out = jnp.where(cache.length <= capacity, out, jnp.nan).astype(q_t.dtype)
-    return out, cache
+    out = _gated(gates.values(), [branch.reshape(batch, heads, -1) for branch in branches])
+    return show_overflow(out, cache).astype(q_t.dtype), cache
 
 
 def _pool(cache: BlockCache, block_size: int) -> BlockCache:
@@ -296,41 +296,32 @@ def _pool(cache: BlockCache, block_size: int) -> BlockCache:
 
 
 def native_sparse_attention_reference(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time key_value_heads key"],
-    v: Float[Array, "batch time key_value_heads value"],
-    compressed_gate: Float[Array, "batch time heads"],
-    selected_gate: Float[Array, "batch time heads"],
-    window_gate: Float[Array, "batch time heads"],
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
+    compressed_gate: HeadGates,
+    selected_gate: HeadGates,
+    window_gate: HeadGates,
     *,
     scale: float | None = None,
     block_size: int = 64,
     selected_blocks: int = 16,
     sliding_window: int = 512,
-    segment_ids: Int[Array, "batch time"] | None = None,
-) -> tuple[Float[Array, "batch time heads value"], None]:
-    """The equation of native sparse attention, to be read; the oracle of the fast form.
+    segment_ids: SegmentIds | None = None,
+) -> tuple[HeadValues, None]:
+    """The equation of `native_sparse_attention`, to be read; the oracle of the fast form.
 
-    A block goes by the index of its last token, and every other index stands for no block: all
-    matrices are [time, time].
+        o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
 
-    Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key].
-        v: values [batch, time, key_value_heads, value].
-        compressed_gate: weight of the attention to means [batch, time, heads].
-        selected_gate: weight of the attention to selected blocks.
-        window_gate: weight of the attention to the window.
-        scale: factor of the scores; None for key ** -0.5.
-        block_size: tokens of a block.
-        selected_blocks: blocks a query reads whole.
-        sliding_window: tokens of the window.
-        segment_ids: document number of every token [batch, time].
+    Arguments as `native_sparse_attention`. A block goes by the index of its last token, and every
+    other index stands for no block: all matrices are [time, time].
 
-    Returns:
-        The output [batch, time, heads, value], and None.
-
-    Source: Yuan et al. (2025), arXiv:2502.11089, section 3.
+    Example:
+        >>> q = k = v = jnp.ones((1, 5, 2, 4))
+        >>> gates = [jnp.ones((1, 5, 2))] * 3
+        >>> out, _ = native_sparse_attention_reference(q, k, v, *gates, block_size=2)
+        >>> out.shape
+        (1, 5, 2, 4)
     """
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
@@ -380,11 +371,8 @@ def native_sparse_attention_reference(
     return gated[0] + gated[1] + gated[2], None
 
 
-def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
-    check_heads(q, k, v)
-    for name, gate in zip(("compressed_gate", "selected_gate", "window_gate"), gates, strict=True):
-        check_shape(name, gate, q.shape[:3], "batch time heads")
-        check_floating(name, gate)
+def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> dict[str, int]:
+    sizes = check_inputs(function, **arrays)
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token; got {block_size}.")
     if selected_blocks < 3:
@@ -393,3 +381,15 @@ def _check(q, k, v, gates, block_size, selected_blocks, sliding_window) -> None:
             f"got {selected_blocks}."
         )
     check_window(sliding_window)
+    return sizes
+
+
+def _check_cache(cache: BlockCache, sizes, k: Array, block_size: int) -> None:
+    check_cache(cache, BlockCache, sizes, k)
+    check_room(cache, sizes.get("time", 1))
+    blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
+    if blocks != wanted:
+        raise ValueError(
+            f"a cache of {cache.capacity} tokens in blocks of {block_size} has {wanted} of them; "
+            f"got {blocks}."
+        )

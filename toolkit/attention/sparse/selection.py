@@ -18,17 +18,8 @@ def top_mask(
 ) -> Bool[Array, "... units"]:
     """The `count` visible units with the largest scores, or all of them if they are fewer.
 
-    Args:
-        scores: one number a unit (a token, a block); +0 and -0 are equal.
-        visible: units that may be selected.
-        count: how many to keep.
-
-    Returns:
-        True for min(count, visible) units of every row; of equal scores the lowest index wins.
-        No gradient flows through a selection.
-
-    Cost:
-        33 + log2(units) comparisons a unit, whatever the count.
+    Of equal scores (+0 and -0 are equal) the lowest index wins. No gradient flows through a
+    selection. 33 + log2(units) comparisons per unit, whatever the count.
     """
     units = scores.shape[-1]
     if count >= units:
@@ -48,17 +39,9 @@ def top_mask(
 def selected_indices(
     mask: Bool[Array, "... units"], count: int
 ) -> tuple[Int[Array, "... count"], Bool[Array, "... count"]]:
-    """Where a mask is true, in ascending order.
+    """Where a mask with at most `count` true entries per row is true, ascending, and if so.
 
-    Args:
-        mask: at most `count` true entries a row.
-        count: places to fill.
-
-    Returns:
-        Indices, and whether each place is filled; an empty place has some valid index.
-
-    Cost:
-        A running sum over the units, and count log2(units) comparisons.
+    A running sum over the units, and count log2(units) comparisons.
     """
     units = mask.shape[-1]
     filled = jnp.cumsum(mask, axis=-1, dtype=jnp.int32)

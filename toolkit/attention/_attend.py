@@ -1,0 +1,81 @@
+r"""The masked softmax, and exact attention with it: what every form but the blockwise one computes.
+
+    o_t = sum_{i in I_t} p_ti v_i      p_ti = exp(s_ti - lse_t)      lse_t = log sum_{I_t} exp(s_ti)
+
+A query that sees no key gives 0. A number that is not finite shows in the queries that see it and
+nowhere else, neither in outputs nor in gradients.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from toolkit.attention._precision import accumulator
+
+
+class Softmax(NamedTuple):
+    """A softmax before its division."""
+
+    exponentials: Float[Array, "*rows keys"]  # relative to the largest score, 0 where not visible
+    total: Float[Array, "*rows 1"]  # their sum; 1 for a row that sees nothing
+    lse: Float[Array, "*rows 1"]  # logarithm of the sum of exponentials; -inf for such a row
+
+
+class Attended(NamedTuple):
+    """What attention over a selection returns, in the precision of sums.
+
+    Attributes:
+        out: outputs [queries, group, value]; 0 for a query that attends to nothing.
+        weights: probabilities [queries, group, keys], 0 outside the selection.
+        lse: logarithm of the sum of exponentials [queries, group]. Attention over two disjoint
+            selections is their outputs weighed by softmax of the two.
+    """
+
+    out: Float[Array, "queries group value"]
+    weights: Float[Array, "queries group keys"]
+    lse: Float[Array, "queries group"]
+
+
+def masked_softmax(scores: Float[Array, "*rows keys"], visible: Bool[Array, "*#rows keys"]):
+    """A `Softmax` over the last axis, of the visible scores."""
+    scores = jnp.where(visible, scores, -jnp.inf)
+    # The maximum of a row that sees nothing is the lowest *finite* number: -inf + inf is NaN.
+    lowest = float(jnp.finfo(scores.dtype).min)
+    largest = lax.stop_gradient(scores.max(axis=-1, keepdims=True, initial=lowest))
+    exponentials = jnp.exp(scores - largest)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    is_empty = total == 0
+    total = jnp.where(is_empty, 1, total)
+    return Softmax(exponentials, total, jnp.where(is_empty, -jnp.inf, largest + jnp.log(total)))
+
+
+def attend(
+    q: Float[Array, "queries group key"],
+    k: Float[Array, "*own keys key"],
+    v: Float[Array, "*own keys value"],
+    mask: Bool[Array, "queries keys"],
+    *,
+    scale: float,
+) -> Attended:
+    """Softmax attention of queries to the keys their mask selects, for the heads of one group.
+
+    The keys and values are the same for all queries, or [queries, keys, size] gathered for each.
+    """
+    precise = accumulator(q.dtype)
+    # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
+    q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))
+    is_finite = k_is_finite.all(axis=-1) & v_is_finite.all(axis=-1)
+    is_finite = is_finite if is_finite.ndim == 2 else is_finite[None]
+    is_sound = (is_finite | ~mask).all(axis=-1)[:, None] & q_is_finite.all(axis=-1)
+    q = jnp.where(q_is_finite, q, 0)
+    k, v = jnp.where(k_is_finite, k, 0), jnp.where(v_is_finite, v, 0)
+    keys, values = ("qsk", "qsv") if k.ndim == 3 else ("sk", "sv")
+    scores = scale * jnp.einsum(f"qgk,{keys}->qgs", q, k, preferred_element_type=precise)
+    exponentials, total, lse = masked_softmax(scores, mask[:, None])
+    weights = exponentials / total
+    out = jnp.einsum(
+        f"qgs,{values}->qgv", weights.astype(v.dtype), v, preferred_element_type=precise
+    )
+    return Attended(out + jnp.where(is_sound, 0, jnp.nan)[..., None], weights, lse[..., 0])
