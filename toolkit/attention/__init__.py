@@ -1,6 +1,6 @@
 """Token mixers as pure functions of arrays: one call for a sequence, one step for decoding.
 
-Softmax attention, full, grouped or windowed (`softmax.py`, `blockwise.py`, `cache.py`)
+Softmax attention, full, grouped or windowed (`softmax/`)
     softmax_attention            attend over a sequence; into a cache when given one
     softmax_attention_reference  the same as the bare equation
     softmax_attention_step       decode one token against a cache
@@ -11,25 +11,25 @@ Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_product_reference,
 gated_delta_product_step, rwkv7_reference, rwkv7_step)
     delta_net                    no decay: replace what is held under a key
-    gated_delta_net              one decay a head and token before that
-    kimi_delta_attention         one decay a key channel and token
-    gated_delta_product          several corrections a token
+    gated_delta_net              one decay per head and token before that
+    kimi_delta_attention         one decay per key channel and token
+    gated_delta_product          several corrections per token
     rwkv7                        erase under one key, add under another
     unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
 
-Fading memories, whose state decays and adds up, each with a `_reference` and a `_step`
+Additive rules, whose state decays and adds up, each with a `_reference` and a `_step`
 (linear_attention_reference, linear_attention_step, retention_reference, retention_step,
 mamba2_reference, mamba2_step, hgrn2_reference, hgrn2_step, gated_linear_attention_reference,
 gated_linear_attention_step)
     linear_attention             no decay: the sum of all keys and values
     retention                    a constant decay in every head
     retention_log_decay          those constants
-    mamba2                       one decay a head and token, tied to the input's time step
-    gated_linear_attention       one decay a key channel and token
+    mamba2                       one decay per head and token, tied to the input's time step
+    gated_linear_attention       one decay per key channel and token
     hgrn2                        likewise, and keys of what the decay lets go
 
-All of these run on one engine: what a token does (a `Rule`) in chunks (`chunked.py`), with its
-decays (`decays.py`), or token by token (`recurrence.py`).
+All of these run on one engine (`linear/engine/`): what a token does (`rule.py`) in chunks
+(`chunked.py`), with its decays (`decays.py`), or token by token (`recurrence.py`).
 
 Attention to a selection, each with a `_reference` and a `_step` (`sparse/`)
 (native_sparse_attention_reference, native_sparse_attention_step,

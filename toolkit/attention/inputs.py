@@ -51,6 +51,10 @@ class Input:
             `index_heads`, those of an indexer, which serves all heads of the mixer.
         values: what it may hold.
         is_gate: whether it is a gate, which may be float32 beside inputs of fewer bits.
+
+    Example:
+        >>> Input("beta", ("batch", "time", "heads")).is_gate
+        True
     """
 
     name: str

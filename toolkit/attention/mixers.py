@@ -319,6 +319,10 @@ def mixer(name: str, **options: int) -> Mixer:
 
     Cost:
         A dictionary look-up.
+
+    Example:
+        >>> mixer("window", sliding_window=128).options["sliding_window"]
+        128
     """
     if name not in MIXERS:
         raise ValueError(f"mixer must be one of {', '.join(map(repr, MIXERS))}; got {name!r}.")

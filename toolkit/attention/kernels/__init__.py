@@ -3,7 +3,7 @@
 Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
 for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,
 interpret)` and `step(q_t, k_t, v_t, g_t, beta_t, state, *, interpret)`, for any mixer whose state
-fades by e^g, one number a token or one a key channel, with (beta) or without the delta rule.
+decays by e^g, per token or per key channel, with (beta) or without the delta rule.
 
 From the mixers
     dispatch      heads to rows, time to whole chunks, and the device's functions

@@ -22,11 +22,7 @@ class Kernels(NamedTuple):
 
 
 def device_kernels() -> Kernels:
-    """The kernels of the default device.
-
-    Raises:
-        ValueError: neither a TPU nor an NVIDIA GPU.
-    """
+    """The kernels of the default device, or ValueError where it has none."""
     platform = jax.default_backend()
     if platform == "tpu":
         from toolkit.attention.kernels import tpu_chunked, tpu_step

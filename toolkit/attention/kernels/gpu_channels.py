@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-BLOCK = 8  # tokens of a diagonal block: 8 exponentials a channel and token, and 3 levels of halves
+BLOCK = 8  # tokens of a diagonal block: 8 exponentials per channel and token, 3 levels of halves
 
 
 def _split(x: Array, *sizes: int) -> Array:
@@ -55,18 +55,11 @@ def channel_scores(
     k: Float[Array, "chunks C key"],
     decay: Float[Array, "chunks C key"],
 ) -> Float[Array, "chunks C C"]:
-    """What every token of a chunk reads of each earlier one.
+    """What every token of a chunk reads of each earlier one: lower triangular [chunks, C, C].
 
-    Args:
-        x: queries, or the keys where a delta rule reads with them; float32.
-        k: keys, float32.
-        decay: G, the running sum of log-decay inside the chunk.
-
-    Returns:
-        [chunks, C, C], lower triangular.
-
-    Cost:
-        C^2 K / 2 multiply-adds and C (BLOCK + 2 log2(C / BLOCK)) K exponentials a chunk.
+    `x` are queries, or the keys where a delta rule reads with them; `decay` is G, the running sum
+    of log-decay. C^2 K / 2 multiply-adds and C (BLOCK + 2 log2(C / BLOCK)) K exponentials per
+    chunk.
     """
     return _linear_scores(x, k, lax.optimization_barrier(decay))
 

@@ -18,7 +18,7 @@ Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows 
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
 fused kernel would do everything in those blocks. Split, the walk does 2 of a chunk's 8 products
 and none of its inverse, and the rest runs in 8,192 independent blocks. The price is states and N
-through memory: 96 KB a chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
+through memory: 96 KB per chunk of 128 x 128 beside the 64 KB of q, k, v and outputs.
 
 The floor on an H200 (989 TFLOP/s bf16, 4.8 TB/s) at batch 2, time 16384, heads 16, key = value =
 128, that is 524,288 tokens of a head, counting each input and output once:
@@ -84,37 +84,18 @@ def chunked(
         S <- diag(e^g) S,   S <- S + k u^T,   o = S^T q
         u = v, or beta (v - S^T k) with a delta rule
 
-    Args:
-        q: [rows, time, key] bf16, already scaled; time is a multiple of 64, padded with
-            k = v = beta = g = 0.
-        k: [rows, time, key] bf16.
-        v: [rows, time, value] bf16.
-        g: [rows, time, 1 or key] log-decay (natural), finite, <= 0, not summed up.
-        beta: [rows, time] writing strength, or None without a delta rule.
-        initial_state: [rows, key, value] float32.
-        chunk: 64, the one size these kernels have.
-        documents: [rows, time] numbers that never fall; no state passes between two numbers.
-            The initial state belongs to the first document.
-        interpret: False, True (jax >= 0.11) or the parameters of the GPU interpreter.
+    q, k and v are bf16, the queries already scaled, g finite and not summed up; the time is a
+    multiple of 64, padded with k = v = beta = g = 0. The numbers of `documents` never fall, and no
+    state passes between two of them; the initial state belongs to the first. `interpret` is False,
+    True (jax >= 0.11) or the parameters of the GPU interpreter.
 
-    Returns:
-        Outputs [rows, time, value] in bf16, and the final state [rows, key, value] in float32.
-        Both have gradients, in q, k, v, g, beta and initial_state.
+    Forward 3 C K V + 2 C^2 (K + V) + C^3 / 2 multiply-adds per chunk and row with a delta rule,
+    2 C K V + C^2 (K + V) without. Kept for the backward pass: the inputs, N and a bf16 state per
+    chunk and row. Keys are padded to a multiple of 64 and values to one of 32.
 
-    Raises:
-        TypeError: q, k or v is not bfloat16.
-        ValueError: another chunk, a time that is no multiple of it, heads larger than 256.
-        NotImplementedError: the default device is a GPU other than Hopper.
-
-    Cost:
-        Forward 3 C K V + 2 C^2 (K + V) + C^3 / 2 multiply-adds a chunk and row with a delta rule,
-        2 C K V + C^2 (K + V) without. Kept for the backward pass: the inputs, N and a bf16 state
-        a chunk and row. Keys are padded to a multiple of 64 and values to one of 32.
-
-    Source:
-        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
-        Team, "Kimi Linear" (arXiv:2510.26692); Dao and Gu, "Transformers are SSMs"
-        (arXiv:2405.21060). The split into phases is flash-linear-attention's.
+    Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
+    Team, "Kimi Linear" (arXiv:2510.26692); Dao and Gu, "Transformers are SSMs"
+    (arXiv:2405.21060). The split into phases is flash-linear-attention's.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != jnp.bfloat16:

@@ -105,8 +105,7 @@ def factors(
 ) -> Factors:
     """Everything about the chunks that can be known before walking over them.
 
-    Cost:
-        A chunk: C^2 K multiply-adds of scores, twice with a delta rule. Differentiated by JAX.
+    C^2 K multiply-adds of scores per chunk, twice with a delta rule. Differentiated by JAX.
     """
     q, k, v, g = (cut(x) for x in (q, k, v, g))
     decay = jnp.cumsum(g, axis=2)

@@ -1,10 +1,10 @@
-r"""Outputs of all chunks, once their states are known: one thread block a chunk.
+r"""Outputs of all chunks, once their states are known: one thread block per chunk.
 
     O = R S + P N
 
 Both products go into one set of float32 sums, so the two terms meet before the only rounding and
 nothing but the outputs is written. As two batched products, XLA would write the first term in
-float32 and read it again: 2 C V floats a chunk, more than the operands R and P together.
+float32 and read it again: 2 C V floats per chunk, more than the operands R and P together.
 """
 
 from typing import Any
@@ -27,19 +27,9 @@ def outputs(
     *,
     interpret: Any = False,
 ) -> Float[Array, "rows chunks C value"]:
-    """What every token reads, in bf16.
+    """What every token reads, in bf16, of the incoming states and written values from `walk`.
 
-    Args:
-        factors: of all chunks.
-        states: incoming states, bf16, from `walk`.
-        written: written values, bf16, from `walk`.
-        interpret: False, or the interpreter's parameters.
-
-    Returns:
-        [rows, chunks, C, value] bf16.
-
-    Cost:
-        A chunk: C K V + C^2 V multiply-adds; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
+    C K V + C^2 V multiply-adds per chunk; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
     """
     rows, count, key, value = states.shape
     tile = tile_columns(value, 256 if key <= 128 else 128)

@@ -11,7 +11,7 @@ keep 16 bits: an operand is the sum of two bf16 numbers, and the three larger of
 products are summed in float32. So it is for U and E, where strengths scale the columns of T, and
 values and keys stay the bf16 numbers that came in. What is stored of T is rounded to bf16.
 
-In XLA the same inverse is some twenty kernels, which move six times the 24 KB of A and T a chunk.
+In XLA the same inverse is some twenty kernels, which move six times the 24 KB of A and T per chunk.
 """
 
 from typing import Any
@@ -38,19 +38,10 @@ def _halves(x: Array) -> tuple[Array, Array]:
 def solve(
     delta: Delta, values: Float[Array, "rows chunks C value"], *, interpret: Any = False
 ) -> Solution:
-    """T, U and E of all chunks, one thread block a chunk.
+    """T, U and E of all chunks in bf16, one thread block per chunk.
 
-    Args:
-        delta: the systems of all chunks.
-        values: V, bf16.
-        interpret: False, or the interpreter's parameters.
-
-    Returns:
-        The solution, bf16.
-
-    Cost:
-        A chunk: 10 C^3 multiply-adds of three bf16 products each, and 2 C^2 (K + V); 6 C^2 +
-        4 C (K + V) bytes.
+    10 C^3 multiply-adds per chunk, of three bf16 products each, and 2 C^2 (K + V); 6 C^2 +
+    4 C (K + V) bytes.
     """
     rows, count, _, key = delta.keys.shape
     value = values.shape[-1]

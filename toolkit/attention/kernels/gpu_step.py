@@ -41,28 +41,11 @@ def step(
     *,
     interpret: Any = False,
 ) -> tuple[Float[Array, "rows value"], Float[Array, "rows key value"]]:
-    """Decode one token of every row; a row is one head of one sequence.
+    """Decode one token of every row; a row is one head of one sequence, its query already scaled.
 
-    Args:
-        q_t: [rows, key], already scaled.
-        k_t: [rows, key].
-        v_t: [rows, value].
-        g_t: [rows, 1 or key] log-decay (natural), <= 0.
-        beta_t: [rows] writing strength, or None without a delta rule.
-        state: [rows, key, value] float32.
-        interpret: False, True (jax >= 0.11) or the parameters of the GPU interpreter.
-
-    Returns:
-        The output [rows, value] in the dtype of v_t, and the new state in float32.
-
-    Raises:
-        NotImplementedError: the default device is a GPU other than Hopper.
-        ValueError: heads larger than 256, or interpret=True with an older jax.
-
-    Cost:
-        7 K V FLOPs a row (4 K V without a delta rule) and 8 K V bytes. At 4.8 TB/s the floor of
-        512 rows (16 sequences of 32 heads) of 128 x 128 is 14 microseconds. Keys are padded to a
-        multiple of 64 and values to one of 32, with a copy of the state if that changes it.
+    7 K V FLOPs per row (4 K V without a delta rule) and 8 K V bytes. At 4.8 TB/s the floor of 512
+    rows (16 sequences of 32 heads) of 128 x 128 is 14 microseconds. Keys are padded to a multiple
+    of 64 and values to one of 32, with a copy of the state if that changes it.
     """
     wide, value = state.shape[-2:]
     check_heads(wide, value)

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from toolkit._compat import require_jax, varying, varying_axes
 
 BF16, F32 = jnp.bfloat16, jnp.float32
-CHUNK = 64  # tokens a chunk: the M of a WGMMA instruction
+CHUNK = 64  # tokens per chunk: the M of a WGMMA instruction
 SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)
 

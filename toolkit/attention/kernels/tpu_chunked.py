@@ -1,14 +1,14 @@
 r"""Chunked linear-time mixers as Pallas kernels for TPUs (Mosaic), forward and backward.
 
 Made for TPU v5e and v6e; compiled ahead of time for both, not yet run on either. One file serves
-three families: fading memories (linear attention, retention, Mamba-2, gated linear attention),
+three families: additive rules (linear attention, retention, Mamba-2, gated linear attention),
 Gated DeltaNet and Kimi Delta Attention. `tpu_rule.py` has the equations of a chunk; here is what
 surrounds them: a grid of (groups of rows, chunks) whose second axis runs in order, forward in one
 pass and backward in the other, with the state, or its gradient, in VMEM from chunk to chunk.
 
 The products of a chunk depend on one another, and a lone chain of them leaves the matrix units
 waiting. So a program takes `ROWS` rows, and `jax.vmap` runs each product for all of them before
-the next: 900 bundles of instructions a chunk and row of Gated DeltaNet, against 1400 for one row
+the next: 900 bundles of instructions per chunk and row of Gated DeltaNet, against 1400 for one row
 at a time and 1450 where a loop over the rows is unrolled.
 
 Kept for the backward pass: the inputs and the float32 state [key, value] that enters each chunk.
@@ -23,11 +23,11 @@ take six; 68 MB, and 67 MB more where states are kept):
     v6e      0.01 ms           0.05 ms           0.04 ms (0.08)        0.48 ms
 
 with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. The schedule is what the compiler
-packed into bundles, one a cycle at 1.5 and 1.75 GHz (what the peaks imply for four matrix units).
+packed into bundles, one per cycle at 1.5 and 1.75 GHz (what the peaks imply for four matrix units).
 It stands above the floors for the vector unit's work around small products: parts of float32
-factors, masks, substitution. Bundles a chunk and row, forward and backward, from the compiler:
+factors, masks, substitution. Bundles per chunk and row, forward and backward, from the compiler:
 
-             fading memory     Gated DeltaNet    Kimi Delta Attention
+             additive rule     Gated DeltaNet    Kimi Delta Attention
     v5e      372 and 612       944 and 1594      1870 and 3346
     v6e      311 and 504       818 and 1256      1485 and 2780
 """
@@ -157,7 +157,7 @@ def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs
 
 
 def _cut(q, k, v, g, beta, documents, size: int) -> Chunk:
-    """The kernels' form of the inputs: numbers that are one a token lie along lanes."""
+    """The kernels' form of the inputs: numbers that are one per token lie along lanes."""
     rows, time = q.shape[:2]
     by_chunk = (rows, time // size, 1, size)
     if documents is not None:
@@ -258,44 +258,24 @@ def chunked(
     documents: Int[Array, "rows time"] | None = None,
     interpret: "bool | pltpu.InterpretParams" = False,
 ) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:
-    r"""Mix rows of tokens through fading states, chunk after chunk, on a TPU.
+    r"""Mix rows of tokens through decaying states, chunk after chunk, on a TPU.
 
         S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q
 
     Products of float32 are as accurate as float32, those of bfloat16 inputs among themselves are
-    exact; gates, scores, inverses and states are float32.
+    exact; gates, scores, inverses and states are float32. The queries are already scaled, g is
+    finite, and `chunk`, a power of two from 16 on (64 or 128 suit the matrix units), divides the
+    time: pad with k = v = beta = g = 0. No state crosses `documents`; `initial_state` belongs to
+    the first. `interpret` runs on any device, `True` plainly or as `pltpu.InterpretParams` says;
+    under `jax.shard_map` that takes `check_vma=False`, which compiled kernels do not need.
 
-    Args:
-        q: [rows, time, key] queries, already scaled; float32 or bfloat16.
-        k: [rows, time, key] keys.
-        v: [rows, time, value] values.
-        g: [rows, time, 1 or key] float32 log-decay of each token, finite and <= 0.
-        beta: [rows, time] float32 writing strength of the delta rule; None for no delta rule.
-        initial_state: [rows, key, value] float32.
-        chunk: tokens a chunk, a power of two from 16 on (64 or 128 suit the matrix units) that
-            divides time; pad with k = v = beta = g = 0.
-        documents: [rows, time] number of each token's document, which no state crosses;
-            `initial_state` belongs to the first.
-        interpret: run on any device, `True` plainly or as `pltpu.InterpretParams` says; under
-            `jax.shard_map` that takes `check_vma=False`, which compiled kernels do not need.
+    Forward 2 C K V + C^2 (K + V) multiply-adds per chunk and row, with a delta rule
+    3 C K V + 2 C^2 (K + V) + C^3 log2(C / 8), backward about three times as many. A decay of
+    every channel takes log2(C / 8) / 2 products for one of scores, and 8 + log2(C / 8)
+    exponentials per token and channel. Reads the inputs and writes the outputs once.
 
-    Returns:
-        Outputs [rows, time, value] in the dtype of v, and the final state [rows, key, value].
-        Both have gradients in all inputs but `documents`.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, or a chunk that does not.
-        TypeError: other dtypes.
-
-    Cost:
-        Forward 2 C K V + C^2 (K + V) multiply-adds a chunk and row, with a delta rule
-        3 C K V + 2 C^2 (K + V) + C^3 log2(C / 8), backward about three times as many. A decay of
-        every channel takes log2(C / 8) / 2 products for one of scores, and 8 + log2(C / 8)
-        exponentials a token and channel. Reads the inputs and writes the outputs once.
-
-    Source:
-        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
-        Team, "Kimi Linear" (arXiv:2510.26692), section 3.
+    Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), section 3.3; Kimi
+    Team, "Kimi Linear" (arXiv:2510.26692), section 3.
     """
     _check(q, k, v, g, beta, initial_state, documents, chunk)
     inputs = _cut(q, k, v, g, beta, documents, chunk)

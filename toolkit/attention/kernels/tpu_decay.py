@@ -1,4 +1,4 @@
-r"""What survives inside a chunk, for one decay a token and for one a channel, with the gradients.
+r"""What survives inside a chunk, for one decay per token or per channel, with the gradients.
 
 With G the running sum of the log-decay inside a chunk (C tokens; a column, or one column for
 every channel of the key), both classes compute the same five things for a kernel:
@@ -12,14 +12,14 @@ and the gradients of each. The readers are the queries, and under a delta rule a
 below them in one block [2 C, key], so that one product serves both; a key reads only the tokens
 before its own.
 
-One decay a token stays outside the products, which then multiply inputs as they are. One decay a
+One decay per token stays outside the products, which then multiply inputs as they are. One decay a
 channel sits between the two factors: e^(G_i) and e^(-G_j) apart would overflow, e^(G_i - G_j)
 for all pairs is C x C x K numbers. Instead second halves of blocks of 16, 32, ... tokens read the
 first through the border between them, with one product for each size: what is lost up to the
 border goes with the key, what is lost from there with the reader. Inside tiles of 8 tokens, the
 readers meet one token after another.
 
-Every exponent is a sum of the g on its way, by a product with ones, or, for one decay a token, a
+Every exponent is a sum of the g on its way, by a product with ones, or, for one decay per token, a
 difference of sums that are exact: never positive, and exact also where a rounded G_i - G_j would
 have lost it beside a large G.
 """
@@ -90,7 +90,7 @@ def _fold(x: Array, readers: int) -> Array:
 
 
 class ScalarDecay(NamedTuple):
-    """One log-decay a token."""
+    """One log-decay per token."""
 
     between: Float[Array, "readers*C C"]  # e^(G_i - G_j), 0 where nothing may pass
     entry: Float[Array, "readers*C 1"]  # e^G
@@ -149,7 +149,7 @@ class ScalarDecay(NamedTuple):
 
 
 class ChannelDecay(NamedTuple):
-    """One log-decay a token and channel of the key."""
+    """One log-decay per token and key channel."""
 
     g: Float[Array, "C key"]
     halves: tuple[Float[Array, "C key"], ...]  # between a token and the middle of 2 widths

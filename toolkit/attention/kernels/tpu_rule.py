@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     q: Float[Array, "C key"]
     k: Float[Array, "C key"]
     v: Float[Array, "C value"]
-    g: Float[Array, "C key"] | Float[Array, "1 C"]  # one log-decay a token lies along lanes
+    g: Float[Array, "C key"] | Float[Array, "1 C"]  # one log-decay per token lies along lanes
     beta: Float[Array, "1 C"] | None
     documents: Float[Array, "1 C"] | None  # 0 in the document of the incoming state
 

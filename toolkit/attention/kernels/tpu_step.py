@@ -3,7 +3,7 @@ r"""The decode step of the linear-time mixers as a Pallas kernel for TPUs (Mosai
 Made for TPU v5e and v6e; compiled ahead of time for both, not yet run on either. One token reads
 and writes a state [key, value] of float32 for every row, which is nearly all there is to do: at
 key = value = 128 that is 128 KiB a row, 0.16 us on a v5e (819 GB/s) and 0.08 us on a v6e
-(1640 GB/s). The compiled schedule for v5e is 107 bundles a row for Gated DeltaNet and 138 for
+(1640 GB/s). The compiled schedule for v5e is 107 bundles per row for Gated DeltaNet and 138 for
 Kimi Delta Attention, at 1.5 GHz 0.07 and 0.09 us: memory is the bound (modelled).
 
 So the products stay off the matrix unit, in exact float32 on the vector unit, and the new state
@@ -75,28 +75,8 @@ def step(
 
         S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q
 
-    Args:
-        q_t: [rows, key] query, already scaled.
-        k_t: [rows, key] key.
-        v_t: [rows, value] value.
-        g_t: [rows, 1 or key] float32 log-decay, <= 0.
-        beta_t: [rows] float32 writing strength of the delta rule; None for no delta rule.
-        state: [rows, key, value] float32. Donate it under `jax.jit`, or it is copied first.
-        interpret: run on any device, `True` plainly or as `pltpu.InterpretParams` says.
-
-    Returns:
-        The output [rows, value] in the dtype of v_t, and the new state.
-
-    Raises:
-        ValueError: wrong rank, or sizes that do not fit.
-        TypeError: a state that is not float32.
-
-    Cost:
-        5 K V FLOPs a row and 2 K V more with the delta rule; 8 K V bytes.
-
-    Source:
-        Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv:2412.06464), equation 10; Kimi
-        Team, "Kimi Linear" (arXiv:2510.26692), section 3.
+    The query is already scaled. Donate the float32 state under `jax.jit`, or it is copied first.
+    5 K V FLOPs per row and 2 K V more with the delta rule; 8 K V bytes.
     """
     check_rank("state", state, "rows key value")
     rows, key, value = state.shape

@@ -149,7 +149,7 @@ def _attend_to_slots(
     visible: Bool[Array, "batch_or_1 1 1 slots"],
     scale: float,
 ) -> Float[Array, "batch key_heads group value"]:
-    """Softmax of one query a head over the visible slots."""
+    """Softmax of one query per head over the visible slots."""
     precise = accumulator(q.dtype)
     scores = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise) * scale
     p, total, _ = masked_softmax(scores, visible)

@@ -8,8 +8,8 @@ I is the lightning indexer's (`indexer.py`). All heads share one selection, whic
 gradient: the index inputs get none from here, see `indexer_loss`. When the context fits in k,
 nothing is scored and this is softmax attention.
 
-Numbers: as in `softmax.py`. A number that is not finite shows in the queries that attend to it, in
-the index keys in all queries that may see it.
+Numbers: as in `softmax/dense.py`. A number that is not finite shows in the queries that attend to
+it, in the index keys in all queries that may see it.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ def deepseek_sparse_attention(
         k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
         v: values [batch, time, key_value_heads, value].
         index_q: queries of the indexer [batch, time, index_heads, index].
-        index_k: its keys [batch, time, index], one a token.
+        index_k: its keys [batch, time, index], one per token.
         index_weights: weights of its heads [batch, time, index_heads], any scale included.
         scale: factor of the scores; None for key ** -0.5.
         selected_tokens: how many tokens a query attends to, itself among them if it is selected.

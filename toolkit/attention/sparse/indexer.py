@@ -2,7 +2,7 @@ r"""The lightning indexer: cheap scores that say which tokens to attend to, and 
 
     I_ts = sum_j w_tj ReLU(q^I_tj . k^I_s)
 
-One key k^I a token serves all index heads j, and one selection serves all heads of attention. The
+One key k^I per token serves all index heads j, and one selection serves all heads of attention. The
 selection passes no gradient, so the indexer learns from a loss of its own: its softmax should be
 the attention it stands in for,
 

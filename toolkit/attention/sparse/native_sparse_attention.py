@@ -2,7 +2,7 @@ r"""Native sparse attention: blocks seen as their means, a few blocks seen whole
 
     o_t = g^c_t A(q_t; block means) + g^s_t A(q_t; tokens of selected blocks) + g^w_t A(q_t; window)
 
-A is softmax attention and g are gates, one a branch, token and head. Blocks are counted from the
+A is softmax attention and g are gates, one per branch, token and head. Blocks are counted from the
 start of a document. A query attends to the means of the blocks that are complete when it comes;
 the weights it gives them, averaged over the query heads of its key head, say which blocks it reads
 whole: `selected_blocks` of them, the first, the previous and its own always. Of equal weights the
@@ -12,7 +12,7 @@ the means to every key and value of a block.
 The three branches share keys and values, and means take the place of a learned compression, as in
 flash-linear-attention; the paper gives each branch its own projections.
 
-Numbers: as in `softmax.py`; means are float32, since a selection hangs on their last digits.
+Numbers: as in `softmax/dense.py`; means are float32, since a selection hangs on their last digits.
 Documents of a packed sequence are runs of equal segment_ids.
 """
 

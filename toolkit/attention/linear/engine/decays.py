@@ -1,12 +1,12 @@
 r"""How much survives between two tokens of a chunk, without overflow and without C x C x K numbers.
 
-Between a token j that writes and a later one i that reads, the state fades by the product of the
+Between a token j that writes and a later one i that reads, the state decays by the product of the
 decays in between: e^(G_i - G_j) with running sums G of the log-decay g. One decay for all
-channels makes that a C x C matrix. With one decay a channel it has to be taken apart into a factor
-of the reader and a factor of the writer:
+channels makes that a C x C matrix. With one decay per channel it has to be taken apart into a
+factor of the reader and a factor of the writer:
 
-* From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential a number and one matrix product,
-  as long as no channel fades by more than `LEAST_FACTOR` within the chunk.
+* From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential per number and one matrix
+  product, as long as no channel decays by more than `LEAST_FACTOR` within the chunk.
 * By halves, for any decay: what the second half of a block reads in its first half passes the
   border between them, so (decay from j to the border) times (decay from the border to i), both
   at most 1. Doubling a block multiplies both by what survives its other half. A decay of zero
