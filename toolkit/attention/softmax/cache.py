@@ -130,7 +130,7 @@ def softmax_attention_step(
     if is_ring:
         age %= capacity
     visible = (age >= 0) & (age <= length)
-    if is_ring:
+    if sliding_window is not None:
         visible &= age < sliding_window
     visible = visible[None]
     if cache.start is not None:
@@ -188,8 +188,8 @@ def append(
         keys = jnp.concatenate([jnp.roll(cache.keys, -length, axis=-1), k], axis=-1)
         values = jnp.concatenate([jnp.roll(cache.values, -length, axis=-1), v], axis=-1)
         extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
-        kept = (jnp.roll(x[..., time:], length + time, axis=-1) for x in (keys, values))
-        new_cache = KVCache(*kept, length + time)
+        kept = [jnp.roll(x[..., time:], length + time, axis=-1) for x in (keys, values)]
+        new_cache = KVCache(kept[0], kept[1], length + time)
     segments, start = documents_after(
         length, cache.start, segment_ids, (k.shape[0], time), extent.query_start, keys.shape[-1]
     )

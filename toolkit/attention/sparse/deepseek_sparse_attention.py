@@ -34,10 +34,10 @@ from toolkit.attention._shapes import (
     SharedValues,
 )
 from toolkit.attention._visibility import Segments, documents_after
-from toolkit.attention.sparse.attend import attend_to_past, each, over_queries, prefers_gather
 from toolkit.attention.sparse.cache import IndexedCache
 from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
+from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
 
 
 def deepseek_sparse_attention(
@@ -167,7 +167,7 @@ def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
 
 
 def _values(cache: IndexedCache, v: Array) -> Array:
-    return cache.keys[..., : v.shape[3]] if cache.values is None else cache.values
+    return cache.keys[..., : v.shape[-1]] if cache.values is None else cache.values
 
 
 def deepseek_sparse_attention_step(
@@ -229,7 +229,7 @@ def deepseek_sparse_attention_step(
         sequence,
         q_t.reshape(batch, groups, heads // groups, key),
         cache.keys,
-        _values(cache, v),
+        _values(cache, v_t),
         index_q_t,
         cache.index_keys,
         index_weights_t,

@@ -25,8 +25,8 @@ from toolkit.attention._attend import attend
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
-from toolkit.attention.sparse.attend import each, over_queries
 from toolkit.attention.sparse.selection import top_mask
+from toolkit.attention.sparse.spread import each, over_queries
 
 
 def index_scores(

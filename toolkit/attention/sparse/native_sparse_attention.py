@@ -43,7 +43,6 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention._visibility import Segments, documents_after
 from toolkit.attention.softmax.cache import check_window
-from toolkit.attention.sparse.attend import attend_to_past, each, over_queries, prefers_gather
 from toolkit.attention.sparse.blocks import (
     Blocking,
     attend_to_blocks,
@@ -53,6 +52,7 @@ from toolkit.attention.sparse.blocks import (
     means_from,
 )
 from toolkit.attention.sparse.cache import BlockCache
+from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
 
 
 def native_sparse_attention(
