@@ -104,8 +104,8 @@ def recurrent_state_bytes(batch, context, heads, key, value, *, element_bytes=4)
     return batch * heads * key * value * STATE_BYTES
 
 
-def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
-    """Chunks of a memory that fades and adds: state, scores."""
+def additive_forward_flops(batch, time, heads, key, value, *, chunk=None):
+    """Chunks of an additive rule: state, scores."""
     size = adding_chunk_size(time, key, value) if chunk is None else chunk
     chunks = -(-time // size)
     state = 2 * size * key * value  # read for q, written once
@@ -113,8 +113,8 @@ def fading_forward_flops(batch, time, heads, key, value, *, chunk=None):
     return 2 * batch * heads * chunks * (state + within)
 
 
-def fading_step_flops(batch, context, heads, key, value, *, decays=True):
-    """One token of a memory that adds, and fades if it `decays`."""
+def additive_step_flops(batch, context, heads, key, value, *, decays=True):
+    """One token of an additive rule, whose state decays if it `decays`."""
     # Read for q, 2 K V; decay, outer product and sum, 3 K V.
     return (5 if decays else 4) * batch * heads * key * value
 

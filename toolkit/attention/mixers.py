@@ -19,10 +19,10 @@ from types import MappingProxyType
 
 from toolkit.attention import sparse
 from toolkit.attention.costs import (
+    additive_forward_flops,
+    additive_step_flops,
     delta_forward_flops,
     delta_step_flops,
-    fading_forward_flops,
-    fading_step_flops,
     product_forward_flops,
     product_step_flops,
     rwkv7_forward_flops,
@@ -148,8 +148,8 @@ MIXERS: dict[str, Mixer] = {
             function=linear_attention,
             step=linear_attention_step,
             reference=linear_attention_reference,
-            forward_flops=fading_forward_flops,
-            step_flops=partial(fading_step_flops, decays=False),
+            forward_flops=additive_forward_flops,
+            step_flops=partial(additive_step_flops, decays=False),
         ),
         recurrent(
             name="retention",
@@ -159,8 +159,8 @@ MIXERS: dict[str, Mixer] = {
             function=retention,
             step=retention_step,
             reference=retention_reference,
-            step_flops=fading_step_flops,
-            forward_flops=fading_forward_flops,
+            step_flops=additive_step_flops,
+            forward_flops=additive_forward_flops,
         ),
         recurrent(
             name="mamba2",
@@ -170,8 +170,8 @@ MIXERS: dict[str, Mixer] = {
             function=mamba2,
             step=mamba2_step,
             reference=mamba2_reference,
-            step_flops=fading_step_flops,
-            forward_flops=fading_forward_flops,
+            step_flops=additive_step_flops,
+            forward_flops=additive_forward_flops,
         ),
         recurrent(
             name="gla",
@@ -181,8 +181,8 @@ MIXERS: dict[str, Mixer] = {
             function=gated_linear_attention,
             step=gated_linear_attention_step,
             reference=gated_linear_attention_reference,
-            forward_flops=fading_forward_flops,
-            step_flops=fading_step_flops,
+            forward_flops=additive_forward_flops,
+            step_flops=additive_step_flops,
         ),
         recurrent(
             name="hgrn2",
@@ -192,8 +192,8 @@ MIXERS: dict[str, Mixer] = {
             function=hgrn2,
             step=hgrn2_step,
             reference=hgrn2_reference,
-            forward_flops=fading_forward_flops,
-            step_flops=fading_step_flops,
+            forward_flops=additive_forward_flops,
+            step_flops=additive_step_flops,
         ),
         recurrent(
             name="delta",

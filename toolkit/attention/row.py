@@ -34,6 +34,10 @@ class Mixer:
         step_flops: (batch, context, heads, key, value, **options) of one decoded token.
         step_bytes: likewise, and `element_bytes`.
         state_bytes: likewise: what decoding keeps after `context` tokens.
+
+    Example:
+        >>> MIXERS["gdn"].names
+        ('q', 'k', 'v', 'g', 'beta')
     """
 
     name: str

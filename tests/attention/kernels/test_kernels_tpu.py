@@ -37,8 +37,8 @@ SMALLEST_LOG = -87.3  # what the mixers clamp g to
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Name -> (has one log-decay a channel, has the delta rule).
 FAMILIES = {
-    "fading": (False, False),
-    "fading by channel": (True, False),
+    "additive": (False, False),
+    "additive by channel": (True, False),
     "gated delta": (False, True),
     "kimi delta": (True, True),
 }
@@ -285,7 +285,7 @@ COMPILE = textwrap.dedent(
             bytes=cost["bytes accessed"], collectives=collectives)
 
     found = {}
-    for family, options in dict(fading=(1, False), gdn=(1, True), kda=(size, True)).items():
+    for family, options in dict(additive=(1, False), gdn=(1, True), kda=(size, True)).items():
         inputs = shapes(1, False, *options)
         found[family + " forward"] = report(forward, *inputs)
         found[family + " training"] = report(training, inputs, inputs[2], inputs[5])
@@ -322,7 +322,7 @@ def test_compiles_for_real_chips(chip, dtype):
     block = 2 * rows * time * size * (1 if dtype == "bfloat16" else 2)  # bytes of one of q, k, v
     for name, program in found.items():
         assert not program["collectives"], name
-    for family in ("fading", "gdn", "kda"):
+    for family in ("additive", "gdn", "kda"):
         forward, training = found[f"{family} forward"], found[f"{family} training"]
         decode = found[f"{family} step"]
         # Nothing but inputs and outputs forward; backward the states at the boundaries, which
@@ -334,7 +334,7 @@ def test_compiles_for_real_chips(chip, dtype):
         assert 2 * states < decode["bytes"] < 2.3 * states, family
         # Multiply-adds of the docstring, and bytes of four blocks and the small rest.
         products = 2 * chunk * size**2 + 2 * chunk**2 * size
-        if family != "fading":
+        if family != "additive":
             products += chunk * size**2 + 2 * chunk**2 * size + 3 * chunk**3
         products *= rows * time // chunk
         assert forward["flops"] == pytest.approx(2 * products, rel=0.02), family
