@@ -74,7 +74,7 @@ def train(
         width: the width of the residual stream.
         heads: attention heads.
         sliding_window: bytes a "window" layer sees.
-        attention_output_gate: gate what the heads of softmax layers put out.
+        attention_output_gate: gate what the heads of "full" and "window" layers put out.
         steps: total training steps; those of a search's candidates count too.
         batch: sequences per step.
         sequence_length: bytes per sequence.
@@ -100,8 +100,13 @@ def train(
         loops=loops,
         width=width,
         heads=heads,
-        sliding_window=sliding_window,
-        attention_output_gate=attention_output_gate,
+        options={
+            "full": {"output_gate": attention_output_gate},
+            "window": {
+                "output_gate": attention_output_gate,
+                "sliding_window": sliding_window,
+            },
+        },
         dtype=dtype,
     )
     run = TrainingRun(

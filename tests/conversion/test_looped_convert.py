@@ -86,7 +86,7 @@ def run(teacher, **changes):
 
 @pytest.mark.parametrize("word", STARTABLE)
 def test_a_student_keeps_everything_but_the_mixers(word):
-    teacher = build("full full", key_value_heads=1)
+    teacher = build("full full", options={"full": {"key_value_heads": 1}})
     student = student_from(teacher, f"{word} full", rngs=nnx.Rngs(1))
     ours, theirs = leaves(student), leaves(teacher)
     same = {path for path in theirs if path[:3] != ("blocks", 0, "mixer")}
@@ -99,7 +99,7 @@ def test_a_student_keeps_everything_but_the_mixers(word):
 
 
 def test_new_layers_start_from_queries_keys_and_values():
-    teacher = build("full full", key_value_heads=1)
+    teacher = build("full full", options={"full": {"key_value_heads": 1}})
     attention = teacher.blocks[0].mixer
     wanted = [p.kernel[...] for p in (attention.query, attention.key, attention.value)]
     wanted[1:] = [jnp.tile(kernel, 2) for kernel in wanted[1:]]  # one key for both queries
@@ -114,7 +114,9 @@ def test_new_layers_start_from_queries_keys_and_values():
 
 
 def test_kept_layers_keep_their_windows():
-    teacher = build("full window full", windows="full 4 -> 2 3", sliding_window=3)
+    teacher = build(
+        "full window full", windows="full 4 -> 2 3", options={"window": {"sliding_window": 3}}
+    )
     student = student_from(teacher, "gdn window full", rngs=nnx.Rngs(0))
     assert student.config.windows == "4 -> 3"
     assert student_from(teacher, "gdn gdn gdn", rngs=nnx.Rngs(0)).config.windows is None

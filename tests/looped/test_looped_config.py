@@ -1,6 +1,9 @@
 """Configurations: readable refusals, derived sizes, parameters counted without allocating."""
 
+import copy
 import dataclasses
+import json
+import pickle
 import re
 
 import jax
@@ -9,7 +12,10 @@ from flax import nnx
 
 from toolkit.attention import MIXERS
 from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
-from toolkit.looped.mixing.delta import GatedDeltaNetLayer
+from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.attention import AttentionLayer
+from toolkit.looped.mixing.delta import DeltaOptions, GatedDeltaNetLayer
+from toolkit.looped.mixing.layer import LayerOptions
 
 PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
 
@@ -22,11 +28,13 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("width", 130, ["130", "divisible", "heads 4"]),
         ("loops", 0, ["loops", "0", "at least 1"]),
         ("loops", 1.5, ["loops", "1.5"]),
-        ("key_value_heads", 3, ["heads 4", "key_value_heads 3"]),
-        ("gdn_value_heads", 6, ["gdn_value_heads 6", "multiple"]),
-        ("value_heads", 6, ["value_heads 6", "multiple"]),
-        ("delta_steps", 0, ["delta_steps", "0", "at least 1"]),
-        ("head_size", 7, ["7", "even"]),
+        ("options", {"full": {"key_value_heads": 3}}, ["heads 4", "full.key_value_heads 3"]),
+        ("options", {"gdn": {"value_heads": 6}}, ["gdn.value_heads 6", "multiple"]),
+        ("options", {"delta_product": {"steps": 0}}, ["delta_product.steps", "0", "at least 1"]),
+        ("options", {"full": {"head_size": 7}}, ["full.head_size is 7", "even"]),
+        ("options", {"mamba": {}}, ["unknown layer 'mamba'", "mamba2"]),
+        ("options", {"gdn": {"steps": 2}}, ["gdn.steps", "convolution_size"]),
+        ("options", {"gdn": 3}, ["'gdn'", "3", "DeltaOptions"]),
         ("dtype", "float16", ["float16", "bfloat16"]),
         ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),
         ("feed_forward", -1, ["feed_forward", "None or a whole number"]),
@@ -42,7 +50,7 @@ def test_bad_fields_are_named(field, value, words):
 def test_default_sizes_follow_the_papers_rules():
     recipe = LoopedConfig(width=1024, heads=8)
     assert recipe.feed_forward_size == 2816
-    assert recipe.attention_sizes == (8, 8, 128)
+    assert AttentionLayer.sizes_of(recipe) == (8, 8, 128)
     assert GatedDeltaNetLayer.sizes_of(recipe) == (8, 8, 96, 192)
     assert dataclasses.replace(recipe, width=2048).feed_forward_size == 5632
 
@@ -52,8 +60,11 @@ def test_default_sizes_follow_the_papers_rules():
     "switches",
     [
         {},
-        {"attention_output_gate": True, "key_value_heads": 2, "head_size": 16},
-        {"residual_gate": False, "gdn_value_heads": 8, "gdn_key_size": 24, "gdn_value_size": 40},
+        {"options": {"full": {"output_gate": True, "key_value_heads": 2, "head_size": 16}}},
+        {
+            "residual_gate": False,
+            "options": {"gdn": {"value_heads": 8, "key_size": 24, "value_size": 40}},
+        },
     ],
 )
 def test_parameter_count_equals_the_arrays(pattern, switches):
@@ -61,6 +72,55 @@ def test_parameter_count_equals_the_arrays(pattern, switches):
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     arrays = jax.tree.leaves(nnx.state(model, nnx.Param))
     assert parameter_count(config) == sum(array.size for array in arrays)
+
+
+def test_options_are_those_of_the_layers():
+    config = LoopedConfig.tiny("gdn full", options={"gdn": {"key_size": 24}})
+    assert config.gdn == DeltaOptions(key_size=24)
+    assert config == LoopedConfig.tiny("gdn full", options={"gdn": DeltaOptions(key_size=24)})
+    assert hash(config) == hash(LoopedConfig.tiny("gdn full").with_options(gdn={"key_size": 24}))
+    assert config.full == LAYERS["full"].Options()
+    assert config.mamba2.key_size == 64  # no layer of the model: its defaults
+    both = config.with_options(gdn={"value_heads": 8}, full={"output_gate": True})
+    assert (both.gdn.key_size, both.gdn.value_heads, both.full.output_gate) == (24, 8, True)
+    # A layer that leaves takes its options along only where they say something.
+    plain = LoopedConfig.tiny("full")
+    assert dataclasses.replace(LoopedConfig.tiny("gdn"), pattern="full") == plain
+    assert dataclasses.replace(config, pattern="full").gdn.key_size == 24
+    with pytest.raises(AttributeError, match="'mamba'"):
+        config.mamba  # noqa: B018
+    with pytest.raises(TypeError, match="cannot change"):
+        config.options["gdn"] = DeltaOptions()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_configuration_passes_through_json_and_copies(pattern):
+    config = LoopedConfig.tiny(pattern, options={"gdn": {"key_size": 24}, "kda": {"heads": 2}})
+    stored = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert set(config.layers) <= set(stored["options"])
+    assert LoopedConfig(**stored) == config
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_new_layer_brings_its_options(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class ToyOptions(LayerOptions):
+        taps: int = 3
+
+    class ToyLayer(GatedDeltaNetLayer):
+        word = "toy"
+        Options = ToyOptions
+
+        @classmethod
+        def sizes_of(cls, config):
+            return GatedDeltaNetLayer.sizes_of(config)
+
+    monkeypatch.setitem(LAYERS, "toy", ToyLayer)
+    config = LoopedConfig.tiny("toy full", options={"toy": {"taps": 5}})
+    assert config.toy.taps == 5
+    assert LoopedConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    with pytest.raises(ValueError, match=r"toy\.taps is 0; it must be a whole number"):
+        config.with_options(toy={"taps": 0})
 
 
 def test_loops_share_parameters():

@@ -32,7 +32,12 @@ HUGINN = {
 
 
 def build(loops=5, **switches):
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
+    sizes = {
+        "vocabulary": 50,
+        "width": 16,
+        "heads": 2,
+        "options": {"window": {"sliding_window": 4}},
+    }
     config = LoopedConfig.tiny("full", loops, **(sizes | HUGINN | switches))
     return LoopedLM(config, rngs=nnx.Rngs(0))
 

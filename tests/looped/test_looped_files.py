@@ -45,7 +45,8 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
 def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, tmp_path) -> None:
-    switches = {"attention_output_gate": True, "loop_embedding": True, "input_injection": True}
+    switches = {"loop_embedding": True, "input_injection": True}
+    switches |= {"options": {"full": {"output_gate": True}}}
     written = model_of(" ".join(LAYERS), prelude="full", **switches)
     file = tmp_path / "model.safetensors"
     save_model(written, file, dtype=dtype)
@@ -83,7 +84,7 @@ def test_a_configuration_from_before_a_field_existed_gets_its_default(path) -> N
     [
         ({"config": {"wings": 2}}, "'wings', which this version of the toolkit does not know"),
         ({"config": {"width": 30}}, "width"),
-        ({"header": {"version": "7"}}, "has version 7; this toolkit reads 1"),
+        ({"header": {"version": "7"}}, "has version 7; this toolkit reads 2"),
         ({"header": {"format": "other"}}, "is no looped model"),
         ({"drop": "norm.scale"}, "lacks tensor 'norm.scale'"),
         ({"config": {"residual_gate": False}}, "has the unknown tensor 'rho'"),

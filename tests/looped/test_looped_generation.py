@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from layer_options import everywhere
 
 from toolkit.looped import (
     LoopedCache,
@@ -29,9 +30,11 @@ BFLOAT16_ERROR = 0.05  # of the norm of the logits
 PATTERNS = ("full", "window", "gdn", "gdn window full", "retention mamba2 rwkv7")
 
 
-def build(pattern, loops=2, **overrides):
-    sizes = {"vocabulary": 50, "width": 32, "heads": 2, "sliding_window": 4}
-    model = LoopedLM(LoopedConfig.tiny(pattern, loops, **(sizes | overrides)), rngs=nnx.Rngs(0))
+def build(pattern, loops=2, options=None, **overrides):
+    sizes = {"vocabulary": 50, "width": 32, "heads": 2} | overrides
+    config = LoopedConfig.tiny(pattern, loops, **sizes, options=options or {})
+    config = config.with_options(window={"sliding_window": 4})
+    model = LoopedLM(config, rngs=nnx.Rngs(0))
     model.rho[...] = 0.3 * jax.random.normal(jax.random.key(0), model.rho.shape)
     return model
 
@@ -46,7 +49,7 @@ def some_tokens(batch=2, time=16):
     [("full", 1), ("gdn window", 2), ("gdn window full", 9), ("retention rwkv7", 5)],
 )
 def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
-    model, tokens = build(pattern, key_value_heads=1), some_tokens()
+    model, tokens = build(pattern, options=everywhere(key_value_heads=1)), some_tokens()
     wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
     logits, cache = prefill(model, tokens[:, :prompt], 16)
     assert jax.tree.map(jnp.shape, cache) == jax.tree.map(
@@ -65,7 +68,7 @@ PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
     "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full", "nsa dsa"]
 )
 def test_prompts_of_different_lengths_decode_together(pattern):
-    model = build(pattern, key_value_heads=1, sparse_block=2, selected_tokens=4)
+    model = build(pattern, options=everywhere(key_value_heads=1, block_size=2, selected_tokens=4))
     tokens, lengths = pad_prompts(PROMPTS)
     # Whatever fills a row up must not show.
     is_filling = np.arange(9) < 9 - lengths[:, None]
@@ -94,7 +97,8 @@ def test_generation_from_prompts_of_different_lengths():
 
 @pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):
-    model, tokens = build(pattern, sparse_block=2, selected_tokens=4), some_tokens(time=23)
+    options = everywhere(block_size=2, selected_tokens=4)
+    model, tokens = build(pattern, options=options), some_tokens(time=23)
     wanted = jax.jit(lambda model, tokens: model(tokens))(model, tokens)
     logits, cache = prefill(model, tokens[:, :5], 32)
     for start, stop in ((5, 14), (14, 15), (15, 22)):

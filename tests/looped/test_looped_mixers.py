@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from layer_options import everywhere
 
 from toolkit.attention import MIXERS
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
@@ -23,16 +24,14 @@ CONFIG = LoopedConfig.tiny(
     width=16,
     heads=2,
     vocabulary=20,
-    sliding_window=4,
     feed_forward=16,
     loops=2,
-    sparse_block=3,
-    sparse_blocks=3,
-    sparse_window=4,
-    selected_tokens=6,
+    options=everywhere(
+        sliding_window=4, block_size=3, selected_blocks=3, selected_tokens=6, index_size=16
+    ),
 )
 # Two value heads to a key head where a mixer can, sizes that are no power of two.
-GROUPED = dataclasses.replace(CONFIG, value_heads=4, key_size=6, value_size=5)
+GROUPED = CONFIG.with_options(**everywhere(value_heads=4, key_size=6, value_size=5))
 ONE_DOCUMENT = np.zeros((2, TIME), np.int32)
 
 
@@ -148,7 +147,7 @@ def test_a_training_step(word):
 def test_bfloat16_is_near_float32(word):
     x = some_inputs()
     # Rounding may select other tokens: here all are.
-    config = dataclasses.replace(GROUPED, selected_tokens=TIME, sparse_blocks=TIME)
+    config = GROUPED.with_options(**everywhere(selected_tokens=TIME, selected_blocks=TIME))
     layers = [build(word, dataclasses.replace(config, dtype=t)) for t in ("float32", "bfloat16")]
     wanted, out = (forward(layer, x) for layer in layers)
     assert out.dtype == jnp.bfloat16
@@ -171,5 +170,5 @@ def test_decays_start_away_from_their_limits():
 
 
 def test_a_rotated_head_has_pairs():
-    with pytest.raises(ValueError, match="key size 5 of a retention head is odd"):
-        build("retention", dataclasses.replace(CONFIG, key_size=5))
+    with pytest.raises(ValueError, match=r"retention\.key_size is 5; it must be even"):
+        CONFIG.with_options(retention={"key_size": 5})

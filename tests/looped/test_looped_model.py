@@ -17,11 +17,17 @@ from toolkit.looped.layers import rotary_embedding, unit_length
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits
+GATED = {word: {"output_gate": True} for word in ("full", "window")}
 PATTERNS = ("full", "gdn window full")
 
 
 def small(pattern, loops=2, **overrides):
-    sizes = {"vocabulary": 50, "width": 32, "heads": 2, "sliding_window": 4}
+    sizes = {
+        "vocabulary": 50,
+        "width": 32,
+        "heads": 2,
+        "options": {"window": {"sliding_window": 4}},
+    }
     return LoopedConfig.tiny(pattern, loops, **(sizes | overrides))
 
 
@@ -48,7 +54,7 @@ def forward(model, tokens, segment_ids=None):
 
 
 def test_scan_equals_loops_written_out():
-    model, tokens = build(small("window full", loops=2, attention_output_gate=True)), some_tokens()
+    model, tokens = build(small("window full", loops=2, options=GATED)), some_tokens()
 
     def written_out(model):
         h, hidden = model.embedding(tokens), []
@@ -156,7 +162,10 @@ def test_the_future_is_invisible(pattern):
 
 def test_a_window_reaches_exactly_as_far_as_its_loops_allow():
     # N layers, T loops, window w (self included): N T (w - 1) tokens back, and not one further.
-    model, tokens = build(small("window window", loops=2, sliding_window=3)), some_tokens(time=14)
+    model, tokens = (
+        build(small("window window", loops=2, options={"window": {"sliding_window": 3}})),
+        some_tokens(time=14),
+    )
     reach = 2 * 2 * (3 - 1)
     before = forward(model, tokens)
     after = forward(model, tokens.at[:, 2].add(1) % 50)
@@ -193,7 +202,7 @@ def test_bfloat16_is_finite_and_near_float32():
 
 
 def test_every_parameter_learns():
-    config = small("gdn window full", loops=2, attention_output_gate=True)
+    config = small("gdn window full", loops=2, options=GATED)
     model, tokens = build(config), some_tokens()
     gradient = jax.jit(jax.grad(lambda m: jnp.mean(jnp.square(m(tokens)))))(model)
     leaves = jax.tree_util.tree_leaves_with_path(gradient)

@@ -46,7 +46,7 @@ def test_llama_looped_by_hand():
         "width": 32,
         "pattern": "full full",
         "heads": 4,
-        "key_value_heads": 2,
+        "options": {"full": {"key_value_heads": 2}},
         "feed_forward": 48,
     }
     once = load_checkpoint(theirs.state_dict(), style="llama", tied_embedding=True, **sizes)

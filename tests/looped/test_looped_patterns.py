@@ -34,7 +34,12 @@ GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def build(pattern="full full", loops=2, **overrides):
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
+    sizes = {
+        "vocabulary": 50,
+        "width": 16,
+        "heads": 2,
+        "options": {"window": {"sliding_window": 4}},
+    }
     model = LoopedLM(LoopedConfig.tiny(pattern, loops, **(sizes | overrides)), rngs=nnx.Rngs(0))
     model.rho[...] = 0.3 * jax.random.normal(jax.random.key(0), model.rho.shape)
     return model
@@ -107,7 +112,7 @@ def test_bad_windows_are_named(windows, words):
 
 
 def test_windows_of_every_loop():
-    config = LoopedConfig.tiny("full window gdn full", 3, sliding_window=9)
+    config = LoopedConfig.tiny("full window gdn full", 3, options={"window": {"sliding_window": 9}})
     assert config.loop_windows == ((None, 9, None, None),) * 3
     assert not config.loops_differ
     config = dataclasses.replace(config, windows=by_loop(["full", "8 4", "2"]))

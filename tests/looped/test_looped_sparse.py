@@ -1,6 +1,5 @@
 """Sparse attention inside looped models: layers, decoding, losses of indexers, presets."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -20,29 +19,28 @@ from toolkit.looped import (
     parameter_count,
     prefill,
 )
-from toolkit.looped.mixing.sparse import Indexer
+from toolkit.looped.mixing.deepseek_sparse import DSAOptions, Indexer
 from toolkit.looped.parameters import layer_parameters
 
 # Each program runs a few times only.
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 LT2 = {"indexer": "lt2", "shared_key_size": 12, "shared_value_size": 8}
+DSA = {"selected_tokens": 5, "index_size": 8}
+NSA = {"block_size": 3, "selected_blocks": 3, "sliding_window": 4}
 SMALL = {
     "vocabulary": 30,
     "width": 16,
     "heads": 2,
     "feed_forward": 16,
-    "sparse_block": 3,
-    "sparse_blocks": 3,
-    "sparse_window": 4,
-    "selected_tokens": 5,
-    "index_size": 8,
 }
 
 
-def build(pattern, loops=2, **overrides):
+def build(pattern, loops=2, *, dsa=None, **overrides):
     """A model drawn by NumPy: its own initialisation would compile a program a shape."""
-    config = LoopedConfig.tiny(pattern, loops, **(SMALL | overrides))
+    shared = {name: v for name, v in (dsa or {}).items() if name == "key_value_heads"}
+    options = {"nsa": NSA | shared, "dsa": DSA | (dsa or {})}
+    config = LoopedConfig.tiny(pattern, loops, **(SMALL | overrides), options=options)
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     random = np.random.default_rng(0)
 
@@ -65,7 +63,7 @@ def forward(model, tokens):
 
 @pytest.mark.parametrize("options", [{"key_value_heads": 1}, LT2])
 def test_prefill_and_steps_equal_the_parallel_form(options):
-    model, tokens = build("nsa dsa", **options), some_tokens()
+    model, tokens = build("nsa dsa", dsa=options), some_tokens()
     wanted = forward(model, tokens)
     logits, cache = prefill(model, tokens[:, :8], 17)
     np.testing.assert_allclose(logits, wanted[:, 7], **FLOAT32_TOLERANCE)
@@ -95,7 +93,7 @@ def test_losses_of_indexers_beside_the_logits():
 
     (logits, sparse), (dense_logits, dense) = run(model, tokens)
     np.testing.assert_allclose(logits, forward(model, tokens), **FLOAT32_TOLERANCE)
-    everything = build("dsa full dsa", loops=3, prelude="dsa", selected_tokens=17)
+    everything = build("dsa full dsa", loops=3, prelude="dsa", dsa={"selected_tokens": 17})
     np.testing.assert_allclose(dense_logits, forward(everything, tokens), **FLOAT32_TOLERANCE)
     for losses in (sparse, dense):
         assert losses.loops.shape == (3, 2)
@@ -124,7 +122,7 @@ def test_each_loss_trains_its_own_parameters(stage):
 
 
 def test_training_an_indexer_brings_it_near_the_attention():
-    model, tokens = build("dsa", loops=1, selected_tokens=8), some_tokens(4)
+    model, tokens = build("dsa", loops=1, dsa={"selected_tokens": 8}), some_tokens(4)
 
     @jit
     @jax.value_and_grad
@@ -146,8 +144,7 @@ def test_losses_want_an_indexer():
 
 
 def test_lt2s_indexer_is_the_mean_of_products():
-    config = LoopedConfig.tiny(**(SMALL | LT2))
-    indexer = Indexer(config, rngs=nnx.Rngs(0))
+    indexer = Indexer(LoopedConfig.tiny(**SMALL), DSAOptions(**DSA | LT2), rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (6, 16))
     q, k, weights = indexer(x, jnp.arange(6))
     heads = indexer.query(x).reshape(6, 2, 8)
@@ -174,7 +171,8 @@ def test_the_lightning_indexer_selects_what_transformers_does():
         ),
         0,
     ).eval()
-    ours = Indexer(LoopedConfig.tiny(**SMALL | {"index_heads": heads}), rngs=nnx.Rngs(0))
+    options = DSAOptions(**DSA, index_heads=heads)
+    ours = Indexer(LoopedConfig.tiny(**SMALL), options, rngs=nnx.Rngs(0))
     random = np.random.default_rng(0)
     ours.key_norm.bias[...] = jnp.asarray(0.1 * random.standard_normal(size), jnp.float32)
     pairs = (
@@ -213,7 +211,7 @@ def test_presets_have_the_parameters_of_their_equations(size):
     hybrid = PRESETS[f"lt2-hybrid-dsa-{size}"]
     layers = len(hybrid.layers)
     assert hybrid.layers.count("dsa") == layers // 5
-    lightning = dataclasses.replace(released, indexer="lightning")
+    lightning = released.with_options(dsa={"indexer": "lightning"})
     assert layer_parameters("dsa", lightning) == (
         4 * width * width + width * (heads * 64 + 64 + heads) + 2 * 64
     )
@@ -223,13 +221,14 @@ def test_presets_have_the_parameters_of_their_equations(size):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("sparse_blocks", 2, "at least 3"),
-        ("index_size", 6, "multiple of 4"),
-        ("indexer", "mean", "lightning, lt2"),
-        ("shared_value_size", 100, "shared_key_size"),
-        ("selected_tokens", 0, "at least 1"),
+        ("nsa.selected_blocks", 2, "at least 3"),
+        ("dsa.index_size", 6, "multiple of 4"),
+        ("dsa.indexer", "mean", "lightning, lt2"),
+        ("dsa.shared_value_size", 100, "shared_key_size"),
+        ("dsa.selected_tokens", 0, "at least 1"),
     ],
 )
 def test_bad_fields_are_named(field, value, words):
+    word, name = field.split(".")
     with pytest.raises(ValueError, match=f"{field}.*{words}"):
-        LoopedConfig.tiny(**{field: value})
+        LoopedConfig.tiny(word, options={word: {name: value}})

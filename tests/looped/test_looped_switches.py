@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from layer_options import everywhere
 
 from toolkit.looped import (
     PRESETS,
@@ -40,18 +41,20 @@ OURO = {
     "tied_embedding": False,
 }
 QWEN = {
-    "query_key_norm": True,
-    "rotary_fraction": 0.5,
-    "attention_output_gate": True,
-    "gdn_heads": 4,
-    "gdn_key_size": 8,
+    "options": everywhere(query_key_norm=True, rotary_fraction=0.5, output_gate=True)
+    | {"gdn": {"heads": 4, "key_size": 8}},
 }
 GROUPS = {"residual_group": 2}
 
 
 def build(pattern="full", loops=2, **overrides):
     """A model whose zero-initialised parameters, and the exit gate's bias, are not zero."""
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
+    sizes = {
+        "vocabulary": 50,
+        "width": 16,
+        "heads": 2,
+        "options": {"window": {"sliding_window": 4}},
+    }
     model = LoopedLM(LoopedConfig.tiny(pattern, loops, **(sizes | overrides)), rngs=nnx.Rngs(0))
     bias = None if model.exit_gate is None else model.exit_gate.bias
     gamma = None if model.group_residual is None else model.group_residual.gamma
@@ -188,7 +191,9 @@ def test_published_sizes_of_ouro():
 
 
 def test_a_prelude_adds_to_the_reach():
-    config = LoopedConfig.tiny("window", 3, sliding_window=5, prelude="window")
+    config = LoopedConfig.tiny(
+        "window", 3, prelude="window", options={"window": {"sliding_window": 5}}
+    )
     assert tokens_reached(config) == 1 + 4 + 3 * 4
     assert tokens_reached(dataclasses.replace(config, coda="full")) is None
 
@@ -253,9 +258,12 @@ def test_exits_need_a_gate():
         ({"coda": "full", "exit_gate": True}, ["exit_gate", "coda 'full'"]),
         ({"coda": "full", "norm_every_loop": True}, ["norm_every_loop", "coda"]),
         ({"residual_group": 0}, ["residual_group", "0", "at least 1"]),
-        ({"rotary_fraction": 0.3}, ["rotary_fraction", "0.3", "32 channels"]),
-        ({"rotary_fraction": 0}, ["rotary_fraction", "(0, 1]"]),
-        ({"gdn_heads": 3, "gdn_value_heads": 4}, ["gdn_value_heads 4", "heads 3"]),
+        (
+            {"options": {"full": {"rotary_fraction": 0.3}}},
+            ["rotary_fraction", "0.3", "32 channels"],
+        ),
+        ({"options": {"full": {"rotary_fraction": 0}}}, ["full.rotary_fraction", "(0, 1]"]),
+        ({"options": {"gdn": {"heads": 3, "value_heads": 4}}}, ["gdn.value_heads 4", "heads 3"]),
         ({"random_start": True}, ["random_start", "input_injection"]),
         ({"backward_loops": 2}, ["backward_loops", "residual_gate"]),
     ],

@@ -212,7 +212,9 @@ def windows(h, window, times):
     ("layers", "loops", "tokens"), [(1, 1, 5), (1, 2, 9), (1, 4, 17), (2, 2, 17)]
 )
 def test_loops_of_a_window_reach_that_many_tokens_exactly(layers, loops, tokens):
-    config = LoopedConfig.tiny(" ".join(["window"] * layers), loops, sliding_window=5)
+    config = LoopedConfig.tiny(
+        " ".join(["window"] * layers), loops, options={"window": {"sliding_window": 5}}
+    )
     assert tokens_reached(config) == tokens
     assert tokens < 1 + loops * layers * 5
     h = jax.random.normal(jax.random.key(0), (24, 3))
@@ -305,7 +307,7 @@ def test_a_correction_never_expands_the_state(float64):
 
 def test_the_bound_holds_in_every_loop_of_a_model():
     """Each loop starts from an empty state and adds beta ||v_t|| a token at the most."""
-    model, tokens = small("gdn", loops=4, value_size=8), some_tokens(batch=2)
+    model, tokens = small("gdn", loops=4, options={"gdn": {"value_size": 8}}), some_tokens(batch=2)
 
     @jax.jit
     def a_loop(model, h, rho):

@@ -8,7 +8,12 @@ from toolkit.looped import LoopedConfig, LoopedLM
 
 def small(pattern, loops=2, seed=0, **overrides):
     """A model whose residual gates are not at their zero start."""
-    sizes = {"vocabulary": 50, "width": 16, "heads": 2, "sliding_window": 4}
+    sizes = {
+        "vocabulary": 50,
+        "width": 16,
+        "heads": 2,
+        "options": {"window": {"sliding_window": 4}},
+    }
     config = LoopedConfig.tiny(pattern, loops, **(sizes | overrides))
     model = LoopedLM(config, rngs=nnx.Rngs(seed))
     model.rho[...] = 0.3 * jax.random.normal(jax.random.key(seed), model.rho.shape)

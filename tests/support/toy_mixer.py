@@ -18,7 +18,7 @@ from toolkit.attention.costs import fading_forward_flops, fading_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V
 from toolkit.attention.row import recurrent
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.fading import GatedLinearAttentionLayer
+from toolkit.looped.mixing.linear_attention import GatedLinearAttentionLayer
 from toolkit.looped.mixing.recurrent import Projection, split_heads
 
 

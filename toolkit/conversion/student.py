@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
-from toolkit.looped.mixing.attention import AttentionLayer
+from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
 from toolkit.looped.mixing.delta import DeltaLayer
-from toolkit.looped.mixing.fading import QueryKeyValueLayer
+from toolkit.looped.mixing.linear_attention import QueryKeyValueLayer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.patterns import by_loop
 
@@ -135,6 +135,11 @@ def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
             f"the teacher's pattern {config.pattern!r} has the layer {others[0]!r}; "
             'every layer of a teacher must be "full" or "window".'
         )
+    if len({LAYERS[word].sizes_of(config) for word in config.layers}) > 1:
+        raise ValueError(
+            'the teacher\'s "full" and "window" layers differ in heads or head_size; they must '
+            "be equal for a student to start from."
+        )
     words = pattern.split()
     if len(words) != len(config.layers):
         raise ValueError(
@@ -147,17 +152,24 @@ def _student_config(config: LoopedConfig, pattern: str) -> LoopedConfig:
                 f"pattern {pattern!r} asks for {word!r}, which has no queries, keys and values to "
                 f"start from attention's; convert to {', '.join(STARTABLE)}."
             )
-    _, _, size = config.attention_sizes
-    return dataclasses.replace(
-        config,
-        pattern=pattern,
-        windows=_kept_windows(config, words),
-        key_size=size,
-        value_size=size,
-        **dict.fromkeys(
-            ("value_heads", "gdn_heads", "gdn_value_heads", "gdn_key_size", "gdn_value_size")
-        ),
+    replaced = dict(zip(words, config.layers, strict=True))
+    converted = dataclasses.replace(config, pattern=pattern, windows=_kept_windows(config, words))
+    return converted.with_options(
+        **{
+            word: _options_of_attention(config, old, word)
+            for word, old in replaced.items()
+            if word not in config.layers
+        }
     )
+
+
+def _options_of_attention(config: LoopedConfig, old: str, word: str) -> dict[str, Any]:
+    """The options that give layers called `word` the sizes of the attention they replace."""
+    if issubclass(LAYERS[word], AttentionLayer):
+        shared = [field.name for field in dataclasses.fields(AttentionOptions)]
+        return {name: getattr(getattr(config, old), name) for name in shared}
+    size = LAYERS[old].sizes_of(config).head_size
+    return {"heads": None, "value_heads": None, "key_size": size, "value_size": size}
 
 
 def _kept_windows(config: LoopedConfig, words: list[str]) -> str | None:

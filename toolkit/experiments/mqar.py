@@ -31,7 +31,7 @@ def _recipe(pattern: str) -> Recipe:
         vocabulary=TASK.vocabulary,
         width=64,
         heads=2,
-        sliding_window=WINDOW,
+        options={"window": {"sliding_window": WINDOW}},
         feed_forward=64,
     )
     return Recipe(model, TASK, steps=1000, learning_rate=5e-3)

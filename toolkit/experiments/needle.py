@@ -35,7 +35,7 @@ def _model(loops: int) -> LoopedConfig:
         vocabulary=2 * VALUES + 1,
         width=32,
         heads=2,
-        sliding_window=WINDOW,
+        options={"window": {"sliding_window": WINDOW}},
         feed_forward=64,
     )
 

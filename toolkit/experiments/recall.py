@@ -48,9 +48,11 @@ def model(pattern: str, task: StateBasedRecall, loops: int, width: int) -> Loope
         vocabulary=task.vocabulary,
         width=width,
         heads=2,
-        sliding_window=WINDOW,
+        options={
+            "window": {"sliding_window": WINDOW},
+            "gdn": {"negative_eigenvalues": True},
+        },
         feed_forward=2 * width,
-        negative_eigenvalues=True,
         embedding_std=1.0,
         tied_embedding=False,
         rope_theta=2.0 * task.length,

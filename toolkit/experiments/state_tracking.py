@@ -61,8 +61,10 @@ def recipe(
         width=32,
         heads=heads,
         feed_forward=64,
-        negative_eigenvalues=is_negative,
-        convolution_size=1,
+        options={
+            "gdn": {"negative_eigenvalues": is_negative, "convolution_size": 1},
+            "delta_product": {"convolution_size": 1},
+        },
     )
     return Recipe(model, task, steps=steps, learning_rate=5e-3)
 

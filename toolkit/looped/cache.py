@@ -142,6 +142,8 @@ def cache_bytes_per_token(config: LoopedConfig) -> int:
     # Between two lengths past every window the growth is even; a few tokens apart, because some
     # caches grow by blocks.
     few = 2**10
-    start = -(-config.sliding_window // few) * few
+    words = (*config.layers, *config.prelude_layers, *config.coda_layers)
+    longest = max(LAYERS[word].window_of(config) or 1 for word in words)
+    start = -(-longest // few) * few
     growth = cache_bytes_per_sequence(config, start + few) - cache_bytes_per_sequence(config, start)
     return growth // few

@@ -5,28 +5,31 @@ costed and matched with another before a single parameter is allocated.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax.numpy as jnp
+from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.layer import (
+    LayerConfig,
+    LayerOptions,
+    OptionsByWord,
+    check_numbers,
+)
+from toolkit.looped.windows import parsed_windows
 
-from toolkit.looped.config_checks import check_config
+DTYPES = ("float32", "bfloat16")
 
 
-class AttentionSizes(NamedTuple):
-    """Head counts and head size of a softmax layer."""
-
-    heads: int
-    key_value_heads: int
-    head_size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopedConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopedConfig(LayerConfig):
     """Sizes and switches of a looped language model; checked when made.
 
-    The physical layers are named by `pattern` and run `loops` times with the same parameters.
-    Sizes left at None follow the papers' rules: see `attention_sizes`, `feed_forward_size` and the
-    `sizes_of` of each recurrent layer.
+    The physical layers are named by `pattern` and run `loops` times with the same parameters. What
+    only some layers have is an option of theirs, named by their word and read as an attribute:
+
+        config = LoopedConfig(pattern="gdn full", options={"gdn": {"key_size": 24}})
+        config.gdn.key_size, config.full.head_size        24, None (width / heads)
+        config.with_options(full={"output_gate": True})   the same, but for one option
 
     Attributes:
         vocabulary: number of tokens; 256 means the model reads bytes.
@@ -34,31 +37,8 @@ class LoopedConfig:
         pattern: the physical layers in order, e.g. "gdn gdn gdn gdn full".
         loops: how often the stack of physical layers runs.
         heads: query heads of softmax layers, key heads of recurrent layers.
-        key_value_heads: key/value heads of softmax layers (None: as many as `heads`).
-        head_size: size of a softmax head (None: width / heads).
-        value_heads: value heads of recurrent layers, a multiple of `heads` (None: `heads`);
-            "hgrn2" and "rwkv7" always have `heads`.
-        key_size: key size of a recurrent head (None: the paper's share of width / heads).
-        value_size: value size of a recurrent head (None: likewise).
-        gdn_value_heads: `value_heads` of "gdn" layers alone.
-        gdn_key_size: `key_size` of "gdn" layers alone (None: 0.75 width / heads).
-        gdn_value_size: `value_size` of "gdn" layers alone (None: twice the key size).
-        negative_eigenvalues: let beta reach 2, so that a delta-rule step can reflect (it always
-            does in "delta_product").
-        delta_steps: corrections a token of a "delta_product" layer.
-        sparse_block: tokens of a block of "nsa" layers.
-        sparse_blocks: blocks a query of theirs reads whole.
-        sparse_window: tokens of their window.
-        selected_tokens: tokens a query of "dsa" layers attends to.
-        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
-            attention; or "lt2", random projections as released, before attention to one key of
-            `shared_key_size` without positions, whose first `shared_value_size` channels are the
-            value.
-        index_heads: heads of the indexer (None: `heads`).
-        index_size: size of each.
-        shared_key_size: see `indexer`.
-        shared_value_size: see `indexer`.
-        sliding_window: tokens a "window" layer sees, the current one included.
+        options: options by word, a mapping or the layer's own dataclass (`LAYERS[word].Options`);
+            what is left out has its default.
         windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
             loops, or one part for all of them. A part is one word for all "full" layers or a word
             for each: "full" or a number of tokens (None: they see everything).
@@ -75,21 +55,15 @@ class LoopedConfig:
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
         norm_every_loop: the final norm closes every loop, not the last alone.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
-        sandwich_norm: a second RMSNorm a sub-layer, on what it adds to the stream.
-        residual_group: layers to a group whose input, times a learned scalar that starts at zero,
+        sandwich_norm: a second RMSNorm per sub-layer, on what it adds to the stream.
+        residual_group: layers per group whose input, times a learned scalar that starts at zero,
             is added to the group's output (None: no groups).
         embedding_std: spread of the initial embedding (None: width^-1/2, as LT2). At 1 a token
             weighs as much in the stream as a layer's first outputs, which recall learns from much
             sooner; the head is then better a table of its own.
         tied_embedding: the output head is the embedding transposed, not a table of its own.
-        query_key_norm: RMSNorm of every query and key head of softmax layers, before they turn.
-        rotary_fraction: share of a softmax head's channels, the first ones, that turn with the
-            position.
-        gdn_heads: `heads` of "gdn" layers alone.
         random_start: the loops start from noise, and know the tokens by injection alone.
         backward_loops: the gradient goes through this many last loops (None: through all).
-        attention_output_gate: gate softmax outputs by sigmoid(x W_g), zero-initialised.
-        convolution_size: taps of the short causal convolution, in the layers that have one.
         dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 
@@ -98,39 +72,22 @@ class LoopedConfig:
         (Huginn), 2025, for prelude, coda, injection, random start and short gradient; Dehghani et
         al., "Universal Transformers", 2018, for loop embeddings (sinusoids there); Zhu et al.,
         "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025, for the norms, the head
-        and the exit gate; Qwen3-Next for the norm of queries and keys and the part that turns.
+        and the exit gate.
+
+    Example:
+        >>> config = LoopedConfig.tiny("gdn full", loops=2, options={"gdn": {"key_size": 24}})
+        >>> config.gdn.key_size, config.gdn.convolution_size
+        (24, 4)
+        >>> config.with_options(full={"key_value_heads": 1}).full.key_value_heads
+        1
     """
 
     vocabulary: int = 256
-    width: int = 256
     pattern: str = "full full full full"
     loops: int = 1
-    heads: int = 4
-    key_value_heads: int | None = None
-    head_size: int | None = None
-    value_heads: int | None = None
-    key_size: int | None = None
-    value_size: int | None = None
-    gdn_value_heads: int | None = None
-    gdn_key_size: int | None = None
-    gdn_value_size: int | None = None
-    negative_eigenvalues: bool = False
-    delta_steps: int = 2
-    sparse_block: int = 64
-    sparse_blocks: int = 16
-    sparse_window: int = 512
-    selected_tokens: int = 2048
-    indexer: str = "lightning"
-    index_heads: int | None = None
-    index_size: int = 64
-    shared_key_size: int = 576
-    shared_value_size: int = 512
-    sliding_window: int = 64
     windows: str | None = None
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
-    rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-6
     residual_gate: bool = True
     prelude: str = ""
     coda: str = ""
@@ -142,14 +99,8 @@ class LoopedConfig:
     residual_group: int | None = None
     embedding_std: float | None = None
     tied_embedding: bool = True
-    query_key_norm: bool = False
-    rotary_fraction: float = 1.0
-    gdn_heads: int | None = None
     random_start: bool = False
     backward_loops: int | None = None
-    attention_output_gate: bool = False
-    convolution_size: int = 4
-    dtype: str = "float32"
     remat: bool = False
 
     @classmethod
@@ -168,11 +119,10 @@ class LoopedConfig:
             ValueError: if a field is out of range.
         """
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
-        # Fewer tokens than a text of 64 to 256 bytes has, so that selecting makes a difference.
-        sizes |= {"sparse_block": 8, "sparse_blocks": 4, "sparse_window": 16}
-        sizes |= {"selected_tokens": 32, "index_size": 16}
-        sizes |= {"shared_key_size": 72, "shared_value_size": 64}
-        return cls(pattern=pattern, loops=loops, **(sizes | overrides))
+        options = overrides.pop("options", {})
+        config = cls(pattern=pattern, loops=loops, **(sizes | overrides))
+        small = {word: LAYERS[word].Options.tiny() for word in config.options}
+        return dataclasses.replace(config, options=_merged(small, options))
 
     @classmethod
     def lt2_1b(cls, pattern: str = "gdn gdn gdn gdn full", loops: int = 4) -> "LoopedConfig":
@@ -193,17 +143,60 @@ class LoopedConfig:
             pattern=" ".join([pattern] * 4),
             loops=loops,
             heads=16,
-            sliding_window=2048,
-            attention_output_gate=True,
+            options={
+                "full": {"output_gate": True},
+                "window": {"output_gate": True, "sliding_window": 2048},
+            },
             dtype="bfloat16",
         )
 
     def __post_init__(self):
-        check_config(self)
+        check_numbers(self)
+        for name in ("rope_theta", "norm_epsilon", "embedding_std"):
+            number = getattr(self, name)
+            if number is not None and not number > 0:
+                raise ValueError(f"{name} is {number!r}; it must be positive.")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        self._check_words()
+        used = {*self.layers, *self.prelude_layers, *self.coda_layers}
+        made = _merged({}, self.options)
+        kept = {
+            word: made.get(word, layer.Options())
+            for word, layer in LAYERS.items()
+            if word in used or made.get(word, layer.Options()) != layer.Options()
+        }
+        object.__setattr__(self, "options", OptionsByWord(kept))
+        for word in kept:
+            LAYERS[word].check(self)
+        if self.windows is not None:
+            parsed_windows(self.windows, self.loops, self.layers.count("full"))
+        self._check_loops()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LAYERS:
+            return LAYERS[name].options_of(self)
+        raise AttributeError(
+            f"{type(self).__name__} has no field {name!r} and there is no such layer."
+        )
+
+    def with_options(self, **options: Mapping[str, Any] | LayerOptions) -> "LoopedConfig":
+        """The same configuration but for some options of some layers.
+
+        Args:
+            **options: by the layer's word, the options to change or all of them.
+
+        Returns:
+            The new configuration.
+
+        Raises:
+            ValueError: if there is no such layer or option, or an option is out of range.
+        """
+        return dataclasses.replace(self, options=_merged(self.options, options))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The words of the pattern, one a physical layer."""
+        """The words of the pattern, one per physical layer."""
         return tuple(self.pattern.split())
 
     @property
@@ -219,21 +212,15 @@ class LoopedConfig:
     @property
     def loop_windows(self) -> tuple[tuple[int | None, ...], ...]:
         """Tokens each physical layer sees, loop by loop; None for no limit."""
-        own = tuple(self.sliding_window if word == "window" else None for word in self.layers)
+        own = tuple(LAYERS[word].window_of(self) for word in self.layers)
         if self.windows is None:
             return (own,) * self.loops
-        full = self.layers.count("full")
         loops = []
-        for part in self.windows.split("->"):
-            words = part.split()
-            narrowed = iter(words * full if len(words) == 1 else words)
-            loops.append(
-                tuple(
-                    _window(next(narrowed)) if word == "full" else window
-                    for word, window in zip(self.layers, own, strict=True)
-                )
-            )
-        return tuple(loops) * (self.loops if len(loops) == 1 else 1)
+        for narrowed in parsed_windows(self.windows, self.loops, self.layers.count("full")):
+            left = iter(narrowed)
+            pairs = zip(self.layers, own, strict=True)
+            loops.append(tuple(next(left) if word == "full" else w for word, w in pairs))
+        return tuple(loops)
 
     @property
     def loops_differ(self) -> bool:
@@ -247,20 +234,6 @@ class LoopedConfig:
         return (*own, "windows") if self.loops_differ else tuple(own)
 
     @property
-    def compute_dtype(self) -> jnp.dtype:
-        """`dtype` as a NumPy type."""
-        return jnp.dtype(self.dtype)
-
-    @property
-    def attention_sizes(self) -> AttentionSizes:
-        """Heads, key/value heads and head size of "full" and "window" layers."""
-        return AttentionSizes(
-            self.heads,
-            self.key_value_heads or self.heads,
-            self.head_size or self.width // self.heads,
-        )
-
-    @property
     def feed_forward_size(self) -> int:
         """Hidden size of the SwiGLU: given, or 2/3 of 4 x width rounded up."""
         if self.feed_forward is not None:
@@ -268,6 +241,58 @@ class LoopedConfig:
         multiple = self.feed_forward_multiple_of
         return -(-int(2 * 4 * self.width / 3) // multiple) * multiple
 
+    def _check_words(self):
+        for name in ("pattern", "prelude", "coda"):
+            text = getattr(self, name)
+            if not isinstance(text, str):
+                raise ValueError(f'{name} is {text!r}; it must be one text, e.g. "gdn gdn full".')
+            unknown = [word for word in text.split() if word not in LAYERS]
+            if unknown or (name == "pattern" and not text.split()):
+                what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
+                raise ValueError(
+                    f"{name} {text!r} names {what}; write words out of {', '.join(LAYERS)} "
+                    "separated by spaces."
+                )
 
-def _window(word):
-    return None if word == "full" else int(word)
+    def _check_loops(self):
+        for name in ("norm_every_loop", "exit_gate"):
+            if self.coda and getattr(self, name):
+                raise ValueError(
+                    f"{name} reads logits after every loop, and coda {self.coda!r} follows the "
+                    "last; turn one of them off."
+                )
+        if self.random_start and not self.input_injection:
+            raise ValueError(
+                "random_start without input_injection: the loops would never see the tokens."
+            )
+        if self.backward_loops is not None and self.per_loop_switches:
+            raise ValueError(
+                f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
+                f"{' and '.join(self.per_loop_switches)} off."
+            )
+
+
+def _merged(
+    old: Mapping[str, LayerOptions], new: Mapping[str, Mapping[str, Any] | LayerOptions]
+) -> dict[str, LayerOptions]:
+    """Options by word: the old ones, but for what the new ones say."""
+    merged = dict(old)
+    for word, options in new.items():
+        if word not in LAYERS:
+            raise ValueError(
+                f"options name the unknown layer {word!r}; known: {', '.join(LAYERS)}."
+            )
+        kind = LAYERS[word].Options
+        if isinstance(options, Mapping):
+            known = [field.name for field in dataclasses.fields(kind)]
+            if unknown := sorted(set(options) - set(known)):
+                raise ValueError(
+                    f"{word}.{unknown[0]} is no option; {word!r} has {', '.join(known) or 'none'}."
+                )
+            options = dataclasses.replace(merged.get(word) or kind(), **options)
+        if type(options) is not kind:
+            raise ValueError(
+                f"options of {word!r} are {options!r}; they must be a mapping or {kind.__name__}."
+            )
+        merged[word] = options
+    return merged

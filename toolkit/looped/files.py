@@ -18,7 +18,7 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
 FORMAT = "toolkit looped model"
-VERSION = "1"
+VERSION = "2"
 STORAGE_DTYPES = ("float32", "float16", "bfloat16")
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.mixing.sparse import Stage, recording
+from toolkit.looped.mixing.deepseek_sparse import Stage, recording
 from toolkit.looped.model import LoopedLM
 
 

@@ -30,55 +30,51 @@ _WORDS = {
 }
 
 
+_OPTIONS = {
+    # Kernels of native sparse attention want 16 query heads or more per key head.
+    "nsa": {"key_value_heads": 1},
+    "dsa": {"indexer": "lt2"},
+}
+_LARGE = _OPTIONS | {"window": {"sliding_window": 2048}}
+
+
 def _heads(kind, heads):
-    """Query heads and key heads: kernels of native sparse attention want 16 to 1 or more."""
-    return (max(heads, 16), 1) if kind == "sparse-nsa" else (heads, None)
+    return max(heads, 16) if kind == "sparse-nsa" else heads
 
 
-def _indexer(kind):
-    return "lt2" if "dsa" in _WORDS[kind] else "lightning"
+def _of(options, kind):
+    return {word: options[word] for word in _WORDS[kind] if word in options}
 
 
 def _tiny(kind):
-    return LoopedConfig.tiny(
-        interleave(5, *_WORDS[kind]),
-        loops=4,
-        key_value_heads=1 if kind == "sparse-nsa" else None,
-        indexer=_indexer(kind),
-    )
+    return LoopedConfig.tiny(interleave(5, *_WORDS[kind]), loops=4, options=_of(_OPTIONS, kind))
 
 
 def _600m(kind):
     # Released with a SwiGLU of 1.13 x 8/3 x width, up to 3328, beside recurrent layers.
     has_recurrent_layers = "gdn" in _WORDS[kind]
-    heads, key_value_heads = _heads(kind, 8)
     return LoopedConfig(
         vocabulary=128_256,
         width=1024,
         pattern=interleave(21, *_WORDS[kind]),
         loops=4,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        indexer=_indexer(kind),
+        heads=_heads(kind, 8),
+        options=_of(_LARGE, kind),
         feed_forward=3328 if has_recurrent_layers else None,
-        sliding_window=2048,
         dtype="bfloat16",
     )
 
 
 def _1_3b(kind):
-    heads, key_value_heads = _heads(kind, 16)
+    # The gate is part of the released recipe of the hybrid; the baseline is published without it.
+    gate = {"full": {"output_gate": True}} if kind == "hybrid" else {}
     return LoopedConfig(
         vocabulary=128_256,
         width=2048,
         pattern=interleave(20, *_WORDS[kind]),
         loops=4,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        indexer=_indexer(kind),
-        sliding_window=2048,
-        # Part of the released recipe of the hybrid; the baseline is published without it.
-        attention_output_gate=kind == "hybrid",
+        heads=_heads(kind, 16),
+        options=_of(_LARGE, kind) | gate,
         dtype="bfloat16",
     )
 

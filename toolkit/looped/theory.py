@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.mixing import LAYERS
 
 
 def effective_transition(
@@ -121,7 +122,7 @@ def tokens_reached(config: LoopedConfig) -> int | None:
     """
     windows = [window for loop in config.loop_windows for window in loop]
     for word in (*config.prelude_layers, *config.coda_layers):
-        windows.append(config.sliding_window if word == "window" else None)
+        windows.append(LAYERS[word].window_of(config))
     return None if None in windows else 1 + sum(window - 1 for window in windows if window)
 
 

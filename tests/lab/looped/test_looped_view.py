@@ -1,6 +1,5 @@
 """Inside a looped model: what the panels show against the model itself and against theory."""
 
-import dataclasses
 import json
 
 import jax
@@ -51,7 +50,7 @@ def test_the_reader_computes_what_the_model_computes(pattern: str, gated: bool) 
     model = load_model(path)
     assert model.config == small.config
     logits, hidden = nnx.jit(lambda m, t: m(t, return_loops=True))(model, TOKENS[None])
-    seen = trace(small.model, TOKENS, small.switches(small.config.sliding_window, True))
+    seen = trace(small.model, TOKENS, small.switches(small.config.window.sliding_window, True))
     loops = small.config.loops
     np.testing.assert_allclose(seen.hidden[1 : loops + 1], hidden[:, 0], atol=HIDDEN_TOLERANCE)
     np.testing.assert_allclose(seen.logits[loops - 1], logits[0], atol=HIDDEN_TOLERANCE)
@@ -95,7 +94,8 @@ def test_no_influence_comes_from_beyond_the_reach_and_some_from_its_end(window: 
         seen = np.flatnonzero(view.share[loop])
         assert seen[-1] == view.token
         assert seen[0] == max(0, view.token + 1 - reach)
-    config = dataclasses.replace(small_model("window window", False).config, sliding_window=window)
+    config = small_model("window window", False).config
+    config = config.with_options(window={"sliding_window": window})
     assert view.reach[-1] == tokens_reached(config)
     full = look(TEXT, **SETTINGS | {"pattern": "full full"})
     assert full.reach == (None,) * 4
@@ -160,7 +160,7 @@ def test_inside_shows_states_where_there_are_any_and_sinks_with_and_without_gate
 @every_pattern
 def test_costs_are_those_of_the_library_and_of_the_compiler(pattern: str) -> None:
     view = look_inside(TEXT, **INSIDE | {"pattern": pattern})
-    config = dataclasses.replace(small_model(pattern, False).config, sliding_window=4)
+    config = small_model(pattern, False).config.with_options(window={"sliding_window": 4})
     assert view.cache[3] == cache_bytes_per_sequence(config, 4096)
     operations, _ = loop_costs(config, 4096)
     assert view.operations[3] == operations

@@ -50,10 +50,8 @@ DELTA = {
 DELTA_CONFIG = LoopedConfig(
     width=WIDTH,
     heads=2,
-    gdn_value_heads=6,
-    gdn_key_size=8,
-    gdn_value_size=12,
     norm_epsilon=NORM_EPSILON,
+    options={"gdn": {"value_heads": 6, "key_size": 8, "value_size": 12}},
 )
 
 
@@ -87,14 +85,21 @@ PAIRS = {
         "linear_attn",
         "gdn",
         # Its output norm has an epsilon of its own.
-        dataclasses.replace(DELTA_CONFIG, norm_epsilon=1e-5, negative_eigenvalues=True),
+        dataclasses.replace(DELTA_CONFIG, norm_epsilon=1e-5).with_options(
+            gdn={"negative_eigenvalues": True}
+        ),
     ),
     "kimi_linear": Pair(
         "KimiLinear",
         {**LINEAR, "mlp_layer_types": ["dense"], "linear_num_heads": 2, "linear_head_dim": 8},
         "self_attn",
         "kda",
-        LoopedConfig(width=WIDTH, heads=2, key_size=8, value_size=8, norm_epsilon=NORM_EPSILON),
+        LoopedConfig(
+            width=WIDTH,
+            heads=2,
+            norm_epsilon=NORM_EPSILON,
+            options={"kda": {"key_size": 8, "value_size": 8}},
+        ),
     ),
     "mamba2": Pair(
         "Mamba2",
@@ -109,7 +114,12 @@ PAIRS = {
         },
         "mixer",
         "mamba2",
-        LoopedConfig(width=WIDTH, heads=2, value_heads=4, key_size=8, norm_epsilon=NORM_EPSILON),
+        LoopedConfig(
+            width=WIDTH,
+            heads=2,
+            norm_epsilon=NORM_EPSILON,
+            options={"mamba2": {"value_heads": 4, "key_size": 8}},
+        ),
     ),
 }
 

@@ -1,12 +1,11 @@
 """Loading a layer by names: from memory and from files; refusals that say what does not fit."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from layer_options import everywhere
 from safetensors.flax import save_file
 
 from toolkit.looped import LoopedConfig, load_layer
@@ -14,7 +13,7 @@ from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.weights import parameter_paths
 from toolkit.looped.mixing import LAYERS
 
-CONFIG = LoopedConfig(width=8, heads=2, key_value_heads=1)
+CONFIG = LoopedConfig(width=8, heads=2, options=everywhere(key_value_heads=1))
 PREFIX = "model.layers.3.self_attn."
 
 
@@ -69,13 +68,13 @@ def test_what_does_not_fit_is_named(change, options, words):
 
 
 def test_options_the_checkpoint_does_not_know():
-    gated = empty_layer(config=dataclasses.replace(CONFIG, attention_output_gate=True))
+    gated = empty_layer(config=CONFIG.with_options(full={"output_gate": True}))
     with pytest.raises(ValueError, match=r"does not fill gate\.kernel"):
         load_layer(gated, some_tensors(), style="llama", prefix=PREFIX)
 
 
 def test_heads_that_cannot_be_split():
-    config = dataclasses.replace(CONFIG, query_key_norm=True, attention_output_gate=True)
+    config = CONFIG.with_options(full={"query_key_norm": True, "output_gate": True})
     norms = {f"{PREFIX}{name}_norm.weight": jnp.zeros(4) for name in "qk"}
     # Queries without the gates that belong beside them.
     tensors = some_tensors() | norms | {f"{PREFIX}q_proj.weight": jnp.zeros((12, 8))}
@@ -92,11 +91,11 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize("style", STYLES)
 def test_styles_fill_every_parameter_once(style):
     for word, rules in STYLES[style].items():
-        switches = {
-            "query_key_norm": style.startswith("qwen3"),
-            "attention_output_gate": style in ("qwen3_next", "qwen3_5"),
-        }
-        layer = empty_layer(word, dataclasses.replace(CONFIG, **switches))
+        switches = everywhere(
+            query_key_norm=style.startswith("qwen3"),
+            output_gate=style in ("qwen3_next", "qwen3_5"),
+        )
+        layer = empty_layer(word, CONFIG.with_options(**switches))
         filled = [path for rule in rules for path in rule.ours]
         assert sorted(filled) == sorted(parameter_paths(layer))
         names = [name for rule in rules for name in rule.theirs]

@@ -40,7 +40,7 @@ class SmallModel:
         windows = [window if word == "window" else MAX_TOKENS for word in self.config.layers]
         return Switches(
             jnp.asarray(windows),
-            jnp.asarray(self.config.attention_output_gate),
+            jnp.asarray(getattr(self.config, self.config.layers[-1]).output_gate),
             jnp.asarray(has_residual_gate),
         )
 
@@ -62,11 +62,9 @@ def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
 
 def _as_read(trained: LoopedLM) -> LoopedLM:
     """The same parameters under one configuration; gates that were not trained are zero."""
-    config = dataclasses.replace(
-        trained.config,
-        pattern=trained.config.pattern.replace("window", "full"),
-        attention_output_gate=True,
-    )
+    pattern = trained.config.pattern.replace("window", "full")
+    config = dataclasses.replace(trained.config, pattern=pattern)
+    config = config.with_options(full={"output_gate": True})
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     known = dict(nnx.to_flat_state(nnx.state(trained, nnx.Param)))
     for path, parameter in nnx.to_flat_state(nnx.state(model, nnx.Param)):

@@ -111,7 +111,7 @@ def look_inside(
     hidden = np.asarray(reading.seen.hidden[:, at])
     states = np.asarray(reading.seen.inside.state[:, :, at])
     rho = np.asarray(loop_gates(reading.small.model, has_residual_gate))
-    config = dataclasses.replace(reading.small.config, sliding_window=window)
+    config = reading.small.config.with_options(window={"sliding_window": window})
     own, reference = (
         _costs(dataclasses.replace(config, pattern=p), context) for p in (pattern, REFERENCE)
     )
@@ -169,16 +169,17 @@ def loop_costs(config: LoopedConfig, context: int) -> tuple[int, int]:
 
     operations = loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
     """
-    heads, _, head_size = config.attention_sizes
     total = 2 * config.vocabulary * config.width
     for word in config.layers:
         matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
         if word in ("full", "window"):
-            options = {"sliding_window": config.sliding_window} if word == "window" else {}
-            sizes, row = (heads, head_size, head_size), mixer(word, **options)
+            heads, _, size = LAYERS[word].sizes_of(config)
+            window = LAYERS[word].window_of(config)
+            sizes = heads, size, size
+            row = mixer(word, sliding_window=window) if window else mixer(word)
         else:
-            own = LAYERS[word].sizes_of(config)  # pyright: ignore[reportAttributeAccessIssue]
-            sizes, row = (own.value_heads, own.key_size, own.value_size), mixer(word)
+            _, *sizes = LAYERS[word].sizes_of(config)
+            row = mixer(word)
         mixing = row.step_flops(1, context, *sizes, **row.options)
         total += config.loops * (2 * matrices + mixing)
     return total, cache_bytes_per_sequence(config, context)

@@ -119,7 +119,7 @@ def look(
     chances = np.exp(reading.log_probabilities[:loops, at])
     order = np.argsort(-chances, axis=-1)[:, :BEST]
     losses = reading.losses()[:loops]
-    narrowed = dataclasses.replace(small.config, sliding_window=window)
+    narrowed = small.config.with_options(window={"sliding_window": window})
     return LoopView(
         raw=reading.raw,
         left_out=len(text.encode()) - count,

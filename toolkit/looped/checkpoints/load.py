@@ -74,7 +74,9 @@ def load_checkpoint(
         said = fields_of(family, settings)
     except KeyError as error:
         raise ValueError(f"config.json does not say {error.args[0]!r}.") from None
-    config = LoopedConfig(**{"tied_embedding": "lm_head.weight" not in tensors, **said, **fields})
+    said = {"tied_embedding": "lm_head.weight" not in tensors} | said
+    options = fields.pop("options", {})
+    config = LoopedConfig(**(said | fields)).with_options(**options)
     if config.tied_embedding:
         tensors.pop("lm_head.weight", None)  # a second copy of the embedding
     ending = "embed_tokens.weight"

@@ -21,6 +21,7 @@ from toolkit.looped.config import LoopedConfig
 PREFIXES = {"full": "self_attn.", "window": "self_attn.", "gdn": "linear_attn."}
 """Where a layer keeps the tensors of its mixer."""
 
+SOFTMAX = ("full", "window")
 WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
 """Words of config.json's `layer_types` and ours."""
 
@@ -39,28 +40,28 @@ class Family(NamedTuple):
         mixers: the style of their mixers, a key of `STYLES`.
         norm: makes the rule of a norm.
         switches: fields of `LoopedConfig` that are the same in all.
+        attention: options of softmax layers, likewise.
         period: softmax attention comes every so many layers, where config.json does not say.
-        fraction: `rotary_fraction`, likewise.
     """
 
     mixers: str
     norm: Callable[[str, str], Rule] = vector
     switches: Mapping[str, Any] = {}
+    attention: Mapping[str, Any] = {}
     period: int = 1
-    fraction: float = 1.0
 
 
-_QWEN = {"query_key_norm": True, "attention_output_gate": True}
+_QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
 _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama"),
     "mistral": Family("llama"),
-    "qwen3": Family("qwen3", switches={"query_key_norm": True}),
+    "qwen3": Family("qwen3", attention={"query_key_norm": True}),
     "ouro": Family("llama", switches=_LOOPS),
-    "qwen3_next": Family("qwen3_next", from_zero, _QWEN, period=4, fraction=0.25),
-    "qwen3_5": Family("qwen3_5", from_zero, _QWEN, period=4, fraction=0.25),
-    "qwen3_5_text": Family("qwen3_5", from_zero, _QWEN, period=4, fraction=0.25),
+    "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4),
+    "qwen3_5": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+    "qwen3_5_text": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
 }
 """Families by the `model_type` of config.json."""
 
@@ -146,7 +147,7 @@ def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
-        return fixed
+        return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     _only("rope_type", rope.get("rope_type", rope.get("type")), ("default", None))
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
@@ -157,21 +158,36 @@ def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
         "pattern": " ".join(_layers(family, settings)),
         "loops": settings.get("total_ut_steps"),
         "heads": settings["num_attention_heads"],
-        "key_value_heads": settings.get("num_key_value_heads"),
-        "head_size": settings.get("head_dim"),
-        "gdn_heads": settings.get("linear_num_key_heads"),
-        "gdn_value_heads": settings.get("linear_num_value_heads"),
-        "gdn_key_size": settings.get("linear_key_head_dim"),
-        "gdn_value_size": settings.get("linear_value_head_dim"),
-        "convolution_size": settings.get("linear_conv_kernel_dim"),
-        "sliding_window": settings.get("sliding_window"),
         "feed_forward": settings["intermediate_size"],
         "rope_theta": rope.get("rope_theta"),
-        "rotary_fraction": rope.get("partial_rotary_factor", family.fraction),
         "norm_epsilon": settings.get("rms_norm_eps"),
         "tied_embedding": settings.get("tie_word_embeddings"),
     }
-    return fixed | {name: value for name, value in said.items() if value is not None}
+    attention = {
+        **family.attention,
+        **_given(
+            key_value_heads=settings.get("num_key_value_heads"),
+            head_size=settings.get("head_dim"),
+            rotary_fraction=rope.get("partial_rotary_factor"),
+        ),
+    }
+    options = {
+        "full": attention,
+        "window": attention | _given(sliding_window=settings.get("sliding_window")),
+        "gdn": _given(
+            heads=settings.get("linear_num_key_heads"),
+            value_heads=settings.get("linear_num_value_heads"),
+            key_size=settings.get("linear_key_head_dim"),
+            value_size=settings.get("linear_value_head_dim"),
+            convolution_size=settings.get("linear_conv_kernel_dim"),
+        ),
+    }
+    used = said["pattern"].split()
+    return fixed | _given(**said) | {"options": {word: options[word] for word in used}}
+
+
+def _given(**fields):
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _layers(family, settings) -> Iterable[str]:

@@ -1,7 +1,8 @@
 """Softmax attention as a layer: rotary positions, grouped queries, all tokens or a window."""
 
+import dataclasses
 import functools
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,46 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear, rotary_embedding
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 
 
-class AttentionLayer(nnx.Module):
+@dataclasses.dataclass(frozen=True)
+class AttentionOptions(LayerOptions):
+    """Options of softmax layers.
+
+    Attributes:
+        key_value_heads: heads of keys and values (None: as many as the model's `heads`).
+        head_size: size of a head (None: width / heads).
+        query_key_norm: RMSNorm of every query and key head before they turn.
+        rotary_fraction: share of a head's channels, the first ones, that turn with the position.
+        output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
+    """
+
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    query_key_norm: bool = False
+    rotary_fraction: float = 1.0
+    output_gate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowOptions(AttentionOptions):
+    """Options of "window" layers: `AttentionOptions` and `sliding_window`, the tokens a query sees,
+    its own included."""
+
+    sliding_window: int = 64
+
+
+class AttentionSizes(NamedTuple):
+    """Head counts and head size of a softmax layer."""
+
+    heads: int
+    key_value_heads: int
+    head_size: int
+
+
+class AttentionLayer(MixingLayer):
     """Causal grouped-query softmax attention with rotary positions.
 
     q, k = rope(x W_q), rope(x W_k); v = x W_v; y = (softmax(q k^T / sqrt(K)) v) W_o, with the
@@ -31,42 +67,73 @@ class AttentionLayer(nnx.Module):
     """
 
     word: ClassVar[str] = "full"
-    is_recurrent: ClassVar[bool] = False
+    Options: ClassVar[type[LayerOptions]] = AttentionOptions
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        heads, key_value_heads, size = config.attention_sizes
+        heads, key_value_heads, size = self.sizes_of(config)
+        options = self.options_of(config)
         self.query = linear(width, heads * size, dtype, rngs, std=std)
         self.key = linear(width, key_value_heads * size, dtype, rngs, std=std)
         self.value = linear(width, key_value_heads * size, dtype, rngs, std=std)
         self.output = linear(heads * size, width, dtype, rngs, std=std)
         self.gate = (
             linear(width, heads * size, dtype, rngs, std=0.0)
-            if config.attention_output_gate
+            if options.output_gate
             else nnx.data(None)
         )
         norm = functools.partial(
             nnx.RMSNorm, size, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
         )
         self.query_norm, self.key_norm = (
-            (norm(), norm()) if config.query_key_norm else (nnx.data(None), nnx.data(None))
+            (norm(), norm()) if options.query_key_norm else (nnx.data(None), nnx.data(None))
         )
         self.head_size = size
-        self.rope_theta, self.rotary_fraction = config.rope_theta, config.rotary_fraction
-        self.sliding_window = self._window(config)
+        self.rope_theta, self.rotary_fraction = config.rope_theta, options.rotary_fraction
+        self.sliding_window = self.window_of(config)
 
     @classmethod
     def empty_cache(
-        cls, config: LoopedConfig, batch: int, capacity: int, *, window: int | None = None
+        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
     ) -> KVCache:
         """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
-        _, key_value_heads, size = config.attention_sizes
-        room = window or cls._window(config) or capacity
+        _, key_value_heads, size = cls.sizes_of(config)
+        room = window or cls.window_of(config) or capacity
         return KVCache.empty(batch, key_value_heads, size, size, room, config.compute_dtype)
 
     @classmethod
-    def _window(cls, config):
-        return None
+    def sizes_of(cls, config: LayerConfig) -> AttentionSizes:
+        """Head counts and head size: those of the options, or what follows from the model's."""
+        options = cls.options_of(config)
+        return AttentionSizes(
+            config.heads,
+            options.key_value_heads or config.heads,
+            options.head_size or config.width // config.heads,
+        )
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        options, (heads, key_value_heads, head_size) = cls.options_of(config), cls.sizes_of(config)
+        if options.head_size is None and config.width % heads:
+            raise ValueError(
+                f"width {config.width} is not divisible by heads {heads}; change one of them or "
+                f"give {cls.word}.head_size."
+            )
+        if heads % key_value_heads:
+            raise ValueError(
+                f"heads {heads} is not a multiple of {cls.word}.key_value_heads {key_value_heads}."
+            )
+        if head_size % 2:
+            raise ValueError(
+                f"{cls.word}.head_size is {head_size}; it must be even, since rotary embeddings "
+                "turn pairs of channels."
+            )
+        if not 0 < options.rotary_fraction <= 1 or (options.rotary_fraction * head_size) % 2:
+            raise ValueError(
+                f"{cls.word}.rotary_fraction is {options.rotary_fraction!r}; it must lie in (0, 1] "
+                f"and turn an even number of the {head_size} channels of a head."
+            )
 
     def __call__(
         self,
@@ -125,7 +192,8 @@ class WindowLayer(AttentionLayer):
     """
 
     word: ClassVar[str] = "window"
+    Options: ClassVar[type[LayerOptions]] = WindowOptions
 
     @classmethod
-    def _window(cls, config):
-        return config.sliding_window
+    def window_of(cls, config: LayerConfig) -> int:
+        return cls.options_of(config).sliding_window

@@ -7,6 +7,7 @@ unit length (longer ones would expand the state), and a write strength beta = si
 doubled on request so that a step can reflect.
 """
 
+import dataclasses
 from typing import ClassVar
 
 import jax
@@ -14,16 +15,39 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.convolution import ShortConvolution
 from toolkit.looped.layers import linear, unit_length
 from toolkit.looped.mixing.gates import log_rate, step_bias, time_step
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
+    GroupedOptions,
     Projection,
     RecurrentLayer,
     RecurrentSizes,
     split_heads,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaOptions(GroupedOptions):
+    """Options of delta-rule layers, beside their sizes.
+
+    Attributes:
+        convolution_size: taps of the short convolution.
+        negative_eigenvalues: let beta reach 2, so that a step can reflect.
+    """
+
+    convolution_size: int = 4
+    negative_eigenvalues: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaProductOptions(GroupedOptions):
+    """Options of "delta_product" layers: `convolution_size`, and `steps`, the corrections per
+    token."""
+
+    convolution_size: int = 4
+    steps: int = 2
 
 
 class DeltaLayer(RecurrentLayer):
@@ -42,20 +66,22 @@ class DeltaLayer(RecurrentLayer):
         Rule", 2024.
     """
 
+    Options: ClassVar[type[LayerOptions]] = DeltaOptions
     write: nnx.Linear
 
-    def _set_projections(self, config: LoopedConfig, rngs: nnx.Rngs):
+    def _set_projections(self, config: LayerConfig, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        channels = self._channels(config)
+        channels, options = self._channels(config), self.options_of(config)
         self.query_key_value = linear(width, channels, dtype, rngs, std=std)
         self.convolution = ShortConvolution(
-            channels, config.convolution_size, dtype=dtype, rngs=rngs
+            channels, options.convolution_size, dtype=dtype, rngs=rngs
         )
         self.steps = self.corrections(config)
-        self.negative_eigenvalues = config.negative_eigenvalues
+        # Products of reflections are the point of several corrections.
+        self.negative_eigenvalues = getattr(options, "negative_eigenvalues", True)
 
     @classmethod
-    def corrections(cls, config: LoopedConfig) -> int:
+    def corrections(cls, config: LayerConfig) -> int:
         """Keys, values and write strengths a token."""
         return 1
 
@@ -65,8 +91,8 @@ class DeltaLayer(RecurrentLayer):
         return sizes.keys + cls.corrections(config) * (sizes.keys + sizes.values)
 
     @classmethod
-    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
-        return config.convolution_size - 1, cls._channels(config)
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:
+        return cls.options_of(config).convolution_size - 1, cls._channels(config)
 
     def project(self, x, past, segment_ids):
         mixed, tail = self.convolution(
@@ -105,7 +131,7 @@ class DeltaNetLayer(DeltaLayer):
 
     word: ClassVar[str] = "delta"
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype = config.width, config.compute_dtype
         self._set_projections(config, rngs)
         value_heads = self.sizes_of(config).value_heads
@@ -130,7 +156,7 @@ class GatedDeltaLayer(DeltaLayer):
     Source: Yang et al., "Gated Delta Networks", 2024, section 3.4.
     """
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         sizes = self.sizes_of(config)
         self._set_projections(config, rngs)
@@ -154,16 +180,13 @@ class GatedDeltaNetLayer(GatedDeltaLayer):
     word: ClassVar[str] = "gdn"
 
     @classmethod
-    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
         """0.75 width / heads a key, to a multiple of 8, and twice as much a value."""
-        heads = config.gdn_heads or config.heads
-        key_size = config.gdn_key_size or config.key_size
-        key_size = key_size or max(8, 8 * round(0.75 * config.width / heads / 8))
+        options = cls.options_of(config)
+        heads = options.heads or config.heads
+        key_size = options.key_size or max(8, 8 * round(0.75 * config.width / heads / 8))
         return RecurrentSizes(
-            heads,
-            config.gdn_value_heads or config.value_heads or heads,
-            key_size,
-            config.gdn_value_size or config.value_size or 2 * key_size,
+            heads, options.value_heads or heads, key_size, options.value_size or 2 * key_size
         )
 
 
@@ -177,14 +200,11 @@ class DeltaProductLayer(GatedDeltaLayer):
     """
 
     word: ClassVar[str] = "delta_product"
-
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
-        self.negative_eigenvalues = True
+    Options: ClassVar[type[LayerOptions]] = DeltaProductOptions
 
     @classmethod
-    def corrections(cls, config: LoopedConfig) -> int:
-        return config.delta_steps
+    def corrections(cls, config: LayerConfig) -> int:
+        return cls.options_of(config).steps
 
     def project(self, x, past, segment_ids):
         (q, k, v, g, beta), tail, _ = super().project(x, past, segment_ids)

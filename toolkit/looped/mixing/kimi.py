@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.delta import DeltaLayer
 from toolkit.looped.mixing.gates import LowRank, log_rate, step_bias, time_step
+from toolkit.looped.mixing.layer import LayerConfig
 from toolkit.looped.mixing.recurrent import split_heads
 
 
@@ -37,7 +37,7 @@ class KimiDeltaLayer(DeltaLayer):
     word: ClassVar[str] = "kda"
     gate_activation = staticmethod(jax.nn.sigmoid)
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         _, value_heads, key_size, rank = sizes = self.sizes_of(config)
         channels = value_heads * key_size

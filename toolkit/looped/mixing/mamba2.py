@@ -1,24 +1,38 @@
 """Mamba-2 as a layer: one projection, a biased convolution, a skip, a gate before the norm."""
 
+import dataclasses
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.convolution import ShortConvolution
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias, time_step
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
+    GroupedOptions,
     Projection,
     RecurrentLayer,
     RecurrentSizes,
     split_heads,
 )
 
-STATE_SIZE = 64
-"""Numbers a channel of x remembers, unless the configuration has a key size."""
+
+@dataclasses.dataclass(frozen=True)
+class Mamba2Options(GroupedOptions):
+    """Options of "mamba2" layers.
+
+    Attributes:
+        heads: groups of B and C, each of which serves as many heads of x.
+        value_heads: heads of x. Without it, one group of B and C serves all `heads` heads of x.
+        key_size: numbers that each channel of x remembers.
+        convolution_size: taps of the short convolution.
+    """
+
+    key_size: int = 64
+    convolution_size: int = 4
 
 
 class Mamba2Layer(RecurrentLayer):
@@ -43,15 +57,20 @@ class Mamba2Layer(RecurrentLayer):
     """
 
     word: ClassVar[str] = "mamba2"
+    Options: ClassVar[type[LayerOptions]] = Mamba2Options
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype = config.width, config.compute_dtype
         sizes = self.sizes_of(config)
         _, channels = self.tail_shape(config)
         inputs = sizes.values + channels + sizes.value_heads
         self.input = linear(width, inputs, dtype, rngs, std=width**-0.5)
         self.convolution = ShortConvolution(
-            channels, config.convolution_size, dtype=dtype, rngs=rngs, use_bias=True
+            channels,
+            self.options_of(config).convolution_size,
+            dtype=dtype,
+            rngs=rngs,
+            use_bias=True,
         )
         super().__init__(config, gate=None, rngs=rngs)
         self.norm = GroupNorm(
@@ -62,20 +81,21 @@ class Mamba2Layer(RecurrentLayer):
         self.skip = nnx.Param(jnp.ones(sizes.value_heads))
 
     @classmethod
-    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
-        """Without `value_heads`, one group of B and C serves all `heads` heads of x."""
-        value_heads = config.value_heads or config.heads
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
+        options = cls.options_of(config)
+        heads = options.heads or config.heads
+        value_heads = options.value_heads or heads
         return RecurrentSizes(
-            config.heads if config.value_heads else 1,
+            heads if options.value_heads else 1,
             value_heads,
-            config.key_size or STATE_SIZE,
-            config.value_size or max(1, round(2 * config.width / value_heads)),
+            options.key_size,
+            options.value_size or max(1, round(2 * config.width / value_heads)),
         )
 
     @classmethod
-    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:
         sizes = cls.sizes_of(config)
-        return config.convolution_size - 1, sizes.values + 2 * sizes.keys
+        return cls.options_of(config).convolution_size - 1, sizes.values + 2 * sizes.keys
 
     def project(self, x, past, segment_ids):
         _, _, key_size, value_size = self.sizes

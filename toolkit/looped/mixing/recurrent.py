@@ -6,6 +6,7 @@ mixed by the step of the mixer instead of its chunks. The mathematics of mixing 
 `toolkit.attention.MIXERS` that the layer's word names.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,8 +16,31 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import MIXERS
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentOptions(LayerOptions):
+    """Sizes of a recurrent layer.
+
+    Attributes:
+        heads: heads of q and k (None: the model's `heads`).
+        key_size: size of a head's key (None: the paper's share of width / heads).
+        value_size: size of a head's value (None: likewise).
+    """
+
+    heads: int | None = None
+    key_size: int | None = None
+    value_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedOptions(RecurrentOptions):
+    """`RecurrentOptions` and `value_heads`, a multiple of `heads` (None: `heads`): each head of q
+    and k serves as many heads of v."""
+
+    value_heads: int | None = None
 
 
 class RecurrentSizes(NamedTuple):
@@ -66,15 +90,13 @@ class Projection(NamedTuple):
     aside: Any = None
 
 
-class RecurrentLayer(nnx.Module):
+class RecurrentLayer(MixingLayer):
     """Linear-time mixing through a state [key, value] a head: the frame of all such layers.
 
         y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o      (norm a head; gate optional)
 
     Attributes:
-        word: its name in patterns and in `MIXERS`.
         key_share, value_share: default sizes of a head's key and value, in units of width / heads.
-        has_value_groups: whether one head of q and k may serve several value heads.
         has_positions: whether the cache counts tokens.
         sizes: head counts and head sizes.
         norm, gate, output: what `finish` applies; gate may be None.
@@ -82,16 +104,15 @@ class RecurrentLayer(nnx.Module):
     Source: LT2, section on mixers, for what the layers have in common and their default sizes.
     """
 
-    word: ClassVar[str]
+    Options: ClassVar[type[LayerOptions]] = GroupedOptions
     is_recurrent: ClassVar[bool] = True
     key_share: ClassVar[float] = 1.0
     value_share: ClassVar[float] = 1.0
-    has_value_groups: ClassVar[bool] = True
     has_positions: ClassVar[bool] = False
     gate_activation = staticmethod(jax.nn.silu)
 
     def __init__(
-        self, config: LoopedConfig, *, gate: Callable[[Array], Array] | None, rngs: nnx.Rngs
+        self, config: LayerConfig, *, gate: Callable[[Array], Array] | None, rngs: nnx.Rngs
     ):
         width, dtype = config.width, config.compute_dtype
         self.sizes = self.sizes_of(config)
@@ -102,24 +123,33 @@ class RecurrentLayer(nnx.Module):
         )
 
     @classmethod
-    def sizes_of(cls, config: LoopedConfig) -> RecurrentSizes:
-        """Head counts and sizes: those of the configuration, or the paper's share of the width."""
-        share = config.width / config.heads
-        value_heads = config.value_heads if cls.has_value_groups else None
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
+        """Head counts and sizes: those of the options, or the paper's share of the width."""
+        options = cls.options_of(config)
+        heads = options.heads or config.heads
         return RecurrentSizes(
-            config.heads,
-            value_heads or config.heads,
-            config.key_size or max(1, round(cls.key_share * share)),
-            config.value_size or max(1, round(cls.value_share * share)),
+            heads,
+            getattr(options, "value_heads", None) or heads,
+            options.key_size or max(1, round(cls.key_share * config.width / heads)),
+            options.value_size or max(1, round(cls.value_share * config.width / heads)),
         )
 
     @classmethod
-    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int] | None:
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        heads, value_heads, *_ = cls.sizes_of(config)
+        if value_heads % heads:
+            raise ValueError(
+                f"{cls.word}.value_heads {value_heads} is not a multiple of heads {heads}."
+            )
+
+    @classmethod
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int] | None:
         """Tokens and channels of the tail; None if the layer looks at each token alone."""
         return None
 
     @classmethod
-    def empty_cache(cls, config: LoopedConfig, batch: int, capacity: int) -> RecurrentCache:
+    def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
         """A zero state and tail; the capacity does not matter."""
         _, *shape = cls.sizes_of(config)
         dtype, tail = config.compute_dtype, cls.tail_shape(config)

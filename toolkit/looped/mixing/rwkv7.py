@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.convolution import token_before
 from toolkit.looped.layers import linear, unit_length
 from toolkit.looped.mixing.gates import GroupNorm, LowRank
-from toolkit.looped.mixing.recurrent import Projection, RecurrentLayer, split_heads
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
+from toolkit.looped.mixing.recurrent import (
+    Projection,
+    RecurrentLayer,
+    RecurrentOptions,
+    split_heads,
+)
 
 NORM_EPSILON = 64e-5
 SHIFT_EXPONENTS = {
@@ -54,10 +59,10 @@ class RWKV7Layer(RecurrentLayer):
     """
 
     word: ClassVar[str] = "rwkv7"
-    has_value_groups: ClassVar[bool] = False
+    Options: ClassVar[type[LayerOptions]] = RecurrentOptions
     gate: LowRank
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         sizes = self.sizes_of(config)
         keys, values = sizes.keys, sizes.values
@@ -85,7 +90,7 @@ class RWKV7Layer(RecurrentLayer):
         self.dtype = dtype
 
     @classmethod
-    def tail_shape(cls, config: LoopedConfig) -> tuple[int, int]:
+    def tail_shape(cls, config: LayerConfig) -> tuple[int, int]:
         return 1, config.width
 
     def project(self, x, past, segment_ids):

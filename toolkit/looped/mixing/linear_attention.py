@@ -12,10 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear, rotary_embedding
 from toolkit.looped.mixing.gates import GroupNorm, LowRank
-from toolkit.looped.mixing.recurrent import Projection, RecurrentLayer, split_heads
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
+from toolkit.looped.mixing.recurrent import (
+    Projection,
+    RecurrentLayer,
+    RecurrentOptions,
+    split_heads,
+)
 
 GATE_RANK = 16
 GATE_DIVISOR = 16.0
@@ -33,7 +38,7 @@ class QueryKeyValueLayer(RecurrentLayer):
 
     is_gated: ClassVar[bool] = True
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         sizes = self.sizes_of(config)
         self.query = linear(width, sizes.keys, dtype, rngs, std=std)
@@ -90,14 +95,19 @@ class RetentionLayer(QueryKeyValueLayer):
     value_share: ClassVar[float] = 2.0
     has_positions: ClassVar[bool] = True
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
-        if self.sizes.key_size % 2:
-            raise ValueError(
-                f"the key size {self.sizes.key_size} of a retention head is odd; rotary embeddings "
-                "rotate pairs, so it must be even."
-            )
         self.rope_theta = config.rope_theta
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        size = cls.sizes_of(config).key_size
+        if size % 2:
+            raise ValueError(
+                f"{cls.word}.key_size is {size}; it must be even, since rotary embeddings turn "
+                "pairs of channels."
+            )
 
     def project(self, x, past, segment_ids):
         q, k, v = super().project(x, past, segment_ids).inputs
@@ -123,7 +133,7 @@ class GatedLinearAttentionLayer(QueryKeyValueLayer):
     word: ClassVar[str] = "gla"
     key_share: ClassVar[float] = 0.5
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         sizes = self.sizes
         self.decay = LowRank(
@@ -158,9 +168,9 @@ class HGRN2Layer(RecurrentLayer):
     """
 
     word: ClassVar[str] = "hgrn2"
-    has_value_groups: ClassVar[bool] = False
+    Options: ClassVar[type[LayerOptions]] = RecurrentOptions
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         sizes = self.sizes_of(config)
         self.query = linear(width, sizes.keys, dtype, rngs, std=std)

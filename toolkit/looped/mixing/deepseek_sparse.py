@@ -1,7 +1,8 @@
-"""Attention to a selection as layers: native sparse attention and DeepSeek sparse attention."""
+"""DeepSeek sparse attention as a layer: an indexer picks tokens, softmax attends to them."""
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -11,99 +12,46 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import (
-    BlockCache,
     IndexedCache,
     deepseek_sparse_attention,
     deepseek_sparse_attention_step,
     indexer_loss,
-    native_sparse_attention,
-    native_sparse_attention_step,
 )
-from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import linear, rotary_embedding
-from toolkit.looped.mixing.attention import AttentionLayer
+from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 
 Stage = Literal["dense", "sparse"]
+INDEXERS = ("lightning", "lt2")
 
 
-class NSALayer(AttentionLayer):
-    """Grouped-query attention with rotary positions, to block means, selected blocks and a window.
-
-    Projections as in `AttentionLayer`, shared by the three branches; their weights are
-    sigmoid(x W_b), three a head.
+@dataclasses.dataclass(frozen=True)
+class DSAOptions(AttentionOptions):
+    """Options of "dsa" layers, beside those of attention.
 
     Attributes:
-        branch_gate: projection of the three gates.
-        block_size, selected_blocks, sparse_window: what the branches see.
-
-    Source: Yuan et al., "Native Sparse Attention", 2025; LT2, section on mixers, for sharing keys
-        and values and for pooling by the mean.
+        selected_tokens: tokens that a query attends to.
+        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
+            attention; or "lt2", random projections as released, before attention to one key of
+            `shared_key_size` without positions, whose first `shared_value_size` channels are the
+            value.
+        index_heads: heads of the indexer (None: the model's `heads`).
+        index_size: size of each.
+        shared_key_size: see `indexer`.
+        shared_value_size: see `indexer`.
     """
 
-    word: ClassVar[str] = "nsa"
-
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
-        width = config.width
-        self.branch_gate = linear(
-            width, 3 * config.heads, config.compute_dtype, rngs, std=width**-0.5
-        )
-        self.block_size = config.sparse_block
-        self.selected_blocks = config.sparse_blocks
-        self.sparse_window = config.sparse_window
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the mixer."""
-        return {
-            "block_size": self.block_size,
-            "selected_blocks": self.selected_blocks,
-            "sliding_window": self.sparse_window,
-        }
+    selected_tokens: int = 2048
+    indexer: str = "lightning"
+    index_heads: int | None = None
+    index_size: int = 64
+    shared_key_size: int = 576
+    shared_value_size: int = 512
 
     @classmethod
-    def empty_cache(
-        cls, config: LoopedConfig, batch: int, capacity: int, *, window: int | None = None
-    ) -> Any:
-        """Keys and values for `capacity` tokens, and the means of their blocks."""
-        _, heads, size = config.attention_sizes
-        dtype = config.compute_dtype
-        return BlockCache.empty(
-            batch, heads, size, size, capacity, dtype, block_size=config.sparse_block
-        )
-
-    def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
-        """Mix a sequence; with a cache it continues what the cache holds."""
-        positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
-        out, cache = native_sparse_attention(
-            *self._project(x, positions),
-            *self._gates(x),
-            **self.options,
-            segment_ids=segment_ids,
-            initial_state=cache,
-        )
-        return self._finish(x, out), cache
-
-    def step(
-        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
-    ) -> tuple[Float[Array, "batch width"], Any]:
-        """Mix one token and append it to the cache."""
-        q_t, k_t, v_t = self._project(x_t, cache.length)
-        out_t, cache = native_sparse_attention_step(
-            q_t, k_t, v_t, *self._gates(x_t), cache, **self.options
-        )
-        return self._finish(x_t, out_t), cache
-
-    def _gates(self, x):
-        compressed, selected, window = jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
-        return compressed, selected, window
+    def tiny(cls) -> "DSAOptions":
+        """Fewer tokens than a short text has, so that selecting makes a difference."""
+        return cls(selected_tokens=32, index_size=16, shared_key_size=72, shared_value_size=64)
 
 
 class Indexer(nnx.Module):
@@ -123,12 +71,12 @@ class Indexer(nnx.Module):
         model code.
     """
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: LayerConfig, options: DSAOptions, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        heads, size = config.index_heads or config.heads, config.index_size
+        heads, size = options.index_heads or config.heads, options.index_size
         self.query = linear(width, heads * size, dtype, rngs, std=std)
         self.key = linear(width, size, dtype, rngs, std=std)
-        is_lightning = config.indexer == "lightning"
+        is_lightning = options.indexer == "lightning"
         self.key_norm = (
             nnx.LayerNorm(size, epsilon=1e-6, dtype=dtype, rngs=rngs)
             if is_lightning
@@ -177,37 +125,59 @@ class DSALayer(AttentionLayer):
     """
 
     word: ClassVar[str] = "dsa"
+    Options: ClassVar[type[LayerOptions]] = DSAOptions
 
-    def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):
-        self.value_size = config.shared_value_size if config.indexer == "lt2" else None
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
+        options = self.options_of(config)
+        self.value_size = options.shared_value_size if options.indexer == "lt2" else None
         if self.value_size is None:
             super().__init__(config, rngs=rngs)
         else:
-            self._share_one_key(config, self.value_size, rngs)
-        self.indexer = Indexer(config, rngs=rngs)
-        self.selected_tokens = config.selected_tokens
+            self._share_one_key(config, options, rngs)
+        self.indexer = Indexer(config, options, rngs=rngs)
+        self.selected_tokens = options.selected_tokens
 
-    def _share_one_key(self, config, value_size, rngs):
+    def _share_one_key(self, config, options, rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
-        heads, self.head_size = config.heads, config.shared_key_size
+        heads, self.head_size = config.heads, options.shared_key_size
+        value_size = options.shared_value_size
         self.query = linear(width, heads * self.head_size, dtype, rngs, std=std)
         self.key = linear(width, self.head_size, dtype, rngs, std=std)
         self.output = linear(heads * value_size, width, dtype, rngs, std=std)
         self.gate = (
             linear(width, heads * value_size, dtype, rngs, std=0.0)
-            if config.attention_output_gate
+            if options.output_gate
             else nnx.data(None)
         )
 
     @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        options = cls.options_of(config)
+        if options.indexer not in INDEXERS:
+            raise ValueError(
+                f"{cls.word}.indexer {options.indexer!r} is not one of {', '.join(INDEXERS)}."
+            )
+        if options.index_size % 4:
+            raise ValueError(
+                f"{cls.word}.index_size is {options.index_size}; it must be a multiple of 4: half "
+                "of it rotates, in pairs."
+            )
+        if options.shared_value_size > options.shared_key_size:
+            raise ValueError(
+                f"{cls.word}.shared_value_size {options.shared_value_size} is more than "
+                f"shared_key_size {options.shared_key_size}, of which the value is a part."
+            )
+
+    @classmethod
     def empty_cache(
-        cls, config: LoopedConfig, batch: int, capacity: int, *, window: int | None = None
+        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
     ) -> Any:
         """Keys, values and index keys for `capacity` tokens."""
-        _, heads, size = config.attention_sizes
-        is_shared = config.indexer == "lt2"
-        sizes = (1, config.shared_key_size, None) if is_shared else (heads, size, size)
-        return IndexedCache.empty(batch, *sizes, config.index_size, capacity, config.compute_dtype)
+        options, (_, heads, size) = cls.options_of(config), cls.sizes_of(config)
+        is_shared = options.indexer == "lt2"
+        sizes = (1, options.shared_key_size, None) if is_shared else (heads, size, size)
+        return IndexedCache.empty(batch, *sizes, options.index_size, capacity, config.compute_dtype)
 
     def __call__(
         self,

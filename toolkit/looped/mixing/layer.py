@@ -1,0 +1,93 @@
+"""What every token-mixing layer is: a word, options of its own, and what it knows of its model."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOptions:
+    """Options of one kind of layer, by default none; a layer with some has a subclass."""
+
+    @classmethod
+    def tiny(cls) -> "LayerOptions":
+        """The options in `LoopedConfig.tiny`, for texts of 64 to 256 bytes."""
+        return cls()
+
+
+class OptionsByWord(dict):
+    """A dict that cannot change, so that a configuration that holds it has a hash."""
+
+    def __setitem__(self, word, options):
+        raise TypeError("options of a configuration cannot change; see LoopedConfig.with_options.")
+
+    __delitem__ = pop = popitem = clear = update = setdefault = __ior__ = __setitem__
+
+    def __hash__(self):
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self):
+        return OptionsByWord, (dict(self),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """What layers may know of their model; `LoopedConfig` describes the fields."""
+
+    width: int = 256
+    heads: int = 4
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+    dtype: str = "float32"
+    options: Mapping[str, Any] = OptionsByWord()
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """`dtype` as a NumPy type."""
+        return jnp.dtype(self.dtype)
+
+
+class MixingLayer(nnx.Module):
+    """A layer that mixes tokens, made as Layer(config, rngs=rngs); `toolkit.looped.mixing` lists
+    what it can do.
+
+    Attributes:
+        word: its name in patterns, and in `MIXERS` if a mixer of `toolkit.attention` does its work.
+        Options: the dataclass of its options.
+        is_recurrent: whether its cache is a state that does not grow.
+    """
+
+    word: ClassVar[str]
+    Options: ClassVar[type[LayerOptions]] = LayerOptions
+    is_recurrent: ClassVar[bool] = False
+
+    @classmethod
+    def options_of(cls, config: LayerConfig) -> Any:
+        """The options of these layers in a model, an instance of `Options`."""
+        return config.options.get(cls.word) or cls.Options()
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        """Refuse options that no layer can have, naming the option."""
+        check_numbers(cls.options_of(config), f"{cls.word}.")
+
+    @classmethod
+    def window_of(cls, config: LayerConfig) -> int | None:
+        """Tokens a query sees; None for all."""
+        return None
+
+
+def check_numbers(fields: Any, prefix: str = "") -> None:
+    """Refuse whole numbers below 1 among a dataclass's fields; None where that is the default."""
+    for field in dataclasses.fields(fields):
+        number, optional = getattr(fields, field.name), field.default is None
+        if field.type not in (int, int | None) or (number is None and optional):
+            continue
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            wanted = "None or a whole number" if optional else "a whole number"
+            raise ValueError(
+                f"{prefix}{field.name} is {number!r}; it must be {wanted} of at least 1."
+            )

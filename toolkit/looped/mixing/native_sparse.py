@@ -1,0 +1,117 @@
+"""Native sparse attention as a layer: block means, selected blocks and a window."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention import BlockCache, native_sparse_attention, native_sparse_attention_step
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class NSAOptions(AttentionOptions):
+    """Options of "nsa" layers, beside those of attention.
+
+    Attributes:
+        block_size: tokens per block.
+        selected_blocks: blocks that a query reads whole.
+        sliding_window: tokens of the window.
+    """
+
+    block_size: int = 64
+    selected_blocks: int = 16
+    sliding_window: int = 512
+
+    @classmethod
+    def tiny(cls) -> "NSAOptions":
+        """Fewer tokens than a short text has, so that selecting makes a difference."""
+        return cls(block_size=8, selected_blocks=4, sliding_window=16)
+
+
+class NSALayer(AttentionLayer):
+    """Grouped-query attention with rotary positions, to block means, selected blocks and a window.
+
+    Projections as in `AttentionLayer`, shared by the three branches; their weights are
+    sigmoid(x W_b), three a head.
+
+    Attributes:
+        branch_gate: projection of the three gates.
+        options: `NSAOptions`.
+
+    Source: Yuan et al., "Native Sparse Attention", 2025; LT2, section on mixers, for sharing keys
+        and values and for pooling by the mean.
+    """
+
+    word: ClassVar[str] = "nsa"
+    Options: ClassVar[type[LayerOptions]] = NSAOptions
+
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        width = config.width
+        self.branch_gate = linear(
+            width, 3 * config.heads, config.compute_dtype, rngs, std=width**-0.5
+        )
+        self.options = self.options_of(config)
+
+    @property
+    def branches(self) -> dict[str, int]:
+        """What they see: keyword arguments of the mixer."""
+        names = ("block_size", "selected_blocks", "sliding_window")
+        return {name: getattr(self.options, name) for name in names}
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        if (blocks := cls.options_of(config).selected_blocks) < 3:
+            raise ValueError(
+                f"{cls.word}.selected_blocks is {blocks}; it must be at least 3, for the first "
+                "block, the previous and the query's own."
+            )
+
+    @classmethod
+    def empty_cache(
+        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
+    ) -> Any:
+        """Keys and values for `capacity` tokens, and the means of their blocks."""
+        _, heads, size = cls.sizes_of(config)
+        dtype, block_size = config.compute_dtype, cls.options_of(config).block_size
+        return BlockCache.empty(batch, heads, size, size, capacity, dtype, block_size=block_size)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: Any = None,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "batch time width"], Any]:
+        """Mix a sequence; with a cache it continues what the cache holds."""
+        positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
+        out, cache = native_sparse_attention(
+            *self._project(x, positions),
+            *self._gates(x),
+            **self.branches,
+            segment_ids=segment_ids,
+            initial_state=cache,
+        )
+        return self._finish(x, out), cache
+
+    def step(
+        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
+    ) -> tuple[Float[Array, "batch width"], Any]:
+        """Mix one token and append it to the cache."""
+        q_t, k_t, v_t = self._project(x_t, cache.length)
+        out_t, cache = native_sparse_attention_step(
+            q_t, k_t, v_t, *self._gates(x_t), cache, **self.branches
+        )
+        return self._finish(x_t, out_t), cache
+
+    def _gates(self, x):
+        compressed, selected, window = jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)
+        return compressed, selected, window
