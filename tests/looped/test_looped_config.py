@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from toolkit.attention import MIXERS
-from toolkit.looped import LoopedConfig, LoopedLM, match_parameters, parameter_count
+from toolkit.looped import PRESETS, LoopedConfig, LoopedLM, match_parameters, parameter_count
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.attention import AttentionLayer
 from toolkit.looped.mixing.delta import DeltaOptions, GatedDeltaNetLayer
@@ -131,9 +131,9 @@ def test_loops_share_parameters():
 
 
 def test_published_size():
-    # LT2 reports its 1B full and GDN models as about 1.3B and 1.5B parameters.
-    assert 1.25e9 < parameter_count(LoopedConfig.lt2_1b("full full full full full")) < 1.5e9
-    assert 1.35e9 < parameter_count(LoopedConfig.lt2_1b()) < 1.55e9
+    # LT2 reports its 1B full and hybrid models as about 1.3B and 1.5B parameters.
+    assert 1.25e9 < parameter_count(PRESETS["lt2-looped-1.3b"]) < 1.5e9
+    assert 1.35e9 < parameter_count(PRESETS["lt2-hybrid-1.3b"]) < 1.55e9
 
 
 def test_match_parameters():

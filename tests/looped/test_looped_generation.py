@@ -10,6 +10,7 @@ from flax import nnx
 from layer_options import everywhere
 
 from toolkit.looped import (
+    PRESETS,
     LoopedCache,
     LoopedConfig,
     LoopedLM,
@@ -161,14 +162,14 @@ def test_cache_bytes_a_token(pattern):
 
 
 def test_cache_bytes_of_the_paper():
-    full = LoopedConfig.lt2_1b("full full full full full")
+    full = PRESETS["lt2-looped-1.3b"]
     assert cache_bytes_per_sequence(full, 8192) == 5 * 2**30
-    hybrid = LoopedConfig.lt2_1b()
+    hybrid = PRESETS["lt2-hybrid-1.3b"]
     # One layer in five keeps keys and values; the other four keep a state of constant size.
     growth = cache_bytes_per_sequence(hybrid, 8192) - cache_bytes_per_sequence(hybrid, 4096)
     assert growth == 5 * 2**30 // 5 // 2
     assert cache_bytes_per_token(full) == 640 * 2**10
-    linear, window = LoopedConfig.lt2_1b("gdn"), LoopedConfig.lt2_1b("window")
+    linear, window = PRESETS["lt2-linear-1.3b"], PRESETS["lt2-sparse-1.3b"]
     assert cache_bytes_per_sequence(linear, 8) == cache_bytes_per_sequence(linear, 100_000)
     assert cache_bytes_per_sequence(window, 2048) == cache_bytes_per_sequence(window, 100_000)
 

@@ -204,7 +204,3 @@ def test_presets(name):
     if name.endswith("tiny"):
         assert parameters < 1.5e6
     assert config.loops == 4
-
-
-def test_the_hybrid_preset_is_the_one_of_the_config():
-    assert PRESETS["lt2-hybrid-1.3b"] == LoopedConfig.lt2_1b()

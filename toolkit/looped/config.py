@@ -124,32 +124,6 @@ class LoopedConfig(LayerConfig):
         small = {word: LAYERS[word].Options.tiny() for word in config.options}
         return dataclasses.replace(config, options=_merged(small, options))
 
-    @classmethod
-    def lt2_1b(cls, pattern: str = "gdn gdn gdn gdn full", loops: int = 4) -> "LoopedConfig":
-        """LT2's 1B hybrid (20 layers of width 2048): for costing, not for a laptop.
-
-        Args:
-            pattern: five layers, repeated four times.
-            loops: how often the 20 layers run.
-
-        Returns:
-            The configuration; the number of heads is not published and taken as 16.
-
-        Source: LT2, 1B recipe.
-        """
-        return cls(
-            vocabulary=128_256,
-            width=2048,
-            pattern=" ".join([pattern] * 4),
-            loops=loops,
-            heads=16,
-            options={
-                "full": {"output_gate": True},
-                "window": {"output_gate": True, "sliding_window": 2048},
-            },
-            dtype="bfloat16",
-        )
-
     def __post_init__(self):
         check_numbers(self)
         for name in ("rope_theta", "norm_epsilon", "embedding_std"):
