@@ -95,26 +95,7 @@ def divergence_by_loop(
     top_k: int,
     temperature: float = 1.0,
 ) -> Float[Array, "loops"]:
-    """Mean `top_k_divergence` of the predictions after each loop.
-
-    Args:
-        student: of the teacher's vocabulary and number of loops.
-        teacher: the model it learns from.
-        inputs: whole numbers below the vocabulary.
-        targets: positions with a negative target do not count.
-        top_k: tokens compared at each position.
-        temperature: of both distributions.
-
-    Returns:
-        Nats a position, one number a loop.
-
-    Raises:
-        ValueError: as `top_k_divergence`.
-
-    Cost: a forward pass of both models, and both heads once a loop.
-
-    Source: LT2, distillation section, stage 2.
-    """
+    """Mean `top_k_divergence` of the predictions after each loop."""
     _, wanted = teacher(inputs, return_loops=True)
     _, made = student(inputs, return_loops=True)
 
@@ -135,14 +116,6 @@ def divergence_by_loop(
 def mean_where_asked(
     values: Float[Array, "batch time"], targets: Int[Array, "batch time"]
 ) -> Float[Array, ""]:
-    """Mean over the positions that have a target.
-
-    Args:
-        values: one a position.
-        targets: negative where there is none.
-
-    Returns:
-        The mean; 0 if no position has a target.
-    """
+    """Mean over the positions that have a target."""
     asked = targets >= 0
     return jnp.sum(jnp.where(asked, values, 0)) / jnp.maximum(jnp.sum(asked), 1)

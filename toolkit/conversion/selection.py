@@ -58,33 +58,13 @@ def restoration_benefits(
 
 
 def kl_guided(benefits: Float[np.ndarray, "layers"], restored: int) -> tuple[int, ...]:
-    """The layers with the largest benefits, earlier ones first among equals.
-
-    Args:
-        benefits: from `restoration_benefits`.
-        restored: how many.
-
-    Returns:
-        Layer numbers from 0, in order.
-
-    Source: LT2, distillation section.
-    """
+    """Numbers of the layers with the largest benefits, earlier ones first among equals."""
     order = np.argsort(-np.asarray(benefits), kind="stable")
     return tuple(sorted(int(layer) for layer in order[:restored]))
 
 
 def uniform(layers: int, restored: int) -> tuple[int, ...]:
-    """Evenly spread layers, each at the end of its share of the stack: the baseline.
-
-    Args:
-        layers: how many there are.
-        restored: how many to take.
-
-    Returns:
-        Layer numbers from 0, in order.
-
-    Source: LT2, distillation section.
-    """
+    """Evenly spread layers, each at the end of its share of the stack: the baseline."""
     return tuple((share + 1) * layers // restored - 1 for share in range(restored))
 
 

@@ -76,25 +76,7 @@ class StageResult:
 
 
 def align(course: Course, student: LoopedLM) -> StageResult:
-    """Stage 1: train the new mixers to give the outputs of the attention they replace.
-
-        loss = mean over loops and new layers of `alignment_losses`
-
-    Args:
-        course: teacher, data and plan.
-        student: made by `student_from`.
-
-    Returns:
-        The student; only its new mixers have changed.
-
-    Raises:
-        CheckpointError: if the directory holds another run.
-        DivergedError: if the loss stops being finite.
-
-    Cost: a step is the teacher's forward pass and a training step of the new mixers.
-
-    Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.
-    """
+    """Stage 1: the mean of `alignment_losses`, over the parameters of the new mixers alone."""
 
     def loss(student, teacher, inputs, targets, progress):
         return jnp.mean(alignment_losses(student, teacher, inputs))
@@ -114,26 +96,7 @@ def align(course: Course, student: LoopedLM) -> StageResult:
 
 
 def distil(course: Course, student: LoopedLM) -> StageResult:
-    """Stage 2: train the hybrid to predict what the teacher predicts, after every loop.
-
-        loss = sum_tau w_tau(progress) KL_tau     (`loop_weights`, `divergence_by_loop`)
-
-    Args:
-        course: teacher, data and plan.
-        student: the hybrid.
-
-    Returns:
-        The student.
-
-    Raises:
-        CheckpointError: if the directory holds another run.
-        DivergedError: if the loss stops being finite.
-
-    Cost: a step is the teacher's forward pass and a training step of the student, and both heads
-        once a loop.
-
-    Source: LT2, distillation section, stage 2.
-    """
+    """Stage 2: sum_tau w_tau(progress) KL_tau, of `loop_weights` and `divergence_by_loop`."""
     plan = course.plan
 
     def loss(student, teacher, inputs, targets, progress):
@@ -157,27 +120,8 @@ def distil(course: Course, student: LoopedLM) -> StageResult:
 
 
 def extend(course: Course, student: LoopedLM, time: int) -> StageResult:
-    """Stage 3: go on with sequences of another length, learning from targets and teacher.
-
-        loss = share * CE(targets) + (1 - share) * KL(teacher || student)      after the last loop
-
-    Args:
-        course: teacher, data and plan, whose `target_share` is the share.
-        student: the hybrid.
-        time: tokens a sequence, one of the plan's `extend_times`.
-
-    Returns:
-        The student.
-
-    Raises:
-        CheckpointError: if the directory holds another run.
-        DivergedError: if the loss stops being finite.
-
-    Cost: as `distil`, with one head a model; without the teacher where the share is 1.
-
-    Source: LT2, distillation section, stage 3: lengths must grow step by step; its loss is not
-        published.
-    """
+    """Stage 3: share * CE(targets) + (1 - share) * KL(teacher || student), after the last loop."""
+    # Lengths must grow step by step (LT2); the loss of this stage is not published.
     plan, share = course.plan, course.plan.target_share
 
     def loss(student, teacher, inputs, targets, progress):

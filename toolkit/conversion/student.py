@@ -63,23 +63,7 @@ def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM
 
 
 def restore(student: LoopedLM, teacher: LoopedLM, layers: Iterable[int]) -> LoopedLM:
-    """The student with the teacher's attention back in some layers.
-
-    Args:
-        student: made by `student_from`, trained or not.
-        teacher: its teacher.
-        layers: their numbers, from 0.
-
-    Returns:
-        A model on the same arrays.
-
-    Raises:
-        ValueError: if a number names no layer.
-
-    Cost: no array is copied.
-
-    Source: LT2, distillation section, stage 2.
-    """
+    """The student with the teacher's attention back in some layers."""
     layers = set(layers)
     if outside := layers - set(range(len(teacher.config.layers))):
         raise ValueError(
@@ -93,15 +77,7 @@ def restore(student: LoopedLM, teacher: LoopedLM, layers: Iterable[int]) -> Loop
 
 
 def new_layers(student: LoopedLM, teacher: LoopedLM) -> tuple[int, ...]:
-    """Numbers of the layers whose mixer is not the teacher's.
-
-    Args:
-        student: made by `student_from`.
-        teacher: its teacher.
-
-    Returns:
-        Layer numbers from 0, in order.
-    """
+    """Numbers of the layers whose mixer is not the teacher's."""
     words = zip(teacher.config.layers, student.config.layers, strict=True)
     return tuple(layer for layer, (old, word) in enumerate(words) if old != word)
 
@@ -109,18 +85,7 @@ def new_layers(student: LoopedLM, teacher: LoopedLM) -> tuple[int, ...]:
 def with_mixers(
     model: LoopedLM, mixers: Mapping[int, Any], config: LoopedConfig | None = None
 ) -> LoopedLM:
-    """The same model with other mixers in some layers.
-
-    Args:
-        model: left as it is.
-        mixers: layer number -> module.
-        config: what the new model says of itself; None for the old one's.
-
-    Returns:
-        A model on the same arrays.
-
-    Cost: no array is copied.
-    """
+    """The same model with other mixers in some layers."""
     other = nnx.merge(*nnx.split(model))
     for layer, mixer in mixers.items():
         other.blocks[layer].mixer = nnx.merge(*nnx.split(mixer))

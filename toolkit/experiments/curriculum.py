@@ -42,23 +42,7 @@ def _recipe(pattern: str, loops: int) -> Recipe:
 def run_stages(
     recipe: Recipe, seed: int, workspace: Workspace, stages: tuple[int, ...] = STAGES
 ) -> Outcome:
-    """Trains stage after stage until one is not passed within the recipe's steps.
-
-    Args:
-        recipe: of the last stage; the earlier ones have fewer cells.
-        seed: of the parameters and of the data.
-        workspace: a folder a stage, so that a stopped run goes on where it was.
-        stages: cells of each stage.
-
-    Returns:
-        n_max, and for each stage tried its steps and accuracy where the address moved.
-
-    Raises:
-        Stopped: asked to stop.
-
-    Cost:
-        At most the recipe's steps a stage.
-    """
+    """n_max and the stages tried: trains one after another until one is not passed."""
     assert isinstance(recipe.task, StateBasedRecall)
     start, passed, steps, moved = None, [0], [], []
     for index, cells in enumerate(stages):

@@ -29,19 +29,10 @@ _ACCURACY, _MOVED = "accuracy", "accuracy where the address moved"
 
 
 def model(pattern: str, task: StateBasedRecall, loops: int, width: int) -> LoopedConfig:
-    """The model of an experiment on state-based recall.
-
-    Args:
-        pattern: its layers.
-        task: for the vocabulary.
-        loops: how often they run.
-        width: of the residual stream.
-
-    Returns:
-        The configuration, with negative eigenvalues: a swap is a reflection. Tokens weigh as much
-        as what layers add to them, and no rotary wavelength is much longer than the sequence, so
-        that all channels tell neighbouring addresses apart.
-    """
+    """The model of an experiment on state-based recall."""
+    # A swap is a reflection, so beta reaches 2. Tokens weigh as much as what layers add to them, and
+    # no rotary wavelength is much longer than the sequence: all channels tell neighbouring
+    # addresses apart.
     return LoopedConfig.tiny(
         pattern,
         loops=loops,
@@ -60,19 +51,7 @@ def model(pattern: str, task: StateBasedRecall, loops: int, width: int) -> Loope
 
 
 def accuracy_where_moved(trained: Trained, task: StateBasedRecall, seed: int) -> float:
-    """Share of right answers where the queried pointer ended at another address.
-
-    Args:
-        trained: the model.
-        task: what it is asked.
-        seed: of the sequences.
-
-    Returns:
-        The accuracy over about 1500 sequences.
-
-    Cost:
-        One forward pass.
-    """
+    """Share of right answers where the queried pointer ended at another address."""
     return float(_moved(trained.graph, trained.params, task, seed))
 
 

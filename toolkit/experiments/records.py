@@ -126,33 +126,12 @@ def _drop_unfinished_line(file: BinaryIO) -> None:
 
 
 def setting_facts(setting: Any) -> dict[str, Any]:
-    """A setting as it reads when it comes back from JSON.
-
-    Args:
-        setting: a dataclass of numbers, texts, tuples and further dataclasses.
-
-    Returns:
-        A dict, with the names of inner dataclasses' types left out.
-    """
+    """A setting as it reads when it comes back from JSON."""
     return json.loads(json.dumps(dataclasses.asdict(setting)))
 
 
 def results_of(records: Iterable[Record], experiment: Experiment) -> Results:
-    """Reads results back from the records of an experiment.
-
-    Args:
-        records: as written beside a finished experiment.
-        experiment: which one.
-
-    Returns:
-        The results; seeds are counted from 0.
-
-    Raises:
-        ValueError: the records are of something else.
-
-    Cost:
-        One pass.
-    """
+    """Reads results back from the records of an experiment."""
     outcomes: dict[str, dict[int, dict[str, Any]]] = {}
     for record in records:
         name, *rest = record.name.split(" | ")

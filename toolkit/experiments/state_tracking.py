@@ -33,26 +33,9 @@ def recipe(
     is_swaps_only: bool = False,
     heads: int = 2,
 ) -> Recipe:
-    """A model of one layer, run `loops` times, on words of TRAINED elements of a group.
-
-    There is no short convolution: with one, a model learns the words that fit into it by heart, and
-    stays there.
-
-    Args:
-        group: the group's name.
-        pattern: the layer's word.
-        loops: how often it runs.
-        steps: updates.
-        is_negative: whether beta reaches 2, so that a step can reflect.
-        is_swaps_only: whether words are of the group's swaps only.
-        heads: among which the layer's width of 32 is divided.
-
-    Returns:
-        The recipe.
-
-    Cost:
-        None; see `train`.
-    """
+    """A model of one layer, run `loops` times, on words of TRAINED elements of a group."""
+    # Without a short convolution: with one, a model learns the words that fit into it by heart, and
+    # stays there.
     task = WordProblem(group, TRAINED, is_swaps_only)
     model = LoopedConfig.tiny(
         pattern,

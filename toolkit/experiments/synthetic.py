@@ -102,26 +102,7 @@ def train(
     start: nnx.State | None = None,
     enough: float | None = None,
 ) -> Trained:
-    """Trains a recipe, from the last checkpoint in the workspace if there is one.
-
-    Args:
-        recipe: what to train.
-        seed: of the parameters and of the data.
-        workspace: folder for checkpoints, and whom to tell about progress.
-        start: parameters to start from; None draws them.
-        enough: stop early at this held-out accuracy.
-
-    Returns:
-        The trained model.
-
-    Raises:
-        Stopped: Ctrl-C or SIGTERM came; a checkpoint was saved.
-        DivergedError: the loss is not finite.
-
-    Cost:
-        6 FLOPs a parameter, loop and token, plus the mixers' own; LOG_EVERY updates a dispatch. A
-        recipe is compiled once for all seeds.
-    """
+    """Trains a recipe, from the last checkpoint in the workspace if there is one."""
     graph, optimizer, step = _programs(recipe)
     params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1] if start is None else start
     directory = workspace.directory / "training"
@@ -169,19 +150,7 @@ def train(
 
 
 def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, ""]:
-    """Mean cross-entropy of the answers at the scored positions.
-
-    Args:
-        graph: structure of the model, from `nnx.split`.
-        params: its parameters.
-        batch: sequences with answers.
-
-    Returns:
-        Nats an answer.
-
-    Cost:
-        One forward pass.
-    """
+    """Mean cross-entropy of the answers at the scored positions."""
     logits = nnx.merge(graph, params)(batch.tokens)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)

@@ -101,19 +101,7 @@ def run_blocks(
     caches: tuple[Any, ...] | None = None,
     residual: GroupResidual | None = None,
 ) -> tuple[Float[Array, "batch time width"], Any]:
-    """A stack of physical layers on a sequence.
-
-    Args:
-        blocks: the layers.
-        h: hidden states.
-        windows: tokens each layer sees; None for the layers' own.
-        segment_ids: documents of a packed sequence.
-        caches: one a layer, to continue from; None in training.
-        residual: joins the layers to groups.
-
-    Returns:
-        The new hidden states, and the caches that follow (None without caches).
-    """
+    """A stack of physical layers on a sequence."""
     new_caches, start = [], h
     none = (None,) * len(blocks)
     stack = zip(blocks, windows or none, caches or none, strict=True)
@@ -132,18 +120,7 @@ def step_blocks(
     windows: tuple[int | None, ...] | None = None,
     residual: GroupResidual | None = None,
 ) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
-    """`run_blocks` for one token.
-
-    Args:
-        blocks: the layers.
-        h: hidden state of the token.
-        caches: one a layer.
-        windows: tokens each layer sees; None for the layers' own.
-        residual: joins the layers to groups.
-
-    Returns:
-        The new hidden state, and the caches with the token in them.
-    """
+    """`run_blocks` for one token."""
     new_caches, start = [], h
     stack = zip(blocks, windows or (None,) * len(blocks), caches, strict=True)
     for layer, (block, window, cache) in enumerate(stack):

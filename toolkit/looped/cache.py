@@ -62,17 +62,7 @@ class LoopedCache:
 
 
 def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:
-    """The caches of one loop before the first token, one a physical layer.
-
-    Args:
-        config: the model.
-        batch: sequences.
-        capacity: tokens a full-attention cache can hold.
-        tau: the loop, from 0; only windows that differ by loop make a difference.
-
-    Returns:
-        A `KVCache` for a softmax layer, a `RecurrentCache` for any other.
-    """
+    """The caches of one loop before the first token, one per physical layer."""
     return tuple(
         LAYERS[word].empty_cache(
             config, batch, capacity, **({} if window is None else {"window": window})
@@ -84,17 +74,7 @@ def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tup
 def empty_layers(
     config: LoopedConfig, words: tuple[str, ...], batch: int, capacity: int
 ) -> tuple[Any, ...]:
-    """The caches of layers outside the loops before the first token.
-
-    Args:
-        config: the model.
-        words: the layers.
-        batch: sequences.
-        capacity: tokens a full-attention cache can hold.
-
-    Returns:
-        One cache a layer, as `empty_loop`.
-    """
+    """The caches of layers outside the loops before the first token."""
     return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in words)
 
 

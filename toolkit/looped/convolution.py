@@ -75,18 +75,7 @@ def token_before(
     tail: Float[Array, "batch 1 channels"] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> tuple[Float[Array, "batch time channels"], Float[Array, "batch 1 channels"]]:
-    """x_{t-1} at every t: zero before the first token of a document.
-
-    Args:
-        x: a sequence that continues after `tail`.
-        tail: the last input before it, zero if None.
-        segment_ids: document number of each position.
-
-    Returns:
-        The shifted sequence, and the tail with which the next piece continues.
-
-    Source: Peng et al., "RWKV", 2023, section 3.1.1 (token shift).
-    """
+    """RWKV's token shift, x_{t-1} at every t, zero before a document; and the tail to go on from."""
     padded = _after_tail(x, tail, 1)
     past = padded[:, :-1]
     if segment_ids is not None:

@@ -184,16 +184,7 @@ def _prefill(model, tokens, capacity, lengths):
 def append(
     model: LoopedLM, tokens: Int[Array, "batch *time"], cache: LoopedCache
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """`decode_step` and `extend` without checks, to be called inside compiled programs.
-
-    Args:
-        model: the model.
-        tokens: one token a sequence [batch], or several [batch, time].
-        cache: what came before.
-
-    Returns:
-        Logits of the next token, and the cache with the tokens in it.
-    """
+    """`decode_step` and `extend` without checks, to be called inside compiled programs."""
     is_step = tokens.ndim == 1
     run, loop = (step_blocks, model.loop_step) if is_step else (run_blocks, model.loop)
     injected, before = run(model.prelude, model.embedding(tokens), caches=cache.prelude)

@@ -64,17 +64,7 @@ def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Arr
 
 
 def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Array, "... width"]:
-    """What the loops start from in a model with `random_start`.
-
-    Args:
-        key: random key; None for zero, the mean.
-        like: an array of the shape and type wanted.
-
-    Returns:
-        Normal numbers of variance 2/5, cut at three deviations.
-
-    Source: Geiping et al. (Huginn), 2025, section 3.2.
-    """
+    """A random start: normal numbers of variance 2/5, cut at three deviations; without key 0."""
     if key is None:
         return jnp.zeros_like(like)
     noise = jax.random.truncated_normal(key, -3.0, 3.0, like.shape)
@@ -103,30 +93,14 @@ def with_loops(model: Model, loops: int) -> Model:
 
 
 def reconfigured(model: Model, **fields: Any) -> Model:
-    """The same arrays under other fields of the configuration, none of which shapes a parameter.
-
-    Args:
-        model: left as it is.
-        **fields: the fields to replace.
-
-    Returns:
-        A model on the same arrays.
-    """
+    """The same arrays under other fields of the configuration, none of which shapes a parameter."""
     other = nnx.merge(*nnx.split(model))
     other.config = dataclasses.replace(model.config, **fields)
     return other
 
 
 def check_alike(config: LoopedConfig, loops: Any) -> None:
-    """Refuse another number of loops where each has something of its own.
-
-    Args:
-        config: the model.
-        loops: what was asked for.
-
-    Raises:
-        ValueError: naming the fields that fix the number.
-    """
+    """Refuse another number of loops where each has something of its own."""
     if config.per_loop_switches and not (isinstance(loops, int) and loops == config.loops):
         raise ValueError(
             f"loops is {loops}, and {' and '.join(config.per_loop_switches)} of this model fix "
@@ -143,23 +117,10 @@ def run_alike(
     backward: int,
     remat: bool = False,
 ) -> tuple[Float[Array, "... width"], Float[Array, "loops ... width"] | None]:
-    """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone.
-
-    Neither h nor `shared` learns from the times before: they keep nothing for a backward pass.
-
-    Args:
-        loop: one loop.
-        shared: the arrays that all loops read and that learn.
-        h: hidden states before the first loop.
-        count: how often; a traced number compiles once for all.
-        backward: through how many loops, the last ones, the gradient goes.
-        remat: recompute each of them in the backward pass.
-
-    Returns:
-        The hidden states after the last loop, and after each [count, ...] unless count is traced.
-
-    Source: Geiping et al. (Huginn), 2025, section 3.3: truncated back-propagation.
-    """
+    """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone."""
+    # Neither h nor `shared` learns from the times before, which keep nothing for a backward pass:
+    # truncated back-propagation as in Huginn. A traced count compiles once for all; it leaves no
+    # hidden states to return.
     forward = functools.partial(loop, jax.lax.stop_gradient(shared))
     learn = functools.partial(loop, shared)
     if remat:

@@ -158,22 +158,8 @@ def _chunks(model, logits, cache, key, how, stop, length, size):
 
 @functools.partial(jax.jit, donate_argnames="cache")
 def decode_chunk(model, logits, cache, key, how, stop, has_stopped, start, count):
-    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once.
-
-    Args:
-        model: the model.
-        logits: of the next token [batch, vocabulary].
-        cache: consumed.
-        key: random key of the whole text.
-        how: arguments of `sample_token` as arrays; empty for the most likely token.
-        stop: a token that ends a sequence, or None.
-        has_stopped: sequences that have ended [batch], or None without `stop`.
-        start: tokens written before.
-        count: tokens to write.
-
-    Returns:
-        [tokens [batch, CHUNK], logits, cache, has_stopped]; tokens past the count are 0 or `stop`.
-    """
+    """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once."""
+    # `how` holds arguments of `sample_token` as arrays, and is empty for the most likely token.
 
     def goes_on(carry):
         i, _, _, _, has_stopped = carry

@@ -12,20 +12,7 @@ from jaxtyping import Array, Float, Int
 def linear(
     inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs, *, std: float
 ) -> nnx.Linear:
-    """A projection without bias, drawn from a normal distribution cut at three deviations.
-
-    Args:
-        inputs: size of the last axis of the argument.
-        outputs: size of the last axis of the result.
-        dtype: compute type; the kernel itself is float32.
-        rngs: where the initial values come from.
-        std: standard deviation before the cut; 0 starts the projection at zero.
-
-    Returns:
-        The flax module.
-
-    Source: LT2, initialisation.
-    """
+    """A projection without bias, drawn from a normal distribution cut at three deviations (LT2)."""
     initializer = (
         nnx.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
         if std
@@ -65,28 +52,10 @@ def rotary_embedding(
     theta: float,
     fraction: float = 1.0,
 ) -> Float[Array, "... heads size"]:
-    """Rotate channel pairs by an angle proportional to the position.
-
-    Channels i and i + size/2 form the pair (x_i, x_{i + size/2}), turned by the angle
-    position * theta^(-2i/size). This is the half-split order of Hugging Face's Llama checkpoints;
-    the original code pairs neighbours (2i, 2i + 1), a fixed permutation of the channels.
-
-    Scores depend on differences of positions only, so packed documents need no restart at 0.
-
-    Args:
-        x: queries or keys, size even.
-        positions: position of each token, one axis fewer than heads and size.
-        theta: base of the wavelengths.
-        fraction: share of the channels, the first ones, that turn: their number is the size above.
-
-    Returns:
-        The rotated array, in the type of `x`; angles are float32.
-
-    Cost: 3 FLOPs a number.
-
-    Source: Su et al., "RoFormer", 2021, section 3.2; Black et al., "GPT-NeoX-20B", 2022, for the
-        channels that stay.
-    """
+    """Turn channel pairs (x_i, x_{i + size/2}) by position * theta^(-2i/size) (RoFormer, 2021)."""
+    # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours
+    # (2i, 2i + 1), a fixed permutation. Of the channels, the first `fraction` turn (GPT-NeoX).
+    # Scores depend on differences of positions only, so packed documents need no restart at 0.
     half = round(fraction * x.shape[-1]) // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
@@ -98,16 +67,7 @@ def rotary_embedding(
 
 
 def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-    """Scale the last axis to Euclidean length one: x / sqrt(sum x^2 + 1e-6), summed in float32.
-
-    Args:
-        x: any array.
-
-    Returns:
-        An array of the same shape and type.
-
-    Source: Yang et al., "Gated Delta Networks", 2024: keys must not be longer than 1, or the
-        delta rule expands the state.
-    """
+    """Scale the last axis to Euclidean length one: x / sqrt(sum x^2 + 1e-6), summed in float32."""
+    # A key longer than 1 would let the delta rule expand the state.
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)

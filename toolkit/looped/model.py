@@ -353,27 +353,12 @@ class LoopedLM(nnx.Module):
 
 
 def row_of(stacked: Any, tau: int) -> Any:
-    """One loop's part of arrays that have a leading axis of loops.
-
-    Args:
-        stacked: a tree of arrays [loops, ...].
-        tau: the loop, from 0.
-
-    Returns:
-        The tree with arrays [...].
-    """
+    """One loop's part of arrays that have a leading axis of loops."""
     return jax.tree.map(lambda leaf: leaf[tau], stacked)
 
 
 def check_tokens(tokens: Int[Array, "batch time"]) -> None:
-    """Refuse anything but a non-empty [batch, time] array of whole numbers.
-
-    Args:
-        tokens: what a caller passed.
-
-    Raises:
-        ValueError: if the shape or the type is wrong.
-    """
+    """Refuse anything but a non-empty [batch, time] array of whole numbers."""
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(
             f"tokens are {tokens.dtype}{list(tokens.shape)}; "

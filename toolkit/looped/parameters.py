@@ -41,17 +41,7 @@ def parameter_count(config: LoopedConfig) -> int:
 
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:
-    """Number of trained parameters of one token-mixing layer.
-
-    Args:
-        word: the layer's word.
-        config: the model.
-
-    Returns:
-        The number of parameters of the mixer, without the rest of its block.
-
-    Cost: the first call with these sizes traces the layer's initialisation; later ones look up.
-    """
+    """Number of trained parameters of one token-mixing layer."""
     # The layer does not depend on these: one trace serves every slider position.
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
     elsewhere = {"windows": None, "prelude": "", "coda": ""}

@@ -66,20 +66,7 @@ def _swaps(elements: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 @functools.cache
 def group(name: str) -> Group:
-    """The group of a name.
-
-    Args:
-        name: one of `GROUPS`.
-
-    Returns:
-        The group.
-
-    Raises:
-        ValueError: for an unknown name.
-
-    Source: the groups of Merrill, Petty and Sabharwal, "The Illusion of State in State-Space
-        Models", 2024.
-    """
+    """The group of a name in `GROUPS`."""
     match name:
         case "Z2" | "Z60":
             return Group(name, cyclic(int(name[1:])))

@@ -55,16 +55,6 @@ class WordProblem:
 
 
 def products(words: Array, table: np.ndarray) -> Array:
-    """Running products of sequences of group elements.
-
-    Args:
-        words: numbers of elements, [batch, time].
-        table: the group's multiplication table, [order, order].
-
-    Returns:
-        Numbers of the products, [batch, time].
-
-    Cost: log2(time) look-ups an element (multiplication is associative).
-    """
+    """Running products of group elements, [batch, time] each, in log2(time) rounds of look-ups."""
     lookup = jnp.asarray(table)
     return jax.lax.associative_scan(lambda a, b: lookup[a, b], words, axis=1)

@@ -81,19 +81,7 @@ class Part(NamedTuple):
 
 
 def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
-    """Every rule of a model, from the embedding to the head.
-
-    Args:
-        family: the family.
-        config: the model.
-        prefix: what all names but the head's begin with, such as "model.".
-
-    Returns:
-        Parts that fill every parameter once.
-
-    Raises:
-        ValueError: if the model has a layer that the family has not.
-    """
+    """Every rule of a model, from the embedding to the head."""
     styles = STYLES[family.mixers]
     if unknown := set(config.layers) - set(styles):
         raise ValueError(
@@ -131,20 +119,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
 
 
 def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `LoopedConfig` out of a config.json.
-
-    Args:
-        family: the family of its `model_type`.
-        settings: what the file says; empty for none.
-
-    Returns:
-        Fields by name.
-
-    Raises:
-        ValueError: if the model does something that a `LoopedConfig` cannot say.
-
-    Source: Hugging Face transformers, the configuration file of each architecture.
-    """
+    """Fields of `LoopedConfig` out of a config.json."""
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}

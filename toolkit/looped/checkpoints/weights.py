@@ -75,19 +75,7 @@ def _rules(layer, style):
 
 
 def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, Callable[[], Array]]:
-    """The tensors of a checkpoint by name, each read when its function is called.
-
-    Args:
-        source: a .safetensors file, a folder of them, or tensors by name.
-
-    Returns:
-        Functions by the names of the tensors.
-
-    Raises:
-        FileNotFoundError: the source is a path with no .safetensors file.
-
-    Cost: reads the names alone.
-    """
+    """The tensors of a checkpoint by name, each read when its function is called."""
     if isinstance(source, Mapping):
         return {name: functools.partial(_as_array, source, name) for name in source}
     from safetensors import safe_open
@@ -107,20 +95,7 @@ def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, Callable[[
 def convert(
     layer: Any, rule: Rule, tensors: Mapping[str, Callable[[], Array]], prefix: str
 ) -> list[tuple[nnx.Param, Array]]:
-    """What a rule makes of its tensors, beside the parameters to set to it.
-
-    Args:
-        layer: the module the rule is for; left as it is.
-        rule: one of its style.
-        tensors: from `open_tensors`.
-        prefix: what the names of the layer's tensors begin with.
-
-    Returns:
-        Parameters and arrays of their shape and type.
-
-    Raises:
-        ValueError: if the shapes do not fit.
-    """
+    """What a rule makes of its tensors, beside the parameters to set to it."""
     theirs = {prefix + name: tensors[prefix + name]() for name in rule.theirs}
     ours = {path: part_of(layer, path) for path in rule.ours}
     try:
@@ -138,16 +113,7 @@ def convert(
 
 
 def check_names(there: Iterable[str], wanted: Iterable[str], problem: str) -> None:
-    """Refuse a checkpoint without some of the tensors, or with others.
-
-    Args:
-        there: the names in the checkpoint.
-        wanted: the names that have a place.
-        problem: how the message begins.
-
-    Raises:
-        ValueError: naming what is missing and what is unused.
-    """
+    """Refuse a checkpoint without some of the tensors, or with others."""
     missing, unused = set(wanted) - set(there), set(there) - set(wanted)
     parts = [f"{word} {listed(n)}" for word, n in (("missing", missing), ("unused", unused)) if n]
     if parts:
@@ -155,43 +121,20 @@ def check_names(there: Iterable[str], wanted: Iterable[str], problem: str) -> No
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """The first few names, and how many more there are.
-
-    Args:
-        names: in any order.
-        most: how many to write out.
-
-    Returns:
-        One text.
-    """
+    """The first few names, and how many more there are."""
     names = sorted(names)
     rest = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join(names[:most] + rest)
 
 
 def parameter_paths(module: Any) -> set[str]:
-    """The paths of a module's parameters, such as "output.kernel".
-
-    Args:
-        module: any nnx module, with or without arrays.
-
-    Returns:
-        The paths, dots between their parts.
-    """
+    """The paths of a module's parameters, such as "output.kernel"."""
     state = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return {".".join(map(str, path)) for path, _ in state}
 
 
 def part_of(module: Any, path: str) -> Any:
-    """What a path such as "blocks.0.mixer" leads to.
-
-    Args:
-        module: where the path begins.
-        path: attributes, and places in lists, dots between them; "" for the module itself.
-
-    Returns:
-        The module or parameter.
-    """
+    """What a path such as "blocks.0.mixer" leads to."""
     for name in path.split(".") if path else ():
         module = module[int(name)] if name.isdecimal() else getattr(module, name)
     return module

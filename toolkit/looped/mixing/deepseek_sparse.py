@@ -242,16 +242,8 @@ _RECORDER: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def recording(stage: Stage) -> Iterator[list[Float[Array, ""]]]:
-    """Collect the losses of the DSA layers that are called in the `with` block.
-
-    A loss belongs to the function being traced: use the list in the one that opened the block.
-
-    Args:
-        stage: see `Recorder`.
-
-    Returns:
-        The list, filled as layers run.
-    """
+    """Collect the losses of the DSA layers that are called in the `with` block."""
+    # A loss belongs to the function being traced: use the list in the one that opened the block.
     recorder = Recorder(stage, [])
     token = _RECORDER.set(recorder)
     try:

@@ -14,51 +14,20 @@ from toolkit.looped.layers import linear
 
 
 def log_rate(rngs: nnx.Rngs, heads: int, *, lowest: float) -> nnx.Param:
-    """A_log: logarithms of decay rates uniform between `lowest` and 16.
-
-    Args:
-        rngs: where the initial values come from.
-        heads: how many rates.
-        lowest: kept away from 0, where the logarithm diverges.
-
-    Returns:
-        The parameter [heads].
-
-    Source: Dao and Gu, "Transformers are SSMs", 2024, its implementation; LT2.
-    """
+    """A_log [heads]: logarithms of decay rates uniform between `lowest` and 16 (Mamba-2's code)."""
     rate = jax.random.uniform(rngs.params(), (heads,), minval=lowest, maxval=16.0)
     return nnx.Param(jnp.log(rate))
 
 
 def step_bias(rngs: nnx.Rngs, channels: int) -> nnx.Param:
-    """dt_bias: softplus(dt_bias) is log-uniform between 1e-3 and 1e-1.
-
-    Args:
-        rngs: where the initial values come from.
-        channels: how many.
-
-    Returns:
-        The parameter [channels].
-
-    Source: Gu and Dao, "Mamba", 2023, section 3.6.
-    """
+    """dt_bias: softplus(dt_bias) is log-uniform between 1e-3 and 1e-1 (Mamba, section 3.6)."""
     low, high = jnp.log(1e-3), jnp.log(1e-1)
     step = jnp.exp(jax.random.uniform(rngs.params(), (channels,), minval=low, maxval=high))
     return nnx.Param(step + jnp.log(-jnp.expm1(-step)))
 
 
 def time_step(raw: Float[Array, "... channels"], bias: nnx.Param) -> Float[Array, "... channels"]:
-    """dt = softplus(raw + dt_bias), in float32; the log-decay is -exp(A_log) dt.
-
-    Args:
-        raw: projected inputs.
-        bias: dt_bias.
-
-    Returns:
-        Positive time steps.
-
-    Source: Gu and Dao, "Mamba", 2023, section 3.6.
-    """
+    """dt = softplus(raw + dt_bias), in float32; the log-decay is -exp(A_log) dt."""
     return jax.nn.softplus(raw.astype(jnp.float32) + bias[...])
 
 

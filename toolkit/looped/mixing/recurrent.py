@@ -209,13 +209,5 @@ def _after(cache, state, tail, tokens):
 
 
 def split_heads(x: Float[Array, "... channels"], size: int) -> Float[Array, "... heads size"]:
-    """[..., heads * size] -> [..., heads, size].
-
-    Args:
-        x: channels of all heads, head by head.
-        size: channels of one.
-
-    Returns:
-        The same numbers.
-    """
+    """[..., heads * size] -> [..., heads, size]."""
     return x.reshape(*x.shape[:-1], -1, size)
