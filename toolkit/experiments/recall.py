@@ -30,8 +30,8 @@ _ACCURACY, _MOVED = "accuracy", "accuracy where the address moved"
 
 def model(pattern: str, task: StateBasedRecall, loops: int, width: int) -> LoopedConfig:
     """The model of an experiment on state-based recall."""
-    # A swap is a reflection, so beta reaches 2. Tokens weigh as much as what layers add to them, and
-    # no rotary wavelength is much longer than the sequence: all channels tell neighbouring
+    # A swap is a reflection, so beta reaches 2. Tokens weigh as much as what layers add to them,
+    # and no rotary wavelength is much longer than the sequence: all channels tell neighbouring
     # addresses apart.
     return LoopedConfig.tiny(
         pattern,

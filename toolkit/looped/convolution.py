@@ -75,7 +75,7 @@ def token_before(
     tail: Float[Array, "batch 1 channels"] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> tuple[Float[Array, "batch time channels"], Float[Array, "batch 1 channels"]]:
-    """RWKV's token shift, x_{t-1} at every t, zero before a document; and the tail to go on from."""
+    """RWKV's token shift, x_{t-1} at every t or zero before a document, and the new tail."""
     padded = _after_tail(x, tail, 1)
     past = padded[:, :-1]
     if segment_ids is not None:
