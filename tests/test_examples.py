@@ -18,9 +18,11 @@ from test_docs import ROOMS, exported, is_function
 COMPLETE = (
     "attention",
     "bench",
+    "conversion",
     "experiments",
     "figures",
     "language",
+    "looped",
     "lr",
     "measure",
     "parallel",

@@ -35,6 +35,14 @@ def alignment_losses(
     Cost: the teacher's forward pass and, beside it, the student's new mixers.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> teacher = LoopedLM(LoopedConfig.tiny("full full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> student = student_from(teacher, "gdn full", rngs=nnx.Rngs(1))
+        >>> alignment_losses(student, teacher, jnp.zeros((1, 5), int)).shape
+        (1, 1)
     """
     new = new_layers(student, teacher)
     pairs = (Beside(teacher.blocks[layer].mixer, student.blocks[layer].mixer) for layer in new)

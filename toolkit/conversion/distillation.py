@@ -40,6 +40,11 @@ def top_k_divergence(
     Cost: a selection of k of the vocabulary a position.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 2.
+
+    Example:
+        >>> logits = jnp.array([2.0, 1.0, 0.0])
+        >>> float(top_k_divergence(logits, logits, top_k=2))
+        0.0
     """
     vocabulary = teacher_logits.shape[-1]
     if not 1 <= top_k <= vocabulary:
@@ -77,6 +82,10 @@ def loop_weights(
 
     Source: LT2, distillation section: "warm-up of per-loop supervision, uniform, final loop only";
         its lengths and the shape of the warm-up are not published.
+
+    Example:
+        >>> loop_weights(0.5, 4, (0.1, 0.7))
+        Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
     rise, end = supervision
     if not 0 <= rise <= end <= 1:

@@ -27,6 +27,10 @@ class ConversionPlan:
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section: 100M, 600M and 600M tokens
         of length 512, 4096 and up to 32768. Rates, k and temperature are not published.
+
+    Example:
+        >>> ConversionPlan(align_steps=100, distil_steps=200).total_steps
+        300
     """
 
     align_steps: int = 1000

@@ -34,6 +34,11 @@ class Conversion:
             `restoration_benefits`; None unless layers were chosen by them.
         history: metrics rows by stage: "align", "distil", "extend-2048", ...
         stopped_by: None if the conversion is complete, otherwise what stopped it.
+
+    Example:
+        >>> left = Conversion(None, (1,), None, None, history={}, stopped_by="SIGTERM")
+        >>> left.layers, left.stopped_by
+        ((1,), 'SIGTERM')
     """
 
     model: LoopedLM
@@ -100,6 +105,14 @@ def convert(
         forward pass of the student a layer and batch.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> teacher = LoopedLM(LoopedConfig.tiny("full full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> sample = lambda data, step, time: 2 * (jnp.zeros((1, time), int),)
+        >>> convert(teacher, None, sample, plan=ConversionPlan(0, 1e-3, 8, 0)).model.config.pattern
+        'gdn gdn'
     """
     plan = plan or ConversionPlan()
     _check(teacher, word, restored, selection, plan)

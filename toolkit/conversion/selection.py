@@ -47,6 +47,14 @@ def restoration_benefits(
         their number.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, KL-guided selection.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> teacher = LoopedLM(LoopedConfig.tiny("full full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> student = student_from(teacher, "gdn full", rngs=nnx.Rngs(1))
+        >>> restoration_benefits(student, teacher, *jnp.zeros((2, 1, 5), int), top_k=4).shape
+        (2,)
     """
     layers = len(teacher.config.layers)
     # Row 0 restores nothing, row l + 1 layer l.

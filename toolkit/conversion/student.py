@@ -46,6 +46,13 @@ def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM
     Source: LT2, "Linear-Time Looped Transformers", distillation section, for what is kept; that
         new layers start from the attention's projections is common practice, for instance Wang et
         al., "The Mamba in the Llama", 2024, section 2.
+
+    Example:
+        >>> from flax import nnx
+        >>> from toolkit.looped import LoopedConfig, LoopedLM
+        >>> teacher = LoopedLM(LoopedConfig.tiny("full full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> student_from(teacher, "gdn full", rngs=nnx.Rngs(1)).config.pattern
+        'gdn full'
     """
     config = _student_config(teacher.config, pattern)
     words = zip(teacher.config.layers, config.layers, strict=True)

@@ -30,6 +30,12 @@ class LoopedCache:
         prelude, coda: caches of the layers before and after the loops, one a layer.
 
     Source: LT2, decode-time state; vLLM's Ouro keeps the same loops * layers caches.
+
+    Example:
+        >>> config = LoopedConfig.tiny("gdn full", loops=2, width=16, heads=2)
+        >>> cache = LoopedCache.empty(config, batch=1, capacity=32)
+        >>> len(cache.loops), len(cache.loops[0])
+        (2, 2)
     """
 
     loops: tuple[tuple[Any, ...], ...]
@@ -95,6 +101,11 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
         ValueError: if capacity is less than one.
 
     Source: LT2, decode-time state.
+
+    Example:
+        >>> config = LoopedConfig.tiny("window", width=64, heads=4)
+        >>> cache_bytes_per_sequence(config, 1000)  # 64 keys and 64 values of float32
+        32768
     """
     cache = jax.eval_shape(lambda: LoopedCache.empty(config, 1, capacity))
     return sum(
@@ -118,6 +129,10 @@ def cache_bytes_per_token(config: LoopedConfig) -> int:
     Cost: shapes only.
 
     Source: LT2, decode-time state.
+
+    Example:
+        >>> cache_bytes_per_token(LoopedConfig.tiny("full gdn", loops=2, width=64))
+        1024
     """
     # Between two lengths past every window the growth is even; a few tokens apart, because some
     # caches grow by blocks.

@@ -45,6 +45,13 @@ def prefill(
     Cost: that of the forward pass; the head runs for the last position only.
 
     Source: LT2, decode-time state.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> logits, cache = prefill(model, jnp.array([[5, 3, 8]]), capacity=8)
+        >>> logits.shape
+        (1, 256)
     """
     tokens = jnp.asarray(tokens)
     check_tokens(tokens)
@@ -77,6 +84,14 @@ def extend(
     Cost: that of the forward pass on the piece; a program for every length of piece.
 
     Source: LT2, decode-time state; the only way to carry states through text that is causal.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> _, cache = prefill(model, jnp.array([[5, 3]]), capacity=8)
+        >>> logits, cache = extend(model, jnp.array([[7, 1, 4]]), cache)
+        >>> logits.shape
+        (1, 256)
     """
     tokens = jnp.asarray(tokens)
     check_tokens(tokens)
@@ -106,6 +121,14 @@ def decode_step(
         (from the processor's cache if they fit) and the whole decode-time state.
 
     Source: LT2, decode-time state.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> _, cache = prefill(model, jnp.array([[5, 3]]), capacity=8)
+        >>> logits, cache = decode_step(model, jnp.array([7]), cache)
+        >>> logits.shape
+        (1, 256)
     """
     token = jnp.asarray(token)
     if token.ndim != 1 or not jnp.issubdtype(token.dtype, jnp.integer):
@@ -131,6 +154,11 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
         ValueError: no prompts, or an empty one.
 
     Cost: the model reads batch * longest tokens.
+
+    Example:
+        >>> tokens, lengths = pad_prompts([b"One", b"and another"])
+        >>> tokens.shape, lengths.tolist()
+        ((2, 11), [3, 11])
     """
     rows = [np.asarray(list(prompt), np.int32) for prompt in prompts]
     empty = [number for number, row in enumerate(rows) if not len(row)]

@@ -55,6 +55,10 @@ def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Arr
 
     Source: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning" (Huginn), 2025,
         section 3.3.
+
+    Example:
+        >>> draw_loops(jax.random.key(0), mean=4.0).dtype
+        dtype('int32')
     """
     if not mean > 0 or sigma < 0:
         raise ValueError(f"mean is {mean}, sigma {sigma}; they must be positive and not negative.")
@@ -87,6 +91,12 @@ def with_loops(model: Model, loops: int) -> Model:
     Cost: no array is copied; a program that takes the model compiles anew.
 
     Source: Geiping et al. (Huginn), 2025: quality grows with the loops of the test.
+
+    Example:
+        >>> from flax import nnx
+        >>> config = LoopedConfig.tiny(loops=2, width=16, heads=2, residual_gate=False)
+        >>> with_loops(LoopedLM(config, rngs=nnx.Rngs(0)), 8).config.loops
+        8
     """
     check_alike(model.config, loops)
     return reconfigured(model, loops=loops)

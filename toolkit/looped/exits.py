@@ -31,6 +31,14 @@ def exit_probabilities(
         ValueError: if the model has no exit gate.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025.
+
+    Example:
+        >>> from flax import nnx
+        >>> config = LoopedConfig.tiny(loops=2, width=16, heads=2, exit_gate=True)
+        >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
+        >>> _, hidden = model(jnp.zeros((1, 5), int), return_loops=True)
+        >>> exit_probabilities(model, hidden).shape
+        (2, 1, 5)
     """
     return jnp.exp(_log_probabilities(model, hidden))
 
@@ -64,6 +72,14 @@ def exit_loss(
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025: the
         entropy-regularised objective, a uniform prior over loops.
+
+    Example:
+        >>> from flax import nnx
+        >>> config = LoopedConfig.tiny(loops=2, width=16, heads=2, exit_gate=True)
+        >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
+        >>> tokens = jnp.zeros((1, 5), int)
+        >>> exit_loss(model, tokens, tokens, entropy_weight=0.1).shape
+        ()
     """
     if targets.shape != tokens.shape:
         raise ValueError(f"targets have shape {targets.shape}, tokens {tokens.shape}: unequal.")
@@ -97,6 +113,10 @@ def exit_loop(probabilities: Float[Array, "loops ..."], threshold: float) -> Int
     Cost: reading the probabilities; all loops have been run already.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025.
+
+    Example:
+        >>> exit_loop(jnp.array([[0.2, 0.7], [0.5, 0.1], [0.3, 0.2]]), threshold=0.6)
+        Array([1, 0], dtype=int32)
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold is {threshold}; it must lie in (0, 1].")

@@ -40,6 +40,13 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
 
     Cost:
         4 or 2 bytes a parameter.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> save_model(model, "small.safetensors", dtype="float16")
+        >>> load_model("small.safetensors").config.width
+        16
     """
     from safetensors.flax import save
 
@@ -76,6 +83,13 @@ def load_model(path: str | Path) -> LoopedLM:
 
     Cost:
         One read of the file; no initial parameters are drawn.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> save_model(model, "small.safetensors")
+        >>> load_model("small.safetensors").config == model.config
+        True
     """
     header, arrays = _read(Path(path))
     if header.get("format") != FORMAT:

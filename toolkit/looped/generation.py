@@ -61,6 +61,12 @@ def generate(
     Cost: one `prefill` and `length` decode steps, CHUNK of them a dispatch.
 
     Source: see `truncated_logits` for the sampling rules.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> generate(model, jnp.array([[5, 3]]), length=4).shape
+        (1, 4)
     """
     state = _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token)
     return jnp.concatenate(list(_chunks(model, *state, length, CHUNK)), axis=1)
@@ -102,6 +108,12 @@ def stream(
         ValueError: if an argument is out of range; raised by the call, not by the first token.
 
     Cost: see `generate`; the compiled programs are the same.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> len([token for token in stream(model, jnp.array([[5, 3]]), length=4)])
+        4
     """
     if not 1 <= tokens_per_dispatch <= CHUNK:
         raise ValueError(f"tokens_per_dispatch is {tokens_per_dispatch}; it must be 1 to {CHUNK}.")

@@ -23,6 +23,11 @@ class IndexerLosses(NamedTuple):
     Attributes:
         loops: of the looped DSA layers, in every loop.
         outside: of those in the prelude, then in the coda.
+
+    Example:
+        >>> losses = IndexerLosses(jnp.ones((2, 1)), jnp.zeros(1))
+        >>> float(losses.mean())  # 2 loops of one layer, and one in the prelude
+        0.6666666865348816
     """
 
     loops: Float[Array, "loops layers"]
@@ -61,6 +66,13 @@ def indexer_losses(
         The forward pass, and another q k^T of every DSA layer.
 
     Source: DeepSeek-V3.2 technical report (2025), section 2.1 (warm-up and sparse training).
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny("dsa", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> logits, losses = indexer_losses(model, jnp.zeros((1, 40), int))
+        >>> losses.loops.shape
+        (1, 1)
     """
     config = model.config
     words = (*config.layers, *config.prelude_layers, *config.coda_layers)

@@ -59,6 +59,13 @@ class LoopedLM(nnx.Module):
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section; see `LoopedConfig` for
         the switches.
+
+    Example:
+        >>> from flax import nnx
+        >>> config = LoopedConfig.tiny("gdn full", loops=2, width=16, heads=2)
+        >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
+        >>> model(jnp.zeros((1, 5), int)).shape
+        (1, 5, 256)
     """
 
     def __init__(self, config: LoopedConfig, *, rngs: nnx.Rngs):

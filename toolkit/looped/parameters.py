@@ -27,6 +27,10 @@ def parameter_count(config: LoopedConfig) -> int:
         The number of parameters, the embedding and a head of its own included.
 
     Source: LT2, architecture section.
+
+    Example:
+        >>> parameter_count(LoopedConfig.tiny("full", width=16, heads=2))
+        8256
     """
     width = config.width
     norms = 4 if config.sandwich_norm else 2
@@ -80,6 +84,12 @@ def match_parameters(
     Cost: arithmetic on sizes; no array is made.
 
     Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.
+
+    Example:
+        >>> plain, hybrid = (LoopedConfig.tiny(p) for p in ("full full", "gdn full"))
+        >>> matched = match_parameters(hybrid, plain)
+        >>> abs(parameter_count(matched) / parameter_count(plain) - 1) < 0.01
+        True
     """
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
     per_unit = 3 * config.width * len(_all_layers(config))

@@ -52,6 +52,10 @@ def interleave(
         ValueError: if there is no layer, a negative ratio, or a ratio of zeros.
 
     Source: LT2, hybrid models; 4 to 1 is its default.
+
+    Example:
+        >>> interleave(6, ratio=(2, 1))
+        'gdn gdn full gdn gdn full'
     """
     many, few = ratio
     if layers < 1 or min(ratio) < 0 or many + few == 0:
@@ -80,6 +84,10 @@ def bookend(
         ValueError: as `interleave`.
 
     Source: LT2, placement study at 1.3B: slightly better than interleaving.
+
+    Example:
+        >>> bookend(6, ratio=(2, 1))
+        'full gdn gdn gdn gdn full'
     """
     few = _budget(layers, ratio)
     first = -(-few // 2)
@@ -104,6 +112,10 @@ def front_loaded(
         ValueError: as `interleave`.
 
     Source: LT2, placement study at 1.3B: worse than interleaving.
+
+    Example:
+        >>> front_loaded(5)
+        'full gdn gdn gdn gdn'
     """
     return _placed(layers, range(_budget(layers, ratio)), cheap, expensive)
 
@@ -126,6 +138,10 @@ def back_loaded(
         ValueError: as `interleave`.
 
     Source: LT2, placement study at 1.3B: the worst of the four.
+
+    Example:
+        >>> back_loaded(5)
+        'gdn gdn gdn gdn full'
     """
     few = _budget(layers, ratio)
     return _placed(layers, range(layers - few, layers), cheap, expensive)
@@ -155,6 +171,10 @@ def random_placement(
         ValueError: as `interleave`.
 
     Source: LT2, random layouts.
+
+    Example:
+        >>> sorted(random_placement(5, "512", seed=0).split())
+        ['512', '512', '512', '512', 'full']
     """
     few = _budget(layers, ratio)
     chosen = np.random.default_rng(seed).choice(layers, few, replace=False)
@@ -173,6 +193,10 @@ def by_loop(parts: Sequence[str]) -> str:
         The parts with "->" between.
 
     Source: LT2, loop-level hybrids.
+
+    Example:
+        >>> by_loop(["full", "512", "256"])
+        'full -> 512 -> 256'
     """
     return " -> ".join(parts)
 
@@ -201,6 +225,12 @@ def vote(
     Cost: a forward pass a vote, each a part of the program to compile.
 
     Source: LT2, random layouts: in evaluation logits are averaged over five.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny("full full", width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> vote(model, jnp.zeros((1, 5), int), ["full 2", "2 full"]).shape
+        (1, 5, 256)
     """
     if not placements:
         raise ValueError("placements is empty; a vote needs at least one.")
@@ -224,6 +254,12 @@ def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
     Cost: no array is copied; a program that takes the model compiles anew.
 
     Source: LT2, random layouts.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(loops=2, width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> with_windows(model, "full -> 4").config.loop_windows
+        ((None,), (4,))
     """
     return reconfigured(model, windows=windows)
 

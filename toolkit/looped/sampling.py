@@ -31,6 +31,10 @@ def truncated_logits(
 
     Source: Fan et al. 2018 (top-k); Holtzman et al., "The Curious Case of Neural Text
         Degeneration", 2020 (top-p).
+
+    Example:
+        >>> truncated_logits(jnp.array([[0.0, 2.0, 1.0]]), top_k=2)
+        Array([[-inf,   2.,   1.]], dtype=float32)
     """
     logits = logits / temperature
     if top_k is None and top_p is None:
@@ -72,6 +76,10 @@ def sample_token(
         ValueError: if a temperature comes without a key.
 
     Source: see `truncated_logits`.
+
+    Example:
+        >>> sample_token(jnp.array([[0.0, 2.0, 1.0]]))
+        Array([1], dtype=int32)
     """
     if temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -48,6 +48,12 @@ def effective_transition(
 
     Source: Siems et al., "DeltaProduct", 2025, section 3; LT2, section on linear mixers. The
         decay comes before the correction, as in Kimi Linear's code and LT2's table of mixers.
+
+    Example:
+        >>> keys, beta = permutation_steps([1, 0])
+        >>> effective_transition(jnp.asarray(keys), jnp.asarray(beta)).round(3)
+        Array([[0., 1.],
+               [1., 0.]], dtype=float32)
     """
     if keys.ndim != 2 or beta.shape != keys.shape[:1]:
         raise ValueError(
@@ -86,6 +92,11 @@ def permutation_steps(
 
     Source: Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
         2024; Siems et al., "DeltaProduct", 2025.
+
+    Example:
+        >>> keys, beta = permutation_steps([2, 0, 1])
+        >>> keys.shape, beta.tolist()
+        ((2, 3), [2.0, 2.0])
     """
     size = len(permutation)
     if size < 2 or sorted(permutation) != list(range(size)):
@@ -119,6 +130,10 @@ def tokens_reached(config: LoopedConfig) -> int | None:
         The number, or None where any layer sees the whole past.
 
     Source: LT2, section on sparse mixers, with the token itself counted.
+
+    Example:
+        >>> tokens_reached(LoopedConfig.tiny("window window", loops=4))  # 64 tokens each
+        505
     """
     windows = [window for loop in config.loop_windows for window in loop]
     for word in (*config.prelude_layers, *config.coda_layers):
@@ -150,6 +165,10 @@ def influence_bound(distance: int, window: int, layers: int, residual_share: flo
 
     Source: LT2, appendix on the effective reach of windows, for the estimate; the count of ways
         is elementary.
+
+    Example:
+        >>> influence_bound(distance=6, window=4, layers=2, residual_share=0.5)
+        0.25
     """
     if distance < 0 or window < 2 or layers < 1 or not 0 <= residual_share <= 1:
         raise ValueError(

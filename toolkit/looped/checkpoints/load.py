@@ -57,6 +57,12 @@ def load_checkpoint(
 
     Source: Hugging Face transformers, the modelling file of each architecture; for "ouro" the
         modelling file that is published with ByteDance's Ouro checkpoints.
+
+    Example:
+        >>> model = load_checkpoint("Qwen3-0.6B", dtype="bfloat16")  # doctest: +SKIP
+        >>> from toolkit.looped.checkpoints.models import FAMILIES
+        >>> "qwen3" in FAMILIES
+        True
     """
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)

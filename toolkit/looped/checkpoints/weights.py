@@ -46,6 +46,13 @@ def load_layer(
         Reads the tensors under the prefix, no others.
 
     Source: Hugging Face transformers, the modelling file of each architecture.
+
+    Example:
+        >>> from flax import nnx
+        >>> layer = LAYERS["full"](LoopedConfig(width=8, heads=2), rngs=nnx.Rngs(0))
+        >>> tensors = {f"{name}_proj.weight": jnp.eye(8) for name in "qkvo"}
+        >>> bool((load_layer(layer, tensors, style="llama").query.kernel[...] == jnp.eye(8)).all())
+        True
     """
     tensors, rules = open_tensors(source), _rules(layer, style)
     there = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
