@@ -63,7 +63,8 @@ def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
 def _as_read(trained: LoopedLM) -> LoopedLM:
     """The same parameters under one configuration; gates that were not trained are zero."""
     pattern = trained.config.pattern.replace("window", "full")
-    config = dataclasses.replace(trained.config, pattern=pattern)
+    options = {word: o for word, o in trained.config.options.items() if word in pattern.split()}
+    config = dataclasses.replace(trained.config, pattern=pattern, options=options)
     config = config.with_options(full={"output_gate": True})
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     known = dict(nnx.to_flat_state(nnx.state(trained, nnx.Param)))
