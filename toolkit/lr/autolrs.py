@@ -30,21 +30,13 @@ from toolkit.lr.shapes import SHAPES
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AutoLRSController(Controller):
-    """What AutoLRS knows besides.
+    """What AutoLRS knows besides."""
 
-    Attributes:
-        stage: stages begun so far, the first being 0.
-        stage_steps: tau of this stage; 0 until the stage is planned.
-        probe_steps: tau' of this stage; 0 where the budget pays for no search.
-        tried: candidates evaluated in this stage.
-        first_loss: the first loss seen by the first candidate; infinity before.
-    """
-
-    stage: int = 0
-    stage_steps: int = 0
-    probe_steps: int = 0
-    tried: int = 0
-    first_loss: float = np.inf
+    stage: int = 0  # stages begun so far, the first being 0
+    stage_steps: int = 0  # tau of this stage; 0 until the stage is planned
+    probe_steps: int = 0  # tau' of this stage; 0 where the budget pays for no search
+    tried: int = 0  # candidates evaluated in this stage
+    first_loss: float = np.inf  # the first loss seen by the first candidate; infinity before
 
 
 @dataclass(frozen=True)

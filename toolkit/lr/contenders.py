@@ -48,21 +48,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class ContenderKind:
-    """A row of `CONTENDERS`.
+    """A row of `CONTENDERS`."""
 
-    Attributes:
-        title: for figures and tables.
-        needs_rate: whether its rate must be tuned.
-        default_rate: where it need not be.
-        build: (base optimiser, steps, rate) -> optax transformation.
-        source: where it was proposed.
-    """
-
-    title: str
-    needs_rate: bool
-    default_rate: float | None
+    title: str  # for figures and tables
+    needs_rate: bool  # whether its rate must be tuned
+    default_rate: float | None  # where it need not be
+    # (base optimiser, steps, rate) -> optax transformation
     build: Callable[[optax.GradientTransformation, int, float], Any]
-    source: str
+    source: str  # where it was proposed
 
 
 def contender(

@@ -24,17 +24,11 @@ Curve = tuple[np.ndarray, np.ndarray]  # rates [steps] and losses [steps]
 
 
 class LawChoice(NamedTuple):
-    """What the law thinks best.
+    """What the law thinks best."""
 
-    Attributes:
-        law: as fitted.
-        shape: of the run.
-        peak: of the run, by which the shape is multiplied.
-    """
-
-    law: MultiPowerLaw
-    shape: str
-    peak: float
+    law: MultiPowerLaw  # as fitted
+    shape: str  # of the run
+    peak: float  # of the run, by which the shape is multiplied
 
 
 def unbroken_curves(

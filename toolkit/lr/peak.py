@@ -20,15 +20,10 @@ GUARD = 2.0  # standard deviations of paired differences
 
 @dataclass(frozen=True)
 class PeakRate:
-    """The minimum of loss against the logarithm of the rate.
+    """The minimum of loss against the logarithm of the rate."""
 
-    Attributes:
-        log_rate: where it is.
-        edge: -1 or 1 if it is the lowest or the highest rate tried, otherwise 0.
-    """
-
-    log_rate: float
-    edge: int
+    log_rate: float  # where it is
+    edge: int  # -1 or 1 if it is the lowest or the highest rate tried, otherwise 0
 
 
 def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:

@@ -47,26 +47,20 @@ EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet wh
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ProbeController(Controller):
-    """What `ProbeThenDecay` knows besides.
+    """What `ProbeThenDecay` knows besides."""
 
-    Attributes:
-        plan: [steps to come] float32, the rates of the run; empty before it is planned.
-        stage: `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned.
-        extended: how often the search has gone beyond its range.
-        first_loss: before any step; infinity until it is told.
-        corrected: corrections made.
-        curves: [2, steps of all probes], their rates and losses, in the order of the table's rows;
-            kept until the run is planned, and only if the law is to score it.
-        law: [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of
-            the probes did.
-    """
-
+    # [steps to come] float32, the rates of the run; empty before it is planned
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    # `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned
     stage: int = GRID
-    extended: int = 0
-    first_loss: float = np.inf
-    corrected: int = 0
+    extended: int = 0  # how often the search has gone beyond its range
+    first_loss: float = np.inf  # before any step; infinity until it is told
+    corrected: int = 0  # corrections made
+    # [2, steps of all probes], their rates and losses, in the order of the table's rows; kept until
+    # the run is planned, and only if the law is to score it
     curves: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    # [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of the
+    # probes did
     law: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 

@@ -28,17 +28,11 @@ REFERENCE = "linear (oracle)"
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """A method with a budget on a workload.
+    """A method with a budget on a workload."""
 
-    Attributes:
-        workload: a key of `WORKLOADS`.
-        budget: gradient evaluations.
-        method: a key of `METHODS`.
-    """
-
-    workload: str
-    budget: int
-    method: str
+    workload: str  # a key of `WORKLOADS`
+    budget: int  # gradient evaluations
+    method: str  # a key of `METHODS`
 
     @property
     def label(self) -> str:

@@ -39,20 +39,14 @@ RunMethod = Callable[[Workload, int, np.ndarray, Progress], list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose a learning rate.
+    """A way to choose a learning rate."""
 
-    Attributes:
-        name: in the names of settings.
-        kind: "oracle", "fixed", "tuning-free" or "search".
-        run: (workload, budget, seeds, progress) -> one outcome per seed; `progress` is told the
-            share that is done.
-        cost: gradient evaluations in budgets.
-    """
-
-    name: str
-    kind: str
+    name: str  # in the names of settings
+    kind: str  # "oracle", "fixed", "tuning-free" or "search"
+    # (workload, budget, seeds, progress) -> one outcome per seed; `progress` is told the share that
+    # is done
     run: RunMethod
-    cost: float = 1.0
+    cost: float = 1.0  # gradient evaluations in budgets
 
 
 @functools.lru_cache(maxsize=2)

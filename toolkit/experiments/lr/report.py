@@ -33,17 +33,11 @@ EARLIER = {REFERENCE: 1.568, "Prodigy + cosine": 1.572, DEFAULT: 1.572, "AutoLRS
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference of losses over the seeds.
+    """A paired difference of losses over the seeds."""
 
-    Attributes:
-        mean: negative where the first is better.
-        low: of the bootstrap interval.
-        high: of the bootstrap interval.
-    """
-
-    mean: float
-    low: float
-    high: float
+    mean: float  # negative where the first is better
+    low: float  # of the bootstrap interval
+    high: float  # of the bootstrap interval
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -82,18 +76,13 @@ def profile_area(factors: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Cell:
-    """A workload with a budget.
+    """A workload with a budget."""
 
-    Attributes:
-        workload: its name.
-        budget: gradient evaluations.
-        losses: method -> test losses, one per seed, of those that were run.
-        quarter: of oracle-tuned linear decay at a quarter of the budget; empty if not run.
-    """
-
-    workload: str
-    budget: int
+    workload: str  # its name
+    budget: int  # gradient evaluations
+    # method -> test losses, one per seed, of those that were run
     losses: Mapping[str, Sequence[float]]
+    # of oracle-tuned linear decay at a quarter of the budget; empty if not run
     quarter: Sequence[float]
 
     @property

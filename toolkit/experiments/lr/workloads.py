@@ -30,31 +30,20 @@ NOISE = 0.2  # in the answers to train on, in their standard deviations; 1 in Fr
 
 @dataclass(frozen=True)
 class Workload:
-    """A problem to train on.
+    """A problem to train on."""
 
-    Attributes:
-        name: as in the names of settings.
-        title: for figures.
-        batch_size: examples of a step.
-        init: key -> parameters.
-        loss: (parameters, batch) -> scalar mean loss: nats, or half a squared error.
-        data: arrays that `sample` draws from.
-        sample: (data, step, seed) -> batch; the same for the same step and seed.
-        validation: examples in random order, for selection.
-        test: examples for the report.
-        sha256: of the text, or "" where a package's version says it.
-    """
-
-    name: str
-    title: str
-    batch_size: int
-    init: Callable[[Array], Any]
+    name: str  # as in the names of settings
+    title: str  # for figures
+    batch_size: int  # examples of a step
+    init: Callable[[Array], Any]  # key -> parameters
+    # (parameters, batch) -> scalar mean loss: nats, or half a squared error
     loss: Callable[[Any, Any], Float[Array, ""]]
-    data: Any
+    data: Any  # arrays that `sample` draws from
+    # (data, step, seed) -> batch; the same for the same step and seed
     sample: Callable[[Any, Array, Array], Any]
-    validation: Any
-    test: Any
-    sha256: str = ""
+    validation: Any  # examples in random order, for selection
+    test: Any  # examples for the report
+    sha256: str = ""  # of the text, or "" where a package's version says it
 
 
 def workload(name: str) -> Workload:
