@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ PAGES = [
     if (name := path.relative_to(ROOT)) not in MADE
 ]
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?\s*\)")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"].removeprefix("https://github.com/")
 # A page of ours on GitHub, Colab or Binder names a file of the repository.
 HOSTED = re.compile(
-    r"https://(?:github\.com|colab\.research\.google\.com/github)/mlsys-toolkit/toolkit/"
+    rf"https://(?:github\.com|colab\.research\.google\.com/github)/{REPOSITORY}/"
     r"(?:blob|tree)/main/([^)\s\"'#?]+)"
-    r"|https://mybinder\.org/v2/gh/mlsys-toolkit/toolkit/main\?urlpath=lab/tree/([^)\s\"'#?]+)"
+    rf"|https://mybinder\.org/v2/gh/{REPOSITORY}/main\?urlpath=lab/tree/([^)\s\"'#?]+)"
 )
 
 
