@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from toolkit.lr import (
     cooldown_schedule,
@@ -40,6 +42,25 @@ def test_warmup_stable_decay(shape):
     assert (rates(schedule)[100:] == 0).all()
     cooldown = cooldown_schedule(0.3, 20, shape=shape)
     np.testing.assert_allclose(rates(cooldown)[:40], rates(schedule)[80:], rtol=TOLERANCE)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    peak=st.floats(1e-6, 10),
+    parts=st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 20)),
+    shape=st.sampled_from(sorted(FALLS)),
+)
+def test_wsd_of_any_lengths_rises_stays_and_falls_to_zero(peak, parts, shape):
+    warmup, stable, cooldown = parts
+    total = sum(parts)
+    schedule = warmup_stable_decay_schedule(
+        peak, total, warmup_steps=warmup, cooldown_steps=cooldown, shape=shape
+    )
+    rates = np.asarray(schedule(jnp.arange(64)))  # one length: compiled once
+    assert (np.diff(rates[:warmup]) > 0).all()
+    np.testing.assert_allclose(rates[warmup : warmup + stable + 1], peak, rtol=1e-6)
+    assert (np.diff(rates[warmup + stable : total + 1]) <= 0).all()
+    assert np.abs(rates[total:]).max() <= 1e-6 * peak
 
 
 def test_linear_wsd_is_optax_joined():
