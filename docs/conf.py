@@ -24,7 +24,7 @@ exclude_patterns = ["_ext"]
 
 # Notebooks show the stills they were saved with.
 nb_execution_mode = "off"
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 # Signatures carry the shapes, one argument a line; the text says what they mean.

@@ -152,7 +152,7 @@ def write_measurements():
                 spread = interquartile_range(r.samples) if len(r.samples) > 1 else None
                 parts.append(
                     f"| {contender} | {quantity(r.value, r.unit)} | "
-                    f"{'' if spread is None else quantity(spread, r.unit)} | {len(r.samples)} |"
+                    f"{'' if spread is None else quantity(spread, r.unit)} | {len(r.samples) or ''} |"
                 )
             parts.append("")
         write(f"results/{machine}/{suite}.md", "\n".join(parts))
