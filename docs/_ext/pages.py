@@ -149,11 +149,10 @@ def write_measurements():
             parts += [f"## {case}", "", "| contender | median | spread | samples |",
                       "| --- | ---: | ---: | ---: |"]  # fmt: skip
             for contender, r in rows:
-                spread = interquartile_range(r.samples) if len(r.samples) > 1 else None
-                parts.append(
-                    f"| {contender} | {quantity(r.value, r.unit)} | "
-                    f"{'' if spread is None else quantity(spread, r.unit)} | {len(r.samples) or ''} |"
-                )
+                several = len(r.samples) > 1
+                spread = quantity(interquartile_range(r.samples), r.unit) if several else ""
+                value, count = quantity(r.value, r.unit), len(r.samples) or ""
+                parts.append(f"| {contender} | {value} | {spread} | {count} |")
             parts.append("")
         write(f"results/{machine}/{suite}.md", "\n".join(parts))
 
