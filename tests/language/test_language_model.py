@@ -23,6 +23,7 @@ def run(tmp_path_factory):
     return TrainingRun(config, text=(str(text),), steps=20, batch=8, sequence_length=16)
 
 
+@pytest.mark.slow
 def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
     losses = {}
     for layout in ("single", "fully_sharded"):
