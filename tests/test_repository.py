@@ -12,8 +12,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWNER, NAME = PROJECT["urls"]["Repository"].removeprefix("https://github.com/").split("/")
 # Owner and name in links to files, to Binder, to Colab, and to files as they are.
 LINK = re.compile(
-    r"(?:github\.com|mybinder\.org/v2/gh|colab\.research\.google\.com/github"
-    r"|raw\.githubusercontent\.com)/([\w.-]+)/([\w-]+)"
+    r"(?:github\.com/|mybinder\.org/v2/gh/|colab\.research\.google\.com/github/"
+    r"|raw\.githubusercontent\.com/|(?=[\w-]+\.github\.io))([\w-]+)(?:\.github\.io)?/([\w-]+)"
 )
 TEXTS = ("*.md", "*.cff", "docs/**/*.md", "docs/**/*.py", "notebooks/*.ipynb", ".github/**/*.y*ml")
 

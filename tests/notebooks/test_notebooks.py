@@ -12,7 +12,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
-MAX_SECONDS = 60
+MAX_PROCESSOR_SECONDS = 120  # a minute on two cores, and no longer on a loaded machine
 MAX_MEMORY_BYTES = 900e6
 MAX_OUTPUT_BYTES = 200_000
 
@@ -42,7 +42,7 @@ def pictures(notebook: dict) -> list[dict]:
 def test_runs_within_its_budget(path: Path) -> None:
     run = pytest.importorskip("toolkit.lab.notebooks.execute").run_notebook(path)
     assert not run.complaints
-    assert run.seconds < MAX_SECONDS
+    assert run.processor_seconds < MAX_PROCESSOR_SECONDS
     assert 0 < run.peak_memory_bytes < MAX_MEMORY_BYTES
     assert "widgets" not in run.notebook.metadata
     # Every panel is shown live and still, also by ipywidgets 7, which Colab has.

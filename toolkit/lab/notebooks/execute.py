@@ -26,12 +26,14 @@ class NotebookRun:
     Attributes:
         notebook: the executed notebook, with outputs.
         seconds: wall clock from the first cell to the last; starting the kernel is not counted.
+        processor_seconds: what the kernel computed, on all cores; other programs do not stretch it.
         peak_memory_bytes: largest resident set of the kernel process seen.
         complaints: what the cells wrote to stderr, and their errors.
     """
 
     notebook: nbformat.NotebookNode
     seconds: float
+    processor_seconds: float
     peak_memory_bytes: int
     complaints: list[str]
 
@@ -68,14 +70,20 @@ def run_notebook(path: Path, *, timeout_seconds: int = 120) -> NotebookRun:
         assert client.km is not None
         process = psutil.Process(client.km.provisioner.pid)  # pyright: ignore
         with _PeakMemory(process) as memory:
-            start = time.perf_counter()
+            start, before = time.perf_counter(), _processor_seconds(process)
             try:
                 for index, cell in enumerate(notebook.cells):
                     client.execute_cell(cell, index)
             except CellExecutionError:
                 pass  # the error is in the cell's outputs, where `_complaints` finds it
             seconds = time.perf_counter() - start
-    return NotebookRun(notebook, seconds, memory.peak_bytes, _complaints(notebook))
+            computed = _processor_seconds(process) - before
+    return NotebookRun(notebook, seconds, computed, memory.peak_bytes, _complaints(notebook))
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
