@@ -48,6 +48,8 @@ def faults_of(page):
             continue
         name, _, anchor = link.partition("#")
         target = (ROOT / page).parent / name if name else ROOT / page
+        if target.relative_to(ROOT) in MADE:
+            continue
         if not target.exists():
             yield f"{link}: no such file"
         elif anchor and target.suffix == ".md" and anchor not in anchors(target.relative_to(ROOT)):

@@ -39,6 +39,8 @@ def pictures(notebook: dict) -> list[dict]:
 @every_notebook
 # The kernel's own libraries close sockets late; what a notebook itself warns about is in stderr.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+# Colab's jupyter-client is older than its Python.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 def test_runs_within_its_budget(path: Path) -> None:
     run = pytest.importorskip("toolkit.lab.notebooks.execute").run_notebook(path)
     assert not run.complaints
