@@ -5,8 +5,11 @@ Indented text in between is an equation and stays as it is; a public name in bac
 """
 
 import inspect
+import pkgutil
 import re
 import textwrap
+
+from sphinx.util import logging
 
 import toolkit
 
@@ -21,7 +24,11 @@ SHORTER = (
     (re.compile(r"Callable\[\[ArrayLike\], ArrayLike\]"), "Schedule"),
     (re.compile(r"^\(\*args: Any, \*\*kwargs: Any\)$"), ""),  # traitlets' own
 )
+DOTTED = re.compile(r"toolkit\.(\w+)((?:\.\w+)*)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+
+
+logger = logging.getLogger(__name__)
 
 
 def public_names():
@@ -83,11 +90,23 @@ class Writer:
         return "".join(pieces)
 
     def code(self, name):
-        rooms = self.names.get(name.removeprefix(f"toolkit.{self.room}."))
-        if not rooms:
+        path = DOTTED.fullmatch(name)
+        if path and not exists(name):
+            logger.warning("%s is named in toolkit.%s and is not there", name, self.room)
+        room, short = (path[1], path[2].lstrip(".")) if path else (self.room, name)
+        rooms = self.names.get(short, [])
+        if not rooms or (path and room not in rooms):
             return f"``{name}``"
-        room = self.room if self.room in rooms else rooms[0]
-        return f":py:obj:`{name} <toolkit.{room}.{name.rpartition('.')[2]}>`"
+        return f":py:obj:`{name} <toolkit.{room if room in rooms else rooms[0]}.{short}>`"
+
+
+def exists(name):
+    """Whether a dotted name is a module or something in one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def rewrite(app, what, name, value, options, lines):

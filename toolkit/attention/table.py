@@ -42,14 +42,7 @@ them yet, so they have to be asked for by name.
 
 
 def mixer_page() -> str:
-    """The page docs/mixers.md.
-
-    Returns:
-        Markdown: a table of costs, a table of abilities, the papers.
-
-    Cost:
-        No array is made.
-    """
+    """The page docs/mixers.md."""
     costs = _table(
         ("name", "mixer", "state", "grows with the context", "FLOPs per token of a sequence",
          "bytes", "FLOPs per decoded token", "bytes"),
