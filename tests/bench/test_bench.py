@@ -54,7 +54,7 @@ def test_ours_is_held_against_the_machine_and_the_floor(capsys):
 
 
 def test_growth_is_judged_from_one_size_to_the_next(capsys):
-    sizes = {"ours": lambda: time.sleep(0.03), "peer": lambda: time.sleep(0.12)}
+    sizes = {"ours": lambda: time.sleep(0.02), "peer": lambda: time.sleep(0.2)}
     growing = Case(
         name="sleep",
         contenders=sizes,

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-START_SECONDS = 60
+START_SECONDS = 200
 
 
 def free_port() -> int:

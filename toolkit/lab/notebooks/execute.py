@@ -38,7 +38,7 @@ class NotebookRun:
     complaints: list[str]
 
 
-def run_notebook(path: Path, *, timeout_seconds: int = 120) -> NotebookRun:
+def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
     """Run every cell of a notebook in a fresh kernel.
 
     Args:
