@@ -99,6 +99,7 @@ def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
     assert "Toy: " in shown.view.sentence()
     assert "Toy moves" in MixerCostPanel(left="toy", right="gla").view.sentence()
     before = shown.view.left.state_norm
+    suite("lab/mixers/test_mixer_view.py").test_reach_and_state_are_those_of_the_library("toy")
     shown.write_strength = 1.0  # moves any gate between 0 and 1, whatever its name
     assert np.all(shown.view.left.state_norm > before)
 

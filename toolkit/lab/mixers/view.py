@@ -146,8 +146,8 @@ def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
         state_norm[t] = |S_t|,   reach[t, s] = |d o_t / d v_s|
 
     The output is linear in the values, and no value channel mixes with another: d o_t / d v_s is
-    one number w_ts times the identity. So the gradient of a single output channel, one
-    vector-Jacobian product a token, holds it all.
+    diagonal. So the gradient of the sum of all output channels, one vector-Jacobian product per
+    token, holds it all, and the norm is its largest channel.
 
     The result is remembered.
     """
@@ -189,15 +189,15 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         def outputs(values):
             given = (*arrays[:place], values, *arrays[place + 1 :])
-            return row.reference(*given, **options)[0][0, :, :, 0]  # one channel: [time, head]
+            return row.reference(*given, **options)[0][0]  # [time, head, value]
 
         _, pull = jax.vjp(outputs, arrays[place])
-        one_output = jnp.broadcast_to(
-            jnp.eye(MAX_TOKENS)[:, :, None], (MAX_TOKENS, MAX_TOKENS, HEADS)
-        )
-        (gradient,) = jax.vmap(pull)(one_output)  # [t, 1, s, head, ..., value]
-        within_token = tuple(range(3, gradient.ndim - 1))
-        return state_norm, jnp.sqrt(jnp.sum(gradient[:, 0] ** 2, axis=within_token))
+        one_token = jnp.eye(MAX_TOKENS)[:, :, None, None]
+        shape = (MAX_TOKENS, MAX_TOKENS, HEADS, VALUE_SIZE)
+        (gradient,) = jax.vmap(pull)(jnp.broadcast_to(one_token, shape))
+        squares = gradient[:, 0] ** 2  # [t, s, head, ..., value], between them a token's steps
+        squares = jnp.sum(squares, axis=tuple(range(3, squares.ndim - 1)))
+        return state_norm, jnp.sqrt(jnp.max(squares, axis=-1))
 
     return run
 
