@@ -8,11 +8,13 @@ Softmax attention, full, grouped or windowed (`softmax/`)
 
 Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
-kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_product_reference,
-gated_delta_product_step, rwkv7_reference, rwkv7_step)
+kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_net_2_reference,
+gated_delta_net_2_step, gated_delta_product_reference, gated_delta_product_step, rwkv7_reference,
+rwkv7_step)
     delta_net                    no decay: replace what is held under a key
     gated_delta_net              one decay per head and token before that
     kimi_delta_attention         one decay per key channel and token
+    gated_delta_net_2            likewise; erases by key channel, writes by value channel
     gated_delta_product          several corrections per token
     rwkv7                        erase under one key, add under another
     unit_lower_inverse           inverse of I + A, the delta rule's inner solve (`inverse.py`)
@@ -54,6 +56,11 @@ from toolkit.attention.linear.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
+)
+from toolkit.attention.linear.gated_delta_net_2 import (
+    gated_delta_net_2,
+    gated_delta_net_2_reference,
+    gated_delta_net_2_step,
 )
 from toolkit.attention.linear.gated_delta_product import (
     gated_delta_product,
@@ -116,6 +123,9 @@ __all__ = [
     "delta_net_step",
     "draw_inputs",
     "gated_delta_net",
+    "gated_delta_net_2",
+    "gated_delta_net_2_reference",
+    "gated_delta_net_2_step",
     "gated_delta_net_reference",
     "gated_delta_net_step",
     "gated_delta_product",

@@ -53,6 +53,11 @@ from toolkit.attention.linear.gated_delta_net import (
     gated_delta_net_reference,
     gated_delta_net_step,
 )
+from toolkit.attention.linear.gated_delta_net_2 import (
+    gated_delta_net_2,
+    gated_delta_net_2_reference,
+    gated_delta_net_2_step,
+)
 from toolkit.attention.linear.gated_delta_product import (
     gated_delta_product,
     gated_delta_product_reference,
@@ -214,6 +219,25 @@ MIXERS: dict[str, Mixer] = {
             function=kimi_delta_attention,
             step=kimi_delta_attention_step,
             reference=kimi_delta_attention_reference,
+            forward_flops=partial(delta_forward_flops, decays_channels=True),
+            step_flops=delta_step_flops,
+        ),
+        recurrent(
+            name="gdn2",
+            title="Gated DeltaNet-2",
+            paper="Hatamizadeh, Choi, Kautz, Gated DeltaNet-2 (arXiv:2605.22791)",
+            inputs=(
+                Q,
+                K,
+                V,
+                CHANNEL_G,
+                Input("erase", (*TOKEN, "key"), FRACTION),
+                Input("write", (*TOKEN, "value"), FRACTION),
+            ),
+            implementations=("xla", "scan"),
+            function=gated_delta_net_2,
+            step=gated_delta_net_2_step,
+            reference=gated_delta_net_2_reference,
             forward_flops=partial(delta_forward_flops, decays_channels=True),
             step_flops=delta_step_flops,
         ),

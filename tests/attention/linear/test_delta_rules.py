@@ -12,6 +12,7 @@ from toolkit.attention import (
     delta_net,
     draw_inputs,
     gated_delta_net,
+    gated_delta_net_2,
     gated_delta_product,
     kimi_delta_attention,
     mixer,
@@ -23,7 +24,8 @@ FLOAT32_TOLERANCE = 2e-5
 HARD_KEYS_TOLERANCE = 1e-4
 TIME = 50
 
-GDN, KDA, PRODUCT, RWKV7 = (mixer(name) for name in ("gdn", "kda", "delta_product", "rwkv7"))
+NAMES = ("gdn", "kda", "gdn2", "delta_product", "rwkv7")
+GDN, KDA, GDN2, PRODUCT, RWKV7 = (mixer(name) for name in NAMES)
 
 
 def test_gated_delta_net_without_decay_is_delta_net():
@@ -44,6 +46,18 @@ def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net():
 
         wanted = results(gated_delta_net, inputs)
         assert_close(results(by_channels, inputs), wanted, FLOAT64_TOLERANCE)
+
+
+def test_gated_delta_net_2_with_equal_gates_is_kimi_delta_attention():
+    with jax.enable_x64(True):
+        inputs = draw_inputs(KDA, TIME, dtype=jnp.float64)
+
+        def tied(q, k, v, g, beta):
+            erase, write = (jnp.broadcast_to(beta[..., None], x.shape) for x in (k, v))
+            return gated_delta_net_2(q, k, v, g, erase, write)
+
+        wanted = results(kimi_delta_attention, inputs)
+        assert_close(results(tied, inputs), wanted, FLOAT64_TOLERANCE)
 
 
 def test_delta_product_with_one_correction_is_gated_delta_net():
@@ -71,7 +85,7 @@ def test_rwkv7_with_tied_keys_is_delta_net():
 
 
 @pytest.mark.parametrize("implementation", ["xla", "scan"])
-@pytest.mark.parametrize("row", [KDA, PRODUCT, RWKV7], ids=["kda", "delta_product", "rwkv7"])
+@pytest.mark.parametrize("row", [KDA, GDN2, PRODUCT, RWKV7], ids=lambda row: row.name)
 def test_states_and_documents_carry_gradients(row, implementation):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
@@ -87,7 +101,7 @@ def test_states_and_documents_carry_gradients(row, implementation):
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
-@pytest.mark.parametrize("row", [KDA, RWKV7], ids=["kda", "rwkv7"])
+@pytest.mark.parametrize("row", [KDA, GDN2, RWKV7], ids=lambda row: row.name)
 def test_channels_may_fade_as_much_as_they_like(row):
     """Decays that cannot be factored from the chunk's entry, some channels cleared outright."""
     inputs = draw_inputs(row, TIME)

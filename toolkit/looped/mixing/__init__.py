@@ -21,6 +21,7 @@ linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 mamba2.py            Mamba-2
 delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
 kimi.py              Kimi Delta Attention
+gated_delta_net_2.py Gated DeltaNet-2
 rwkv7.py             RWKV-7
 gates.py             decays, time steps, low-rank maps and norms that several use
 """
@@ -32,6 +33,7 @@ from toolkit.looped.mixing.delta import (
     DeltaProductLayer,
     GatedDeltaNetLayer,
 )
+from toolkit.looped.mixing.gated_delta_net_2 import GatedDeltaNet2Layer
 from toolkit.looped.mixing.kimi import KimiDeltaLayer
 from toolkit.looped.mixing.linear_attention import (
     GatedLinearAttentionLayer,
@@ -56,6 +58,7 @@ LAYERS = {
         HGRN2Layer,
         DeltaNetLayer,
         KimiDeltaLayer,
+        GatedDeltaNet2Layer,
         RWKV7Layer,
         DeltaProductLayer,
         NSALayer,
