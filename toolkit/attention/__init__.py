@@ -10,9 +10,10 @@ Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
 kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_net_2_reference,
 gated_delta_net_2_step, gated_delta_product_reference, gated_delta_product_step, rwkv7_reference,
-rwkv7_step)
+rwkv7_step, comba_reference, comba_step)
     delta_net                    no decay: replace what is held under a key
     gated_delta_net              one decay per head and token before that
+    comba                        likewise, with feedback of its own to the state and the output
     kimi_delta_attention         one decay per key channel and token
     gated_delta_net_2            likewise; erases by key channel, writes by value channel
     gated_delta_product          several corrections per token
@@ -50,6 +51,7 @@ Every mixer once, with what it costs (`mixers.py`)
 """
 
 from toolkit.attention.inputs import Input
+from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
 from toolkit.attention.linear.gated_delta_net import (
@@ -115,6 +117,9 @@ __all__ = [
     "Input",
     "KVCache",
     "Mixer",
+    "comba",
+    "comba_reference",
+    "comba_step",
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",

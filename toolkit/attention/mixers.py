@@ -47,6 +47,7 @@ from toolkit.attention.inputs import (
     log_decay_above,
     per_step,
 )
+from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.gated_delta_net import (
     gated_delta_net,
@@ -208,6 +209,26 @@ MIXERS: dict[str, Mixer] = {
             function=delta_net,
             step=delta_net_step,
             reference=delta_net_reference,
+            forward_flops=delta_forward_flops,
+            step_flops=delta_step_flops,
+        ),
+        recurrent(
+            name="comba",
+            title="Comba",
+            paper="Hu et al., Bilinear RNNs with Closed-loop Control (arXiv:2506.02475)",
+            inputs=(
+                Q,
+                K,
+                V,
+                G,
+                BETA,
+                Input("feedback", TOKEN, FRACTION),
+                Input("correction", TOKEN, FRACTION),
+            ),
+            implementations=("xla", "scan"),
+            function=comba,
+            step=comba_step,
+            reference=comba_reference,
             forward_flops=delta_forward_flops,
             step_flops=delta_step_flops,
         ),

@@ -9,6 +9,7 @@ import pytest
 from attention_results import assert_close, random_state, results, with_state
 
 from toolkit.attention import (
+    comba,
     delta_net,
     draw_inputs,
     gated_delta_net,
@@ -24,8 +25,8 @@ FLOAT32_TOLERANCE = 2e-5
 HARD_KEYS_TOLERANCE = 1e-4
 TIME = 50
 
-NAMES = ("gdn", "kda", "gdn2", "delta_product", "rwkv7")
-GDN, KDA, GDN2, PRODUCT, RWKV7 = (mixer(name) for name in NAMES)
+NAMES = ("gdn", "comba", "kda", "gdn2", "delta_product", "rwkv7")
+GDN, COMBA, KDA, GDN2, PRODUCT, RWKV7 = (mixer(name) for name in NAMES)
 
 
 def test_gated_delta_net_without_decay_is_delta_net():
@@ -46,6 +47,18 @@ def test_kimi_delta_attention_with_equal_channels_is_gated_delta_net():
 
         wanted = results(gated_delta_net, inputs)
         assert_close(results(by_channels, inputs), wanted, FLOAT64_TOLERANCE)
+
+
+def test_comba_that_feeds_back_what_decays_is_gated_delta_net():
+    """b = e^g reads the decayed state; with d = 0 queries are as they come."""
+    with jax.enable_x64(True):
+        inputs = draw_inputs(GDN, TIME, dtype=jnp.float64)
+
+        def tied(q, k, v, g, beta):
+            return comba(q, k, v, g, beta, feedback=jnp.exp(g), correction=0 * g)
+
+        wanted = results(gated_delta_net, inputs)
+        assert_close(results(tied, inputs), wanted, FLOAT64_TOLERANCE)
 
 
 def test_gated_delta_net_2_with_equal_gates_is_kimi_delta_attention():
@@ -85,7 +98,7 @@ def test_rwkv7_with_tied_keys_is_delta_net():
 
 
 @pytest.mark.parametrize("implementation", ["xla", "scan"])
-@pytest.mark.parametrize("row", [KDA, GDN2, PRODUCT, RWKV7], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [COMBA, KDA, GDN2, PRODUCT, RWKV7], ids=lambda row: row.name)
 def test_states_and_documents_carry_gradients(row, implementation):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)

@@ -20,6 +20,7 @@ recurrent.py         RecurrentLayer: what all others share, and their cache
 linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 mamba2.py            Mamba-2
 delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
+comba.py             Comba
 kimi.py              Kimi Delta Attention
 gated_delta_net_2.py Gated DeltaNet-2
 rwkv7.py             RWKV-7
@@ -27,6 +28,7 @@ gates.py             decays, time steps, low-rank maps and norms that several us
 """
 
 from toolkit.looped.mixing.attention import AttentionLayer, WindowLayer
+from toolkit.looped.mixing.comba import CombaLayer
 from toolkit.looped.mixing.deepseek_sparse import DSALayer
 from toolkit.looped.mixing.delta import (
     DeltaNetLayer,
@@ -57,6 +59,7 @@ LAYERS = {
         GatedLinearAttentionLayer,
         HGRN2Layer,
         DeltaNetLayer,
+        CombaLayer,
         KimiDeltaLayer,
         GatedDeltaNet2Layer,
         RWKV7Layer,

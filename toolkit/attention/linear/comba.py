@@ -1,0 +1,217 @@
+r"""Comba: a delta rule with closed-loop control, feedback to the state and to the output.
+
+    S  <- e^g S + beta k (v - b S^T k)^T                 both read the state of the token before
+    o   = scale S^T (q - d k)
+
+What a key recalls is fed back by the share b before the value is written, and a share d of the key
+is taken from the query. The transition e^g - beta b k k^T is a scalar plus a matrix of rank one,
+where Gated DeltaNet's is their product e^g (1 - beta k k^T): the state is read before it decays.
+With b = e^g and d = 0 it is Gated DeltaNet.
+
+The paper's names on the left, those of this room on the right:
+
+    alpha_t                            e^g
+    beta_t, beta~_t = b beta_t         beta, feedback * beta
+    d                                  correction
+
+The paper learns one b and one d per head; here every token may have its own. The keys of flash-
+linear-attention's `p` are feedback * k. Keys are not normalised here: give unit keys.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from toolkit.attention._checks import check_inputs
+from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import (
+    Gate,
+    Gates,
+    Key,
+    Keys,
+    Output,
+    Outputs,
+    Queries,
+    Query,
+    SegmentIds,
+    State,
+    Value,
+    Values,
+)
+from toolkit.attention.linear.engine.recurrence import (
+    Tokens,
+    gather_tokens,
+    run,
+    scan_tokens,
+    step,
+)
+from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
+
+
+def _action(
+    q: Array, k: Array, v: Array, beta: Array, feedback: Array, correction: Array
+) -> Action:
+    erase = feedback[..., None] * k
+    return Action(q - correction[..., None] * k, Correction(erase, k, v, beta), addition=None)
+
+
+COMBA_RULE = Rule(_action, correcting_chunk_size, erases_before_decay=True)
+
+
+def comba(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    beta: Gates,
+    feedback: Gates,
+    correction: Gates,
+    *,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+    implementation: str | None = None,
+    chunk: int | None = None,
+) -> Outputs:
+    r"""Mix tokens through a decaying state whose reads are fed back, in linear time.
+
+        S_t = (e^(g_t) - beta_t b_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T
+        o_t = scale S_t^T (q_t - d_t k_t)
+
+    Args:
+        q: [batch, time, heads, key] queries, of unit length or nearly so.
+        k: [batch, time, heads, key] keys, of unit length or nearly so.
+        v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
+            head of q and k serves a group of consecutive value heads.
+        g: [batch, time, value_heads] log-decay (natural), <= 0; -inf clears the state.
+        beta: [batch, time, value_heads] writing strength in [0, 2].
+        feedback: [batch, time, value_heads] share b of what the key recalls that is erased, in
+            [0, 1]. Where beta b exceeds 1 + e^g the state grows.
+        correction: [batch, time, value_heads] share d of the key taken from the query.
+        scale: multiplies the outputs; key**-0.5 if None.
+        initial_state: [batch, value_heads, key, value] before the first token; zero if None.
+        segment_ids: [batch, time] document of each token; the state is cleared wherever the
+            number changes. `initial_state` belongs to the first, the final state to the last.
+        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
+
+    Returns:
+        Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
+        [batch, value_heads, key, value], float32 (float64 for float64 inputs). Both have
+        gradients.
+
+    Raises:
+        ValueError: wrong rank, sizes that do not fit, no tokens, a positive log-decay or a beta
+            outside [0, 2] (of a concrete array), an unknown implementation, or a chunk that is no
+            power of two from 16 on.
+        TypeError: not floating point, or q, k and v of different dtypes.
+
+    Cost:
+        That of `gated_delta_net`.
+
+    Source:
+        Hu et al., "Improving Bilinear RNNs with Closed-loop Control" (arXiv:2506.02475), section
+        3; the state is read before it decays as in the authors' kernels in flash-linear-attention.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, gate = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = comba(q, k, v, g, beta=gate, feedback=gate, correction=0 * gate)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
+    """
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    arrays |= {"feedback": feedback, "correction": correction}
+    check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    tokens = _tokens(q, k, v, g, beta, feedback, correction, scale)
+    return run(COMBA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
+
+
+def comba_reference(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    g: Gates,
+    beta: Gates,
+    feedback: Gates,
+    correction: Gates,
+    *,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Outputs:
+    r"""The equation of `comba`, token by token: slow, and the oracle.
+
+        S <- e^g S + beta k (v - b S^T k)^T,   o = scale S^T (q - d k)
+
+    Arguments as `comba`.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
+        >>> g, gate = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
+        >>> out, state = comba_reference(q, k, v, g, gate, feedback=gate, correction=0 * gate)
+        >>> out.shape, state.shape
+        ((1, 3, 2, 4), (1, 2, 4, 4))
+    """
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    arrays |= {"feedback": feedback, "correction": correction}
+    check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+
+    def token(S, q, k, v, g, beta, feedback, correction):
+        S = jnp.exp(g) * S + beta * jnp.outer(k, v - feedback * (S.T @ k))
+        return S, scale * (S.T @ (q - correction * k))
+
+    return scan_tokens(token, initial_state, segment_ids, **arrays)
+
+
+def comba_step(
+    q_t: Query,
+    k_t: Key,
+    v_t: Value,
+    g_t: Gate,
+    beta_t: Gate,
+    feedback_t: Gate,
+    correction_t: Gate,
+    state: State,
+    *,
+    scale: float | None = None,
+) -> Output:
+    r"""Decode one token: one read and one write of the state.
+
+        u = beta (v - b S^T k),   r = q - d k,   o = scale (e^g S^T r + (r . k) u)
+        S <- e^g S + k u^T
+
+    Arguments as `comba`, without the time axis; `state` as it returns it.
+
+    Cost:
+        About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
+        the state under `jax.jit` so that it is updated in place.
+
+    Example:
+        >>> q = k = v = jnp.full((1, 2, 4), 0.5)
+        >>> g, gate = -jnp.ones((1, 2)), jnp.ones((1, 2))
+        >>> out, state = comba_step(q, k, v, g, gate, gate, 0 * gate, jnp.zeros((1, 2, 4, 4)))
+        >>> out.shape, state.shape
+        ((1, 2, 4), (1, 2, 4, 4))
+    """
+    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t, "beta_t": beta_t}
+    arrays |= {"feedback_t": feedback_t, "correction_t": correction_t}
+    check_inputs(comba_step, **arrays, state=state)
+    tokens = _tokens(q_t, k_t, v_t, g_t, beta_t, feedback_t, correction_t, scale)
+    return step(COMBA_RULE, tokens, state)
+
+
+def _tokens(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    feedback: Array,
+    correction: Array,
+    scale: float | None,
+) -> Tokens:
+    """As the rule takes them: queries are scaled, and so must be what is taken from them."""
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    correction = factor * correction.astype(accumulator(v.dtype))
+    return gather_tokens(q, k, v, beta, feedback, correction, g=g, scale=factor)
