@@ -14,7 +14,7 @@ from toolkit.attention import (
     gated_linear_attention_step,
 )
 from toolkit.attention._checks import check_shape
-from toolkit.attention.costs import fading_forward_flops, fading_step_flops
+from toolkit.attention.costs import additive_forward_flops, additive_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V
 from toolkit.attention.row import recurrent
 from toolkit.looped.layers import linear
@@ -48,8 +48,8 @@ TOY = recurrent(
     function=toy,
     step=toy_step,
     reference=toy_reference,
-    forward_flops=fading_forward_flops,
-    step_flops=fading_step_flops,
+    forward_flops=additive_forward_flops,
+    step_flops=additive_step_flops,
 )
 
 
