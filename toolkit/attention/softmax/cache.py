@@ -15,6 +15,7 @@ front is a document of its own, and forgotten.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -119,10 +120,15 @@ def softmax_attention_step(
     sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t)
     check_window(sliding_window)
     check_kv_cache(cache, sizes, k_t, sliding_window)
-    batch, heads, key_size = q_t.shape
-    factor = float(key_size**-0.5 if scale is None else scale)
-    key_heads = k_t.shape[1]
+    scale = float(q_t.shape[2] ** -0.5 if scale is None else scale)
+    return _step(q_t, k_t, v_t, cache, scale=scale, sliding_window=sliding_window)
 
+
+# Compiled as a whole, or an eager call would compile its conditionals anew every time.
+@partial(jax.jit, static_argnames=("scale", "sliding_window"))
+def _step(q_t, k_t, v_t, cache, *, scale, sliding_window):
+    batch, heads, key_size = q_t.shape
+    key_heads = k_t.shape[1]
     length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
     slot = length % capacity if is_ring else length
     cache = write_tokens(cache, slot, axis=-1, keys=k_t[..., None], values=v_t[..., None])
@@ -137,7 +143,7 @@ def softmax_attention_step(
         visible = visible & ((length - age)[None] >= cache.start[:, None])
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
-    out = _attend_to_slots(q_t, cache.keys, cache.values, visible[:, None, None], factor)
+    out = _attend_to_slots(q_t, cache.keys, cache.values, visible[:, None, None], scale)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)
     return out.reshape(batch, heads, v_t.shape[2]), cache
 

@@ -11,6 +11,8 @@ or in the gradients of a loss on it, even NaN; a query that sees a number that i
 NaN.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -83,7 +85,27 @@ def softmax_attention(
     """
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     check_choice("implementation", implementation, (None, "dense", "blockwise"))
-    scale = float(q.shape[3] ** -0.5 if scale is None else scale)
+    return _attend(
+        q,
+        k,
+        v,
+        segment_ids,
+        initial_state,
+        scale=float(q.shape[3] ** -0.5 if scale is None else scale),
+        is_causal=is_causal,
+        sliding_window=sliding_window,
+        implementation=implementation,
+    )
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(
+    jax.jit,
+    static_argnames=("scale", "is_causal", "sliding_window", "implementation"),
+)
+def _attend(
+    q, k, v, segment_ids, initial_state, *, scale, is_causal, sliding_window, implementation
+):
     time = q.shape[1]
     keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
     extent, cache = Extent(0, 0, time), None

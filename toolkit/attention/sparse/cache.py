@@ -7,10 +7,11 @@ As in `KVCache`, a row remembers one document, and `start` says where it begins;
 no room is an error (`_caches.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_sizes
@@ -144,3 +145,33 @@ class IndexedCache:
     def capacity(self) -> int:
         """Slots for tokens."""
         return self.keys.shape[2]
+
+
+def pool_last_block(cache: BlockCache, block_size: int) -> BlockCache:
+    """Add the mean of the last block if it is complete."""
+    tokens = cache.length - (0 if cache.start is None else cache.start)
+    is_complete = (tokens % block_size == 0) & (cache.length <= cache.capacity)
+    held = cache.pooled_keys, cache.pooled_values
+    if not held[0].shape[2]:
+        return cache
+
+    def write():
+        last = (
+            lax.dynamic_slice_in_dim(rows, cache.length - block_size, block_size, axis=2)
+            for rows in (cache.keys, cache.values)
+        )
+        means = [rows.mean(axis=2, dtype=held[0].dtype) for rows in last]
+        place = tokens // block_size - 1
+        if cache.start is None:
+            return tuple(
+                lax.dynamic_update_slice_in_dim(pooled, mean[:, :, None], place, axis=2)
+                for pooled, mean in zip(held, means, strict=True)
+            )
+        # Each row has its own block to write; those whose block is unfinished write nowhere.
+        place = jnp.where(is_complete, place, held[0].shape[2])
+        to = (jnp.arange(place.shape[0]), slice(None), place)
+        written = zip(held, means, strict=True)
+        return tuple(pooled.at[to].set(mean, mode="drop") for pooled, mean in written)
+
+    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
+    return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)

@@ -13,6 +13,7 @@ it, in the index keys in all queries that may see it.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -102,14 +103,30 @@ def deepseek_sparse_attention(
     arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
     arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
     sizes = _check(deepseek_sparse_attention, selected_tokens, **arrays)
-    batch, time, heads, key = q.shape
     check_choice("implementation", implementation, (None, "masked", "gathered"))
-    scale = float(key**-0.5 if scale is None else scale)
+    if initial_state is not None:
+        check_cache(initial_state, IndexedCache, sizes, k)
+        check_room(initial_state, sizes["time"])
+    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    return _attend(
+        *arrays.values(),
+        initial_state,
+        scale=scale,
+        selected_tokens=selected_tokens,
+        implementation=implementation,
+    )
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnames=("scale", "selected_tokens", "implementation"))
+def _attend(
+    q, k, v, index_q, index_k, index_weights, segment_ids, initial_state,
+    *, scale, selected_tokens, implementation,
+):  # fmt: skip
+    batch, time, heads, key = q.shape
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
     documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        check_cache(initial_state, IndexedCache, sizes, k)
-        check_room(initial_state, time)
         first = initial_state.length
         documents, start = documents_after(
             first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
@@ -207,9 +224,14 @@ def deepseek_sparse_attention_step(
     sizes = _check(deepseek_sparse_attention_step, selected_tokens, **arrays)
     check_cache(cache, IndexedCache, sizes, k_t)
     check_room(cache, 1)
+    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    return _step(*arrays.values(), cache, scale=scale, selected_tokens=selected_tokens)
+
+
+@partial(jax.jit, static_argnames=("scale", "selected_tokens"))
+def _step(q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale, selected_tokens):
     batch, heads, key = q_t.shape
     groups = k_t.shape[1]
-    factor = float(key**-0.5 if scale is None else scale)
     slot = cache.length
     rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None], "index_keys": index_k_t[:, None]}
     cache = write_tokens(cache, slot, axis=-2, **rows)
@@ -219,10 +241,10 @@ def deepseek_sparse_attention_step(
         if start is not None:
             visible &= (jnp.arange(cache.capacity, dtype=jnp.int32) >= start)[None]
         if cache.capacity <= selected_tokens:
-            return _attend_selected(q[None], k, v, visible, factor, None, at_once=True)[0]
+            return _attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
         mask = top_mask(scores, visible, selected_tokens)
-        out = _attend_selected(q[None], k, v, mask, factor, selected_tokens, at_once=True)[0]
+        out = _attend_selected(q[None], k, v, mask, scale, selected_tokens, at_once=True)[0]
         return out + jnp.where((jnp.isfinite(scores) | ~visible).all(), 0, jnp.nan)
 
     out = each(

@@ -51,7 +51,7 @@ from toolkit.attention.sparse.blocks import (
     layout_from,
     means_from,
 )
-from toolkit.attention.sparse.cache import BlockCache
+from toolkit.attention.sparse.cache import BlockCache, pool_last_block
 from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
 
 
@@ -125,12 +125,23 @@ def native_sparse_attention(
     arrays = {"q": q, "k": k, "v": v, **gates, "segment_ids": segment_ids}
     sizes = _check(native_sparse_attention, *counts, **arrays)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
+    if initial_state is not None:
+        _check_cache(initial_state, sizes, k, block_size)
+    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    gates = tuple(gates.values())
+    return _attend(q, k, v, gates, segment_ids, initial_state, scale, *counts, implementation)
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+def _attend(
+    q, k, v, gates, segment_ids, initial_state,
+    scale, block_size, selected_blocks, sliding_window, implementation,
+):  # fmt: skip
     batch, time, heads, key = q.shape
-    scale = float(key**-0.5 if scale is None else scale)
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
     documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
     if initial_state is not None:
-        _check_cache(initial_state, sizes, k, block_size)
         first = initial_state.length
         documents, start = documents_after(
             first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
@@ -167,7 +178,7 @@ def native_sparse_attention(
     window = attend_to_past(
         q, keys, values, first, documents, scale=scale, sliding_window=sliding_window
     )
-    out = _gated(gates.values(), (*branches, window)).astype(q.dtype)
+    out = _gated(gates, (*branches, window)).astype(q.dtype)
     if cache is not None:
         if cache.start is None:
             ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
@@ -230,15 +241,20 @@ def native_sparse_attention_step(
     counts = block_size, selected_blocks, sliding_window
     sizes = _check(native_sparse_attention_step, *counts, q_t=q_t, k_t=k_t, v_t=v_t, **gates)
     _check_cache(cache, sizes, k_t, block_size)
+    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    return _step(q_t, k_t, v_t, tuple(gates.values()), cache, scale, *counts)
+
+
+@partial(jax.jit, static_argnums=(5, 6, 7, 8))
+def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
     batch, heads, key = q_t.shape
     groups, capacity = k_t.shape[1], cache.capacity
-    factor = float(key**-0.5 if scale is None else scale)
     is_gathered = selected_blocks * block_size < capacity
-    blocking = Blocking(factor, block_size, selected_blocks, is_gathered)
+    blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
     position = cache.length
     rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None]}
     cache = write_tokens(cache, position, axis=-2, **rows)
-    cache = _pool(cache, block_size)
+    cache = pool_last_block(cache, block_size)
     seen = min(sliding_window, capacity)
     first = jnp.clip(position - seen + 1, 0, capacity - seen)
     slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
@@ -254,45 +270,15 @@ def native_sparse_attention_step(
                 blocking, blocks, k, v, mean_keys, mean_values, q[None], own
             )
             k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
-            return compressed[0], selected[0], attend(q[None], k, v, visible, scale=factor).out[0]
+            return compressed[0], selected[0], attend(q[None], k, v, visible, scale=scale).out[0]
 
         return each(head, q, *rows, at_once=True)
 
     q = q_t.reshape(batch, groups, heads // groups, key)
     rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
     branches = each(sequence, q, *rows, cache.start, at_once=True)
-    out = _gated(gates.values(), [branch.reshape(batch, heads, -1) for branch in branches])
+    out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
     return show_overflow(out, cache).astype(q_t.dtype), cache
-
-
-def _pool(cache: BlockCache, block_size: int) -> BlockCache:
-    """Add the mean of the last block if it is complete."""
-    tokens = cache.length - (0 if cache.start is None else cache.start)
-    is_complete = (tokens % block_size == 0) & (cache.length <= cache.capacity)
-    held = cache.pooled_keys, cache.pooled_values
-    if not held[0].shape[2]:
-        return cache
-
-    def write():
-        last = (
-            lax.dynamic_slice_in_dim(rows, cache.length - block_size, block_size, axis=2)
-            for rows in (cache.keys, cache.values)
-        )
-        means = [rows.mean(axis=2, dtype=held[0].dtype) for rows in last]
-        place = tokens // block_size - 1
-        if cache.start is None:
-            return tuple(
-                lax.dynamic_update_slice_in_dim(pooled, mean[:, :, None], place, axis=2)
-                for pooled, mean in zip(held, means, strict=True)
-            )
-        # Each row has its own block to write; those whose block is unfinished write nowhere.
-        place = jnp.where(is_complete, place, held[0].shape[2])
-        to = (jnp.arange(place.shape[0]), slice(None), place)
-        written = zip(held, means, strict=True)
-        return tuple(pooled.at[to].set(mean, mode="drop") for pooled, mean in written)
-
-    pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
-    return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)
 
 
 def native_sparse_attention_reference(

@@ -7,6 +7,7 @@ grouped values, documents that share a sequence, and the ways through time.
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple, cast
 
@@ -92,6 +93,19 @@ def run(
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     if chunk is not None and (chunk < 16 or chunk & (chunk - 1)):
         raise ValueError(f"chunk must be a power of two and at least 16; got {chunk}.")
+    return _run(rule, tokens, initial_state, segment_ids, implementation, chunk)
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnames=("rule", "implementation", "chunk"))
+def _run(
+    rule: Rule,
+    tokens: Tokens,
+    initial_state: State | None,
+    segment_ids: SegmentIds | None,
+    implementation: str | None,
+    chunk: int | None,
+) -> Outputs:
     _, k, v, *_ = tokens.arrays
     key, value = k.shape[-1], v.shape[-1]
     state = _initial((*tokens.arrays, tokens.g), initial_state, (key, value))

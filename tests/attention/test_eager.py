@@ -1,0 +1,60 @@
+"""Eager calls, as in a notebook: from the second call on, nothing is compiled."""
+
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from toolkit.attention import MIXERS, draw_inputs, mixer
+
+OPTIONS = {
+    "window": {"sliding_window": 5},
+    "nsa": {"block_size": 4, "selected_blocks": 4, "sliding_window": 5},
+    "dsa": {"selected_tokens": 6},
+}
+LOWERING = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+
+
+@contextmanager
+def counted_programs():
+    """Lists the programs that are lowered meanwhile."""
+    programs = []
+
+    def listen(event, duration, **_):
+        if event == LOWERING:
+            programs.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield programs
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("time", [20, 160])  # softmax is dense up to 128 keys
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_second_eager_call_compiles_nothing(name, time):
+    row = mixer(name, **OPTIONS.get(name, {}))
+    inputs = draw_inputs(row, time, batch=1)
+
+    def loss(*inputs):
+        return jnp.sum(row.function(*inputs, **row.options)[0])
+
+    gradient = jax.grad(loss, argnums=range(len(inputs)))
+    for call in (loss, gradient):
+        call(*inputs)
+        with counted_programs() as programs:
+            call(*inputs)
+        assert not programs, f"{len(programs)} programs compiled again"
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_second_eager_step_compiles_nothing(name):
+    row = mixer(name, **OPTIONS.get(name, {}))
+    inputs = [x[:, 0] for x in draw_inputs(row, 1, batch=1)]
+    state = row.empty_state(1, 2, 16, 8, 8, jnp.float32, **row.options)
+    _, state = row.step(*inputs, state, **row.options)
+    with counted_programs() as programs:
+        row.step(*inputs, state, **row.options)
+    assert not programs, f"{len(programs)} programs compiled again"
