@@ -51,6 +51,17 @@ def masked_softmax(scores: Float[Array, "*rows keys"], visible: Bool[Array, "*#r
     return Softmax(exponentials, total, jnp.where(is_empty, -jnp.inf, largest + jnp.log(total)))
 
 
+def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
+    """Queries, and the factor of their scores, known when compiling: size ** -0.5 if None.
+
+    One that is an array, as a learned temperature is, multiplies the queries instead.
+    """
+    if isinstance(scale, Array):
+        precise = accumulator(q.dtype)
+        return (q.astype(precise) * scale.astype(precise)).astype(q.dtype), 1.0
+    return q, float(q.shape[-1] ** -0.5 if scale is None else scale)
+
+
 def attend(
     q: Float[Array, "queries group key"],
     k: Float[Array, "*own keys key"],

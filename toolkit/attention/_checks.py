@@ -5,7 +5,9 @@ Values are known only for concrete arrays, so checks of values are skipped under
 `jax.grad` and `jax.vmap`.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -34,6 +36,14 @@ def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str)
         )
 
 
+def check_count(name: str, count: int, least: int, why: str = "") -> None:
+    """Refuse a `count` that is no whole number from `least` on."""
+    if not isinstance(count, Integral) or isinstance(count, bool):
+        raise TypeError(f"{name} must be an int; got {count!r}.")
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}{why}; got {count}.")
+
+
 def check_sizes(of: str, **sizes: int) -> None:
     """Refuse a size below 1."""
     for name, size in sizes.items():
@@ -42,9 +52,11 @@ def check_sizes(of: str, **sizes: int) -> None:
 
 
 def check_floating(name: str, array: Array) -> None:
-    """Refuse an `array` that is not real floating point."""
+    """Refuse an `array` that is not real floating point of 16 bits at least."""
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating point; got {array.dtype}.")
+    if jnp.finfo(array.dtype).bits < 16:
+        raise TypeError(f"{name} must have at least 16 bits; got {array.dtype}.")
 
 
 def check_integers(name: str, array: Array) -> None:
@@ -68,28 +80,31 @@ def check_multiple(name: str, size: int, base_name: str, base: int) -> None:
         raise ValueError(f"{name} must be a multiple of {base_name}; got {size} and {base}.")
 
 
-def check_log_decay(name: str, g: Array) -> None:
-    """Refuse a positive log-decay, which would make the state grow; skipped while tracing."""
-    try:
-        largest = float(jnp.max(g, initial=-jnp.inf))
-    except jax.errors.ConcretizationTypeError:
-        return
-    if largest > 0:
-        raise ValueError(
-            f"{name} is a natural-log decay and must be <= 0 everywhere; "
-            f"its largest is {largest:g}."
-        )
+# What arguments of these names mean, and between which numbers they must lie.
+_RANGES = {
+    "g": ("a natural-log decay", -math.inf, 0.0),
+    "log_decay": ("a natural-log decay", -math.inf, 0.0),
+    "beta": ("a writing strength", 0.0, 2.0),
+    "dt": ("a time step", 0.0, math.inf),
+    "rate": ("a share to erase", 0.0, 1.0),
+}
 
 
-def check_write_strength(name: str, beta: Array) -> None:
-    """Refuse a beta outside [0, 2], with which the state could grow; skipped while tracing."""
+def check_range(name: str, array: Array) -> None:
+    """Refuse values that the name rules out, such as a positive `g`; skipped while tracing."""
+    if name.removesuffix("_t") not in _RANGES:
+        return
+    meaning, least, largest = _RANGES[name.removesuffix("_t")]
     try:
-        least, largest = float(jnp.min(beta, initial=1.0)), float(jnp.max(beta, initial=1.0))
+        found = float(jnp.min(array)), float(jnp.max(array))
     except jax.errors.ConcretizationTypeError:
         return
-    if least < 0 or largest > 2:
+    if found[0] < least or found[1] > largest:
+        bounds = f"in [{least:g}, {largest:g}]"
+        if math.isinf(least) or math.isinf(largest):
+            bounds = f"<= {largest:g}" if math.isinf(least) else f">= {least:g}"
         raise ValueError(
-            f"{name} is a writing strength and must lie in [0, 2]; got {least:g} to {largest:g}."
+            f"{name} is {meaning} and must be {bounds}; got {found[0]:g} to {found[1]:g}."
         )
 
 
@@ -117,6 +132,8 @@ def check_shapes(
         annotation = declared.__annotations__[name]
         shape = next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
         name = prefix + name
+        if not hasattr(array, "ndim"):
+            raise TypeError(f"{name} must be an array; got {type(array).__name__}.")
         check_rank(name, array, shape.dim_str)
         for axis, size in zip(shape.dim_str.split(), array.shape, strict=True):
             sizes.setdefault(axis, size)
@@ -150,8 +167,5 @@ def check_inputs(function: Callable[..., Any], **arrays: Array | None) -> dict[s
     tokens = ("q", "k", "v", "q_t", "k_t", "v_t")
     check_same_dtype(**{name: x for name, x in given.items() if name in tokens})
     for name, array in given.items():
-        if name in ("g", "g_t", "log_decay"):
-            check_log_decay(name, array)
-        if name in ("beta", "beta_t"):
-            check_write_strength(name, array)
+        check_range(name, array)
     return sizes

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._attend import masked_softmax
+from toolkit.attention._attend import fixed_scale, masked_softmax
 from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
-from toolkit.attention._checks import check_inputs, check_sizes
+from toolkit.attention._checks import check_count, check_inputs, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SegmentIds, SharedKey, SharedValue
 from toolkit.attention._visibility import Extent, Segments, documents_after
@@ -118,9 +118,9 @@ def softmax_attention_step(
         ((1, 2, 4), 1)
     """
     sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t)
-    check_window(sliding_window)
+    sliding_window = check_window(sliding_window)
     check_kv_cache(cache, sizes, k_t, sliding_window)
-    scale = float(q_t.shape[2] ** -0.5 if scale is None else scale)
+    q_t, scale = fixed_scale(q_t, scale)
     return _step(q_t, k_t, v_t, cache, scale=scale, sliding_window=sliding_window)
 
 
@@ -202,14 +202,12 @@ def append(
     return keys, values, extent, segments, replace(new_cache, start=start)
 
 
-def check_window(sliding_window: int | None) -> None:
-    """Refuse a window that is not a positive whole number."""
+def check_window(sliding_window: int | None) -> int | None:
+    """A window as an int; refuses one that is not a positive whole number."""
     if sliding_window is None:
-        return
-    if not isinstance(sliding_window, int) or isinstance(sliding_window, bool):
-        raise TypeError(f"sliding_window must be an int or None; got {sliding_window!r}.")
-    if sliding_window < 1:
-        raise ValueError(f"sliding_window must be at least 1 token; got {sliding_window}.")
+        return None
+    check_count("sliding_window", sliding_window, 1, " token")
+    return int(sliding_window)
 
 
 def check_kv_cache(cache: KVCache, sizes: Mapping[str, int], k: Array, sliding_window) -> None:

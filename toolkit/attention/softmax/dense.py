@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._attend import attend
+from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import show_overflow
 from toolkit.attention._checks import check_choice, check_inputs
 from toolkit.attention._shapes import HeadValues, Queries, SegmentIds, SharedKeys, SharedValues
@@ -83,15 +83,17 @@ def softmax_attention(
         >>> out.shape
         (1, 3, 2, 4)
     """
+    sliding_window = check_window(sliding_window)
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     check_choice("implementation", implementation, (None, "dense", "blockwise"))
+    q, scale = fixed_scale(q, scale)
     return _attend(
         q,
         k,
         v,
         segment_ids,
         initial_state,
-        scale=float(q.shape[3] ** -0.5 if scale is None else scale),
+        scale=scale,
         is_causal=is_causal,
         sliding_window=sliding_window,
         implementation=implementation,
@@ -184,8 +186,9 @@ def softmax_attention_reference(
         >>> out.shape
         (1, 3, 2, 4)
     """
+    sliding_window = check_window(sliding_window)
     _check(q, k, v, sliding_window, segment_ids, initial_state)
-    scale = float(q.shape[3] ** -0.5 if scale is None else scale)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     cache, past, remembered = None, 0, None
     if initial_state is not None:
         # Token number p lives in slot p, or p % capacity in a ring that forgets the oldest tokens.
@@ -236,6 +239,5 @@ def softmax_attention_reference(
 
 def _check(q, k, v, sliding_window, segment_ids, initial_state) -> None:
     sizes = check_inputs(softmax_attention, q=q, k=k, v=v, segment_ids=segment_ids)
-    check_window(sliding_window)
     if initial_state is not None:
         check_kv_cache(initial_state, sizes, k, sliding_window)

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._attend import attend
+from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
-from toolkit.attention._checks import check_choice, check_inputs, check_same_dtype
+from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
 from toolkit.attention._shapes import (
     HeadValue,
     HeadValues,
@@ -107,7 +107,7 @@ def deepseek_sparse_attention(
     if initial_state is not None:
         check_cache(initial_state, IndexedCache, sizes, k)
         check_room(initial_state, sizes["time"])
-    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    arrays["q"], scale = fixed_scale(q, scale)
     return _attend(
         *arrays.values(),
         initial_state,
@@ -224,7 +224,7 @@ def deepseek_sparse_attention_step(
     sizes = _check(deepseek_sparse_attention_step, selected_tokens, **arrays)
     check_cache(cache, IndexedCache, sizes, k_t)
     check_room(cache, 1)
-    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    arrays["q_t"], scale = fixed_scale(q_t, scale)
     return _step(*arrays.values(), cache, scale=scale, selected_tokens=selected_tokens)
 
 
@@ -317,8 +317,7 @@ def deepseek_sparse_attention_reference(
 
 
 def _check(function, selected_tokens, **arrays) -> dict[str, int]:
-    if selected_tokens < 1:
-        raise ValueError(f"selected_tokens must be at least 1; got {selected_tokens}.")
+    check_count("selected_tokens", selected_tokens, 1)
     sizes = check_inputs(function, **arrays)
     index = ("index_q", "index_k", "index_q_t", "index_k_t")
     check_same_dtype(**{name: x for name, x in arrays.items() if name in index})

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from toolkit.attention._attend import attend
+from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
-from toolkit.attention._checks import check_choice, check_inputs
+from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadGate,
@@ -42,7 +42,6 @@ from toolkit.attention._shapes import (
     SharedValues,
 )
 from toolkit.attention._visibility import Segments, documents_after
-from toolkit.attention.softmax.cache import check_window
 from toolkit.attention.sparse.blocks import (
     Blocking,
     attend_to_blocks,
@@ -127,7 +126,7 @@ def native_sparse_attention(
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
         _check_cache(initial_state, sizes, k, block_size)
-    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    q, scale = fixed_scale(q, scale)
     gates = tuple(gates.values())
     return _attend(q, k, v, gates, segment_ids, initial_state, scale, *counts, implementation)
 
@@ -241,7 +240,7 @@ def native_sparse_attention_step(
     counts = block_size, selected_blocks, sliding_window
     sizes = _check(native_sparse_attention_step, *counts, q_t=q_t, k_t=k_t, v_t=v_t, **gates)
     _check_cache(cache, sizes, k_t, block_size)
-    scale = float(sizes["key"] ** -0.5 if scale is None else scale)
+    q_t, scale = fixed_scale(q_t, scale)
     return _step(q_t, k_t, v_t, tuple(gates.values()), cache, scale, *counts)
 
 
@@ -359,14 +358,10 @@ def native_sparse_attention_reference(
 
 def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> dict[str, int]:
     sizes = check_inputs(function, **arrays)
-    if block_size < 1:
-        raise ValueError(f"block_size must be at least 1 token; got {block_size}.")
-    if selected_blocks < 3:
-        raise ValueError(
-            "selected_blocks must be at least 3, for the first, the previous and the query's own; "
-            f"got {selected_blocks}."
-        )
-    check_window(sliding_window)
+    check_count("block_size", block_size, 1, " token")
+    why = ", for the first, the previous and the query's own"
+    check_count("selected_blocks", selected_blocks, 3, why)
+    check_count("sliding_window", sliding_window, 1, " token")
     return sizes
 
 

@@ -8,6 +8,7 @@ grouped values, documents that share a sequence, and the ways through time.
 import importlib
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from types import ModuleType
 from typing import NamedTuple, cast
 
@@ -91,7 +92,8 @@ def run(
 ) -> Outputs:
     """Run checked tokens: in chunks, token by token, or by a device's kernels."""
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
-    if chunk is not None and (chunk < 16 or chunk & (chunk - 1)):
+    is_power = isinstance(chunk, Integral) and chunk >= 16 and not chunk & (chunk - 1)
+    if chunk is not None and not is_power:
         raise ValueError(f"chunk must be a power of two and at least 16; got {chunk}.")
     return _run(rule, tokens, initial_state, segment_ids, implementation, chunk)
 
