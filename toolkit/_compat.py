@@ -29,7 +29,7 @@ def varying(x: Any, axes: tuple[str, ...]) -> Any:
     """An array made to vary over more mesh axes under `jax.shard_map`."""
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
-    return jax.lax.pvary(x, axes)
+    return jax.lax.pvary(x, axes)  # pyright: ignore
 
 
 def output_like(x: Any, like: Any) -> jax.ShapeDtypeStruct:
@@ -37,7 +37,7 @@ def output_like(x: Any, like: Any) -> jax.ShapeDtypeStruct:
     kind = jax.typeof(like)
     if hasattr(kind, "manual_axis_type"):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind.manual_axis_type)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, vma=kind.vma)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, vma=kind.vma)  # pyright: ignore
 
 
 def module_list(modules: Iterable[Any]) -> Any:

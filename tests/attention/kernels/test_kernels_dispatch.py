@@ -84,6 +84,12 @@ def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, name):
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+def test_an_old_jax_is_told_what_the_kernels_of_a_gpu_need(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 7, 2))
+    with pytest.raises(NotImplementedError, match=r"need jax >= 0\.10; this is"):
+        gpu_chunked.check_chip(None)
+
+
 def test_without_a_device_or_a_kernel_it_is_refused():
     with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* cpu here"):
         mixer("gdn").function(*draw_inputs(mixer("gdn"), 3), implementation="pallas")
