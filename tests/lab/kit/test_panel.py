@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from PIL import Image
 
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Table, View, as_html, in_cell
 
 
@@ -31,16 +31,14 @@ class Line(View):
         return {"height": [self.height], "cost (bytes)": [2048]}
 
 
-class LinePlot:
+class LinePlot(Plot):
     def __init__(self, axes) -> None:
+        super().__init__(axes)
         axes.set_ylim(0, 1024)
-        (self.line,) = axes.plot([0, 1], [0, 0])
-
-    def artists(self) -> list[Artist]:
-        return [self.line]
+        self.height = self.line()
 
     def show(self, view: Line) -> None:
-        self.line.set_ydata([view.height] * 2)
+        self.height.set_data([0, 1], [view.height] * 2)
 
 
 class LinePanel(Panel):

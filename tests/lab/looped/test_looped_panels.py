@@ -76,7 +76,7 @@ def test_the_red_line_stands_where_the_reach_ends() -> None:
 
 def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
     panel = LoopPanel(pattern="window window", window=4, token=30, loops=3)
-    shown = panel._plots[0].image.get_array()
+    shown = panel._plots[0].matrix.get_array()
     share = panel.view.share
     np.testing.assert_array_equal(panel.data()["share, loop 2"], share[1])
     np.testing.assert_array_equal(shown.mask, share == 0)
@@ -89,8 +89,8 @@ def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
 def test_any_number_of_loops_fills_the_picture(loops: int) -> None:
     panel = LoopPanel(loops=loops)
     influence = panel._plots[0]
-    assert influence.image.get_array().shape[0] == loops
-    assert tuple(influence.image.get_extent())[2:] == (1, 0)
+    assert influence.matrix.get_array().shape[0] == loops
+    assert tuple(influence.matrix.get_extent())[2:] == (1, 0)
     assert sum(name.get_visible() for name in influence.names) == loops
     states = LoopStatePanel(loops=loops)
     assert len(states._plots[0].lines["size of h"].get_xdata()) == loops
@@ -107,7 +107,7 @@ def test_the_second_panel_follows_the_first() -> None:
     assert recurrent.lines["state, layer 1"].get_xdata().size == 6
     states.pattern = "full full"  # its own menus still move it alone
     assert (states.pattern, panel.pattern) == ("full full", "gdn full")
-    assert recurrent.nothing.get_visible()
+    assert recurrent.nothing.get_text()
 
 
 def test_a_text_that_surprises_stretches_the_axis_of_the_loss() -> None:

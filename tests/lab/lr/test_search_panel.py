@@ -156,11 +156,11 @@ def test_a_search_goes_on_in_another_panel(panel: SearchPanel) -> None:
 def test_the_picture_is_the_view(panel: SearchPanel) -> None:
     panel.run()
     view = panel.view
-    candidates, _, schedule, ledger, _ = panel._plots
+    candidates, _, schedule, ledger, bought, _ = panel._plots
     x, y = schedule.done.get_data()
     np.testing.assert_allclose(y[np.isfinite(y)], view.rates)
     np.testing.assert_allclose(x[np.isfinite(x)], view.spent)
-    np.testing.assert_allclose(ledger.dots[1].get_xdata(), [view.loss])
+    np.testing.assert_allclose(bought.dots[1].get_xdata(), [view.loss])
     widths = [bar.get_width() for bar in ledger.bars]
     assert widths == [view.search_evaluations, view.training_evaluations, 0]
     panel.round = 3

@@ -78,7 +78,7 @@ def test_equal_mixers_are_drawn_alike_on_equal_axes() -> None:
     for one, other in zip(left, right, strict=True):
         assert one.axes.get_ylim() == other.axes.get_ylim()
         assert one.axes.get_xlim() == other.axes.get_xlim()
-    np.testing.assert_array_equal(left[2].image.get_array(), right[2].image.get_array())
+    np.testing.assert_array_equal(left[2].matrix.get_array(), right[2].matrix.get_array())
 
 
 def test_bars_are_the_shares_and_the_span_is_the_distance() -> None:

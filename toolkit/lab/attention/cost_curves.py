@@ -1,14 +1,15 @@
 """Axes on which mixers are compared as the context grows."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, Look, in_words, log_axes, look
 from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView
+from toolkit.lab.kit.plot import Plot
 
 # Nested, so that markers on the same spot all stay visible.
 MARKER_SIZES = (12.5, 9.5, 7.5)
@@ -16,7 +17,7 @@ LOOKS = {name: look(name) for name in SHORT_NAMES}
 BEHIND_WORDS = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
 
 
-class CostCurves:
+class CostCurves(Plot):
     """One line per mixer on logarithmic axes, the chosen context marked, its values above."""
 
     def __init__(
@@ -33,45 +34,47 @@ class CostCurves:
         value_inches: float = 1.9,
         limits: tuple[float, float] | None = None,
     ) -> None:
-        self.axes, self._plot, self._unit = axes, plot, unit
+        super().__init__(axes)
+        self._plot, self._unit = plot, unit
         log_axes(axes, x_unit="tokens", y_unit=unit)
         axes.set_xlim(TOKENS[0], TOKENS[-1])
         self._has_fixed_limits = limits is not None
         if limits is not None:
             axes.set_ylim(*limits)
         axes.set_xlabel("context length (tokens)")
-        self._mark = axes.axvline(TOKENS[0], color=ACCENT, linewidth=1, alpha=0.7)
-        self._mark_name = axes.text(
-            TOKENS[0], 0.02, "", color=ACCENT, fontsize=9, ha="center", bbox=BEHIND_WORDS,
-            transform=axes.get_xaxis_transform(),
-        )  # fmt: skip
+        self._mark = self.moving(axes.axvline(TOKENS[0], color=ACCENT, linewidth=1, alpha=0.7))
         box = axes.get_position()
         inch = 1 / (box.width * figure.get_figwidth()), 1 / (box.height * figure.get_figheight())
         rows = -(-len(looks) // columns)
         axes.set_title(title, y=1 + (0.21 * rows + 0.07) * inch[1])
-        self._lines, self._points, self._dots, self._names, self._values = {}, {}, {}, {}, {}
+        self._lines = {
+            name: self.line(color=seen.colour, linestyle=seen.dashes)
+            for name, seen in looks.items()
+        }
+        self._points = {
+            name: self.line(
+                color=seen.colour, marker=seen.marker, markersize=size, linestyle="none",
+                markeredgecolor="white", markeredgewidth=1.2, zorder=4,
+            )
+            for (name, seen), size in zip(looks.items(), MARKER_SIZES, strict=True)
+        }  # fmt: skip
+        self._dots = {name: self.line(color=ACCENT, marker="o", markersize=5) for name in looks}
+        self._names, self._values = {}, {}
         for place, (name, seen) in enumerate(looks.items()):
-            drawn = {"color": seen.colour, "linestyle": seen.dashes}
-            (self._lines[name],) = axes.plot(TOKENS, np.ones(len(TOKENS)), **drawn)
-            (self._points[name],) = axes.plot(
-                [], [], color=seen.colour, marker=seen.marker, markersize=MARKER_SIZES[place],
-                linestyle="none", markeredgecolor="white", markeredgewidth=1.2, zorder=4,
-            )  # fmt: skip
-            (self._dots[name],) = axes.plot([1], [1], color=ACCENT, marker="o", markersize=5)
             row, column = divmod(place, columns)
             left, height = column / columns, 1 + 0.21 * (rows - row - 0.3) * inch[1]
-            above = {"transform": axes.transAxes, "clip_on": False}
-            ends = [left, left + (name_inches - 0.1) * inch[0]]
-            axes.plot(ends, [height, height], **drawn, **above)
-            self._names[name], self._values[name] = (
-                axes.text(left + at * inch[0], height, "", va="center", fontweight=weight, **above)
-                for at, weight in ((name_inches, "normal"), (value_inches, "bold"))
+            above: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
+            sample = [left, left + (name_inches - 0.1) * inch[0]], [height, height]
+            axes.plot(*sample, color=seen.colour, linestyle=seen.dashes, **above)
+            above |= {"y": height, "va": "center"}
+            self._names[name] = axes.text(left + name_inches * inch[0], s="", **above)
+            self._values[name] = self.text(
+                left + value_inches * inch[0], fontweight="bold", **above
             )
-
-    def artists(self) -> list[Artist]:
-        groups = (self._lines, self._points, self._dots, self._values)
-        each = [artist for group in groups for artist in group.values()]
-        return [self._mark, *each, self._mark_name]
+        self._mark_name = self.text(
+            TOKENS[0], 0.02, color=ACCENT, fontsize=9, ha="center", bbox=BEHIND_WORDS,
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
 
     def show(self, view: CostView) -> None:
         curves, values = view.curves[self._plot], view.at_chosen[self._plot]
@@ -80,7 +83,7 @@ class CostCurves:
         self._mark_name.set_x(min(max(view.chosen, TOKENS[0] * 2), TOKENS[-1] // 2))
         self._mark_name.set_text(f"{view.chosen:,} tokens")
         for name, line in self._lines.items():
-            line.set_ydata(curves[name])
+            line.set_data(TOKENS, curves[name])
             self._dots[name].set_data([view.chosen], [values[name]])
             self._names[name].set_text(view.names[name])
             self._values[name].set_text(in_words(values[name], unit))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets as widgets
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -30,8 +29,8 @@ from toolkit.lab.attention.view import (
 )
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
-from toolkit.lab.kit.note import Note
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Note, Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.measure import Peak, hardware, published_peak
 
@@ -40,6 +39,7 @@ HERE = "here"
 _ACCELERATORS: dict[str, Peak] = {
     key: peak for key in ("h100", "h200", "tpu v6e") if (peak := published_peak(key)) is not None
 }
+DOTTED = (0, (1, 2))
 _HEAD_SIZES = {str(size): size for size in (32, 64, 128, 256)}
 _CONTEXT = Number(
     "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
@@ -224,21 +224,16 @@ class MemoryPlot(CostCurves):
 
     def __init__(self, figure: Figure, axes: Axes) -> None:
         super().__init__(figure, axes, KEPT, "bytes", "Memory between two tokens", columns=3)
-        self._capacity = axes.axhline(1, color=INK, linewidth=1.3, linestyle=(0, (1, 2)))
-        self._capacity_name = axes.text(
-            0.012, 1, "", fontsize=9.5, va="center", bbox=BEHIND_WORDS,
+        self._capacity = self.moving(axes.axhline(1, color=INK, linewidth=1.3, linestyle=DOTTED))
+        self._capacity_name = self.text(
+            0.012, 1, fontsize=9.5, va="center", bbox=BEHIND_WORDS,
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-        self._gap = axes.annotate(
-            "", (1, 1), (1, 1), arrowprops={"arrowstyle": "<->", "color": ACCENT, "lw": 2}
+        arrow = {"arrowstyle": "<->", "color": ACCENT, "lw": 2}
+        self._gap = self.moving(axes.annotate("", (1, 1), (1, 1), arrowprops=arrow))
+        self._ratio = self.text(
+            1, 1, color=ACCENT, fontweight="bold", va="center", fontsize=13, bbox=BEHIND_WORDS
         )
-        self._ratio = axes.text(
-            1, 1, "", color=ACCENT, fontweight="bold", va="center", fontsize=13, bbox=BEHIND_WORDS
-        )
-
-    def artists(self) -> list[Artist]:
-        words = [self._capacity_name, self._gap, self._ratio]
-        return [self._capacity, *super().artists(), *words]
 
     def show(self, view: Memory) -> None:
         super().show(view)

@@ -1,11 +1,9 @@
 """Two memories read one sentence: the map of softmax beside the state of the delta rule."""
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, SIGNED, WEIGHTS, look
@@ -18,7 +16,8 @@ from toolkit.lab.attention.reading_view import (
     shortened,
 )
 from toolkit.lab.kit.controls import Number, Words
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
 
 SENTENCE = "the cat sat on the mat because the mat was warm and the cat was tired"
 # Entries of the state rarely pass this; a fixed scale lets one see the state decay.
@@ -78,79 +77,75 @@ class ReadingPanel(Panel):
         self._control_widgets["token"].set_maximum(len(view.words))
 
 
-def matrix_image(
-    axes: Axes, title: str, shape: tuple[int, int], colours: Colormap, low: float, high: float
-) -> AxesImage:
-    """An empty matrix with a scale of colours beside it."""
-    axes.set_title(title)
-    axes.grid(False)
-    axes.set(xticks=[], yticks=[])
-    image = axes.imshow(
-        np.zeros(shape), cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
-    )
-    box, figure = axes.get_position(), axes.get_figure(root=True)
-    bar = figure.add_axes((box.x1 + 0.008, box.y0, 0.01, box.height))
-    figure.colorbar(image, cax=bar).ax.tick_params(labelsize=8, length=2)
-    return image
+class MatrixPlot(Plot):
+    """A matrix with a scale of colours beside it; the base of two plots."""
+
+    def __init__(
+        self,
+        axes: Axes,
+        title: str,
+        shape: tuple[int, int],
+        colours: Colormap,
+        limits: tuple[float, float],
+    ) -> None:
+        super().__init__(axes)
+        axes.set_title(title)
+        axes.grid(False)
+        axes.set(xticks=[], yticks=[])
+        self.matrix = self.image(shape, colours, *limits)
+        box, figure = axes.get_position(), axes.get_figure(root=True)
+        bar = figure.add_axes((box.x1 + 0.008, box.y0, 0.01, box.height))
+        figure.colorbar(self.matrix, cax=bar).ax.tick_params(labelsize=8, length=2)
 
 
-class WeightMap:
+class WeightMap(MatrixPlot):
     """The softmax weights of every token, the row of the one now read marked."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
         title, shape = "Softmax: a weight for every earlier token", (MAX_TOKENS, MAX_TOKENS)
-        self._image = matrix_image(axes, title, shape, WEIGHTS, 0, 1)
-        self._row = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
-        axes.add_patch(self._row)
-        (self._pointer,) = axes.plot(
-            [-0.5], [0], marker=">", color=ACCENT, markersize=9, clip_on=False, linestyle="none"
+        super().__init__(axes, title, shape, WEIGHTS, (0, 1))
+        row = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
+        self._row = self.moving(axes.add_patch(row))
+        self._pointer = self.line(
+            marker=">", color=ACCENT, markersize=9, clip_on=False, linestyle="none"
         )
         self._words: tuple[str, ...] = ()
 
-    def artists(self) -> list[Artist]:
-        return [self._image, self._row, self._pointer]
-
     def show(self, view: Reading) -> None:
         # Blank is "not allowed to look"; a zero weight inside the window stays white too.
-        self._image.set_data(view.weights)
+        self.matrix.set_data(view.weights)
         self._row.set_bounds(-0.5, view.token - 0.5, view.token + 1, 1)
-        self._pointer.set_ydata([view.token])
+        self._pointer.set_data([-0.5], [view.token])
         if view.words != self._words:
             self._words, end = view.words, len(view.words) - 0.5
             self.axes.set(xlim=(-0.5, end), ylim=(end, -0.5))
             self.axes.set_yticks(range(len(view.words)), shortened(view.words), fontsize=8.5)
 
 
-class StateMap:
+class StateMap(MatrixPlot):
     """The state of the gated delta net after the token now read."""
 
     def __init__(self, axes: Axes) -> None:
         title = f"Gated delta net: one {KEY_SIZE} × {VALUE_SIZE} state"
         shape = KEY_SIZE, VALUE_SIZE
-        self._image = matrix_image(axes, title, shape, SIGNED, -STATE_SCALE, STATE_SCALE)
+        super().__init__(axes, title, shape, SIGNED, (-STATE_SCALE, STATE_SCALE))
         axes.set(xlabel="value channel", ylabel="key channel")
 
-    def artists(self) -> list[Artist]:
-        return [self._image]
-
     def show(self, view: Reading) -> None:
-        self._image.set_data(view.states[view.token])
+        self.matrix.set_data(view.states[view.token])
 
 
-class BarPlot:
+class BarPlot(Plot):
     """One column of the data, a bar per token."""
 
     def __init__(self, axes: Axes, column: str, name: str, label: str) -> None:
-        self.axes, self._column = axes, column
+        super().__init__(axes)
+        self._column, self._words = column, ()
         axes.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
         axes.grid(axis="x", visible=False)
         nothing = np.zeros(MAX_TOKENS)
-        self._bars = axes.bar(np.arange(MAX_TOKENS), nothing, width=0.78, color=look(name).colour)
-        self._words: tuple[str, ...] = ()
-
-    def artists(self) -> list[Artist]:
-        return [*self._bars]
+        bars = axes.bar(np.arange(MAX_TOKENS), nothing, width=0.78, color=look(name).colour)
+        self._bars = [self.moving(bar) for bar in bars]
 
     def show(self, view: Reading) -> None:
         heights = np.zeros(MAX_TOKENS)

@@ -10,31 +10,19 @@ nothing jumps. The same PNG is what a reader without a kernel sees.
 import base64
 import html
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import ipywidgets as widgets
 from IPython.display import display
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
 from toolkit.lab.kit.controls import Control, ControlWidgets
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View, as_html
 
 PIXELS_PER_INCH_ON_PAGE = 100
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
-
-class Plot(Protocol):
-    """A part of a figure: its artists are made once, when it is, and moved afterwards."""
-
-    def artists(self) -> list[Artist]:
-        """What `show` moves, lowest first."""
-        ...
-
-    def show(self, view: Any) -> None:
-        """Move the artists to the view; limits, ticks and words may change where they must."""
-        ...
 
 
 class Panel(widgets.VBox):

@@ -6,7 +6,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.plots import BestPlot, ChancePlot, InfluencePlot, LossPlot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS

@@ -6,13 +6,13 @@ Rows fill an axes whatever their number: y runs from 0, the top, to 1.
 from collections.abc import Iterable
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from toolkit.figures import ACCENT, INK, WEIGHTS
 from toolkit.figures.axes import set_limits
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
 from toolkit.lab.looped.view import BEST, LoopView, visible
 
@@ -38,7 +38,7 @@ def show_words(texts: list[Text], words: Iterable[str | None], x: Iterable[float
             text.set_position((at, y))
 
 
-class LoopMap:
+class LoopMap(Plot):
     """A colour for each loop and byte, with the byte looked at marked; the base of two plots."""
 
     def __init__(
@@ -49,32 +49,23 @@ class LoopMap:
         limits: tuple[float, float],
         ticks: dict[float, str],
     ) -> None:
-        self.axes = axes = figure.add_axes((0.07, place[0], 0.605, place[1]))
+        super().__init__(figure.add_axes((0.07, place[0], 0.605, place[1])))
+        axes = self.axes
         axes.set_title(title)
         axes.set(xlim=(-0.5, MAX_TOKENS - 0.5), ylim=(1, 0), yticks=[])
         axes.grid(False)
         axes.set_facecolor(NO_PATH)
         axes.tick_params(axis="x", length=0, pad=2)
-        self.image = axes.imshow(
-            np.zeros((1, 1)), cmap=WEIGHTS.with_extremes(bad=NO_PATH), vmin=limits[0],
-            vmax=limits[1], aspect="auto", interpolation="nearest", extent=(-0.5, 0.5, 1, 0),
-        )  # fmt: skip
+        colours = WEIGHTS.with_extremes(bad=NO_PATH)
+        self.matrix = self.image((1, 1), colours, *limits, extent=(-0.5, 0.5, 1, 0))
         scale = figure.add_axes((0.683, place[0], 0.008, place[1]))
-        bar = figure.colorbar(self.image, cax=scale, ticks=list(ticks))
+        bar = figure.colorbar(self.matrix, cax=scale, ticks=list(ticks))
         bar.ax.set_yticklabels(ticks.values(), fontsize=8)
         bar.outline.set_visible(False)
-        self.names = [
-            axes.text(
-                -0.008, 0.5, "", ha="right", va="center", fontsize=9,
-                transform=axes.get_yaxis_transform(),
-            )
-            for _ in range(MAX_LOOPS)
-        ]  # fmt: skip
-        self._mark = axes.axvspan(0, 1, fill=False, edgecolor=ACCENT, linewidth=1.2, linestyle=":")
-        self._raw = b""
-
-    def artists(self) -> list[Artist]:
-        return [self.image, self._mark, *self.names]
+        beside = {"ha": "right", "va": "center", "transform": axes.get_yaxis_transform()}
+        self.names = [self.text(fontsize=9, **beside) for _ in range(MAX_LOOPS)]
+        mark = axes.axvspan(0, 1, fill=False, edgecolor=ACCENT, linewidth=1.2, linestyle=":")
+        self._mark, self._raw = self.moving(mark), b""
 
     def values(self, view: LoopView) -> np.ndarray:
         """What is coloured, [loops, time]; NaN is left grey."""
@@ -83,8 +74,8 @@ class LoopMap:
     def show(self, view: LoopView) -> None:
         if view.raw != self._raw:
             self._name_bytes(view.raw)
-        self.image.set_data(np.ma.masked_invalid(self.values(view)))
-        self.image.set_extent((-0.5, len(view.raw) - 0.5, 1, 0))
+        self.matrix.set_data(np.ma.masked_invalid(self.values(view)))
+        self.matrix.set_extent((-0.5, len(view.raw) - 0.5, 1, 0))
         self._mark.set_x(view.token - 0.5)
         show_words(self.names, (f"loop {n + 1}" for n in range(view.loops)), [-0.008] * view.loops)
 
@@ -104,15 +95,10 @@ class InfluencePlot(LoopMap):
             figure, place, "What its prediction rests on (share of influence)",
             (np.log10(SMALLEST_SHARE), 0.0), {-6: "≤1e-6", -4: "1e-4", -2: "1%", 0: "all"},
         )  # fmt: skip
-        (self.edge,) = self.axes.plot([], [], color=ACCENT, linewidth=2)
-        (self._most,) = self.axes.plot([], [], color=INK, linewidth=1.6, dashes=(2, 1.2))
-        self.edge_words = [
-            self.axes.text(0, 0, "", ha="right", va="center", fontsize=8.5, color=ACCENT)
-            for _ in range(MAX_LOOPS)
-        ]
-
-    def artists(self) -> list[Artist]:
-        return [*super().artists(), self._most, self.edge, *self.edge_words]
+        self._most = self.line(color=INK, linewidth=1.6, dashes=(2, 1.2))
+        self.edge = self.line(color=ACCENT, linewidth=2)
+        look = {"ha": "right", "va": "center", "fontsize": 8.5, "color": ACCENT}
+        self.edge_words = [self.text(**look) for _ in range(MAX_LOOPS)]
 
     def values(self, view: LoopView) -> np.ndarray:
         share = np.where(view.share > 0, view.share, np.nan)
@@ -142,45 +128,35 @@ class ChancePlot(LoopMap):
         return np.pad(view.right, ((0, 0), (1, 0)), constant_values=np.nan)
 
 
-class BestPlot:
+class BestPlot(Plot):
     """The likeliest next bytes with their chances."""
 
     def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
         axes.set_title("Likeliest next bytes")
         axes.set(xlim=(-0.5, BEST - 0.5), ylim=(1, 0), yticks=[], xticks=[])
         axes.grid(False)
         # Up to 2, so that no chance is too dark for the words on it.
-        self._image = axes.imshow(
-            np.zeros((1, BEST)), cmap=WEIGHTS, vmin=0, vmax=2, aspect="auto",
-            interpolation="nearest", extent=(-0.5, BEST - 0.5, 1, 0),
-        )  # fmt: skip
-        self._words = [
-            axes.text(0, 0, "", ha="center", va="center", fontsize=8.8, family=MONOSPACE)
-            for _ in range(MAX_LOOPS)
-        ]
-
-    def artists(self) -> list[Artist]:
-        return [self._image, *self._words]
+        self._chances = self.image((1, BEST), WEIGHTS, 0, 2, extent=(-0.5, BEST - 0.5, 1, 0))
+        look = {"ha": "center", "va": "center", "fontsize": 8.8, "family": MONOSPACE}
+        self._words = [self.text(**look) for _ in range(MAX_LOOPS)]
 
     def show(self, view: LoopView) -> None:
-        self._image.set_data(np.array([[chance for _, chance in row] for row in view.best]))
+        self._chances.set_data(np.array([[chance for _, chance in row] for row in view.best]))
         cells = ([f"{byte} {chance:.0%}" for byte, chance in row] for row in view.best)
         words = ["".join(f"{cell:^9}" for cell in row) for row in cells]
         show_words(self._words, words, [(BEST - 1) / 2] * view.loops)
 
 
-class LossPlot:
+class LossPlot(Plot):
     """The mean loss of the text."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+        super().__init__(axes)
         axes.set_title("Loss, nats per byte")
         axes.set(xlim=(0, 4), ylim=(1, 0), yticks=[])
-        (self._line,) = axes.plot([], [], color=INK, marker="o", linewidth=1.4)
-        self._words = [axes.text(0, 0, "", va="center", fontsize=9) for _ in range(MAX_LOOPS)]
-
-    def artists(self) -> list[Artist]:
-        return [self._line, *self._words]
+        self._line = self.line(color=INK, marker="o", linewidth=1.4)
+        self._words = [self.text(va="center", fontsize=9) for _ in range(MAX_LOOPS)]
 
     def show(self, view: LoopView) -> None:
         self._line.set_data(view.loss, middles(view.loops))

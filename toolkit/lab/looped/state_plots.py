@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from toolkit.figures import FAINT, INK, look, short
 from toolkit.figures.axes import set_limits
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS
 from toolkit.lab.looped.state_view import StateView, sink_heading
 
@@ -22,7 +22,7 @@ TRAINED_LOOPS = 4
 UNTRAINED = "#f1f3f5"
 
 
-class LoopPlot:
+class LoopPlot(Plot):
     """Lines over the loops, each a column of the data; empty where the view has no such column."""
 
     def __init__(
@@ -36,24 +36,24 @@ class LoopPlot:
         unit: str = "",
         **legend: Any,
     ) -> None:
-        self.axes, self._limits, self._unit, self._spread = axes, limits, unit, spread
+        super().__init__(axes)
+        self._limits, self._unit, self._spread = limits, unit, spread
         axes.set_title(title)
         axes.set(xlim=(0.6, MAX_LOOPS + 0.4), xticks=range(1, MAX_LOOPS + 1))
         axes.set_xlabel("loop", labelpad=1)
         axes.axvspan(TRAINED_LOOPS + 0.5, MAX_LOOPS + 0.4, color=UNTRAINED)
+        self.nothing = self.text(
+            0.5, 0.5, ha="center", va="center", color=FAINT, transform=axes.transAxes
+        )
+        bars = LineCollection([], colors=FAINT, linewidths=1.8)
+        self._bars = self.moving(axes.add_collection(bars))
         self.lines = {
-            heading: axes.plot(
-                [], [], label=label, color=colour, marker=marker, linestyle=dashes, linewidth=1.8,
+            heading: self.line(
+                label=label, color=colour, marker=marker, linestyle=dashes, linewidth=1.8,
                 markersize=5,
-            )[0]
+            )
             for heading, (label, colour, marker, dashes) in lines.items()
         }  # fmt: skip
-        self._bars = LineCollection([], colors=FAINT, linewidths=1.8)
-        axes.add_collection(self._bars)
-        self.nothing = axes.text(
-            0.5, 0.5, "no recurrent layer", ha="center", va="center", color=FAINT,
-            transform=axes.transAxes,
-        )  # fmt: skip
         if unit:
             axes.yaxis.set_major_formatter(
                 lambda value, _: f"{100 * value:.3g}%" if unit == "%" else short(value, unit)
@@ -61,14 +61,12 @@ class LoopPlot:
         if legend:
             axes.legend(loc="upper left", **legend)
 
-    def artists(self) -> list[Artist]:
-        return [self.nothing, self._bars, *self.lines.values()]
-
     def show(self, view: StateView) -> None:
         data = view.data()
         for heading, line in self.lines.items():
             line.set_data(*((data["loop"], data[heading]) if heading in data else ([], [])))
-        self.nothing.set_visible(not any(heading in data for heading in self.lines))
+        is_empty = not any(heading in data for heading in self.lines)
+        self.nothing.set_text("no recurrent layer" if is_empty else "")
         if self._spread:
             middle = data[[*self.lines][-1]]
             bars = zip(data["loop"], middle, data[self._spread], strict=True)

@@ -10,8 +10,8 @@ from toolkit.lab.kit.controls import Choice
 from toolkit.lab.kit.curve import Points
 from toolkit.lab.kit.curve_control import Curve, CurveWidgets
 from toolkit.lab.kit.job import Job
-from toolkit.lab.kit.note import Note
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Note, Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.race_plots import EndPlot, LossPlot, RatePlot
 from toolkit.lab.lr.race_view import Lane, RaceView, drawn_lane, race_pieces, race_view, racers

@@ -1,12 +1,12 @@
 """The plots of `RacePanel`: rates and losses of every racer, and where each ends."""
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from toolkit.figures import ACCENT, FAINT, INK, LOOKS, Look
 from toolkit.figures.axes import count_ticks, log_ticks, set_limits
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.lr.race_view import RACERS, RaceView, plotted, racers
 from toolkit.lab.lr.search_problems import problem
 
@@ -17,15 +17,15 @@ RACER_LOOKS = {
 }
 
 
-def racer_lines(axes: Axes) -> dict[str, Line2D]:
-    """A line for each racer, the hand's last, above all others."""
-    lines = {}
-    for name in sorted(RACERS, key=lambda name: name == "yours"):
-        look, width = RACER_LOOKS[name], 2.8 if name == "yours" else 1.6
-        (lines[name],) = axes.plot(
-            [], [], color=look.colour, linestyle=look.dashes, linewidth=width
-        )
-    return lines
+class RacerPlot(Plot):
+    """A line for each racer, the hand's last, above all others; the base of three plots."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
+        self.lines: dict[str, Line2D] = {}
+        for name in sorted(RACERS, key=lambda name: name == "yours"):
+            look, width = RACER_LOOKS[name], 2.8 if name == "yours" else 1.6
+            self.lines[name] = self.line(color=look.colour, linestyle=look.dashes, linewidth=width)
 
 
 def curves(view: RaceView) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -36,16 +36,13 @@ def curves(view: RaceView) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray
     return drawn | {lane.name: plotted(lane, view.is_exact) for lane in view.lanes}
 
 
-class RatePlot:
+class RatePlot(RacerPlot):
     """The learning rates."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes, self.lines = axes, racer_lines(axes)
+        super().__init__(axes)
         axes.set_title("Learning rate")
         axes.tick_params(axis="x", labelbottom=False)
-
-    def artists(self) -> list[Artist]:
-        return [*self.lines.values()]
 
     def show(self, view: RaceView) -> None:
         for name, (spent, rates, _) in curves(view).items():
@@ -53,22 +50,18 @@ class RatePlot:
         set_limits(self.axes, x=(0, view.steps), y=(0, 1.06 * problem(view.problem).lr_range[1]))
 
 
-class LossPlot:
+class LossPlot(RacerPlot):
     """The losses on the way."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes, self.lines = axes, racer_lines(axes)
+        super().__init__(axes)
         axes.set(yscale="log")
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
         axes.set_ylabel("loss")
         count_ticks(axes.xaxis, 6)
         log_ticks(axes.yaxis, 1, 2, 5, count=5)
-        self.waiting = axes.text(
-            0.5, 0.5, "", ha="center", va="center", color=FAINT, transform=axes.transAxes
-        )
-
-    def artists(self) -> list[Artist]:
-        return [*self.lines.values(), self.waiting]
+        middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        self.waiting = self.text(0.5, 0.5, color=FAINT, **middle)
 
     def show(self, view: RaceView) -> None:
         self.waiting.set_text("" if view.lanes else "Nothing has run yet: press Race")
@@ -83,25 +76,23 @@ class LossPlot:
         set_limits(self.axes, y=(min(low[1:] or low) / 1.2, max(high[1:] or high) * 1.2))
 
 
-class EndPlot:
+class EndPlot(RacerPlot):
     """Final losses over that of the reference."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+        super().__init__(axes)
         axes.set(xscale="log", ylim=(len(RACERS) - 0.4, -0.6))
         axes.set_yticks(range(len(RACERS)), list(RACERS.values()))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         log_ticks(axes.xaxis, 1, 2, 5, count=5)
-        self._stems, self._dots, self._words = racer_lines(axes), {}, {}
-        for row, (name, look) in enumerate((name, RACER_LOOKS[name]) for name in RACERS):
-            (self._dots[name],) = axes.plot(
-                [], [], color=look.colour, marker=look.marker, markersize=9, linestyle="none"
+        self._dots, self._words = {}, {}
+        for row, name in enumerate(RACERS):
+            look = RACER_LOOKS[name]
+            self._dots[name] = self.line(
+                color=look.colour, marker=look.marker, markersize=9, linestyle="none"
             )
-            self._words[name] = axes.text(1, row - 0.18, "", fontsize=9, va="bottom", ha="right")
-
-    def artists(self) -> list[Artist]:
-        return [*self._stems.values(), *self._dots.values(), *self._words.values()]
+            self._words[name] = self.text(1, row - 0.18, fontsize=9, va="bottom", ha="right")
 
     def show(self, view: RaceView) -> None:
         ratios = {lane.name: view.ratio(lane) for lane in view.lanes}
@@ -112,11 +103,11 @@ class EndPlot:
         for row, name in enumerate(RACERS):
             ratio = ratios.get(name)
             if ratio is None:
-                self._stems[name].set_data([], [])
+                self.lines[name].set_data([], [])
                 self._dots[name].set_data([], [])
             else:
                 inside = np.clip(np.nan_to_num(ratio, nan=np.inf), *limits)
-                self._stems[name].set_data([limits[0], inside], [row, row])
+                self.lines[name].set_data([limits[0], inside], [row, row])
                 self._dots[name].set_data([inside], [row])
             self._words[name].set_position((limits[1], row - 0.18))
             self._words[name].set_text(_end_in_words(view, name))

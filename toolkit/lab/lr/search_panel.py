@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
-from toolkit.lab.kit.note import Note
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Note, Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.search_plots import CandidatePlot, LandscapePlot
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
@@ -24,7 +24,7 @@ from toolkit.lab.lr.search_rounds import (
     next_round,
 )
 from toolkit.lab.lr.search_view import SearchView, view_round
-from toolkit.lab.lr.spending_plots import LedgerPlot, SchedulePlot
+from toolkit.lab.lr.spending_plots import BoughtPlot, LedgerPlot, SchedulePlot
 
 MOST_ROUNDS = 500
 
@@ -138,7 +138,8 @@ class SearchPanel(Panel):
             CandidatePlot(figure.add_subplot(grid[0, 0])),
             LandscapePlot(figure.add_subplot(grid[0, 1])),
             SchedulePlot(figure.add_subplot(grid[1, 0])),
-            LedgerPlot(spent, losses),
+            LedgerPlot(spent),
+            BoughtPlot(losses),
             Note(figure, 0.085, 0.012, _provenance),
         ]
 

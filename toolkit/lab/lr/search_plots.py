@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.figures.axes import log_ticks
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.lr.search_problems import problem
 from toolkit.lab.lr.search_rounds import Settings
 from toolkit.lab.lr.search_view import SearchView
@@ -25,7 +26,7 @@ DEVIATIONS = 2  # drawn, each way
 HEADROOM = 1.25  # times the first loss of a stage
 
 
-class RoundPlot:
+class RoundPlot(Plot):
     """A plot of a round: `name` writes what all rounds of a search share, `move` the rest."""
 
     _settings: Settings | None = None
@@ -48,21 +49,26 @@ class CandidatePlot(RoundPlot):
     """Loss curves of a stage's candidates, and where each is expected to end."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
-        # Moves, as a title of the axes would not.
-        self._title = axes.annotate(
-            "", (0, 1), (0, 9), xycoords="axes fraction", textcoords="offset points",
-            fontsize=11.5, fontweight="bold",
-        )  # fmt: skip
+        super().__init__(axes)
         axes.set_xlabel("step", labelpad=2)
-        self._old = LineCollection([], colors=FAINT, linewidths=1.1)
-        axes.add_collection(self._old)
-        (self.new,) = axes.plot([], [], color=ACCENT, linewidth=2.6)
-        (self._trained,) = axes.plot([], [], color=INK, linewidth=1.6)
-        (self._outlook,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
-        self._outlook_band: Any = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
-        (self._expected,) = axes.plot([], [], color=FAINT, marker="o", linestyle="none")
-        (self._expected_new,) = axes.plot([], [], color=ACCENT, marker="D", linestyle="none")
+        # The axes move too, since every round has its own, and so does the title.
+        self.moving(axes.xaxis)
+        self.moving(axes.yaxis)
+        self._title = self.moving(
+            axes.annotate(
+                "", (0, 1), (0, 9), xycoords="axes fraction", textcoords="offset points",
+                fontsize=11.5, fontweight="bold",
+            )
+        )  # fmt: skip
+        band = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
+        self._outlook_band: Any = self.moving(band)
+        old = LineCollection([], colors=FAINT, linewidths=1.1)
+        self._old = self.moving(axes.add_collection(old))
+        self.new = self.line(color=ACCENT, linewidth=2.6)
+        self._trained = self.line(color=INK, linewidth=1.6)
+        self._outlook = self.line(color=ACCENT, linewidth=1.6, linestyle=PLAN)
+        self._expected = self.line(color=FAINT, marker="o", linestyle="none")
+        self._expected_new = self.line(color=ACCENT, marker="D", linestyle="none")
         legend_below(
             axes,
             {
@@ -70,13 +76,6 @@ class CandidatePlot(RoundPlot):
                 "forecast": self._outlook, "expected at the end": self._expected,
             },
         )  # fmt: skip
-
-    def artists(self) -> list[Artist]:
-        # The axes too, since every round has its own.
-        return [
-            *(self.axes.xaxis, self.axes.yaxis, self._title, self._outlook_band, self._old),
-            *(self.new, self._trained, self._outlook, self._expected, self._expected_new),
-        ]
 
     def move(self, view: SearchView) -> None:
         none = np.zeros(0)
@@ -137,42 +136,34 @@ class LandscapePlot(RoundPlot):
     """Loss against rate: pins, and what the search makes of them."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+        super().__init__(axes)
         axes.set(xscale="log")
         axes.set_xlabel("learning rate", labelpad=2)
         log_ticks(axes.xaxis, 1, 3)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        self._band: Any = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
-        (self._mean,) = axes.plot([], [], color=KNOWN, linewidth=1.8)
+        self.moving(axes.yaxis)
+        band = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
+        self._band: Any = self.moving(band)
         # The bound is thousands of deviations below: it has a scale of its own.
-        self._own_scale = axes.twinx()
-        self._own_scale.set(ylim=(0, 1), yticks=[])
-        self._own_scale.grid(False)
-        self._own_scale.spines["right"].set_visible(False)
-        (self._bound,) = self._own_scale.plot(
-            [], [], color=INK, linewidth=1.1, linestyle=(0, (1, 1))
-        )
-        (self._next,) = self._own_scale.plot(
-            [], [], color=INK, marker="^", markersize=9, linestyle="none"
-        )
-        self._chosen = self._own_scale.axvline(1, color=INK, linewidth=1.3, linestyle=PLAN)
-        self._pin_bars = LineCollection([], colors=FAINT, linewidths=1.3)
-        axes.add_collection(self._pin_bars)
+        own_scale = axes.twinx()
+        own_scale.set(ylim=(0, 1), yticks=[])
+        own_scale.grid(False)
+        own_scale.spines["right"].set_visible(False)
+        (bound,) = own_scale.plot([], [], color=INK, linewidth=1.1, linestyle=(0, (1, 1)))
+        self._bound = self.moving(bound)
+        self._mean = self.line(color=KNOWN, linewidth=1.8)
+        bars = LineCollection([], colors=FAINT, linewidths=1.3)
+        self._pin_bars = self.moving(axes.add_collection(bars))
         self.pins = [
-            axes.plot(
-                [], [], color=INK, marker=marker, markersize=5.5, linestyle="none",
-                markerfacecolor=face,
-            )[0]
+            self.line(
+                color=INK, marker=marker, markersize=5.5, linestyle="none", markerfacecolor=face
+            )
             for marker, face in (("o", INK), ("s", "white"), ("v", FAINT))
-        ]  # fmt: skip
-        (self._new_pins,) = axes.plot([], [], color=ACCENT, marker="D", linestyle="none")
-
-    def artists(self) -> list[Artist]:
-        # The scale of the loss too.
-        return [
-            *(self.axes.yaxis, self._band, self._bound, self._mean, self._pin_bars, *self.pins),
-            *(self._new_pins, self._next, self._chosen),
         ]
+        self._new_pins = self.line(color=ACCENT, marker="D", linestyle="none")
+        (following,) = own_scale.plot([], [], color=INK, marker="^", markersize=9, linestyle="none")
+        self._next = self.moving(following)
+        self._chosen = self.moving(own_scale.axvline(1, color=INK, linewidth=1.3, linestyle=PLAN))
 
     def name(self, view: SearchView) -> None:
         settings = view.settings

@@ -4,7 +4,6 @@ Artists are made once and moved to the view data.
 """
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
@@ -23,24 +22,19 @@ class SchedulePlot(RoundPlot):
     """Rates against evaluations spent, beside the best schedule."""
 
     def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+        super().__init__(axes)
         axes.set(yscale="log")
         axes.set_title("The schedule so far")
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
         axes.set_ylabel("learning rate", labelpad=1)
         log_ticks(axes.yaxis, count=8)
         count_ticks(axes.xaxis, 5)
-        self._searched = PolyCollection([], facecolor="#e6eaee", linewidth=0)
-        axes.add_collection(self._searched)
-        (self._tried,) = axes.plot(
-            [], [], color=FAINT, marker=".", markersize=3.5, linestyle="none"
-        )
-        (self._best,) = axes.plot([], [], color=KNOWN, linewidth=1.5, linestyle=(0, (1, 1.2)))
-        (self.done,) = axes.plot([], [], color=INK, linewidth=2.4)
-        (self._planned,) = axes.plot([], [], color=ACCENT, linewidth=1.6, linestyle=PLAN)
-
-    def artists(self) -> list[Artist]:
-        return [self._searched, self._tried, self._best, self._planned, self.done]
+        searched = PolyCollection([], facecolor="#e6eaee", linewidth=0)
+        self._searched = self.moving(axes.add_collection(searched))
+        self._tried = self.line(color=FAINT, marker=".", markersize=3.5, linestyle="none")
+        self._best = self.line(color=KNOWN, linewidth=1.5, linestyle=(0, (1, 1.2)))
+        self._planned = self.line(color=ACCENT, linewidth=1.6, linestyle=PLAN)
+        self.done = self.line(color=INK, linewidth=2.4)
 
     def name(self, view: SearchView) -> None:
         settings = view.settings
@@ -70,73 +64,76 @@ class SchedulePlot(RoundPlot):
 
 
 class LedgerPlot(RoundPlot):
-    """What was spent on what, and the loss it bought."""
+    """What was spent on what."""
 
-    def __init__(self, spent: Axes, losses: Axes) -> None:
-        self.spent, self.losses = axes, _ = spent, losses
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
         axes.set(ylim=(-0.5, 0.5), yticks=[])
         axes.grid(False)
         axes.spines["left"].set_visible(False)
-        count_ticks(axes.xaxis, 5)
-        looks = ((FAINT, "///"), (INK, ""), ("white", ""))
-        self.bars = [
-            axes.barh(0, 0, 0.62, color=colour, edgecolor="white" if hatch else INK, hatch=hatch)[0]
-            for colour, hatch in looks
-        ]
-        self._bar_words = [
-            axes.text(0, 0, "", ha="center", va="center", fontsize=8.8, fontweight="bold", bbox=box)
-            for box in ({"facecolor": "white", "edgecolor": "none", "pad": 1.5}, None, None)
-        ]
-        self._bar_words[1].set_color("white")
-        self._depth = axes.text(
-            1, 1.06, "", ha="right", va="bottom", fontsize=9, transform=axes.transAxes
-        )
         axes.set_title("Evaluations")
-        self.losses.set_title("Loss")
-        axes = self.losses
+        count_ticks(axes.xaxis, 5)
+        looks = {"facecolor": (FAINT, INK, "white"), "edgecolor": ("white", INK, INK)}
+        bars = axes.barh([0] * 3, [0] * 3, 0.62, hatch=("///", "", ""), **looks)
+        self.bars = [self.moving(bar) for bar in bars]
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        middle = {"ha": "center", "va": "center", "fontsize": 8.8, "fontweight": "bold"}
+        self._words = [
+            self.text(color=colour, bbox=box, **middle)
+            for colour, box in ((INK, behind), ("white", None), (INK, None))
+        ]
+        above = {"ha": "right", "va": "bottom", "transform": axes.transAxes}
+        self._depth = self.text(1, 1.06, fontsize=9, **above)
+
+    def name(self, view: SearchView) -> None:
+        self.axes.set_xlim(0, view.settings.budget)
+
+    def move(self, view: SearchView) -> None:
+        parts = {
+            "search": view.search_evaluations,
+            "training": view.training_evaluations,
+            "left": view.unspent,
+        }
+        start = 0
+        for bar, word, (name, count) in zip(self.bars, self._words, parts.items(), strict=True):
+            bar.set(x=start, width=count)
+            word.set_position((start + count / 2, 0))
+            word.set_text(f"{name} {count:,}" if count > 0.17 * view.settings.budget else "")
+            start += count
+        self._depth.set_text(f"depth {view.depth:,} steps")
+
+
+class BoughtPlot(RoundPlot):
+    """The loss that was bought with it, beside those of known schedules."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
         axes.set(xscale="log", ylim=(LOSSES - 0.45, -0.55))
+        axes.set_title("Loss")
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         self.dots = [
-            axes.plot([], [], color=colour, marker=marker, markersize=8, linestyle="none")[0]
+            self.line(color=colour, marker=marker, markersize=8, linestyle="none")
             for colour, marker in ((FAINT, "o"), (ACCENT, "D"), (KNOWN, "s"), (KNOWN, "*"))
         ]
-        self._dot_words = [axes.text(1, 0, "", va="center", fontsize=9) for _ in range(LOSSES)]
-
-    def artists(self) -> list[Artist]:
-        return [*self.bars, *self._bar_words, self._depth, *self.dots, *self._dot_words]
+        self._words = [self.text(va="center", fontsize=9) for _ in range(LOSSES)]
 
     def name(self, view: SearchView) -> None:
-        self.spent.set_xlim(0, view.settings.budget)
         known = [view.start_loss, view.linear_loss, view.best_loss or view.linear_loss]
         lowest, highest = min(known) / 1.25, max(known) * 2.2
-        self.losses.set_xlim(lowest, highest)
+        self.axes.set_xlim(lowest, highest)
         parts = (1,) if highest > MANY_TICKS * lowest else (1, 2, 5)
-        log_ticks(self.losses.xaxis, *parts, count=6)
+        log_ticks(self.axes.xaxis, *parts, count=6)
         last = "best there is" if view.best_loss is not None else "best: not known"
         names = ["at the start", "now", "tuned linear", last]
-        self.losses.set_yticks(range(len(names)), names, fontsize=9)
+        self.axes.set_yticks(range(LOSSES), names, fontsize=9)
 
     def move(self, view: SearchView) -> None:
-        budget = view.settings.budget
-        parts = (view.search_evaluations, view.training_evaluations, view.unspent)
-        start = 0
-        for bar, word, name, count in zip(
-            self.bars, self._bar_words, ("search", "training", "left"), parts, strict=True
-        ):
-            bar.set_x(start)
-            bar.set_width(count)
-            word.set_position((start + count / 2, 0))
-            word.set_text(f"{name} {count:,}" if count > 0.17 * budget else "")
-            start += count
-        self._depth.set_text(f"depth {view.depth:,} steps")
         values = [view.start_loss, view.loss, view.linear_loss, view.best_loss]
-        for row, (dot, word, value) in enumerate(
-            zip(self.dots, self._dot_words, values, strict=True)
-        ):
-            dot.set_data([] if value is None else [value], [] if value is None else [row])
-            word.set_text("" if value is None else f"   {value:.3g}")
-            word.set_position((value or 1.0, row))
+        for row, value in enumerate(np.nan if value is None else value for value in values):
+            self.dots[row].set_data([value], [row])
+            self._words[row].set_text("" if np.isnan(value) else f"   {value:.3g}")
+            self._words[row].set_position((value, row))
 
 
 def _with_gaps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from toolkit.figures import FAINT, Look
 from toolkit.lab.attention.cost_curves import CostCurves
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
 from toolkit.lab.mixers.panel import LEFT, RIGHT
 from toolkit.lab.mixers.plots import SIDES

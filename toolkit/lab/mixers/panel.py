@@ -5,7 +5,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number, Words
-from toolkit.lab.kit.panel import Panel, Plot
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS, Settings, recurrent_mixers
 from toolkit.lab.mixers.plots import SIDES, DecayPlot, NormPlot, ReachPlot, name_heads
 from toolkit.lab.mixers.view import Comparison, compare

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,6 +12,7 @@ from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
 from toolkit.figures.words import counted
 from toolkit.lab.attention.reading_view import shortened
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
 from toolkit.lab.mixers.view import MOST, Comparison, is_same, tokens_in_words
 
@@ -25,11 +25,12 @@ NORM_LIMITS = (1e-3, 1e2)
 SHARES = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
-class NormPlot:
+class NormPlot(Plot):
     """The norm of the state of each head."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        self.axes, self._side = axes, side
+        super().__init__(axes)
+        self._side = side
         axes.set(yscale="log", ylim=NORM_LIMITS)
         log_ticks(axes.yaxis, count=12)
         _share_labels(axes, side, "state norm")
@@ -37,16 +38,13 @@ class NormPlot:
             0, 1.06, "", color=SIDES[side].colour, fontsize=12, fontweight="bold",
             transform=axes.transAxes,
         )  # fmt: skip
-        self.lines = [axes.plot([], [], linestyle=dashes)[0] for dashes in HEAD_DASHES]
-        (self._mark,) = axes.plot([0, 0], (1e-9, 1e9), color=ACCENT, linewidth=1.2)
-
-    def artists(self) -> list[Artist]:
-        return [self._mark, *self.lines]
+        self._mark = self.line(color=ACCENT, linewidth=1.2)
+        self.lines = [self.line(linestyle=dashes) for dashes in HEAD_DASHES]
 
     def show(self, view: Comparison) -> None:
         memory = view.sides[self._side]
         self.heading.set_text(memory.title)
-        self._mark.set_xdata([view.token, view.token])
+        self._mark.set_data([view.token, view.token], (1e-9, 1e9))
         for head, line in enumerate(self.lines):
             line.set_data(np.arange(len(view.words)), memory.state_norm[:, head])
             is_chosen = head == view.head
@@ -58,11 +56,12 @@ class NormPlot:
         set_limits(self.axes, x=_width(view), y=(NORM_LIMITS[0], top))
 
 
-class ReachPlot:
+class ReachPlot(Plot):
     """The share of each token in what reaches the output, and how far back most of it lies."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        self.axes, self._side = axes, side
+        super().__init__(axes)
+        self._side = side
         # A root: shares of one and of ninety per cent are both seen, and zero is there.
         axes.set_yscale("function", functions=(np.sqrt, np.square))
         axes.set(ylim=(0, 1.5), yticks=SHARES)
@@ -71,25 +70,24 @@ class ReachPlot:
         positions = np.arange(MAX_TOKENS)
         # One step line with gaps instead of a patch a bar: a fifth of the drawing time.
         edges = np.stack([positions - 0.39, positions + 0.39], axis=1).ravel()
-        self.bars = axes.stairs(
-            np.zeros(2 * MAX_TOKENS - 1), edges, fill=True, facecolor=SIDES[side].colour,
-            edgecolor="white", hatch=SIDES[side].hatch, linewidth=0,
-        )  # fmt: skip
-        (self.same,) = axes.plot(
-            [], [], color=INK, marker="o", markersize=4.5, markeredgecolor="white",
-            markeredgewidth=0.8, linestyle="none",
-        )  # fmt: skip
-        (self.span,) = axes.plot([0, 0], [1.12, 1.12], color=INK, marker="|", linewidth=1.2)
-        self.span_words = axes.text(0, 1.18, "", fontsize=9, va="bottom")
         # The line ends below the words, so that both can be read.
-        (self._mark,) = axes.plot([0, 0], (0, 1.05), color=ACCENT, linewidth=1.2)
-
-    def artists(self) -> list[Artist]:
-        return [self._mark, self.bars, self.same, self.span, self.span_words]
+        self._mark = self.line(color=ACCENT, linewidth=1.2)
+        self.bars = self.moving(
+            axes.stairs(
+                np.zeros(2 * MAX_TOKENS - 1), edges, fill=True, facecolor=SIDES[side].colour,
+                edgecolor="white", hatch=SIDES[side].hatch, linewidth=0,
+            )
+        )  # fmt: skip
+        self.same = self.line(
+            color=INK, marker="o", markersize=4.5, markeredgecolor="white", markeredgewidth=0.8,
+            linestyle="none",
+        )  # fmt: skip
+        self.span = self.line(color=INK, marker="|", linewidth=1.2)
+        self.span_words = self.text(0, 1.18, fontsize=9, va="bottom")
 
     def show(self, view: Comparison) -> None:
         memory, token = view.sides[self._side], view.token
-        self._mark.set_xdata([token, token])
+        self._mark.set_data([token, token], (0, 1.05))
         share = memory.share(token, view.head)
         heights = np.zeros(2 * MAX_TOKENS - 1)
         heights[: 2 * len(share) : 2] = share
@@ -110,43 +108,38 @@ class ReachPlot:
         set_limits(self.axes, x=_width(view))
 
 
-class DecayPlot:
+class DecayPlot(Plot):
     """The half-life of each head at each token, and beside it the median."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        self.axes = axes
+        super().__init__(axes)
         self._side, self._words = side, ()
         axes.grid(False)
         axes.set_yticks(range(HEADS), [f"head {h}" for h in range(HEADS)], fontsize=8.5)
-        self.image = axes.imshow(
-            np.zeros((HEADS, MAX_TOKENS)), cmap=WEIGHTS, aspect="auto", interpolation="nearest",
-            vmin=np.log10(SHORTEST), vmax=np.log10(LONGEST),
-        )  # fmt: skip
+        limits = np.log10([SHORTEST, LONGEST])
+        self.matrix = self.image((HEADS, MAX_TOKENS), WEIGHTS, *limits)
+        beside = axes.get_yaxis_transform()
         self._medians = [
-            axes.text(1.01, h, "", fontsize=8.5, va="center", transform=axes.get_yaxis_transform())
-            for h in range(HEADS)
+            self.text(1.01, h, fontsize=8.5, va="center", transform=beside) for h in range(HEADS)
         ]
-        self._mark = Rectangle(
+        mark = Rectangle(
             (0, -0.5), 1, HEADS, fill=False, edgecolor=ACCENT, linewidth=1.8, clip_on=False
         )
-        axes.add_patch(self._mark)
+        self._mark = self.moving(axes.add_patch(mark))
         if side == "left":
             axes.set_ylabel("half-life")
             return
         axes.set_yticks([])
         box, figure = axes.get_position(), axes.get_figure(root=True)
         bar = figure.add_axes((box.x1 + 0.05, box.y0, 0.011, box.height))
-        figure.colorbar(self.image, cax=bar, ticks=[0, 1, 2, 3])
+        figure.colorbar(self.matrix, cax=bar, ticks=[0, 1, 2, 3])
         bar.set_yticklabels(["1", "10", "100", "1000"], fontsize=8)
         bar.set_title("half-life\n(tokens)", fontsize=8, fontweight="normal", loc="center", pad=4)
 
-    def artists(self) -> list[Artist]:
-        return [self.image, *self._medians, self._mark]
-
     def show(self, view: Comparison) -> None:
         half_life = view.sides[self._side].half_life()
-        self.image.set_data(np.log10(np.clip(half_life, SHORTEST, LONGEST)).T)
-        self.image.set_extent((-0.5, len(half_life) - 0.5, HEADS - 0.5, -0.5))
+        self.matrix.set_data(np.log10(np.clip(half_life, SHORTEST, LONGEST)).T)
+        self.matrix.set_extent((-0.5, len(half_life) - 0.5, HEADS - 0.5, -0.5))
         self._mark.set_x(view.token - 0.5)
         for head, text in enumerate(self._medians):
             text.set_text(tokens_in_words(np.median(half_life[:, head])))
