@@ -21,6 +21,7 @@ COMPLETE = (
     "conversion",
     "experiments",
     "figures",
+    "lab",
     "language",
     "looped",
     "lr",

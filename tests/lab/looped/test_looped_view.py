@@ -36,10 +36,10 @@ BUDGET_BYTES = 2_000_000
 every_model = pytest.mark.parametrize("gated", [False, True])
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS.values())
 SETTINGS = {
-    "token": 30, "loops": 4, "pattern": "window window", "window": 4, "has_output_gate": False,
-    "has_residual_gate": True,
+    "token": 30, "loops": 4, "pattern": "window window", "window": 4, "output_gate": False,
+    "residual_gate": True,
 }  # fmt: skip
-INSIDE = SETTINGS | {"context": 4096}
+INSIDE = SETTINGS | {"context_length": 4096}
 
 
 @every_pattern
@@ -129,9 +129,9 @@ def test_gates_are_switches_and_the_output_gate_is_another_model() -> None:
         return look(TEXT, **SETTINGS | {"pattern": "full full"} | changes)
 
     plain = first_of()
-    assert not np.allclose(first_of(has_residual_gate=False).loss, plain.loss)
-    assert first_of(has_output_gate=True).held_out_loss != plain.held_out_loss
-    view = look_inside(TEXT, **INSIDE | {"has_residual_gate": False})
+    assert not np.allclose(first_of(residual_gate=False).loss, plain.loss)
+    assert first_of(output_gate=True).held_out_loss != plain.held_out_loss
+    view = look_inside(TEXT, **INSIDE | {"residual_gate": False})
     assert not view.rho.any()
     assert look_inside(TEXT, **INSIDE).rho.any()
 
@@ -225,7 +225,7 @@ def test_words_and_tables_tell_the_numbers() -> None:
 def test_no_switch_compiles_again(pattern: str) -> None:
     look(TEXT, **SETTINGS | {"pattern": pattern})
     before = trace._cache_size(), influence._cache_size()
-    for changes in ({"window": 7}, {"loops": 2}, {"token": 3}, {"has_output_gate": True},
-                    {"has_residual_gate": False}):  # fmt: skip
+    for changes in ({"window": 7}, {"loops": 2}, {"token": 3}, {"output_gate": True},
+                    {"residual_gate": False}):  # fmt: skip
         look(TEXT + "!", **SETTINGS | {"pattern": pattern} | changes)
     assert (trace._cache_size(), influence._cache_size()) == before

@@ -13,7 +13,7 @@ import numpy as np
 
 from toolkit.attention import Mixer, draw_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Point, mixer_row
-from toolkit.measure import Timing, time_contenders
+from toolkit.measure import time_contenders
 
 # The menu of context lengths: each shape is compiled once, whatever the sliders do.
 LENGTHS = (256, 4096)
@@ -34,19 +34,8 @@ def measure_pieces(
 ) -> Iterator[Piece]:
     """Check every mixer, then time prefill and decode at each length, one piece at a time.
 
-    Args:
-        sizes: heads, head size, window, and `"blockwise"` or `"dense"` softmax.
-        lengths: context lengths; each costs a compilation per mixer and phase.
-        mixers: rows of `MIXERS`.
-
-    Returns:
-        An iterator of (pieces done, pieces in all, what was just done, new points).
-
-    Raises:
-        RuntimeError: when a mixer disagrees with its reference.
-
-    Cost:
-        A second or two a piece, nearly all of it compilation.
+    Yields (pieces done, pieces in all, what was just done, new points); a piece takes a second or
+    two, nearly all of it compilation.
     """
     heads, head_size, window, softmax = sizes
     if softmax == "dense":
@@ -60,27 +49,16 @@ def measure_pieces(
     for tokens in lengths:
         for phase, prepare in ((PREFILL, prefill_call), (DECODE, decode_call)):
             calls = {name: prepare(name, tokens, sizes) for name in mixers}
-            timings = time_contenders(calls, rounds=ROUNDS)
+            points = [
+                Point(name, phase, tokens, timing.median, timing.spread)
+                for name, timing in time_contenders(calls, rounds=ROUNDS).items()
+            ]
             done += 1
-            yield done, total, f"{phase} at {tokens:,} tokens", _points(phase, tokens, timings)
+            yield done, total, f"{phase} at {tokens:,} tokens", points
 
 
 def check_against_reference(name: str, sizes: Sizes) -> None:
-    """Refuse a mixer whose prefill, or whose last token decoded, is not what its equation says.
-
-    Args:
-        name: a key of `MIXERS`.
-        sizes: as in `measure_pieces`.
-
-    Returns:
-        None.
-
-    Raises:
-        RuntimeError: with the size of the difference.
-
-    Cost:
-        One compilation for 40 tokens.
-    """
+    """Refuse a mixer whose prefill, or whose last token decoded, is not what its equation says."""
     heads, head_size, window, softmax = sizes
     row = mixer_row(name, window)
     inputs = _inputs(row, CHECKED_TOKENS, heads, head_size)
@@ -99,22 +77,14 @@ def check_against_reference(name: str, sizes: Sizes) -> None:
     # The references loop over tokens in Python, so compiling them would take minutes.
     expected = row.reference(*inputs, **row.options)[0]
     prefilled, decoded = prefill_and_decode(*inputs)
-    for phase, ours, theirs in (
-        (PREFILL, prefilled, expected),
-        (DECODE, decoded, expected[:, -1]),
-    ):
+    pairs = {PREFILL: (prefilled, expected), DECODE: (decoded, expected[:, -1])}
+    for phase, (ours, theirs) in pairs.items():
         error = float(jnp.max(jnp.abs(ours - theirs)) / jnp.max(jnp.abs(theirs)))
         if not error < TOLERANCE:
             raise RuntimeError(
                 f"{row.title}, {phase}: differs from its reference by {error:.1e}, "
                 f"wanted less than {TOLERANCE:.0e}; nothing is timed"
             )
-
-
-def _points(phase: str, tokens: int, timings: dict[str, Timing]) -> list[Point]:
-    return [
-        Point(name, phase, tokens, timing.median, timing.spread) for name, timing in timings.items()
-    ]
 
 
 def _inputs(row: Mixer, tokens: int, heads: int, head_size: int) -> list[jax.Array]:
@@ -126,19 +96,7 @@ def _implementation(row: Mixer, softmax: str) -> str | None:
 
 
 def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
-    """A mixer reading a context.
-
-    Args:
-        name: a key of `MIXERS`.
-        tokens: length of the context.
-        sizes: as in `measure_pieces`.
-
-    Returns:
-        A function of no arguments that does it once and returns the outputs.
-
-    Cost:
-        One compilation at its first call.
-    """
+    """A function of no arguments in which a mixer reads a context and returns the outputs."""
     heads, head_size, window, softmax = sizes
     row = mixer_row(name, window)
     inputs = _inputs(row, tokens, heads, head_size)
@@ -148,19 +106,9 @@ def prefill_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
 
 
 def decode_call(name: str, tokens: int, sizes: Sizes) -> Callable[[], Any]:
-    """A mixer writing one token after a context; its state is updated in place.
+    """A function of no arguments in which a mixer writes the last token of a context.
 
-    Args:
-        name: a key of `MIXERS`.
-        tokens: length of the context, the new token included.
-        sizes: as in `measure_pieces`.
-
-    Returns:
-        A function of no arguments that does it once, always at the same place, and returns the
-        output.
-
-    Cost:
-        One compilation at its first call.
+    Always at the same place; its state is updated in place.
     """
     heads, head_size, window, _ = sizes
     row = mixer_row(name, min(window, tokens))

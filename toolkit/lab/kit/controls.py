@@ -111,6 +111,12 @@ class Number(Control):
         step: distance between neighbouring slider positions; an integer step means integers.
         powers_of_two: the slider moves in doublings; the box still takes every value between.
         is_continuous: redraw while dragging, not only on release.
+
+    Example:
+        >>> heads = Number("Heads", 4, low=1, high=64)
+        >>> heads.name = "heads"  # a panel's class does that
+        >>> heads.check(8.0)
+        8
     """
 
     def __init__(
@@ -174,6 +180,11 @@ class Choice(Control):
 
     Attributes:
         options: shown text -> value.
+
+    Example:
+        >>> precision = Choice("Precision", 2, {"float32": 4, "bfloat16": 2})
+        >>> precision.check(4)
+        4
     """
 
     def __init__(
@@ -202,7 +213,12 @@ class Choice(Control):
 
 
 class Words(Control):
-    """A line of text; the panel follows when the user presses Enter or leaves the box."""
+    """A line of text; the panel follows when the user presses Enter or leaves the box.
+
+    Example:
+        >>> Words("Sentence", "the cat").check("  the cat sat ")
+        'the cat sat'
+    """
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or not value.strip():

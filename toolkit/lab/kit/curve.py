@@ -6,13 +6,5 @@ Points = tuple[tuple[float, float], ...]
 
 
 def heights_at(points: Points, places: np.ndarray) -> np.ndarray:
-    """A curve's heights, straight between its points.
-
-    Args:
-        points: as `Curve.check` returns them.
-        places: in [0, 1].
-
-    Returns:
-        As many heights.
-    """
+    """A curve's heights at places in [0, 1]."""
     return np.interp(places, *np.array(points).T)

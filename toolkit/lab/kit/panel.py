@@ -41,6 +41,12 @@ class Panel(widgets.VBox):
         picture: the figure and what moves in it.
         png: the still picture now shown.
         error: the message now shown under the panel, empty when all is well.
+
+    Example:
+        >>> panel = MemoryPanel(layers=16)
+        >>> panel.change(sequences=2, context_length=8192)
+        >>> panel.view.table().columns[0]
+        'tokens'
     """
 
     title: str = ""

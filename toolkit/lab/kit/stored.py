@@ -6,17 +6,7 @@ import toolkit
 
 
 def stored_folder(name: str) -> Path:
-    """A folder of stored files: beside the package in a checkout, inside it in a wheel.
-
-    Args:
-        name: of the folder in `data`: "models" or "schedules".
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: when neither exists.
-    """
+    """The folder "models" or "schedules": beside the package in a checkout, inside a wheel."""
     package = Path(toolkit.__file__).parent
     for folder in (package.parent / "data" / name, package / f"_{name}"):
         if folder.is_dir():

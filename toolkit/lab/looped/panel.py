@@ -20,17 +20,7 @@ UPPER, LOWER = (0.545, 0.385), (0.125, 0.3)
 
 
 class TextPanel(Panel):
-    """The controls of both panels: a text, a byte of it, and the model that reads it.
-
-    Attributes:
-        text: what the model reads.
-        token: the byte looked at, from 1.
-        loops: how often the layers run.
-        window: bytes a "window" layer sees.
-        pattern: the layers, a value of `PATTERNS`.
-        output_gate: the model trained with output gates, or the one without.
-        residual_gate: rho as trained, or zero.
-    """
+    """The controls of both panels: a text, a byte of it, and the model that reads it."""
 
     text = Words("Text", TEXT, f"Up to {MAX_TOKENS} bytes; press Enter")
     token = Number(
@@ -80,8 +70,8 @@ class LoopPanel(TextPanel):
         compile_ahead()
         super().__init__(**values)
 
-    def compute(self, *, output_gate: bool, residual_gate: bool, **state: Any) -> LoopView:
-        return look(has_output_gate=output_gate, has_residual_gate=residual_gate, **state)
+    def compute(self, **state: Any) -> LoopView:
+        return look(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.text(
@@ -105,6 +95,6 @@ def compile_ahead() -> None:
     """Read one text with every model, so that no menu waits for a compiler later: 10 s, once."""
     for pattern in PATTERNS.values():
         look(
-            TEXT, token=1, loops=1, pattern=pattern, window=8, has_output_gate=False,
-            has_residual_gate=True,
+            TEXT, token=1, loops=1, pattern=pattern, window=8, output_gate=False,
+            residual_gate=True,
         )  # fmt: skip

@@ -33,15 +33,8 @@ class LoopStatePanel(TextPanel):
         explanation="Of the two plots of cost; the slider doubles, the box takes any number",
     )  # fmt: skip
 
-    def compute(
-        self, *, output_gate: bool, residual_gate: bool, context_length: int, **state: Any
-    ) -> StateView:
-        return look_inside(
-            has_output_gate=output_gate,
-            has_residual_gate=residual_gate,
-            context=context_length,
-            **state,
-        )
+    def compute(self, **state: Any) -> StateView:
+        return look_inside(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(

@@ -97,30 +97,30 @@ def look_inside(
     loops: int,
     pattern: str,
     window: int,
-    has_output_gate: bool,
-    has_residual_gate: bool,
-    context: int,
+    output_gate: bool,
+    residual_gate: bool,
+    context_length: int,
 ) -> StateView:
     """Read a text with a model and its twin with or without output gate; arguments as `look`.
 
-    `has_output_gate` says which of the two is looked into, `context` how many tokens to cost.
+    `output_gate` says which of the two is looked into, `context_length` how many tokens to cost.
     """
-    both = {gate: read(text, pattern, window, gate, has_residual_gate) for gate in (False, True)}
-    reading = both[has_output_gate]
+    both = {gate: read(text, pattern, window, gate, residual_gate) for gate in (False, True)}
+    reading = both[output_gate]
     at = min(token, len(reading.raw)) - 1
     hidden = np.asarray(reading.seen.hidden[:, at])
     states = np.asarray(reading.seen.inside.state[:, :, at])
-    rho = np.asarray(loop_gates(reading.small.model, has_residual_gate))
+    rho = np.asarray(loop_gates(reading.small.model, residual_gate))
     config = reading.small.config.with_options(window={"sliding_window": window})
     own, reference = (
-        _costs(dataclasses.replace(config, pattern=p), context) for p in (pattern, REFERENCE)
+        _costs(dataclasses.replace(config, pattern=p), context_length) for p in (pattern, REFERENCE)
     )
     return StateView(
         loops=loops,
         here=visible(reading.raw[at]),
         count=len(reading.raw),
         pattern=pattern,
-        context=context,
+        context=context_length,
         size=np.linalg.norm(hidden, axis=-1),
         change=np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
         state={

@@ -101,18 +101,18 @@ def look(
     loops: int,
     pattern: str,
     window: int,
-    has_output_gate: bool,
-    has_residual_gate: bool,
+    output_gate: bool,
+    residual_gate: bool,
 ) -> LoopView:
     """Read a text (at least two bytes) with a small model and look back from byte `token`, from 1.
 
-    `window` is what "window" layers see; `has_output_gate` picks the model that was trained with
-    output gates; without `has_residual_gate` rho of the trained model is zero.
+    `window` is what "window" layers see; `output_gate` picks the model that was trained with
+    output gates; without `residual_gate` rho of the trained model is zero.
     """
-    reading = read(text, pattern, window, has_output_gate, has_residual_gate)
+    reading = read(text, pattern, window, output_gate, residual_gate)
     count = len(reading.raw)
     at = min(token, count) - 1
-    small, switches = reading.small, reading.small.switches(window, has_residual_gate)
+    small, switches = reading.small, reading.small.switches(window, residual_gate)
     place, number = jnp.asarray(at), jnp.asarray(loops)
     moved = influence(small.model, reading.seen, place, number, switches)
     share = np.asarray(moved)[:loops, :count]
@@ -141,16 +141,14 @@ def look(
 
 
 @functools.lru_cache(maxsize=32)
-def read(
-    text: str, pattern: str, window: int, has_output_gate: bool, has_residual_gate: bool
-) -> Reading:
+def read(text: str, pattern: str, window: int, output_gate: bool, residual_gate: bool) -> Reading:
     """Run a text through `MAX_LOOPS` loops of a small model; arguments as `look`, remembered."""
     raw = text.encode()[:MAX_TOKENS]
     if len(raw) < 2:
         raise ValueError(f"text: got {text!r}, wanted at least two bytes")
-    small = small_model(pattern, has_output_gate)
+    small = small_model(pattern, output_gate)
     tokens = jnp.asarray(list(raw.ljust(MAX_TOKENS)), jnp.int32)
-    seen = trace(small.model, tokens, small.switches(window, has_residual_gate))
+    seen = trace(small.model, tokens, small.switches(window, residual_gate))
     logits = np.asarray(seen.logits, np.float64)
     highest = logits.max(axis=-1, keepdims=True)
     total = np.log(np.exp(logits - highest).sum(axis=-1, keepdims=True)) + highest

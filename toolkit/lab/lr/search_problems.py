@@ -6,7 +6,7 @@ never changed, so a candidate's is simply thrown away.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,42 +35,13 @@ TRAIN_ROWS, HELD_OUT_ROWS, BATCH = 8192, 2048, 32
 WRONG_LABELS = 0.1
 
 
-class Problem(Protocol):
-    """What panels ask of a problem."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def lr_range(self) -> tuple[float, float]:
-        """Lowest and highest rate of a search."""
-        ...
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether losses are expectations in closed form, not measurements."""
-        ...
-
-    def start(self) -> Any:
-        """The state before the first step."""
-        ...
-
-    def run(self, state: Any, request: Request) -> tuple[Any, np.ndarray]:
-        """The state after the last candidate's steps, and the losses, [candidates, steps]."""
-        ...
-
-    def loss(self, state: Any) -> float:
-        """What is compared in the end: the expected loss, or that on rows training never sees."""
-        ...
-
-
 @dataclass(frozen=True)
 class QuadraticProblem:
     """Gradient descent on a noisy quadratic, in expectation; a state is the second moment."""
 
     name: str
     quadratic: NoisyQuadratic
-    is_exact: bool = True
+    is_exact: bool = True  # losses are expectations in closed form, not measurements
 
     @property
     def lr_range(self) -> tuple[float, float]:
@@ -79,21 +50,25 @@ class QuadraticProblem:
         return largest / 100, largest
 
     def start(self) -> np.ndarray:
+        """The state before the first step."""
         return self.quadratic.start
 
     def run(self, state: Any, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """The state after the last candidate's steps, and the losses, [candidates, steps]."""
         with np.errstate(over="ignore", invalid="ignore"):
             runs = [self.quadratic.advance(state, rates) for rates in request.rates]
         return runs[-1][0], np.array([losses for _, losses in runs])
 
     def loss(self, state: Any) -> float:
+        """What is compared in the end."""
         return self.quadratic.loss(state)
 
 
 class NetworkProblem:
     """A network of one hidden layer learns what another, random one says; Adam, 32 rows a step.
 
-    A tenth of the labels is wrong, so that noise stays and the end of the schedule matters.
+    What is compared in the end is the loss on rows that training never sees. A tenth of the labels
+    is wrong, so that noise stays and the end of the schedule matters.
     """
 
     name = "network"
@@ -141,6 +116,9 @@ def cross_entropy(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Arra
     rows, labels = batch
     logits = jnp.tanh(rows @ params["in"] + params["bias"]) @ params["out"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+Problem = QuadraticProblem | NetworkProblem
 
 
 @functools.cache

@@ -33,43 +33,25 @@ _SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a reader may move.
+    """What a reader may move."""
 
-    Attributes:
-        decay_strength: multiplies every log-decay; 1 is the paper's initialisation, 0 never fades.
-        write_strength: typical beta of a delta rule, in [0, 2]; 0.5 is the initialisation.
-        seed: which random projections.
-    """
-
-    decay_strength: float = 1.0
-    write_strength: float = 0.5
-    seed: int = 0
+    decay_strength: float = 1.0  # multiplies every log-decay; 1 as the papers start, 0 for none
+    write_strength: float = 0.5  # typical beta of a delta rule, in [0, 2]; 0.5 as they start
+    seed: int = 0  # which random projections
 
 
 def recurrent_mixers() -> dict[str, Mixer]:
     """The rows of `MIXERS` that carry a state of fixed size from token to token.
 
-    Returns:
-        name -> row, in the order of `MIXERS`; a cache is empty before the first token, a state
-        is not, and that tells them apart.
-
-    Cost:
-        A call of arithmetic a row.
+    A cache is empty before the first token, a state is not, and that tells them apart.
     """
     return {name: row for name, row in MIXERS.items() if row.state_bytes(1, 0, 1, 1, 1) > 0}
 
 
 def features_of(words: tuple[str, ...]) -> np.ndarray:
-    """A vector for every word, equal for equal words and similar for similar ones.
+    """A vector of unit variance per word, [MAX_TOKENS, KEY_SIZE]; zero after the last one.
 
-    Args:
-        words: the tokens, at most `MAX_TOKENS`.
-
-    Returns:
-        [MAX_TOKENS, KEY_SIZE], entries of unit variance, zero after the last word.
-
-    Cost:
-        Linear in the number of letters; words are remembered.
+    Equal words have equal ones, similar words similar ones.
     """
     features = np.zeros((MAX_TOKENS, KEY_SIZE), np.float32)
     features[: len(words)] = [word_key(word) for word in words]
@@ -78,17 +60,11 @@ def features_of(words: tuple[str, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one mixer is given.
+    """What one mixer is given."""
 
-    Attributes:
-        arrays: in the order the row's functions take them, each [1, MAX_TOKENS, HEADS, ...].
-        constants: keyword arguments that stay the same from token to token.
-        log_decay: mean over the key channels of what fades at each token, [MAX_TOKENS, HEADS].
-    """
-
-    arrays: tuple[np.ndarray, ...]
-    constants: dict[str, np.ndarray]
-    log_decay: np.ndarray
+    arrays: tuple[np.ndarray, ...]  # as the row's functions take them, [1, MAX_TOKENS, HEADS, ...]
+    constants: dict[str, np.ndarray]  # keyword arguments, the same for every token
+    log_decay: np.ndarray  # mean over the key channels, [MAX_TOKENS, HEADS]
 
 
 def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
@@ -97,17 +73,6 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         k = unit(x W_k),  q = unit(x (W_k + W_q)),  v = x W_v    (a word asks for its like)
         beta = 2 sigmoid(x w + b),  2 sigmoid(b) = write strength
         g = -decay strength * A softplus(x w + dt_bias)          and the other papers' decays
-
-    Args:
-        row: a recurrent row of `MIXERS`.
-        features: [MAX_TOKENS, KEY_SIZE], of `features_of`.
-        settings: strengths and seed.
-
-    Returns:
-        An `Inputs`.
-
-    Cost:
-        A dozen small matrix products.
 
     Source:
         The initialisations of the rows' papers: A and dt of Mamba-2 (arXiv:2405.21060), Gated
@@ -168,7 +133,7 @@ class _Maker:
         return _softplus(self.project("g", HEADS, *channels) + bias)
 
     def rates(self) -> np.ndarray:
-        """A, uniform between 1 and 16, one a head."""
+        """A, uniform between 1 and 16, one per head."""
         rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
         return rates[:, None] if self.channels() else rates
 

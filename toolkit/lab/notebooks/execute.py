@@ -29,6 +29,11 @@ class NotebookRun:
         processor_seconds: what the kernel computed, on all cores; other programs do not stretch it.
         peak_memory_bytes: largest resident set of the kernel process seen.
         complaints: what the cells wrote to stderr, and their errors.
+
+    Example:
+        >>> run = NotebookRun({"cells": []}, seconds=2.5, peak_memory_bytes=10**8, complaints=[])
+        >>> not run.complaints
+        True
     """
 
     notebook: nbformat.NotebookNode
@@ -53,6 +58,12 @@ def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
 
     Cost:
         The notebook's own; the memory is sampled ten times a second.
+
+    Example:
+        >>> from pathlib import Path
+        >>> run = run_notebook(Path("notebooks/mixers.ipynb"))  # doctest: +SKIP
+        >>> run.complaints  # doctest: +SKIP
+        []
     """
     # The kernel's client is needed only here; importing it costs more than the rest of the module.
     from nbclient import NotebookClient
@@ -91,15 +102,6 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
     Widget state and widget views go (the still picture beside them stays), and so do execution
     counts, cell timings and the kernel's version.
-
-    Args:
-        notebook: changed in place.
-
-    Returns:
-        The same notebook.
-
-    Cost:
-        Linear in the size of the notebook.
     """
     notebook.metadata = nbformat.from_dict(
         {
@@ -120,18 +122,7 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def save(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Write a notebook in the form the repository keeps.
-
-    Args:
-        notebook: stripped in place.
-        path: the file to write.
-
-    Returns:
-        None.
-
-    Cost:
-        One file.
-    """
+    """Write a notebook, stripped in place, in the form the repository keeps."""
     nbformat.write(strip(notebook), path)
 
 
@@ -174,14 +165,7 @@ def _complaints(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def main() -> int:
-    """The command line: run each notebook given and write it back.
-
-    Returns:
-        0 when every notebook ran without complaint, otherwise 1 (and that file is left alone).
-
-    Cost:
-        The notebooks' own.
-    """
+    """The command line: run each notebook given and write it back if nothing complained."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("notebooks", nargs="+", type=Path)
     failed = 0

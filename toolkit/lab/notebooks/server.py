@@ -12,17 +12,7 @@ import toolkit
 
 
 def notebooks_folder() -> Path:
-    """Where the notebooks live: beside the package in a checkout, inside it in a wheel.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: when neither exists.
-
-    Cost:
-        Two look-ups on disk.
-    """
+    """Where the notebooks live: beside the package in a checkout, inside it in a wheel."""
     package = Path(toolkit.__file__).parent
     for folder in (package.parent / "notebooks", package / "_notebooks"):
         if folder.is_dir():
@@ -39,21 +29,6 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
     An installed wheel may be read-only and is overwritten by the next upgrade, so there the
     notebooks are first copied to `toolkit-notebooks` in the current folder; a copy that exists is
     the user's own text and is left alone.
-
-    Args:
-        port: the port to listen on, on localhost.
-        browser: open a browser window.
-
-    Returns:
-        JupyterLab's exit status.
-
-    Raises:
-        RuntimeError: when JupyterLab is not installed.
-        ValueError: when the port is out of range.
-        OSError: when the port is taken.
-
-    Cost:
-        One server process of about 100 MB, and about 400 MB for each open notebook.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise RuntimeError(

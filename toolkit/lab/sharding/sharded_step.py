@@ -32,18 +32,10 @@ TOLERANCE = 1e-6
 
 
 def sharded_step_facts() -> dict[str, Any]:
-    """Compile and run one step under each layout and read what it holds and sends.
+    """Compile and run one step under each layout and read what it holds and sends per device.
 
-    Returns:
-        {"model": words, "devices": count, "layouts": {name: facts}}; facts are per device:
-        state_bytes, bytes_sent, collectives (merged by kind) and `difference`, the largest
-        difference of a parameter from a single device's after the step.
-
-    Raises:
-        RuntimeError: when a layout's result differs from one device's by more than 1e-6.
-
-    Cost:
-        About 15 seconds, three compilations.
+    `difference` is the largest of a parameter from a single device's after the step. It takes
+    about 15 seconds, three compilations.
     """
     config = LoopedConfig.tiny("gdn full", loops=2)
     graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
@@ -92,7 +84,7 @@ def sharded_step_facts() -> dict[str, Any]:
 
 
 def _merged(found: list[Any]) -> list[dict[str, Any]]:
-    """One row a kind: runs, result bytes and bytes sent over the whole step."""
+    """One row per kind: runs, result bytes and bytes sent over the whole step."""
     rows: dict[str, dict[str, Any]] = {}
     for item in found:
         row = rows.setdefault(

@@ -24,16 +24,8 @@ SIZES = (HEADS, SIZE, 1, "blockwise")
 def measure_costs() -> dict[str, list[dict[str, Any]]]:
     """Seconds of a prefill and of a decode step at each context, and the decode state's bytes.
 
-    Every mixer is first compared with its reference; nothing is timed otherwise.
-
-    Returns:
-        {"prefill": rows, "decode": rows}; a row holds mixer, context, seconds, spread, bytes.
-
-    Raises:
-        RuntimeError: when a mixer disagrees with its reference.
-
-    Cost:
-        About 20 seconds on two cores, most of it compilation, and 500 MB.
+    Every mixer is first compared with its reference; nothing is timed otherwise. It takes about 20
+    seconds on two cores, most of it compilation.
     """
     for name in NAMES:
         check_against_reference(name, SIZES)
@@ -59,16 +51,5 @@ def measure_costs() -> dict[str, list[dict[str, Any]]]:
 
 
 def state_bytes(name: str, context: int) -> int:
-    """Bytes a mixer keeps to write the next token (modelled by its row of `MIXERS`).
-
-    Args:
-        name: a key of `MIXERS`.
-        context: tokens read so far.
-
-    Returns:
-        Bytes for one sequence in float32.
-
-    Cost:
-        Arithmetic.
-    """
+    """Bytes a mixer keeps for one float32 sequence to write the next token (modelled)."""
     return mixer(name).state_bytes(1, context, HEADS, SIZE, SIZE)

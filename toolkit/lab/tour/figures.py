@@ -22,19 +22,7 @@ MIXER_LABELS = {"full": "softmax attention", "gdn": "Gated DeltaNet"}
 def loss_figure(
     histories: Mapping[str, Sequence[dict[str, Any]]], labels: dict[str, str]
 ) -> Figure:
-    """Loss against steps and against seconds, one line a model.
-
-    Args:
-        histories: model -> metrics rows with step, loss, seconds and, here and there,
-            evaluation_loss.
-        labels: model -> words for the legend.
-
-    Returns:
-        Two panels that share the loss axis.
-
-    Cost:
-        About 50 ms.
-    """
+    """Loss against steps and against seconds, one line per model, from its metrics rows."""
     with style():
         figure = new_figure(9.6, 4.0)
         by_step, by_time = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.08})
@@ -62,7 +50,7 @@ def loss_figure(
                     marker=kind.marker,
                     label=labels[name],
                 )
-        by_step.set(xlabel="training step", ylabel="loss, nats a byte", title="At equal steps")
+        by_step.set(xlabel="training step", ylabel="loss, nats per byte", title="At equal steps")
         by_time.set(xlabel="seconds of training, measured here", title="At equal time")
         by_step.legend(title="marks: held-out text; lines: training", loc="upper right")
         lowest = min(row["loss"] for history in histories.values() for row in history)
@@ -71,17 +59,7 @@ def loss_figure(
 
 
 def cost_figure(costs: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
-    """Prefill seconds, decode seconds and decode state against context, softmax beside GDN.
-
-    Args:
-        costs: what `measure_costs` returned.
-
-    Returns:
-        Three panels, both axes logarithmic.
-
-    Cost:
-        About 80 ms.
-    """
+    """Prefill seconds, decode seconds and decode state against context, softmax beside GDN."""
     with style():
         figure = new_figure(9.6, 3.9)
         prefill, decode, memory = figure.subplots(1, 3, gridspec_kw={"wspace": 0.42})
@@ -109,17 +87,7 @@ def cost_figure(costs: Mapping[str, Sequence[dict[str, Any]]]) -> Figure:
 
 
 def layout_figure(steps: Mapping[str, dict[str, Any]]) -> Figure:
-    """Bytes a device holds and sends in one train step, one pair of bars a layout.
-
-    Args:
-        steps: layout -> facts with state_bytes and bytes_sent, per device.
-
-    Returns:
-        Two bar panels.
-
-    Cost:
-        About 50 ms.
-    """
+    """Bytes a device holds and sends in one train step, one pair of bars per layout."""
     with style():
         figure = new_figure(9.6, 2.4)
         panels = figure.subplots(1, 2, gridspec_kw={"wspace": 0.55})

@@ -16,45 +16,20 @@ from toolkit.training import Corpus
 
 @dataclass(frozen=True)
 class TourResults:
-    """All that the page shows.
+    """All that the page shows; a mapping is from models where nothing else is said."""
 
-    Attributes:
-        labels: model -> its name in words.
-        runs: model -> what was trained.
-        trained: model -> what came of it.
-        prompt: the text that every model continued.
-        samples: model -> its continuation.
-        costs: what `measure_costs` returned.
-        sharded: what `sharded_step_facts` returned.
-        corpus: the text.
-    """
-
-    labels: dict[str, str]
+    labels: dict[str, str]  # names in words
     runs: dict[str, TrainingRun]
     trained: dict[str, TrainedModel]
-    prompt: str
-    samples: dict[str, str]
-    costs: dict[str, Any]
-    sharded: dict[str, Any]
+    prompt: str  # the text that every model continued
+    samples: dict[str, str]  # continuations
+    costs: dict[str, Any]  # what `measure_costs` returned
+    sharded: dict[str, Any]  # what `sharded_step_facts` returned
     corpus: Corpus
 
 
 def write_tour_page(tour: TourResults, directory: Path) -> Path:
-    """Write `index.html`.
-
-    Args:
-        tour: what was found.
-        directory: the tour's folder.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        OSError: when it cannot be written.
-
-    Cost:
-        Half a second of drawing, 250 kB.
-    """
+    """Write `index.html`, 250 kB, in the tour's folder."""
     sections = [
         ("Three models, the same text", _training_section(tour)),
         ("What they write", _sample_section(tour)),
@@ -81,8 +56,8 @@ def _lead(tour: TourResults) -> str:
     )
     return (
         f"After the same number of steps at matched parameters the {labels[best]} predicts the "
-        f"held-out text best (nats a byte: {ranking}). To write on after {longest:,} tokens, one "
-        f"softmax layer reads {in_words(softmax['bytes'], 'bytes')} a token, one Gated DeltaNet "
+        f"held-out text best (nats per byte: {ranking}). To write on after {longest:,} tokens, one "
+        f"softmax layer reads {in_words(softmax['bytes'], 'bytes')} per token, one Gated DeltaNet "
         f"layer {in_words(delta['bytes'], 'bytes')}, whatever the context."
     )
 
@@ -122,7 +97,7 @@ def _training_section(tour: TourResults) -> str:
         )
         + report.picture(
             figure,
-            "Loss in nats a byte, measured here: training (lines) and held-out text (marks).",
+            "Loss in nats per byte, measured here: training (lines) and held-out text (marks).",
             "Loss curves of the three models against steps and against seconds",
         )
         + report.table(
@@ -168,8 +143,8 @@ def _cost_section(costs: dict[str, Any]) -> str:
         report.paragraph(
             "One layer, 8 heads of size 64, float32, one sequence. Softmax attention compares "
             "every token with all before it: reading costs the square of the context, writing "
-            "reads a cache that grows with it. Gated DeltaNet keeps one matrix a head: reading is "
-            "linear, writing constant. Both were compared with their plain references before "
+            "reads a cache that grows with it. Gated DeltaNet keeps one matrix per head: reading "
+            "is linear, writing constant. Both were compared with their plain references before "
             "timing."
         )
         + report.picture(

@@ -45,18 +45,7 @@ mark { background: #ffd8a8; color: #1b1f24; border-radius: .2rem; padding: 0 .1r
 
 
 def paragraph(text: str, kind: str | None = None) -> str:
-    """One paragraph of prose, optionally labelled with the kind of its numbers.
-
-    Args:
-        text: plain text.
-        kind: such as "measured here", "recorded" or "modelled".
-
-    Returns:
-        HTML.
-
-    Cost:
-        Linear in the text.
-    """
+    """One paragraph of prose, labelled with the kind of its numbers, such as "measured here"."""
     label = f' <span class="kind">{html.escape(kind)}</span>' if kind else ""
     return f"<p>{html.escape(text)}{label}</p>"
 
@@ -64,20 +53,7 @@ def paragraph(text: str, kind: str | None = None) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, kind: str | None = None
 ) -> str:
-    """A table with its caption above it.
-
-    Args:
-        header: one word or two a column.
-        rows: cells as text; the first column names the row.
-        caption: what the table says, with units.
-        kind: such as "measured here", "recorded" or "modelled".
-
-    Returns:
-        HTML.
-
-    Cost:
-        Linear in the cells.
-    """
+    """A table with its caption above it; the first cell names the row."""
     label = f' <span class="kind">{html.escape(kind)}</span>' if kind else ""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join(
@@ -90,35 +66,12 @@ def table(
 
 
 def sample(prompt: str, continuation: str) -> str:
-    """Generated text, its prompt marked.
-
-    Args:
-        prompt: what the model was given.
-        continuation: what it wrote.
-
-    Returns:
-        HTML.
-
-    Cost:
-        Linear in the text.
-    """
+    """Generated text, its prompt marked."""
     return f"<pre><mark>{html.escape(prompt)}</mark>{html.escape(continuation)}</pre>"
 
 
 def picture(figure: Figure, caption: str, alt: str) -> str:
-    """A matplotlib figure as inline SVG.
-
-    Args:
-        figure: the figure.
-        caption: what it shows, with the kind of its numbers.
-        alt: the same for a reader who does not see it.
-
-    Returns:
-        HTML.
-
-    Cost:
-        20 to 100 kB of SVG for a few hundred points.
-    """
+    """A matplotlib figure as inline SVG, 20 to 100 kB."""
     buffer = io.StringIO()
     with style():
         figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
@@ -128,23 +81,7 @@ def picture(figure: Figure, caption: str, alt: str) -> str:
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[tuple[str, str]]) -> Path:
-    """Write a report, whole or not at all.
-
-    Args:
-        path: the HTML file.
-        title: heading of the page.
-        lead: the finding, in a sentence or two.
-        sections: (heading, HTML) in order.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: when the file cannot be written.
-
-    Cost:
-        One file, then a rename.
-    """
+    """Write a report of (heading, HTML) sections, whole or not at all."""
     body = "".join(
         f"<section><h2>{html.escape(heading)}</h2>{content}</section>"
         for heading, content in sections

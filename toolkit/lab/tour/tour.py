@@ -42,12 +42,8 @@ LABELS = {
 def contenders() -> dict[str, LoopedConfig]:
     """The three models of the tour, at matched parameters.
 
-    Returns:
-        Name -> configuration: four layers once, the same four layers twice, and a hybrid of three
-        Gated DeltaNet layers and one softmax layer twice.
-
-    Cost:
-        Arithmetic.
+    Four layers once, the same four layers twice, and a hybrid of three Gated DeltaNet layers and
+    one softmax layer twice.
     """
     plain = LoopedConfig.tiny("full full full full", loops=1)
     looped = LoopedConfig.tiny("full full full full", loops=2)
@@ -80,6 +76,10 @@ def run_tour(
 
     Cost:
         Two to three minutes on two cores, about 1 GB of memory at its peak.
+
+    Example:
+        >>> from pathlib import Path
+        >>> page = run_tour(Path("tour"), steps=20)  # doctest: +SKIP
     """
     if steps < 10:
         raise ValueError(f"steps: got {steps}, wanted at least 10")
