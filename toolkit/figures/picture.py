@@ -87,6 +87,7 @@ class Picture:
                 canvas.restore_region(self._background)
             for artist in self.moving:
                 self.figure.draw_artist(artist)
+        self.figure.stale = False  # an axis that moves has told it that its ticks do
         pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         if self.has_palette:
             pixels = pixels.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)

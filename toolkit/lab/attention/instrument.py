@@ -77,7 +77,7 @@ class CostPanel(Panel):
     Attributes:
         context_length: the context marked.
         heads: query, key and value heads.
-        head_size: key and value size of a head.
+        head_size: key and value size per head.
         window: tokens the sliding window sees.
         softmax: `"blockwise"` or `"dense"` prefill.
         chunk: tokens in a chunk of the gated delta net's prefill; moves the model, not the kernel.
@@ -184,7 +184,7 @@ class MemoryPanel(Panel):
     Attributes:
         context_length: the context marked.
         heads: key-value heads.
-        head_size: key and value size of a head.
+        head_size: key and value size per head.
         window: tokens the sliding window sees.
         layers: layers that each keep a state.
         sequences: sequences served at once.

@@ -3,7 +3,7 @@
     state --compute--> view --show--> plots of one figure --PNG--> one image on the page
 
 `compute` is pure and is tested without widgets. The plots' artists are made once and moved
-afterwards, and the page receives one new value (the PNG bytes) an update, so nothing flickers and
+afterwards, and the page receives one new value (the PNG bytes) per update, so nothing flickers and
 nothing jumps. The same PNG is what a reader without a kernel sees.
 """
 

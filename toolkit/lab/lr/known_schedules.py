@@ -25,7 +25,7 @@ from toolkit.measure import Record, read_records, record, write_records
 SHAPES = ("linear", "cosine", "wsd")
 STORED = ("quadratic 10", "quadratic 100")
 PIECES = 250
-"""Equal stretches of constant rate: at 1,000 steps 0.006 % above the best with a rate a step."""
+"""Equal stretches of constant rate: at 1,000 steps 0.006 % above the best with a rate per step."""
 
 FILE = "noisy-quadratic.json"
 PEAKS_PER_DECADE = 4
@@ -66,7 +66,7 @@ def tuned(name: str, shape: str, steps: int) -> Known:
 
 
 def peaks(task: Problem) -> np.ndarray:
-    """The peaks among which a shape is tuned on the network, four a decade."""
+    """The peaks among which a shape is tuned on the network, four per decade."""
     low, high = task.lr_range
     count = round(PEAKS_PER_DECADE * np.log10(high / low)) + 1
     return np.geomspace(low, high, count)

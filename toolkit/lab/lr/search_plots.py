@@ -128,7 +128,8 @@ class CandidatePlot(RoundPlot):
         log_ticks(self.axes.yaxis, 1, 3)
         if not is_long:
             self.axes.yaxis.set_major_locator(MaxNLocator(5))
-        self.axes.set(xlim=(-0.02 * end, 1.04 * end), ylim=limits)
+        self.axes.set_xlim(-0.02 * end, 1.04 * end)
+        self.axes.set_ylim(limits)
         return limits
 
 

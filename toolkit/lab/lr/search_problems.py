@@ -65,7 +65,7 @@ class QuadraticProblem:
 
 
 class NetworkProblem:
-    """A network of one hidden layer learns what another, random one says; Adam, 32 rows a step.
+    """A network of one hidden layer learns what another, random one says; Adam, 32 rows per step.
 
     What is compared in the end is the loss on rows that training never sees. A tenth of the labels
     is wrong, so that noise stays and the end of the schedule matters.

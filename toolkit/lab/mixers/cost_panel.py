@@ -23,7 +23,7 @@ class MixerCostPanel(Panel):
         left, right: names of recurrent rows of `MIXERS`.
         context_length: the context marked.
         heads: query, key and value heads.
-        head_size: key and value size of a head.
+        head_size: key and value size per head.
         bytes_per_number: precision of activations and of the cache; states stay in float32.
 
     Example:

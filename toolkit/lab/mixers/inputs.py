@@ -24,7 +24,7 @@ MAX_TOKENS = 32
 HEADS = 4
 KEY_SIZE = 16
 VALUE_SIZE = 16
-# Writes a token of the rules that correct their state several times.
+# Writes per token of the rules that correct their state several times.
 CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
@@ -114,7 +114,7 @@ class _Maker:
         return np.tensordot(self.features, weights, axes=1)
 
     def logit(self, one: Input) -> np.ndarray:
-        """Of a gate, as many a token as it has numbers."""
+        """Of a gate: one per number it has."""
         return self.project(one.name, *(_SIZES[axis] for axis in one.axes if axis in _SIZES))
 
     def channels(self) -> tuple[int, ...]:

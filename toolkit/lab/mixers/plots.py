@@ -68,7 +68,7 @@ class ReachPlot(Plot):
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         _share_labels(axes, side, "effective memory\n(share of gradient)")
         positions = np.arange(MAX_TOKENS)
-        # One step line with gaps instead of a patch a bar: a fifth of the drawing time.
+        # One step line with gaps instead of a patch per bar: a fifth of the drawing time.
         edges = np.stack([positions - 0.39, positions + 0.39], axis=1).ravel()
         # The line ends below the words, so that both can be read.
         self._mark = self.line(color=ACCENT, linewidth=1.2)
@@ -118,6 +118,7 @@ class DecayPlot(Plot):
         axes.set_yticks(range(HEADS), [f"head {h}" for h in range(HEADS)], fontsize=8.5)
         limits = np.log10([SHORTEST, LONGEST])
         self.matrix = self.image((HEADS, MAX_TOKENS), WEIGHTS, *limits)
+        axes.set_ylim(HEADS - 0.5, -0.5)
         beside = axes.get_yaxis_transform()
         self._medians = [
             self.text(1.01, h, fontsize=8.5, va="center", transform=beside) for h in range(HEADS)

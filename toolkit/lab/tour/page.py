@@ -157,7 +157,7 @@ def _cost_section(costs: dict[str, Any]) -> str:
 
 
 def _sharded_section(sharded: dict[str, Any]) -> str:
-    header = ("layout", "collective", "runs", "result bytes", "sent by a device")
+    header = ("layout", "collective", "runs", "result bytes", "sent per device")
     rows = [
         (
             layout,

@@ -108,7 +108,7 @@ def run_tour(
             directory / name / "sample.json",
             lambda name=name: "".join(stream_text(trained[name].model, PROMPT, SAMPLE_LENGTH)),
         )
-        print(f"      held-out loss {trained[name].evaluation_loss:.3f} nats a byte")
+        print(f"      held-out loss {trained[name].evaluation_loss:.3f} nats per byte")
 
     print("\n[4/5] cost against context: softmax and Gated DeltaNet, one layer", flush=True)
     costs = _once(directory / "costs.json", measure_costs)
