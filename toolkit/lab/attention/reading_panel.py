@@ -93,7 +93,7 @@ class MatrixPlot(Plot):
         axes.grid(False)
         axes.set(xticks=[], yticks=[])
         self.matrix = self.image(shape, colours, *limits)
-        box, figure = axes.get_position(), axes.get_figure(root=True)
+        box, figure = axes.get_position(), axes.figure
         bar = figure.add_axes((box.x1 + 0.008, box.y0, 0.01, box.height))
         figure.colorbar(self.matrix, cax=bar).ax.tick_params(labelsize=8, length=2)
 

@@ -81,8 +81,8 @@ def at_every_context(
 
     return {
         "chosen": chosen,
-        "curves": each(lambda *place: np.array([cost(*place, int(n)) for n in TOKENS])),
-        "at_chosen": each(lambda *place: cost(*place, chosen)),
+        "curves": each(lambda plot, line: np.array([cost(plot, line, int(n)) for n in TOKENS])),
+        "at_chosen": each(lambda plot, line: cost(plot, line, chosen)),
     }
 
 
@@ -122,7 +122,7 @@ class Costs(CostView):
         """Modelled costs, and beside them pairs (seconds, error) where there is a measured time."""
         found = {(p.phase, p.mixer, p.tokens): (p.seconds, p.spread / 2) for p in self.measured}
         tokens = np.union1d(TOKENS, [p.tokens for p in self.measured]).astype(int)
-        columns = {"tokens": tokens}
+        columns: Data = {"tokens": tokens}
         for heading, curve in list(super().data().items())[1:]:
             columns[heading] = np.full(len(tokens), np.nan)
             columns[heading][np.isin(tokens, TOKENS)] = curve

@@ -1,7 +1,6 @@
 """What a panel computes: numbers given once, from which its table and its caption are written."""
 
 import html
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from toolkit.figures import in_words
 Progress = tuple[int, int, str]
 """Pieces done, pieces in all, what is being done."""
 
-Data = dict[str, Sequence[Any] | np.ndarray]
+Data = dict[str, Any]
 """Heading -> per row a number, a pair (number, error) or a word. A heading ends with its unit in
 parentheses."""
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -172,13 +173,14 @@ def loop_costs(config: LoopedConfig, context: int) -> tuple[int, int]:
     total = 2 * config.vocabulary * config.width
     for word in config.layers:
         matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
+        own: Any = LAYERS[word].sizes_of(config)
         if word in ("full", "window"):
-            heads, _, size = LAYERS[word].sizes_of(config)
+            heads, _, size = own
             window = LAYERS[word].window_of(config)
             sizes = heads, size, size
             row = mixer(word, sliding_window=window) if window else mixer(word)
         else:
-            _, *sizes = LAYERS[word].sizes_of(config)
+            _, *sizes = own
             row = mixer(word)
         mixing = row.step_flops(1, context, *sizes, **row.options)
         total += config.loops * (2 * matrices + mixing)

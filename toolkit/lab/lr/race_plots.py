@@ -1,5 +1,7 @@
 """The plots of `RacePanel`: rates and losses of every racer, and where each ends."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -30,7 +32,7 @@ class RacerPlot(Plot):
 
 def curves(view: RaceView) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Racer -> evaluations, rates and losses that are drawn, empty for those that have not run."""
-    drawn = {name: (np.zeros(0),) * 3 for name in RACERS}
+    drawn: dict[str, Any] = {name: (np.zeros(0),) * 3 for name in RACERS}
     # Yours is drawn before it runs.
     drawn["yours"] = np.arange(view.steps), view.rates, np.full(view.steps, np.nan)
     return drawn | {lane.name: plotted(lane, view.is_exact) for lane in view.lanes}

@@ -3,6 +3,8 @@
 Artists are made once and moved to the view data.
 """
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -73,8 +75,11 @@ class LedgerPlot(RoundPlot):
         axes.spines["left"].set_visible(False)
         axes.set_title("Evaluations")
         count_ticks(axes.xaxis, 5)
-        looks = {"facecolor": (FAINT, INK, "white"), "edgecolor": ("white", INK, INK)}
-        bars = axes.barh([0] * 3, [0] * 3, 0.62, hatch=("///", "", ""), **looks)
+        looks: dict[str, Any] = {
+            "facecolor": (FAINT, INK, "white"), "edgecolor": ("white", INK, INK),
+            "hatch": ("///", "", ""),
+        }  # fmt: skip
+        bars = axes.barh([0] * 3, [0] * 3, 0.62, **looks)
         self.bars = [self.moving(bar) for bar in bars]
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         middle = {"ha": "center", "va": "center", "fontsize": 8.8, "fontweight": "bold"}

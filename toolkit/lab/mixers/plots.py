@@ -131,7 +131,7 @@ class DecayPlot(Plot):
             axes.set_ylabel("half-life")
             return
         axes.set_yticks([])
-        box, figure = axes.get_position(), axes.get_figure(root=True)
+        box, figure = axes.get_position(), axes.figure
         bar = figure.add_axes((box.x1 + 0.05, box.y0, 0.011, box.height))
         figure.colorbar(self.matrix, cax=bar, ticks=[0, 1, 2, 3])
         bar.set_yticklabels(["1", "10", "100", "1000"], fontsize=8)

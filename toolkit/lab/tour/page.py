@@ -69,7 +69,7 @@ def _training_section(tour: TourResults) -> str:
     rows = []
     for name, model in tour.trained.items():
         run = tour.runs[name]
-        config, bytes_per_step = run.config, run.batch * run.window
+        config, bytes_per_step = run.config, run.batch * run.sequence_length
         usual = statistics.median(row["seconds"] for row in model.history) / LOG_EVERY
         rows.append(
             (
@@ -103,7 +103,7 @@ def _training_section(tour: TourResults) -> str:
         + report.table(
             header,
             rows,
-            f"After {run.steps} steps of {run.batch * run.window} bytes",
+            f"After {run.steps} steps of {run.batch * run.sequence_length} bytes",
             "measured here",
         )
     )
