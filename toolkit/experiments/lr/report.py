@@ -27,8 +27,6 @@ CONFIDENCE = 0.95
 FEWEST_SEEDS = 5
 REFERENCE, DEFAULT = "linear (oracle)", "probe then decay"
 RIVALS = (REFERENCE, "Prodigy + cosine", "random search")
-# Spec of the comparison, character LM, 4000 steps, 3 seeds, another split of the same text.
-EARLIER = {REFERENCE: 1.568, "Prodigy + cosine": 1.572, DEFAULT: 1.572, "AutoLRS": 1.845}
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def report(found: Sequence[Cell]) -> str:
     for cell in found:
         lines += [*_cell_lines(cell), ""]
     lines += [*_profile_lines(found), ""]
-    return "\n".join(lines + _earlier_lines(found))
+    return "\n".join(lines)
 
 
 def _cell_lines(cell: Cell) -> list[str]:
@@ -199,18 +197,6 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
         lines.append(f"  {method:24}{profile_area(scored[method]):>7.3f}{one:>8.2f}{half:>9.2f}"
                      f"{two:>8.2f}{four:>8.2f}{len(scored[method]):>7}")  # fmt: skip
     return lines
-
-
-def _earlier_lines(found: Sequence[Cell]) -> list[str]:
-    here = [cell for cell in found if cell.name == "char-lm 4000" and cell.losses]
-    if not here:
-        return []
-    words = ", ".join(
-        f"{method} {statistics.fmean(here[0].losses[method]):.3f} ({earlier:.3f})"
-        for method, earlier in EARLIER.items()
-        if method in here[0].losses
-    )
-    return [f"char-lm 4000 beside recorded numbers of an earlier comparison, other split: {words}"]
 
 
 def _compared(found: Sequence[Cell], methods: Sequence[str]) -> list[Cell]:
