@@ -1,6 +1,6 @@
 """Stages 2 and 3: the student's predictions approach the teacher's, after every loop.
 
-A teacher's logits are a whole distribution a position, so a student learns more from them than
+A teacher's logits are a whole distribution per position, so a student learns more from them than
 from the next token; the likeliest few carry nearly all of it.
 """
 
@@ -32,12 +32,12 @@ def top_k_divergence(
         temperature: more than 1 makes both distributions flatter.
 
     Returns:
-        Nats a position, at least 0 up to rounding.
+        Nats per position, at least 0 up to rounding.
 
     Raises:
         ValueError: if top_k is not in 1..vocabulary or the temperature is not positive.
 
-    Cost: a selection of k of the vocabulary a position.
+    Cost: a selection of k of the vocabulary per position.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 2.
 

@@ -11,7 +11,7 @@ class ConversionPlan:
     0 steps is left out.
 
     Attributes:
-        align_steps, align_rate, align_time: of stage 1; `time` is tokens a sequence.
+        align_steps, align_rate, align_time: of stage 1; `time` is tokens per sequence.
         distil_steps, distil_rate, distil_time: of stage 2.
         choice_batches: batches on which the layers to restore are chosen, seen by no stage.
         top_k: tokens of the teacher's distribution that are compared, at most the vocabulary.

@@ -30,7 +30,7 @@ class Conversion:
         layers: numbers of the layers that are attention again, from 0; None before they are chosen.
         alignment: mean square distances [loops, layers] from the teacher's attention after stage 1,
             see `alignment_losses`; None before its end.
-        benefits: nats a position gained by restoring each layer alone [layers], see
+        benefits: nats per position gained by restoring each layer alone [layers], see
             `restoration_benefits`; None unless layers were chosen by them.
         history: metrics rows by stage: "align", "distil", "extend-2048", ...
         stopped_by: None if the conversion is complete, otherwise what stopped it.
@@ -78,7 +78,7 @@ def convert(
     Args:
         teacher: its layers are softmax attention, "full" or "window".
         data: passed to `sample`; a pytree of arrays on the device, or None.
-        sample: (data, step, time=tokens a sequence) -> (inputs, targets), both whole numbers
+        sample: (data, step, time=tokens per sequence) -> (inputs, targets), both whole numbers
             [batch, time], traceable; targets below 0 do not count. For text
             `partial(training.sample_batch, seed=0, batch=16)`.
         word: the layer that replaces attention, one of `STARTABLE`.
@@ -87,8 +87,8 @@ def convert(
             equal share of the stack.
         plan: steps, rates and lengths of the stages; None for the defaults of `ConversionPlan`.
         seed: of the new layers' initial values.
-        directory: for checkpoints and metrics, a folder a stage; None keeps all in memory.
-        is_progress_shown: whether to draw a progress bar a stage.
+        directory: for checkpoints and metrics, a folder per stage; None keeps all in memory.
+        is_progress_shown: whether to draw a progress bar per stage.
         stop: asked after every few steps; True saves and returns.
         callback: given every metrics row, with the name of the "stage" in it.
 
@@ -100,9 +100,9 @@ def convert(
         CheckpointError: if the directory holds another conversion, or cannot be written.
         DivergedError: if a loss stops being finite.
 
-    Cost: stage 1, a forward pass of the teacher and a training step of the mixers a step; stages 2
-        and 3, a forward pass of the teacher and a training step of the student; the choice, one
-        forward pass of the student a layer and batch.
+    Cost: a step of stage 1, a forward pass of the teacher and a training step of the mixers; of
+        stages 2 and 3, a forward pass of the teacher and a training step of the student; the
+        choice, one forward pass of the student per layer and batch.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section.
 

@@ -38,7 +38,7 @@ def restoration_benefits(
         temperature: as in `top_k_divergence`.
 
     Returns:
-        Nats a position, one number a layer; negative where restoring alone does harm.
+        Nats per position, one number per layer; negative where restoring alone does harm.
 
     Raises:
         ValueError: as `top_k_divergence`.

@@ -35,20 +35,7 @@ Batch = tuple[Int[Array, "batch time"], Int[Array, "batch time"]]
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What all stages of a conversion have in common.
-
-    Attributes:
-        teacher: the model to learn from.
-        data: passed to `sample`; a pytree of arrays on the device, or None.
-        sample: (data, step, time=tokens a sequence) -> (inputs, targets), both whole numbers
-            [batch, time], traceable; targets below 0 do not count. For text
-            `partial(training.sample_batch, seed=0, batch=16)`.
-        plan: steps, rates, lengths.
-        directory: each stage checkpoints in a folder of its own here; None keeps all in memory.
-        is_progress_shown: whether to draw a progress bar a stage.
-        stop: asked after every few steps; True saves and returns.
-        callback: given every metrics row, with the name of the "stage" in it.
-    """
+    """What all stages have in common: the arguments of `convert`."""
 
     teacher: LoopedLM
     data: Any
@@ -62,13 +49,7 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """What a stage left.
-
-    Attributes:
-        model: the student.
-        history: metrics rows, those before a resume included.
-        stopped_by: None if the stage is complete.
-    """
+    """The student after a stage; its metrics, those before a resume included; None if complete."""
 
     model: LoopedLM
     history: list[dict[str, Any]]

@@ -13,7 +13,6 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
 from toolkit.looped.mixing.delta import DeltaLayer
-from toolkit.looped.mixing.linear_attention import QueryKeyValueLayer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.patterns import by_loop
 
@@ -189,11 +188,5 @@ def _one_head_a_query(
     return jnp.repeat(heads, queries // heads.shape[1], axis=1).reshape(kernel.shape[0], -1)
 
 
-STARTABLE = tuple(
-    word
-    for word, layer in LAYERS.items()
-    if issubclass(layer, (AttentionLayer, DeltaLayer, QueryKeyValueLayer))
-    # The first has several keys and values a token; the others choose tokens by parts of their own.
-    and word not in ("delta_product", "nsa", "dsa")
-)
+STARTABLE = tuple(word for word, layer in LAYERS.items() if layer.starts_from_attention)
 """Words of layers that can start from attention: they have its queries, keys and values."""

@@ -6,8 +6,8 @@ from toolkit.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
     "needle": "how far back a window sees, loop by loop",
-    "parity": "one flip a token: what negative eigenvalues are for",
-    "swaps": "products of swaps in S3: one reflection a token, looped or not",
+    "parity": "one flip per token: what negative eigenvalues are for",
+    "swaps": "products of swaps in S3: one reflection per token, looped or not",
     "s3": "running products that do not commute: does looping help to track them",
     "mqar": "many keys to look up: a fixed state, a window, a hybrid",
     "recall": "a memory behind swapped pointers: hybrid against window",

@@ -149,21 +149,7 @@ class Results:
         return tuple(label for label, runs in self.outcomes.items() if runs)
 
     def samples(self, label: str, name: str) -> list[Any]:
-        """One value a seed of a number (or curve) of a setting.
-
-        Args:
-            label: the setting.
-            name: the number.
-
-        Returns:
-            The values in the order of the seeds.
-
-        Raises:
-            MissingResultError: no finished run has it.
-
-        Cost:
-            A look-up.
-        """
+        """A number (or curve) of a setting, one per seed; `MissingResultError` if there is none."""
         runs = self.outcomes.get(label, {})
         found = [outcome[name] for _, outcome in sorted(runs.items()) if name in outcome]
         if not found:
@@ -175,7 +161,7 @@ class Results:
         return statistics.fmean(self.samples(label, name))
 
     def curves(self, label: str, name: str) -> np.ndarray:
-        """One row a seed of a curve, [seeds, points]; see `samples`."""
+        """One row of a curve per seed, [seeds, points]; see `samples`."""
         return np.array(self.samples(label, name), float)
 
 
@@ -221,21 +207,7 @@ class Experiment:
     seeds_together: int = 1
 
     def runs(self, seeds: int = 3, only: str = "") -> list[Run]:
-        """All runs: every setting with every seed, the seeds of a setting one after another.
-
-        Args:
-            seeds: how many, at least 1.
-            only: keep the settings whose label holds this text.
-
-        Returns:
-            The runs, in order.
-
-        Raises:
-            ValueError: seeds below 1, or a text in no label.
-
-        Cost:
-            None.
-        """
+        """Settings whose label holds `only`, each with every seed, one setting after another."""
         if seeds < 1:
             raise ValueError(f"seeds: got {seeds}, wanted at least 1")
         labels = [label for label in self.settings if only in label]
@@ -245,17 +217,7 @@ class Experiment:
         return [Run(label, self.settings[label], seed) for label in labels for seed in range(seeds)]
 
     def verdicts(self, results: Results) -> list[Verdict]:
-        """Judges every claim.
-
-        Args:
-            results: of all runs or some.
-
-        Returns:
-            One verdict a claim; not tested where a run it needs is missing.
-
-        Cost:
-            Arithmetic on a few numbers.
-        """
+        """One verdict per claim: not tested where a run it needs is missing."""
         verdicts = []
         for claim in self.claims:
             try:

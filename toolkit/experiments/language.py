@@ -1,6 +1,6 @@
 """Language modelling on local text at matched parameters and matched tokens: which order appears?
 
-A loop costs computation and no parameters; a linear-time layer costs no memory a token; a hybrid
+A loop costs computation and no parameters; a linear-time layer costs no memory per token; a hybrid
 has a few layers of attention among linear ones. The perplexity is that of held-out bytes.
 """
 
@@ -31,7 +31,6 @@ from toolkit.language import (
 )
 from toolkit.language.train import LOG_EVERY
 from toolkit.looped import (
-    LAYERS,
     LoopedCache,
     LoopedConfig,
     LoopedLM,
@@ -72,8 +71,8 @@ class LanguageSetting:
     Attributes:
         model: the model.
         steps: updates.
-        batch: sequences a step.
-        time: bytes a sequence.
+        batch: sequences per step.
+        time: bytes per sequence.
     """
 
     model: LoopedConfig
@@ -197,7 +196,6 @@ EXPERIMENT = Experiment(
     settings={
         label: LanguageSetting(_model(pattern, loops))
         for label, (pattern, loops) in CONTENDERS.items()
-        if set(pattern.split()) <= set(LAYERS)
     },
     execute=_execute,
     columns=(

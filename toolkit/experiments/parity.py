@@ -1,4 +1,4 @@
-"""Parity asks for one reflection a token: can a delta rule follow it with eigenvalues above zero?
+"""Parity asks for one reflection per token: can a delta rule follow it with eigenvalues above zero?
 
 A write strength of at most 1 keeps the eigenvalues of a step in [0, 1]: the state can forget, not
 flip. Up to 2 they reach -1, and one token can flip the state.

@@ -1,6 +1,6 @@
 """S3, the smallest group whose elements do not commute: does looping a layer help to track it?
 
-One delta-rule step a token reflects once; an element of S3 may need two reflections. DeltaProduct
+One delta-rule step per token reflects once; an element of S3 may need two reflections. DeltaProduct
 makes two in one pass. Looping a layer that makes one is not the same: every loop starts from an
 empty state, and the loops meet in the residual stream only.
 
@@ -51,10 +51,10 @@ EXPERIMENT = experiment(
         for loops in LOOPS
     },
     claims=(
-        Claim("two reflections a token solve it in one pass", partial(are_solved, _TWO[:1])),
+        Claim("two reflections per token solve it in one pass", partial(are_solved, _TWO[:1])),
         Claim("and go on to longer words", partial(are_solved_longer, _TWO[:1])),
         Claim("looped, they solve it too, with every seed", partial(are_solved, _TWO[1:])),
-        Claim("looping one reflection a token solves it too", partial(are_solved, _ONE[1:])),
+        Claim("looping one reflection per token solves it too", partial(are_solved, _ONE[1:])),
         Claim("looping helps it on words as long as the trained ones", partial(_gain, WITHIN)),
         Claim("looping helps it on longer words", partial(_gain, BEYOND)),
     ),

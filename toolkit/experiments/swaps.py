@@ -1,7 +1,7 @@
-"""Swaps of three things: what one reflection a token can follow, looped or not.
+"""Swaps of three things: what one reflection per token can follow, looped or not.
 
-A swap is a reflection, and a delta rule makes one a token if its write strength reaches 2. So words
-of swaps need no second reflection, as a cycle of three does (`s3`), and no loop.
+A swap is a reflection, and a delta rule makes one per token if its write strength reaches 2. So
+words of swaps need no second reflection, as a cycle of three does (`s3`), and no loop.
 
 Products of swaps are odd and even in turn: a model that always guesses one element is right a third
 of the time at every other position, and never between, which draws a zigzag.

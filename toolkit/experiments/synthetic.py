@@ -36,7 +36,7 @@ class Recipe:
         model: the model; its vocabulary is the task's.
         task: what is trained on.
         steps: updates.
-        batch: sequences a step.
+        batch: sequences per step.
         learning_rate: peak of the warm-up (a twentieth of the steps) and cosine schedule.
         weight_decay: of matrices.
         growing: share of the steps during which the task grows to its full length, for tasks with

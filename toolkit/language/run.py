@@ -64,7 +64,7 @@ class TrainedModel:
         model: the model with its last parameters.
         step: steps done.
         parameters: number of parameters.
-        history: metrics rows; those with "evaluation_loss" were evaluated (nats a byte).
+        history: metrics rows; those with "evaluation_loss" were evaluated (nats per byte).
         stopped_by: None when the run is complete.
 
     Example:
@@ -81,7 +81,7 @@ class TrainedModel:
 
     @property
     def evaluation_loss(self) -> float:
-        """Last held-out loss in nats a byte; NaN before the first evaluation."""
+        """Last held-out loss in nats per byte; NaN before the first evaluation."""
         losses = [row["evaluation_loss"] for row in self.history if "evaluation_loss" in row]
         return losses[-1] if losses else float("nan")
 

@@ -52,7 +52,7 @@ def next_byte_loss(
         batch: inputs and targets, each `[batch, time]`.
 
     Returns:
-        Nats a byte.
+        Nats per byte.
 
     Cost:
         One forward pass.
@@ -99,7 +99,7 @@ def train_language_model(
         DivergedError: when the loss stops being finite.
 
     Cost:
-        6 FLOPs a parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
+        6 FLOPs per parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
         that `toolkit.parallel` lists for it.
 
     Example:

@@ -20,7 +20,7 @@ with_windows              the same model seeing through other windows
 vote                      logits averaged over several windows
 tokens_reached            how many tokens back a model of windows can know of
 influence_bound           and how much it can know of them
-effective_transition      what several corrections a token do to a state
+effective_transition      what several corrections per token do to a state
 permutation_steps         corrections that move the rows of a state as a permutation does
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it

@@ -72,7 +72,7 @@ class Block(nnx.Module):
 class GroupResidual(nnx.Module):
     """Groups of consecutive layers, each with a learned share of its input added to its output.
 
-        h_out = F_b(...F_a(h_in)) + gamma h_in          gamma a scalar a group, starts at zero
+        h_out = F_b(...F_a(h_in)) + gamma h_in          gamma a scalar per group, starts at zero
 
     Attributes:
         gamma: [groups]; the last group has what layers are left.
@@ -94,40 +94,25 @@ class GroupResidual(nnx.Module):
 
 def run_blocks(
     blocks: Sequence[Block],
-    h: Float[Array, "batch time width"],
+    h: Float[Array, "batch *time width"],
     *,
     windows: tuple[int | None, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
     caches: tuple[Any, ...] | None = None,
     residual: GroupResidual | None = None,
-) -> tuple[Float[Array, "batch time width"], Any]:
-    """A stack of physical layers on a sequence."""
+) -> tuple[Float[Array, "batch *time width"], Any]:
+    """A stack of physical layers on a sequence, or with caches on one token [batch, width]."""
     new_caches, start = [], h
     none = (None,) * len(blocks)
     stack = zip(blocks, windows or none, caches or none, strict=True)
     for layer, (block, window, cache) in enumerate(stack):
-        h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
+        if h.ndim == 2:
+            h, cache = block.step(h, cache, window=window)
+        else:
+            h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
         h, start = (h, start) if residual is None else residual(layer, h, start)
         new_caches.append(cache)
     return h, None if caches is None else tuple(new_caches)
-
-
-def step_blocks(
-    blocks: Sequence[Block],
-    h: Float[Array, "batch width"],
-    caches: tuple[Any, ...],
-    *,
-    windows: tuple[int | None, ...] | None = None,
-    residual: GroupResidual | None = None,
-) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
-    """`run_blocks` for one token."""
-    new_caches, start = [], h
-    stack = zip(blocks, windows or (None,) * len(blocks), caches, strict=True)
-    for layer, (block, window, cache) in enumerate(stack):
-        h, cache = block.step(h, cache, window=window)
-        h, start = (h, start) if residual is None else residual(layer, h, start)
-        new_caches.append(cache)
-    return h, tuple(new_caches)
 
 
 def _only_if_given(window):

@@ -27,7 +27,7 @@ class LoopedCache:
     Attributes:
         loops: `loops[tau][layer]`: keys and values of a softmax layer (the window alone for
             "window"), state and convolution tail of a recurrent one.
-        prelude, coda: caches of the layers before and after the loops, one a layer.
+        prelude, coda: caches of the layers before and after the loops, one per layer.
 
     Source: LT2, decode-time state; vLLM's Ouro keeps the same loops * layers caches.
 
@@ -44,19 +44,7 @@ class LoopedCache:
 
     @classmethod
     def empty(cls, config: LoopedConfig, batch: int, capacity: int) -> "LoopedCache":
-        """A cache before the first token.
-
-        Args:
-            config: the model.
-            batch: sequences decoded together.
-            capacity: tokens a full-attention layer can hold, prompt included.
-
-        Returns:
-            The cache, in the model's compute type (recurrent states in float32).
-
-        Raises:
-            ValueError: if batch or capacity is less than one.
-        """
+        """A cache before the first token, for a batch of sequences of up to `capacity` tokens."""
         for name, number in (("batch", batch), ("capacity", capacity)):
             if number < 1:
                 raise ValueError(f"{name} is {number}; a cache needs at least 1.")
@@ -87,7 +75,7 @@ def empty_layers(
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
     """Bytes of decode-time state one sequence needs, nothing allocated.
 
-    Softmax layers take loops * 2 * key_value_heads * head_size numbers a token; a window stops
+    Softmax layers take loops * 2 * key_value_heads * head_size numbers per token; a window stops
     growing at its length; a recurrent layer never grows.
 
     Args:
@@ -118,13 +106,13 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
 def cache_bytes_per_token(config: LoopedConfig) -> int:
     """Bytes that every further token adds to that state, once all windows are full.
 
-        loops * 2 * key_value_heads * head_size numbers a softmax layer that sees everything
+        loops * 2 * key_value_heads * head_size numbers per softmax layer that sees everything
 
     Args:
         config: the model.
 
     Returns:
-        Bytes a token and sequence; 0 for a model of windows and recurrent layers.
+        Bytes per token and sequence; 0 for a model of windows and recurrent layers.
 
     Cost: shapes only.
 

@@ -105,19 +105,7 @@ class LoopedConfig(LayerConfig):
 
     @classmethod
     def tiny(cls, pattern: str = "full", loops: int = 1, **overrides) -> "LoopedConfig":
-        """A byte model that learns something on two cores within a minute or so.
-
-        Args:
-            pattern: the physical layers, e.g. "gdn gdn gdn gdn full".
-            loops: how often they run.
-            **overrides: any other field of the configuration.
-
-        Returns:
-            A configuration of width 128 with 4 heads.
-
-        Raises:
-            ValueError: if a field is out of range.
-        """
+        """A byte model of width 128 that learns something on two cores within a minute or so."""
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         options = overrides.pop("options", {})
         config = cls(pattern=pattern, loops=loops, **(sizes | overrides))
@@ -155,17 +143,7 @@ class LoopedConfig(LayerConfig):
         )
 
     def with_options(self, **options: Mapping[str, Any] | LayerOptions) -> "LoopedConfig":
-        """The same configuration but for some options of some layers.
-
-        Args:
-            **options: by the layer's word, the options to change or all of them.
-
-        Returns:
-            The new configuration.
-
-        Raises:
-            ValueError: if there is no such layer or option, or an option is out of range.
-        """
+        """The same but for some options: by layer, those to change or all of them."""
         return dataclasses.replace(self, options=_merged(self.options, options))
 
     @property

@@ -114,7 +114,7 @@ def _shifted_products(
 ) -> Float[Array, "batch time channels"]:
     """y_t = sum_i w_i x_{t + i}. Its gradient is the same sum with the taps reversed.
 
-    Derived from the forward pass, that gradient would be one padded array a tap.
+    Derived from the forward pass, that gradient would be one padded array per tap.
     """
     shifts = _shifts(padded, kernel)
     y = shifts[0] * kernel[0]

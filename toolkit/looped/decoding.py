@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from toolkit.looped.blocks import run_blocks, step_blocks
+from toolkit.looped.blocks import run_blocks
 from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
 from toolkit.looped.model import LoopedLM, check_tokens, row_of
 
@@ -108,7 +108,7 @@ def decode_step(
 
     Args:
         model: the model.
-        token: one token a sequence.
+        token: one token per sequence.
         cache: from `prefill` or an earlier step.
 
     Returns:
@@ -117,7 +117,7 @@ def decode_step(
     Raises:
         ValueError: if token is not a [batch] array of whole numbers.
 
-    Cost: 2 FLOPs a parameter and loop; memory-bound: reads all parameters `loops` times
+    Cost: 2 FLOPs per parameter and loop; memory-bound: reads all parameters `loops` times
         (from the processor's cache if they fit) and the whole decode-time state.
 
     Source: LT2, decode-time state.
@@ -213,19 +213,15 @@ def append(
     model: LoopedLM, tokens: Int[Array, "batch *time"], cache: LoopedCache
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
     """`decode_step` and `extend` without checks, to be called inside compiled programs."""
-    is_step = tokens.ndim == 1
-    run, loop = (step_blocks, model.loop_step) if is_step else (run_blocks, model.loop)
-    injected, before = run(model.prelude, model.embedding(tokens), caches=cache.prelude)
+    injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
     h, rows, loops = model.start(injected), model.loop_rows(), []
     # Written out: a scan over stacked caches would copy every one of them, out and back.
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)
-        h, caches = loop(
-            h, row.rho, embedding=row.embedding, caches=caches, tau=tau, injected=injected
-        )
+        h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected)
         loops.append(caches)
-    h, after = run(model.coda, h, caches=cache.coda)
-    return model.head(h if is_step else h[:, -1]), LoopedCache(tuple(loops), before, after)
+    h, after = run_blocks(model.coda, h, caches=cache.coda)
+    return model.head(h if tokens.ndim == 1 else h[:, -1]), LoopedCache(tuple(loops), before, after)
 
 
 _append = jax.jit(append, donate_argnames="cache")

@@ -68,7 +68,7 @@ def exit_loss(
     Raises:
         ValueError: if the model has no exit gate or targets and tokens differ in shape.
 
-    Cost: the forward pass, and the head once a loop.
+    Cost: the forward pass, and the head once per loop.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025: the
         entropy-regularised objective, a uniform prior over loops.

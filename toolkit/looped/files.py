@@ -39,7 +39,7 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         OSError: the file cannot be written.
 
     Cost:
-        4 or 2 bytes a parameter.
+        4 or 2 bytes per parameter.
 
     Example:
         >>> from flax import nnx

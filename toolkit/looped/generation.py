@@ -41,7 +41,7 @@ def generate(
 
     Args:
         model: the model.
-        prompt: at least one token a sequence.
+        prompt: at least one token per sequence.
         length: tokens to write.
         temperature: 0 takes the most likely token; 1 samples from the model's distribution.
         top_k: sample among the k most likely tokens only.
@@ -58,7 +58,7 @@ def generate(
     Raises:
         ValueError: if an argument is out of range; nothing has been compiled then.
 
-    Cost: one `prefill` and `length` decode steps, CHUNK of them a dispatch.
+    Cost: one `prefill` and `length` decode steps, CHUNK of them per dispatch.
 
     Source: see `truncated_logits` for the sampling rules.
 
@@ -87,17 +87,10 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
 
+    Arguments as `generate`; length None writes on and on, in constant memory, if no layer's cache
+    grows with the text.
+
     Args:
-        model: the model.
-        prompt: as in `generate`.
-        length: as in `generate`; None writes on and on, in constant memory, if no layer's cache
-            grows with the text.
-        temperature: as in `generate`.
-        top_k: as in `generate`.
-        top_p: as in `generate`.
-        key: as in `generate`.
-        lengths: as in `generate`.
-        stop_token: as in `generate`.
         tokens_per_dispatch: tokens computed at a time, at most CHUNK; 1 has the least delay,
             more have less overhead.
 

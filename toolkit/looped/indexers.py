@@ -18,7 +18,7 @@ from toolkit.looped.model import LoopedLM
 
 
 class IndexerLosses(NamedTuple):
-    """Divergence of every indexer from the attention it stands in for, in nats a token.
+    """Divergence of every indexer from the attention it stands in for, in nats per token.
 
     Attributes:
         loops: of the looped DSA layers, in every loop.

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
-from toolkit.looped.blocks import Block, GroupResidual, run_blocks, step_blocks
+from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import linear
@@ -158,7 +158,7 @@ class LoopedLM(nnx.Module):
             ValueError: if tokens or segment_ids have the wrong shape or type, or loops or key
                 ask for what the configuration has not.
 
-        Cost: about 2 FLOPs a parameter, token and loop (embedding aside), three times that
+        Cost: about 2 FLOPs per parameter, token and loop (embedding aside), three times that
             with the backward pass, plus the mixers' own cost.
 
         Source: LT2, architecture section.
@@ -211,15 +211,7 @@ class LoopedLM(nnx.Module):
     def start(
         self, injected: Float[Array, "... width"], key: Array | None = None
     ) -> Float[Array, "... width"]:
-        """What the first loop reads.
-
-        Args:
-            injected: what the prelude made of the tokens.
-            key: draws a random start; without it that is zero.
-
-        Returns:
-            The hidden states before the first loop.
-        """
+        """What the first loop reads."""
         return start_noise(key, injected) if self.config.random_start else injected
 
     def run_loops(
@@ -229,18 +221,11 @@ class LoopedLM(nnx.Module):
         *,
         remat: bool = False,
     ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
-        """Run a function for every loop: by `lax.scan` where all are alike, else written out.
+        """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, else written out.
 
-        Args:
-            body: (loop from 0, hidden states, the loop's row) -> (hidden states, anything);
-                of loops that are alike it is given the first one's number.
-            h: hidden states before the first loop.
-            remat: recompute each loop in the backward pass. Loops that differ are then a scan
-                too, over a `lax.switch`: XLA for CPUs would merge the recomputation of loops
-                written out with their first computation, and keep the memory.
-
-        Returns:
-            The hidden states after the last loop, and what each loop returned beside them.
+        What `body` returns beside h comes back loop by loop. With `remat`, loops that differ are a
+        scan too, over a `lax.switch`: XLA for CPUs would merge the recomputation of loops written
+        out with their first computation, and keep the memory.
         """
         config, rows = self.config, self.loop_rows()
         if config.loops_differ and not remat:
@@ -264,29 +249,16 @@ class LoopedLM(nnx.Module):
 
     def loop(
         self,
-        h: Float[Array, "batch time width"],
+        h: Float[Array, "batch *time width"],
         rho: Float[Array, "width"] | None,
         embedding: Float[Array, "width"] | None = None,
         *,
         tau: int = 0,
-        injected: Float[Array, "batch time width"] | None = None,
+        injected: Float[Array, "batch *time width"] | None = None,
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
-    ) -> tuple[Float[Array, "batch time width"], tuple[Any, ...] | None]:
-        """One pass through all physical layers, plus rho times its input.
-
-        Args:
-            h: hidden states.
-            rho: this loop's residual gate, or None.
-            embedding: this loop's embedding, or None.
-            tau: the loop, from 0; only windows that differ by loop make a difference.
-            injected: what the prelude made of the tokens; needed with input injection.
-            segment_ids: documents of a packed sequence.
-            caches: one a physical layer, to continue from; None in training.
-
-        Returns:
-            The new hidden states, and the caches that follow (None without caches).
-        """
+    ) -> tuple[Float[Array, "batch *time width"], tuple[Any, ...] | None]:
+        """One pass of a sequence or of one token through all layers, plus rho times its input."""
         windows = self.config.loop_windows[tau]
         out, caches = run_blocks(
             self.blocks,
@@ -295,36 +267,6 @@ class LoopedLM(nnx.Module):
             segment_ids=segment_ids,
             caches=caches,
             residual=self.group_residual,
-        )
-        return self._loop_output(out, rho, h), caches
-
-    def loop_step(
-        self,
-        h: Float[Array, "batch width"],
-        rho: Float[Array, "width"] | None,
-        caches: tuple[Any, ...],
-        embedding: Float[Array, "width"] | None = None,
-        *,
-        tau: int = 0,
-        injected: Float[Array, "batch width"] | None = None,
-    ) -> tuple[Float[Array, "batch width"], tuple[Any, ...]]:
-        """`loop` for one token.
-
-        Args:
-            h: hidden state of the token.
-            rho: this loop's residual gate, or None.
-            caches: one a physical layer.
-            embedding: this loop's embedding, or None.
-            tau: the loop, from 0.
-            injected: what the prelude made of the token; needed with input injection.
-
-        Returns:
-            The new hidden state, and the caches with the token in them.
-        """
-        windows = self.config.loop_windows[tau]
-        x = self._loop_input(h, embedding, injected)
-        out, caches = step_blocks(
-            self.blocks, x, caches, windows=windows, residual=self.group_residual
         )
         return self._loop_output(out, rho, h), caches
 
@@ -345,14 +287,7 @@ class LoopedLM(nnx.Module):
         return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
-        """Logits of hidden states: final norm, then a token's row of a table for each, in float32.
-
-        Args:
-            h: hidden states after any loop; with `norm_every_loop` the norm has been taken.
-
-        Returns:
-            float32 logits.
-        """
+        """Logits in float32: final norm (if no loop took it), then the table of the head."""
         table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
         table = table[...].astype(self.config.compute_dtype)

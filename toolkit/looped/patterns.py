@@ -1,6 +1,6 @@
 """Where the few expensive layers go among the many cheap ones: placements as texts.
 
-Each placement is a text with one word a layer, and has two readings.
+Each placement is a text with one word per layer, and has two readings.
 
 As `LoopedConfig.pattern` its words are kinds of layers: four "gdn" to one "full". Layers of
 different kinds have different parameters, so every loop runs the same pattern.
@@ -14,7 +14,7 @@ even from step to step (`random_placement`, `vote`).
     front_loaded      all of them first
     back_loaded       all of them last
     random_placement  anywhere
-    by_loop           one text a loop, joined for `LoopedConfig.windows`
+    by_loop           one text per loop, joined for `LoopedConfig.windows`
     vote              logits averaged over several random placements of the windows
 
 All have as many expensive layers as `interleave` of the same ratio, so they compare at one budget.
@@ -46,7 +46,7 @@ def interleave(
         ratio: cheap to expensive layers.
 
     Returns:
-        One word a layer.
+        One word per layer.
 
     Raises:
         ValueError: if there is no layer, a negative ratio, or a ratio of zeros.
@@ -69,19 +69,7 @@ def interleave(
 def bookend(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
-    """Half of the expensive layers at each end, an odd one at the front.
-
-    Args:
-        layers: how many layers to place.
-        cheap: the word of the many.
-        expensive: the word of the few.
-        ratio: cheap to expensive layers.
-
-    Returns:
-        One word a layer.
-
-    Raises:
-        ValueError: as `interleave`.
+    """Half of the expensive layers at each end, an odd one at the front. Arguments as `interleave`.
 
     Source: LT2, placement study at 1.3B: slightly better than interleaving.
 
@@ -97,19 +85,7 @@ def bookend(
 def front_loaded(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
-    """The expensive layers first.
-
-    Args:
-        layers: how many layers to place.
-        cheap: the word of the many.
-        expensive: the word of the few.
-        ratio: cheap to expensive layers.
-
-    Returns:
-        One word a layer.
-
-    Raises:
-        ValueError: as `interleave`.
+    """The expensive layers first. Arguments as `interleave`.
 
     Source: LT2, placement study at 1.3B: worse than interleaving.
 
@@ -123,19 +99,7 @@ def front_loaded(
 def back_loaded(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
-    """The expensive layers last.
-
-    Args:
-        layers: how many layers to place.
-        cheap: the word of the many.
-        expensive: the word of the few.
-        ratio: cheap to expensive layers.
-
-    Returns:
-        One word a layer.
-
-    Raises:
-        ValueError: as `interleave`.
+    """The expensive layers last. Arguments as `interleave`.
 
     Source: LT2, placement study at 1.3B: the worst of the four.
 
@@ -155,20 +119,10 @@ def random_placement(
     seed: int,
     ratio: tuple[int, int] = (4, 1),
 ) -> str:
-    """The expensive layers anywhere, drawn without preference.
+    """The expensive layers anywhere, without preference. Arguments as `interleave`.
 
     Args:
-        layers: how many layers to place.
-        cheap: the word of the many, such as "512".
-        expensive: the word of the few.
         seed: the same seed draws the same placement; LT2 takes seed + step in training.
-        ratio: cheap to expensive layers.
-
-    Returns:
-        One word a layer.
-
-    Raises:
-        ValueError: as `interleave`.
 
     Source: LT2, random layouts.
 
@@ -182,7 +136,7 @@ def random_placement(
 
 
 def by_loop(parts: Sequence[str]) -> str:
-    """Join one text a loop into `LoopedConfig.windows`.
+    """Join one text per loop into `LoopedConfig.windows`.
 
     by_loop(["full", "512", "256", "128"]) is LT2's coarse to fine, the reverse its fine to coarse.
 
@@ -222,7 +176,7 @@ def vote(
     Raises:
         ValueError: if there is no placement or one does not fit the model.
 
-    Cost: a forward pass a vote, each a part of the program to compile.
+    Cost: a forward pass per vote, each a part of the program to compile.
 
     Source: LT2, random layouts: in evaluation logits are averaged over five.
 

@@ -38,10 +38,6 @@ _OPTIONS = {
 _LARGE = _OPTIONS | {"window": {"sliding_window": 2048}}
 
 
-def _heads(kind, heads):
-    return max(heads, 16) if kind == "sparse-nsa" else heads
-
-
 def _of(options, kind):
     return {word: options[word] for word in _WORDS[kind] if word in options}
 
@@ -50,33 +46,28 @@ def _tiny(kind):
     return LoopedConfig.tiny(interleave(5, *_WORDS[kind]), loops=4, options=_of(_OPTIONS, kind))
 
 
-def _600m(kind):
-    # Released with a SwiGLU of 1.13 x 8/3 x width, up to 3328, beside recurrent layers.
-    has_recurrent_layers = "gdn" in _WORDS[kind]
+def _lt2(kind, layers, width, heads, **fields):
     return LoopedConfig(
         vocabulary=128_256,
-        width=1024,
-        pattern=interleave(21, *_WORDS[kind]),
+        width=width,
+        pattern=interleave(layers, *_WORDS[kind]),
         loops=4,
-        heads=_heads(kind, 8),
+        heads=max(heads, 16) if kind == "sparse-nsa" else heads,
         options=_of(_LARGE, kind),
-        feed_forward=3328 if has_recurrent_layers else None,
         dtype="bfloat16",
+        **fields,
     )
+
+
+def _600m(kind):
+    # Released with a SwiGLU of 1.13 x 8/3 x width, up to 3328, beside recurrent layers.
+    return _lt2(kind, 21, 1024, 8, feed_forward=3328 if "gdn" in _WORDS[kind] else None)
 
 
 def _1_3b(kind):
+    config = _lt2(kind, 20, 2048, 16)
     # The gate is part of the released recipe of the hybrid; the baseline is published without it.
-    gate = {"full": {"output_gate": True}} if kind == "hybrid" else {}
-    return LoopedConfig(
-        vocabulary=128_256,
-        width=2048,
-        pattern=interleave(20, *_WORDS[kind]),
-        loops=4,
-        heads=_heads(kind, 16),
-        options=_of(_LARGE, kind) | gate,
-        dtype="bfloat16",
-    )
+    return config.with_options(full={"output_gate": True}) if kind == "hybrid" else config
 
 
 def _ouro(layers):

@@ -1,12 +1,12 @@
 """What looping can add, as arithmetic: transitions of a token, permutations, how far tokens reach.
 
 A delta-rule correction multiplies the state of a head by M = (I - beta k k^T) Diag(e^g). Several
-corrections a token multiply it by their product, and that product is what the functions on
+corrections per token multiply it by their product, and that product is what the functions on
 transitions are about. Two designs have to be told apart:
 
-* `gated_delta_product` forms the product: n corrections a token in one state, a change of rank n.
+* `gated_delta_product` forms the product: n corrections per token in one state, a change of rank n.
 * Looped layers that start every loop from an empty state, as `LoopedLM`'s do, never form it. The
-  state of a loop makes one correction a token, and loops speak through the residual stream only.
+  state of a loop makes one correction per token, and loops speak through the residual stream only.
   For them the rank bounds how much T corrections could do, it does not say that they do it.
 """
 

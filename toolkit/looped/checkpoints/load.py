@@ -52,7 +52,7 @@ def load_checkpoint(
             experts, tensors that are missing or left over or have other shapes.
         FileNotFoundError: the source is a path with no .safetensors file.
 
-    Cost: reads every tensor once. Memory: 4 bytes a parameter, whatever their type in the file,
+    Cost: reads every tensor once. Memory: 4 bytes per parameter, whatever their type in the file,
         and the tensors of one rule.
 
     Source: Hugging Face transformers, the modelling file of each architecture; for "ouro" the

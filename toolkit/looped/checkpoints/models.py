@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from toolkit.looped.checkpoints.names import (
     STYLES,
-    Rule,
+    WeightRule,
     as_it_is,
     from_zero,
     projection,
@@ -45,7 +45,7 @@ class Family(NamedTuple):
     """
 
     mixers: str
-    norm: Callable[[str, str], Rule] = vector
+    norm: Callable[[str, str], WeightRule] = vector
     switches: Mapping[str, Any] = {}
     attention: Mapping[str, Any] = {}
     period: int = 1
@@ -77,7 +77,7 @@ class Part(NamedTuple):
 
     module: str
     prefix: str
-    rules: tuple[Rule, ...]
+    rules: tuple[WeightRule, ...]
 
 
 def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:

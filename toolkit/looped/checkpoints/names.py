@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-class Rule(NamedTuple):
+class WeightRule(NamedTuple):
     """How some tensors of a checkpoint become some parameters of a layer.
 
     Attributes:
@@ -27,33 +27,35 @@ class Rule(NamedTuple):
     convert: Callable[..., Sequence[Array]]
 
 
-def projection(ours: str, *theirs: str) -> Rule:
+def projection(ours: str, *theirs: str) -> WeightRule:
     """[outputs, inputs] each -> [inputs, all outputs], side by side."""
-    return Rule(theirs, (f"{ours}.kernel",), lambda _, *parts: [jnp.concatenate(parts).T])
+    return WeightRule(theirs, (f"{ours}.kernel",), lambda _, *parts: [jnp.concatenate(parts).T])
 
 
-def _convolution(*theirs: str) -> Rule:
+def _convolution(*theirs: str) -> WeightRule:
     """[channels, 1, taps] each -> [taps, all channels]."""
-    return Rule(theirs, ("convolution.kernel",), lambda _, *parts: [jnp.concatenate(parts)[:, 0].T])
+    return WeightRule(
+        theirs, ("convolution.kernel",), lambda _, *parts: [jnp.concatenate(parts)[:, 0].T]
+    )
 
 
-def vector(ours: str, theirs: str) -> Rule:
+def vector(ours: str, theirs: str) -> WeightRule:
     """Any shape -> one axis."""
-    return Rule((theirs,), (ours,), lambda _, tensor: [tensor.ravel()])
+    return WeightRule((theirs,), (ours,), lambda _, tensor: [tensor.ravel()])
 
 
-def from_zero(ours: str, theirs: str) -> Rule:
+def from_zero(ours: str, theirs: str) -> WeightRule:
     """A scale kept as its difference from one."""
-    return Rule((theirs,), (ours,), lambda _, tensor: [1 + tensor.astype(jnp.float32)])
+    return WeightRule((theirs,), (ours,), lambda _, tensor: [1 + tensor.astype(jnp.float32)])
 
 
-def as_it_is(ours: str, theirs: str) -> Rule:
+def as_it_is(ours: str, theirs: str) -> WeightRule:
     """The same numbers in the same order: not transposed, as a projection would be."""
-    return Rule((theirs,), (ours,), lambda _, tensor: [tensor])
+    return WeightRule((theirs,), (ours,), lambda _, tensor: [tensor])
 
 
 def _by_head(fused: Array, *sizes: int) -> list[Array]:
-    """[heads * (a head's parts), width] -> one [width, channels] a part."""
+    """[heads * (a head's parts), width] -> one [width, channels] per part."""
     width = fused.shape[-1]
     fused = fused.T.reshape(width, -1, sum(sizes))
     borders = [sum(sizes[:i]) for i in range(1, len(sizes))]
@@ -104,7 +106,7 @@ _QWEN3_ATTENTION = (
 )
 
 _QWEN_ATTENTION = (
-    Rule(
+    WeightRule(
         ("q_proj.weight",),
         ("query.kernel", "gate.kernel"),
         lambda layer, fused: _by_head(fused, layer.head_size, layer.head_size),
@@ -114,17 +116,17 @@ _QWEN_ATTENTION = (
     from_zero("key_norm.scale", "k_norm.weight"),
 )
 
-STYLES: dict[str, dict[str, tuple[Rule, ...]]] = {
+STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
     "llama": {"full": _ATTENTION, "window": _ATTENTION},
     "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},
     "qwen3_next": {
         "gdn": (
-            Rule(
+            WeightRule(
                 ("in_proj_qkvz.weight",),
                 ("query_key_value.kernel", "gate.kernel"),
                 _qwen3_next_projections,
             ),
-            Rule(("in_proj_ba.weight",), ("write.kernel", "decay.kernel"), _qwen3_next_gates),
+            WeightRule(("in_proj_ba.weight",), ("write.kernel", "decay.kernel"), _qwen3_next_gates),
             *_QWEN_DELTA,
         ),
         "full": _QWEN_ATTENTION,

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from toolkit._compat import set_value
-from toolkit.looped.checkpoints.names import STYLES, Rule
+from toolkit.looped.checkpoints.names import STYLES, WeightRule
 
 
 def load_layer(
@@ -100,7 +100,7 @@ def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, Callable[[
 
 
 def convert(
-    layer: Any, rule: Rule, tensors: Mapping[str, Callable[[], Array]], prefix: str
+    layer: Any, rule: WeightRule, tensors: Mapping[str, Callable[[], Array]], prefix: str
 ) -> list[tuple[nnx.Param, Array]]:
     """What a rule makes of its tensors, beside the parameters to set to it."""
     theirs = {prefix + name: tensors[prefix + name]() for name in rule.theirs}

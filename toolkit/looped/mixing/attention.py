@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,7 @@ class AttentionLayer(MixingLayer):
 
     word: ClassVar[str] = "full"
     Options: ClassVar[type[LayerOptions]] = AttentionOptions
+    starts_from_attention: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -95,7 +96,7 @@ class AttentionLayer(MixingLayer):
     @classmethod
     def empty_cache(
         cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
-    ) -> KVCache:
+    ) -> Any:
         """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
         _, key_value_heads, size = cls.sizes_of(config)
         room = window or cls.window_of(config) or capacity
@@ -140,34 +141,33 @@ class AttentionLayer(MixingLayer):
         x: Float[Array, "batch time width"],
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
-        cache: KVCache | None = None,
+        cache: Any = None,
         window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], KVCache | None]:
+    ) -> tuple[Float[Array, "batch time width"], Any]:
         """Mix a sequence; with a cache it continues what the cache holds.
 
         `window` replaces the layer's own, in the loops of a model that say so.
         """
         positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
-        q, k, v = self._project(x, positions)
-        out, cache = softmax_attention(
-            q,
-            k,
-            v,
-            sliding_window=window or self.sliding_window,
-            segment_ids=segment_ids,
-            initial_state=cache,
-        )
+        past = {"segment_ids": segment_ids, "initial_state": cache}
+        out, cache = self._mix(x, positions, window, past)
         return self._finish(x, out), cache
 
     def step(
-        self, x_t: Float[Array, "batch width"], cache: KVCache, *, window: int | None = None
-    ) -> tuple[Float[Array, "batch width"], KVCache]:
+        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
+    ) -> tuple[Float[Array, "batch width"], Any]:
         """Mix one token and append it to the cache."""
-        q_t, k_t, v_t = self._project(x_t, cache.length)
-        out_t, cache = softmax_attention_step(
-            q_t, k_t, v_t, cache, sliding_window=window or self.sliding_window
-        )
+        out_t, cache = self._mix_step(x_t, cache, window)
         return self._finish(x_t, out_t), cache
+
+    def _mix(self, x, positions, window, past):
+        seen = window or self.sliding_window
+        return softmax_attention(*self._project(x, positions), sliding_window=seen, **past)
+
+    def _mix_step(self, x_t, cache, window):
+        inputs = self._project(x_t, cache.length)
+        seen = window or self.sliding_window
+        return softmax_attention_step(*inputs, cache, sliding_window=seen)
 
     def _project(self, x, positions):
         split = (*x.shape[:-1], -1, self.head_size)

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -98,15 +99,11 @@ class Indexer(nnx.Module):
             q = q.mean(axis=-2, keepdims=True)
             sign = jnp.array([1, -1], q.dtype)
             return q * sign[:, None], k, jnp.broadcast_to(sign, (*x.shape[:-1], 2))
-        q = self._rotate(q, positions)
-        k = self._rotate(self.key_norm(k)[..., None, :], positions)[..., 0, :]
-        return q, k, self.weights(x) * (q.shape[-2] * self.size) ** -0.5
-
-    def _rotate(self, x, positions):
-        first, second = jnp.split(x, 2, axis=-1)
-        return jnp.concatenate(
-            [rotary_embedding(first, positions, theta=self.rope_theta), second], axis=-1
+        rotate = functools.partial(
+            rotary_embedding, positions=positions, theta=self.rope_theta, fraction=0.5
         )
+        q, k = rotate(q), rotate(self.key_norm(k)[..., None, :])[..., 0, :]
+        return q, k, self.weights(x) * (q.shape[-2] * self.size) ** -0.5
 
 
 class DSALayer(AttentionLayer):
@@ -126,6 +123,7 @@ class DSALayer(AttentionLayer):
 
     word: ClassVar[str] = "dsa"
     Options: ClassVar[type[LayerOptions]] = DSAOptions
+    starts_from_attention: ClassVar[bool] = False  # it chooses tokens by parts of its own
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         options = self.options_of(config)
@@ -179,41 +177,21 @@ class DSALayer(AttentionLayer):
         sizes = (1, options.shared_key_size, None) if is_shared else (heads, size, size)
         return IndexedCache.empty(batch, *sizes, options.index_size, capacity, config.compute_dtype)
 
-    def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
-        """Mix a sequence; with a cache it continues what the cache holds."""
-        positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
+    def _mix(self, x, positions, window, past):
         q, k, v = self._project(x, positions)
         index, selected = self.indexer(x, positions), self.selected_tokens
         recorder = _RECORDER.get()
         if recorder is not None:
             is_dense = recorder.stage == "dense"
-            loss = indexer_loss(
-                q, k, *index, selected_tokens=None if is_dense else selected,
-                segment_ids=segment_ids,
-            )  # fmt: skip
+            compared, segment_ids = None if is_dense else selected, past["segment_ids"]
+            loss = indexer_loss(q, k, *index, selected_tokens=compared, segment_ids=segment_ids)
             recorder.losses.append(loss.mean())
             selected = x.shape[1] if is_dense else selected
-        out, cache = deepseek_sparse_attention(
-            q, k, v, *index, selected_tokens=selected, segment_ids=segment_ids, initial_state=cache
-        )
-        return self._finish(x, out), cache
+        return deepseek_sparse_attention(q, k, v, *index, selected_tokens=selected, **past)
 
-    def step(
-        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
-    ) -> tuple[Float[Array, "batch width"], Any]:
-        """Mix one token and append it to the cache."""
+    def _mix_step(self, x_t, cache, window):
         inputs = (*self._project(x_t, cache.length), *self.indexer(x_t, cache.length))
-        out_t, cache = deepseek_sparse_attention_step(
-            *inputs, cache, selected_tokens=self.selected_tokens
-        )
-        return self._finish(x_t, out_t), cache
+        return deepseek_sparse_attention_step(*inputs, cache, selected_tokens=self.selected_tokens)
 
     def _project(self, x, positions):
         if self.value_size is None:
@@ -228,7 +206,7 @@ class Recorder(NamedTuple):
 
     Attributes:
         stage: "dense" makes them attend to everything, and compares with that.
-        losses: one scalar a layer that ran.
+        losses: one scalar per layer that ran.
     """
 
     stage: Stage

@@ -59,7 +59,7 @@ class DeltaLayer(RecurrentLayer):
     Attributes:
         query_key_value, write: projections.
         convolution: the short convolution over queries, keys and values.
-        steps: corrections a token.
+        steps: corrections per token.
         negative_eigenvalues: whether beta reaches 2.
 
     Source: Schlag et al. 2021; Yang et al., "Parallelizing Linear Transformers with the Delta
@@ -67,6 +67,7 @@ class DeltaLayer(RecurrentLayer):
     """
 
     Options: ClassVar[type[LayerOptions]] = DeltaOptions
+    starts_from_attention: ClassVar[bool] = True
     write: nnx.Linear
 
     def _set_projections(self, config: LayerConfig, rngs: nnx.Rngs):
@@ -82,7 +83,7 @@ class DeltaLayer(RecurrentLayer):
 
     @classmethod
     def corrections(cls, config: LayerConfig) -> int:
-        """Keys, values and write strengths a token."""
+        """Keys, values and write strengths per token."""
         return 1
 
     @classmethod
@@ -121,11 +122,6 @@ class DeltaNetLayer(DeltaLayer):
         q, k, v, beta as in `DeltaLayer`
         y = RMSNorm(delta_net(q, k, v, beta)) W_o
 
-    Attributes:
-        query_key_value, write, output: projections.
-        convolution: the short convolution over queries, keys and values.
-        norm: RMSNorm over the value channels, one weight vector for all heads.
-
     Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024, section 3.3.
     """
 
@@ -140,18 +136,11 @@ class DeltaNetLayer(DeltaLayer):
 
 
 class GatedDeltaLayer(DeltaLayer):
-    """The delta rule with one decay a head and a SiLU gate on its outputs.
+    """The delta rule with one decay per head and a SiLU gate on its outputs.
 
         q, k, v, beta as in `DeltaLayer`
         g = -exp(A_log) softplus(x W_a + dt_bias)      (log-decay of the state, float32)
         y = ( RMSNorm(mixer(q, k, v, g, beta)) * silu(x W_g) ) W_o
-
-    Attributes:
-        query_key_value, decay, write, gate, output: projections.
-        convolution: the short convolution over queries, keys and values.
-        log_rate: A_log, [value heads].
-        step_bias: dt_bias, [value heads].
-        norm: RMSNorm over the value channels, one weight vector for all heads.
 
     Source: Yang et al., "Gated Delta Networks", 2024, section 3.4.
     """
@@ -172,7 +161,7 @@ class GatedDeltaLayer(DeltaLayer):
 
 
 class GatedDeltaNetLayer(GatedDeltaLayer):
-    """Gated DeltaNet: `GatedDeltaLayer` with one correction a token.
+    """Gated DeltaNet: `GatedDeltaLayer` with one correction per token.
 
     Source: Yang et al., "Gated Delta Networks", 2024; LT2 for the sizes.
     """
@@ -191,7 +180,7 @@ class GatedDeltaNetLayer(GatedDeltaLayer):
 
 
 class DeltaProductLayer(GatedDeltaLayer):
-    """Gated DeltaProduct: several keys, values and write strengths a token, after one decay.
+    """Gated DeltaProduct: several keys, values and write strengths per token, after one decay.
 
     Write strengths always reach 2: products of reflections are the point. The channels of a head's
     corrections lie side by side.
@@ -201,6 +190,7 @@ class DeltaProductLayer(GatedDeltaLayer):
 
     word: ClassVar[str] = "delta_product"
     Options: ClassVar[type[LayerOptions]] = DeltaProductOptions
+    starts_from_attention: ClassVar[bool] = False  # it has several keys and values per token
 
     @classmethod
     def corrections(cls, config: LayerConfig) -> int:

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention as a layer: a decay a key channel, gates of low rank."""
+"""Kimi Delta Attention as a layer: a decay per key channel, gates of low rank."""
 
 from typing import ClassVar
 
@@ -15,21 +15,13 @@ from toolkit.looped.mixing.recurrent import split_heads
 
 
 class KimiDeltaLayer(DeltaLayer):
-    """The delta rule with one decay a key channel and a sigmoid gate on its outputs.
+    """The delta rule with one decay per key channel and a sigmoid gate on its outputs.
 
         q, k, v, beta as in `DeltaLayer`
         g = -exp(A_log) softplus(x W_f1 W_f2 + dt_bias)      (log-decays of a head's key channels)
         y = ( RMSNorm(kimi_delta_attention(q, k, v, g, beta)) * sigmoid(x W_g1 W_g2) ) W_o
 
     Both low-rank maps pass through as many channels as a head has values.
-
-    Attributes:
-        query_key_value, write, output: projections.
-        decay, gate: low-rank projections.
-        convolution: the short convolution over queries, keys and values.
-        log_rate: A_log, [value heads].
-        step_bias: dt_bias, [value heads * key].
-        norm: RMSNorm over the value channels, one weight vector for all heads.
 
     Source: Kimi Team, "Kimi Linear", 2025, sections 3 and 4.
     """

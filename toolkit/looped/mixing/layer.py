@@ -58,11 +58,14 @@ class MixingLayer(nnx.Module):
         word: its name in patterns, and in `MIXERS` if a mixer of `toolkit.attention` does its work.
         Options: the dataclass of its options.
         is_recurrent: whether its cache is a state that does not grow.
+        starts_from_attention: whether its queries, keys, values and output can be attention's, so
+            that `toolkit.conversion` can put it in attention's place.
     """
 
     word: ClassVar[str]
     Options: ClassVar[type[LayerOptions]] = LayerOptions
     is_recurrent: ClassVar[bool] = False
+    starts_from_attention: ClassVar[bool] = False
 
     @classmethod
     def options_of(cls, config: LayerConfig) -> Any:

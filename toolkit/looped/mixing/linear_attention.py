@@ -1,8 +1,8 @@
-"""Layers whose memory only adds and fades: linear attention, retention, GLA, HGRN2.
+"""Layers whose memory only adds and decays: linear attention, retention, GLA, HGRN2.
 
     S <- Diag(e^g) S + k v^T
 
-They differ in the decay: none, one constant a head, one number a key channel and token. None of
+They differ in the decay: none, one constant per head, one number per key channel and token. None of
 them has a short convolution.
 """
 
@@ -30,13 +30,11 @@ GATE_DIVISOR = 16.0
 class QueryKeyValueLayer(RecurrentLayer):
     """The shared part: a projection each for queries, keys and values, and perhaps a SiLU gate.
 
-    Attributes:
-        query, key, value: projections.
-
     Source: Sun et al., "Retentive Network", 2023, section 2.3.
     """
 
     is_gated: ClassVar[bool] = True
+    starts_from_attention: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -59,12 +57,8 @@ class LinearAttentionLayer(QueryKeyValueLayer):
         q, k = 1 + elu(x W_q), 1 + elu(x W_k);   v = x W_v
         y = RMSNorm(linear_attention(q, k, v)) W_o
 
-    The paper divides by q_t . sum_i k_i, one positive number a head and token: it cancels in the
+    The paper divides by q_t . sum_i k_i, one positive number per head and token: it cancels in the
     norm, which also keeps its gradient bounded.
-
-    Attributes:
-        query, key, value, output: projections.
-        norm: RMSNorm over the value channels of a head.
 
     Source: Katharopoulos et al., "Transformers are RNNs", 2020, section 3; Qin et al., "The Devil
         in Linear Transformer", 2022, section 4.1 (norm instead of the divisor).
@@ -83,10 +77,6 @@ class RetentionLayer(QueryKeyValueLayer):
 
         q, k = rope(x W_q), rope(x W_k);   v = x W_v, twice as wide
         y = ( RMSNorm(retention(q, k, v)) * silu(x W_g) ) W_o
-
-    Attributes:
-        query, key, value, gate, output: projections.
-        norm: RMSNorm over the value channels of a head.
 
     Source: Sun et al., "Retentive Network", 2023, sections 2.1 and 2.3.
     """
@@ -117,15 +107,10 @@ class RetentionLayer(QueryKeyValueLayer):
 
 
 class GatedLinearAttentionLayer(QueryKeyValueLayer):
-    """Gated linear attention: a decay a key channel, from a projection of low rank.
+    """Gated linear attention: a decay per key channel, from a projection of low rank.
 
         q, k, v = x W_q, x W_k, x W_v;   g = log sigmoid(x W_1 W_2 + b) / 16
         y = ( RMSNorm(gated_linear_attention(q, k, v, g)) * silu(x W_g) ) W_o
-
-    Attributes:
-        query, key, value, gate, output: projections.
-        decay: the low-rank projection to the log-decays, with bias.
-        norm: RMSNorm over the value channels of a head.
 
     Source: Yang et al., "Gated Linear Attention", 2023, section 4.4.
     """
@@ -159,10 +144,6 @@ class HGRN2Layer(RecurrentLayer):
 
     The lower bounds on the forget gate that the paper learns for its deeper layers are left out,
     as in LT2.
-
-    Attributes:
-        query, forget, value, output: projections.
-        norm: RMSNorm over the channels of all heads.
 
     Source: Qin et al., "HGRN2", 2024, section 3.
     """

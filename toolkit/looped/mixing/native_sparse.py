@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
 
 from toolkit.attention import BlockCache, native_sparse_attention, native_sparse_attention_step
 from toolkit.looped.layers import linear
@@ -38,7 +37,7 @@ class NSALayer(AttentionLayer):
     """Grouped-query attention with rotary positions, to block means, selected blocks and a window.
 
     Projections as in `AttentionLayer`, shared by the three branches; their weights are
-    sigmoid(x W_b), three a head.
+    sigmoid(x W_b), three per head.
 
     Attributes:
         branch_gate: projection of the three gates.
@@ -50,6 +49,7 @@ class NSALayer(AttentionLayer):
 
     word: ClassVar[str] = "nsa"
     Options: ClassVar[type[LayerOptions]] = NSAOptions
+    starts_from_attention: ClassVar[bool] = False  # it chooses tokens by parts of its own
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
@@ -83,34 +83,13 @@ class NSALayer(AttentionLayer):
         dtype, block_size = config.compute_dtype, cls.options_of(config).block_size
         return BlockCache.empty(batch, heads, size, size, capacity, dtype, block_size=block_size)
 
-    def __call__(
-        self,
-        x: Float[Array, "batch time width"],
-        *,
-        segment_ids: Int[Array, "batch time"] | None = None,
-        cache: Any = None,
-        window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
-        """Mix a sequence; with a cache it continues what the cache holds."""
-        positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
-        out, cache = native_sparse_attention(
-            *self._project(x, positions),
-            *self._gates(x),
-            **self.branches,
-            segment_ids=segment_ids,
-            initial_state=cache,
-        )
-        return self._finish(x, out), cache
+    def _mix(self, x, positions, window, past):
+        inputs = (*self._project(x, positions), *self._gates(x))
+        return native_sparse_attention(*inputs, **self.branches, **past)
 
-    def step(
-        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
-    ) -> tuple[Float[Array, "batch width"], Any]:
-        """Mix one token and append it to the cache."""
-        q_t, k_t, v_t = self._project(x_t, cache.length)
-        out_t, cache = native_sparse_attention_step(
-            q_t, k_t, v_t, *self._gates(x_t), cache, **self.branches
-        )
-        return self._finish(x_t, out_t), cache
+    def _mix_step(self, x_t, cache, window):
+        inputs = (*self._project(x_t, cache.length), *self._gates(x_t))
+        return native_sparse_attention_step(*inputs, cache, **self.branches)
 
     def _gates(self, x):
         compressed, selected, window = jnp.split(jax.nn.sigmoid(self.branch_gate(x)), 3, axis=-1)

@@ -91,9 +91,9 @@ class Projection(NamedTuple):
 
 
 class RecurrentLayer(MixingLayer):
-    """Linear-time mixing through a state [key, value] a head: the frame of all such layers.
+    """Linear-time mixing through a state [key, value] per head: the frame of all such layers.
 
-        y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o      (norm a head; gate optional)
+        y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o     (norm per head; gate optional)
 
     Attributes:
         key_share, value_share: default sizes of a head's key and value, in units of width / heads.

@@ -37,9 +37,9 @@ class RWKV7Layer(RecurrentLayer):
 
         x_* = x_t + mu_* (x_{t-1} - x_t)                         for * = r, w, k, v, a, g
         r, k', v = x_r W_r, x_k W_k, x_v W_v
-        g = -e^(-1/2) sigmoid(w0 + tanh(x_w W_1) W_2)            (log-decay a key channel)
+        g = -e^(-1/2) sigmoid(w0 + tanh(x_w W_1) W_2)            (log-decay per key channel)
         a = sigmoid(a0 + x_a A_1 A_2)                            (in-context learning rate)
-        kappa = k' * k_k, to unit length a head;   k = k' (1 + (a - 1) k_a)
+        kappa = k' * k_k, to unit length in each head;   k = k' (1 + (a - 1) k_a)
         o = GroupNorm(rwkv7(r, k, v, g, kappa, a)) + (sum over a head of r k r_k) v
         y = ( o * (sigmoid(x_g G_1) G_2) ) W_o
 
