@@ -1,53 +1,70 @@
-"""Packed documents are read apart, whatever their lengths: hypothesis looks for a way to leak.
-
-The shapes stay the same, so that each mixer is compiled once.
-"""
-
-import functools
+"""Documents are runs of equal numbers, in every mixer and its oracle, with a cache or without."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from toolkit.attention import draw_inputs, mixer
-
-TIME = 40  # several chunks of 16, the last one incomplete
-ROUNDING = 2e-5  # a chunk's decays are summed across documents before they are cut apart
-
-
-@functools.cache
-def packed(name):
-    """The row, its inputs, other inputs, and the jitted function of inputs and documents."""
-    row = mixer(name)
-    inputs, others = (draw_inputs(row, TIME, batch=1, seed=seed) for seed in (0, 1))
-
-    @jax.jit
-    def read(inputs, documents):
-        chunk = {} if name == "window" else {"chunk": 16}
-        return row.function(*inputs, **row.options, **chunk, segment_ids=documents)[0]
-
-    return row, inputs, others, read
-
-
-@pytest.mark.parametrize("name", ["window", "hgrn2", "gdn", "rwkv7"])
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
-@given(
-    starts=st.sets(st.integers(1, TIME - 1)),
-    token=st.integers(0, TIME - 1),
-    stray=st.sampled_from([None, np.nan, np.inf, -np.inf]),
+from toolkit.attention import (
+    MIXERS,
+    IndexedCache,
+    deepseek_sparse_attention,
+    deepseek_sparse_attention_reference,
+    draw_inputs,
+    mixer,
 )
-def test_a_document_does_not_feel_its_neighbours(name, starts, token, stray):
-    row, inputs, others, read = packed(name)
-    documents = np.searchsorted(sorted(starts), np.arange(TIME), side="right")
-    own = documents == documents[token]
-    changed = []
-    for argument, x, other in zip(row.names, inputs, others, strict=True):
-        if argument == "v" and stray is not None:
-            other = jnp.full_like(x, stray)
-        changed.append(jnp.where(own.reshape(1, TIME, *[1] * (x.ndim - 2)), x, other))
-    ids = jnp.asarray(documents)[None]
-    got, wanted = (read(arrays, ids)[:, own] for arrays in (changed, inputs))
-    np.testing.assert_allclose(got, wanted, rtol=ROUNDING, atol=ROUNDING)
+
+OPTIONS = {
+    "window": {"sliding_window": 5},
+    "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": 5},
+    "dsa": {"selected_tokens": 6},
+}
+TOLERANCE = 1e-11
+TIME = 18
+RUNS = [5, 6, 7]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_number_used_twice_is_two_documents(name):
+    row = mixer(name, **OPTIONS.get(name, {}))
+    inputs = draw_inputs(row, TIME)
+    twice, once = (
+        jnp.asarray(np.repeat(numbers, RUNS)[None].repeat(2, 0), jnp.int32)
+        for numbers in ([4, 1, 4], [1, 2, 3])
+    )
+    for function in (row.function, row.reference):
+        got, wanted = (
+            function(*inputs, segment_ids=ids, **row.options)[0] for ids in (twice, once)
+        )
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_oracle_of_bfloat16_rounds_once(name):
+    """It adds up in the accumulator's type, so that it may judge what does too."""
+    row = mixer(name, **OPTIONS.get(name, {}))
+    inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16)
+    got, _ = row.reference(*inputs, **row.options)
+    wanted, _ = row.reference(*(x.astype(jnp.float32) for x in inputs), **row.options)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, wanted.astype(jnp.bfloat16))
+
+
+def test_the_oracle_of_deepseek_sparse_attention_knows_documents_in_a_cache():
+    with jax.enable_x64(True):
+        inputs = draw_inputs(mixer("dsa"), TIME, dtype=jnp.float64)
+        ids = jnp.asarray(np.repeat([1, 2, 3], RUNS)[None].repeat(2, 0), jnp.int32)
+        caches = [IndexedCache.empty(2, 2, 16, 8, 16, TIME, jnp.float64)] * 2
+        functions = deepseek_sparse_attention, deepseek_sparse_attention_reference
+        for part in (slice(0, 8), slice(8, 13), slice(13, TIME)):
+            outputs = []
+            for number, function in enumerate(functions):
+                out, caches[number] = function(
+                    *(x[:, part] for x in inputs),
+                    selected_tokens=4,
+                    segment_ids=ids[:, part],
+                    initial_state=caches[number],
+                )
+                outputs.append(out)
+            np.testing.assert_allclose(*outputs, atol=TOLERANCE)
+            np.testing.assert_array_equal(caches[0].start, caches[1].start)

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from toolkit.attention._shapes import SegmentIds
+
 
 class Extent(NamedTuple):
     """Where queries and keys lie on one time axis; traced, so a cache grows without compiling.
@@ -48,10 +50,24 @@ def sees(
     return visible
 
 
+def run_numbers(segment_ids: SegmentIds) -> SegmentIds:
+    """Documents are runs of equal numbers: 1 for the first run of a sequence, 2 for the next."""
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return 1 + jnp.pad(jnp.cumsum(changes, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+
+def packed(segment_ids: SegmentIds | None) -> Segments | None:
+    """Documents of a sequence without a cache, where queries and keys are the same tokens."""
+    if segment_ids is None:
+        return None
+    numbers = run_numbers(segment_ids)
+    return Segments(numbers, numbers)
+
+
 def documents_after(
     length: Int[Array, ""],
     start: Int[Array, "batch"] | None,
-    segment_ids: Int[Array, "batch time"] | None,
+    segment_ids: SegmentIds | None,
     shape: tuple[int, int],
     first_query: Int[Array, ""] | int,
     keys: int,
@@ -68,10 +84,10 @@ def documents_after(
     if segment_ids is None and start is None:
         return None, None
     batch, time = shape
-    is_first = jnp.zeros((batch, time), bool)
+    query = jnp.ones((batch, time), jnp.int32)
     if segment_ids is not None:
-        is_first = is_first.at[:, 1:].set(segment_ids[:, 1:] != segment_ids[:, :-1])
-    query = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
+        query = run_numbers(segment_ids)
+    is_first = jnp.diff(query, axis=1, prepend=query[:, :1]) > 0
     positions = length - first_query + jnp.arange(keys, dtype=jnp.int32)
     start = jnp.zeros(batch, jnp.int32) if start is None else start
     remembered = (positions[None] >= start[:, None]).astype(jnp.int32)

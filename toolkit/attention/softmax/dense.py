@@ -20,8 +20,9 @@ from jaxtyping import Array, Float
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import show_overflow
 from toolkit.attention._checks import check_choice, check_inputs
+from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValues, Queries, SegmentIds, SharedKeys, SharedValues
-from toolkit.attention._visibility import Extent, Segments, sees
+from toolkit.attention._visibility import Extent, Segments, packed, run_numbers, sees
 from toolkit.attention.softmax.blockwise import blockwise_attention
 from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
 
@@ -54,7 +55,8 @@ def softmax_attention(
         scale: factor of the scores; None for key ** -0.5.
         is_causal: a token sees no token after itself.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
-        segment_ids: document number of every token [batch, time]; a token sees its own document.
+        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
+            document, and a token sees its own.
         initial_state: tokens before these, the first document of which these continue; they are
             seen too, and the new ones are appended.
         implementation: "dense", "blockwise", or None for dense on short and blockwise on long
@@ -111,7 +113,7 @@ def _attend(
     time = q.shape[1]
     keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
     extent, cache = Extent(0, 0, time), None
-    segments = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    segments = packed(segment_ids)
     if initial_state is not None:
         keys, values, extent, segments, cache = append(
             initial_state, keys, values, segment_ids, sliding_window=sliding_window
@@ -188,7 +190,8 @@ def softmax_attention_reference(
     """
     sliding_window = check_window(sliding_window)
     _check(q, k, v, sliding_window, segment_ids, initial_state)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = float(q.shape[3] ** -0.5) if scale is None else scale
+    segment_ids = None if segment_ids is None else run_numbers(segment_ids)
     cache, past, remembered = None, 0, None
     if initial_state is not None:
         # Token number p lives in slot p, or p % capacity in a ring that forgets the oldest tokens.
@@ -201,9 +204,9 @@ def softmax_attention_reference(
         if segment_ids is not None or start is not None:
             # Documents by number: 1 goes on from the cache, 0 is what the cache has forgotten.
             start = jnp.zeros(k.shape[0], jnp.int32) if start is None else start
-            ids = jnp.ones(k.shape[:2], jnp.int32) if segment_ids is None else segment_ids
-            is_first = jnp.diff(ids, axis=1, prepend=ids[:, :1]) != 0
-            segment_ids = 1 + jnp.cumsum(is_first, axis=1, dtype=jnp.int32)
+            if segment_ids is None:
+                segment_ids = jnp.ones(k.shape[:2], jnp.int32)
+            is_first = jnp.diff(segment_ids, axis=1, prepend=1) > 0
             remembered = (old[None] >= start[:, None]).astype(jnp.int32)
             new = length + jnp.arange(k.shape[1], dtype=jnp.int32)
             start = jnp.where(is_first, new[None], start[:, None]).max(axis=1)
@@ -216,7 +219,8 @@ def softmax_attention_reference(
         k = jnp.concatenate([initial_state.keys[..., slots].transpose(0, 3, 1, 2), k], axis=1)
         v = jnp.concatenate([initial_state.values[..., slots].transpose(0, 3, 1, 2), v], axis=1)
 
-    group = q.shape[2] // k.shape[2]
+    group, dtype = q.shape[2] // k.shape[2], q.dtype
+    q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     query, key = past + jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None, :]
     visible = jnp.ones((query.size, key.size), bool)
@@ -234,7 +238,7 @@ def softmax_attention_reference(
     scores = scale * jnp.einsum("bihk,bjhk->bhij", q, k)
     # where= keeps the softmax of a row that sees nothing at 0.
     p = jax.nn.softmax(scores, axis=-1, where=visible)
-    return jnp.einsum("bhij,bjhv->bihv", p, v), cache
+    return jnp.einsum("bhij,bjhv->bihv", p, v).astype(dtype), cache
 
 
 def _check(q, k, v, sliding_window, segment_ids, initial_state) -> None:

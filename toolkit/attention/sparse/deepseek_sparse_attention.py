@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
 from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
+from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadValue,
     HeadValues,
@@ -34,7 +35,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._visibility import Segments, documents_after
+from toolkit.attention._visibility import documents_after, packed
 from toolkit.attention.sparse.cache import IndexedCache
 from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
@@ -68,7 +69,8 @@ def deepseek_sparse_attention(
         index_weights: weights of its heads [batch, time, index_heads], any scale included.
         scale: factor of the scores; None for key ** -0.5.
         selected_tokens: how many tokens a query attends to, itself among them if it is selected.
-        segment_ids: document number of every token [batch, time]; a token sees its own document.
+        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
+            document, and a token sees its own.
         initial_state: tokens before these, the first document of which these continue; they are
             seen too, and the new ones are appended. One without values takes the first channels of
             its keys for them, as v must be.
@@ -125,7 +127,7 @@ def _attend(
 ):  # fmt: skip
     batch, time, heads, key = q.shape
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
-    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    documents = packed(segment_ids)
     if initial_state is not None:
         first = initial_state.length
         documents, start = documents_after(
@@ -290,18 +292,28 @@ def deepseek_sparse_attention_reference(
         (1, 3, 2, 4)
     """
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
-    cache, start, time = None, 0, q.shape[1]
+    cache, start, (batch, time) = None, 0, q.shape[:2]
+    documents = packed(segment_ids)
     if initial_state is not None:
         start = int(initial_state.length)
+        documents, document_start = documents_after(
+            initial_state.length, initial_state.start, segment_ids, (batch, time),
+            start, start + time,
+        )  # fmt: skip
+        initial_state = replace(initial_state, start=document_start)
         rows = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), "index_keys": index_k}
         cache = write_tokens(initial_state, initial_state.length, axis=-2, **rows)
         k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, _values(cache, v)))
         index_k = cache.index_keys[:, : start + time]
     query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
     visible = (key <= query)[None]
-    if segment_ids is not None:
-        visible = visible & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    if documents is not None:
+        visible = visible & (documents.query[:, :, None] == documents.key[:, None, :])
 
+    dtype = q.dtype
+    q, k, v, index_q, index_k, index_weights = (
+        x.astype(accumulator(dtype)) for x in (q, k, v, index_q, index_k, index_weights)
+    )
     relu = jnp.maximum(jnp.einsum("bthi,bsi->bths", index_q, index_k), 0)
     index = lax.stop_gradient(jnp.einsum("bth,bths->bts", index_weights, relu))
     # A stable sort of the negated scores puts the earlier of two equal tokens first.
@@ -313,7 +325,7 @@ def deepseek_sparse_attention_reference(
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     scores = scale * jnp.einsum("bthk,bshk->bhts", q, k)
     p = jax.nn.softmax(scores, axis=-1, where=selected)
-    return jnp.einsum("bhts,bshv->bthv", p, v), cache
+    return jnp.einsum("bhts,bshv->bthv", p, v).astype(dtype), cache
 
 
 def _check(function, selected_tokens, **arrays) -> dict[str, int]:

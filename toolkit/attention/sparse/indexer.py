@@ -25,6 +25,7 @@ from toolkit.attention._attend import attend
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
+from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.spread import each, over_queries
 
@@ -109,6 +110,7 @@ def indexer_loss(
     batch, time, heads, key = q.shape
     groups = sizes["key_value_heads"]
     scale = float(key**-0.5 if scale is None else scale)
+    documents = None if segment_ids is None else run_numbers(segment_ids)
     q, k = lax.stop_gradient(q), lax.stop_gradient(k.swapaxes(1, 2))
     q = q.reshape(batch, time, groups, heads // groups, key)
 
@@ -132,4 +134,4 @@ def indexer_loss(
         positions = jnp.arange(time, dtype=jnp.int32)
         return over_queries(chunk, q, index_q, index_weights, positions, documents)
 
-    return each(sequence, q, k, index_q, index_k, index_weights, segment_ids)
+    return each(sequence, q, k, index_q, index_k, index_weights, documents)

@@ -41,7 +41,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._visibility import Segments, documents_after
+from toolkit.attention._visibility import documents_after, packed, run_numbers
 from toolkit.attention.sparse.blocks import (
     Blocking,
     attend_to_blocks,
@@ -139,7 +139,7 @@ def _attend(
 ):  # fmt: skip
     batch, time, heads, key = q.shape
     keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
-    documents = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    documents = packed(segment_ids)
     if initial_state is not None:
         first = initial_state.length
         documents, start = documents_after(
@@ -310,11 +310,12 @@ def native_sparse_attention_reference(
     """
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
-    group = heads // k.shape[2]
-    if segment_ids is None:
-        segment_ids = jnp.zeros((batch, time), jnp.int32)
-    begins = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-    document = jnp.cumsum(begins, axis=1)
+    group, dtype = heads // k.shape[2], q.dtype
+    q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
+    document = jnp.zeros((batch, time), jnp.int32)
+    if segment_ids is not None:
+        document = run_numbers(segment_ids)
+    begins = jnp.diff(document, axis=1, prepend=document[:, :1]) > 0
     index = jnp.arange(time)[None]
     place = index - lax.cummax(jnp.where(begins, index, 0), axis=1)  # in the document
     query, token = index[..., None], index[:, None, :]
@@ -352,8 +353,8 @@ def native_sparse_attention_reference(
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
     gates = compressed_gate, selected_gate, window_gate
     branches = compressed, selected, window
-    gated = [gate[..., None] * x for gate, x in zip(gates, branches, strict=True)]
-    return gated[0] + gated[1] + gated[2], None
+    gated = [gate[..., None].astype(x.dtype) * x for gate, x in zip(gates, branches, strict=True)]
+    return (gated[0] + gated[1] + gated[2]).astype(dtype), None
 
 
 def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> dict[str, int]:
