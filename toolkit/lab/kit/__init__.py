@@ -1,1 +1,1 @@
-"""What every instrument is made of, and nothing of any subject: panel, controls, job, table."""
+"""What every instrument is made of, of no subject of its own: panel, plot, view, controls, job."""
