@@ -51,6 +51,7 @@ class CandidatePlot(RoundPlot):
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes)
         axes.set_xlabel("step", labelpad=2)
+        self._set_ticks(is_long=False)
         # The axes move too, since every round has its own, and so does the title.
         self.moving(axes.xaxis)
         self.moving(axes.yaxis)
@@ -125,12 +126,15 @@ class CandidatePlot(RoundPlot):
             limits = low / 1.15, first * 1.15
         if is_long != (self.axes.get_yscale() == "log"):
             self.axes.set_yscale("log" if is_long else "linear")
-        log_ticks(self.axes.yaxis, 1, 3)
-        if not is_long:
-            self.axes.yaxis.set_major_locator(MaxNLocator(5))
+            self._set_ticks(is_long)
         self.axes.set_xlim(-0.02 * end, 1.04 * end)
         self.axes.set_ylim(limits)
         return limits
+
+    def _set_ticks(self, is_long: bool) -> None:
+        log_ticks(self.axes.yaxis, 1, 3)
+        if not is_long:
+            self.axes.yaxis.set_major_locator(MaxNLocator(5))
 
 
 class LandscapePlot(RoundPlot):
