@@ -80,7 +80,7 @@ def load_checkpoint(
         said = fields_of(family, settings)
     except KeyError as error:
         raise ValueError(f"config.json does not say {error.args[0]!r}.") from None
-    said = {"tied_embedding": "lm_head.weight" not in tensors} | said
+    said: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **said}
     options = fields.pop("options", {})
     config = LoopedConfig(**(said | fields)).with_options(**options)
     if config.tied_embedding:

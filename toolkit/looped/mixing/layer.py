@@ -21,10 +21,11 @@ class LayerOptions:
 class OptionsByWord(dict):
     """A dict that cannot change, so that a configuration that holds it has a hash."""
 
-    def __setitem__(self, word, options):
+    def _refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("options of a configuration cannot change; see LoopedConfig.with_options.")
 
-    __delitem__ = pop = popitem = clear = update = setdefault = __ior__ = __setitem__
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    pop = popitem = clear = update = setdefault = _refuse
 
     def __hash__(self):
         return hash(frozenset(self.items()))
