@@ -86,6 +86,7 @@ def test_the_recurrent_state_is_the_one_after_each_byte() -> None:
     assert small.config.layers[0] in MIXERS
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax 0.7 compiles one switch again")
 @pytest.mark.parametrize("window", [1, 2, 4, 8])
 def test_no_influence_comes_from_beyond_the_reach_and_some_from_its_end(window: int) -> None:
     view = look(TEXT, **SETTINGS | {"window": window, "token": 40})
