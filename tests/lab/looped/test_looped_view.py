@@ -86,7 +86,6 @@ def test_the_recurrent_state_is_the_one_after_each_byte() -> None:
     assert small.config.layers[0] in MIXERS
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax 0.7 compiles one switch again")
 @pytest.mark.parametrize("window", [1, 2, 4, 8])
 def test_no_influence_comes_from_beyond_the_reach_and_some_from_its_end(window: int) -> None:
     view = look(TEXT, **SETTINGS | {"window": window, "token": 40})
@@ -222,6 +221,7 @@ def test_words_and_tables_tell_the_numbers() -> None:
     assert all(len(row) == len(inside.table().columns) for row in inside.table().rows)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax 0.7 compiles one switch again")
 @every_pattern
 def test_no_switch_compiles_again(pattern: str) -> None:
     look(TEXT, **SETTINGS | {"pattern": pattern})
