@@ -27,6 +27,7 @@ SHAPE = re.compile(r"\[[^\]\n]*\]|\bscalars?\b")
 ARRAY = re.compile(r"\b(?:jax\.)?Array\b|\bjnp\.ndarray\b")
 JAXTYPED = re.compile(r"\b(?:Float|Int|UInt|Bool|Num|Inexact|Integer|Shaped|Real|Key)\[")
 AS_ANOTHER = re.compile(r"\bArguments(?: and \w+)? as\s+`([\w.]+)`")
+TEMPLATE = re.compile(r"^(Args|Returns|Raises|Cost):$", re.MULTILINE)
 CHECKS = re.compile(r"^\s*raise\b|\bcheck_\w+\(", re.MULTILINE)
 
 
@@ -152,6 +153,21 @@ def test_files_are_short_and_say_what_they_are(path):
     lines = text.count("\n")
     assert lines <= MOST_LINES, f"{lines} lines: want at most {MOST_LINES}, one idea a file"
     assert text.lstrip().startswith(('"""', 'r"""')), "opens without a docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_plumbing_has_a_line_or_two_of_doc(path):
+    public_names = {name for _, name in PUBLIC}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    templates = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and node.name not in public_names
+        and path.name != "cli.py"  # whose arguments are described to the user of the command
+        and TEMPLATE.search(ast.get_docstring(node) or "")
+    ]
+    assert not templates, f"{', '.join(templates)}: exported by no room, so a line of doc will do"
 
 
 def undocumented(values: "jax.Array", count):

@@ -6,22 +6,13 @@ from typing import Any
 
 from toolkit.bench.harness import Case
 
+# Below it a reaction feels instantaneous (Card, Robertson, Mackinlay, "The information visualizer",
+# CHI 1991).
 LIMIT_SECONDS = 0.1
 
 
 def cases(cores: int) -> Iterator[Case]:
-    """One case a panel and control, moved to and fro between two values.
-
-    Args:
-        cores: cores this process may use.
-
-    Returns:
-        The comparisons; none has a peer.
-
-    Source:
-        The limit is the one below which a reaction feels instantaneous: Card, Robertson,
-        Mackinlay, "The information visualizer", CHI 1991.
-    """
+    """One case a panel and control, moved to and fro between two values."""
     del cores  # drawing uses one
     from toolkit.lab import CostPanel, LoopPanel, LoopStatePanel, MemoryPanel, ReadingPanel
 

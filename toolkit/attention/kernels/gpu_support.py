@@ -22,11 +22,7 @@ PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)
 
 
 def check_chip(interpret: Any) -> None:
-    """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU.
-
-    Raises:
-        NotImplementedError: the default device is a GPU without WGMMA, or jax is too old.
-    """
+    """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU."""
     require_jax("0.10", "The Pallas kernels for GPUs")
     device = jax.devices()[0]
     if interpret or device.platform not in ("gpu", "cuda"):
@@ -40,11 +36,7 @@ def check_chip(interpret: Any) -> None:
 
 
 def check_heads(key: int, value: int) -> None:
-    """Raise for heads whose state does not fit the registers of a thread block.
-
-    Raises:
-        ValueError: a key or a value of more than 256 channels.
-    """
+    """Raise for heads whose state does not fit the registers of a thread block."""
     if max(key, value) > 256:
         raise ValueError(
             f"The Pallas kernels take heads of at most 256 channels; got key {key}, value {value}."
@@ -52,11 +44,7 @@ def check_heads(key: int, value: int) -> None:
 
 
 def interpreter(interpret: Any) -> Any:
-    """What `plgpu.kernel` takes: None to compile, else the interpreter's parameters.
-
-    Raises:
-        ValueError: True, with a jax that keeps the interpreter's parameters private.
-    """
+    """What `plgpu.kernel` takes: None to compile, else the interpreter's parameters."""
     if interpret is not True:
         return interpret or None
     parameters = getattr(plgpu, "InterpretGPUParams", None)

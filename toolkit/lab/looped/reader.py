@@ -72,10 +72,8 @@ def influence(
         influence[tau, s] = | d logit_best(h_t^(tau)) / d h_s^(0) |
 
     with h^(0) the embeddings and `best` the likeliest byte after loop tau, for the first `loops`
-    loops. The gradients of all loops are carried back together, one loop at a time.
-
-    Returns:
-        Norms, [MAX_LOOPS, time]; exactly zero where no path leads, and in loops not wanted.
+    loops: [MAX_LOOPS, time], exactly zero where no path leads. The gradients of all loops are
+    carried back together, one loop at a time.
     """
     best = jnp.argmax(seen.logits[:, token], axis=-1)
     own = jax.vmap(jax.grad(lambda h_t, index: model.head(h_t)[index]))(

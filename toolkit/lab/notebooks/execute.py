@@ -31,7 +31,7 @@ class NotebookRun:
         complaints: what the cells wrote to stderr, and their errors.
 
     Example:
-        >>> run = NotebookRun({"cells": []}, seconds=2.5, peak_memory_bytes=10**8, complaints=[])
+        >>> run = NotebookRun({"cells": []}, 2.5, 2.0, peak_memory_bytes=10**8, complaints=[])
         >>> not run.complaints
         True
     """
