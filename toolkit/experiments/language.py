@@ -185,7 +185,7 @@ def _draw(results: Results, caption: str):
     right.set_xscale("log", base=2)
     right.set_xticks(CONTEXTS, [short(context, "tokens") for context in CONTEXTS])
     right.set_ylim(bottom=0)
-    right.set(xlabel="tokens in the cache", title="decoded tokens a second, one sequence")
+    right.set(xlabel="tokens in the cache", title="decoded tokens per second, one sequence")
     caption_below(figure, f"Means over the seeds. {caption}")
     return figure
 

@@ -1,7 +1,7 @@
-"""Finished runs on disk: one JSON line a run while an experiment goes on, records at its end.
+"""Finished runs on disk: one JSON line per run while an experiment goes on, records at its end.
 
 The lines are what makes an experiment resumable; the records are what is committed and redrawn.
-A number's record holds the mean and, as samples, one value a seed; a curve's holds one run.
+A number's record holds the mean and, as samples, one value per seed; a curve's holds one run.
 """
 
 import dataclasses

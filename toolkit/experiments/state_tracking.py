@@ -67,7 +67,7 @@ def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
 
 
 def solved_longer(results: Results, label: str) -> list[float]:
-    """A setting's accuracies on the positions it was not trained on, one a seed."""
+    """A setting's accuracies on the positions it was not trained on, one per seed."""
     return results.samples(label, BEYOND)
 
 

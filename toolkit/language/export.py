@@ -66,6 +66,6 @@ def _result(directory: Path) -> dict[str, Any]:
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "held_out_loss": evaluated[-1]["evaluation_loss"] if evaluated else None,
-        "held_out_loss_unit": "nats a byte",
+        "held_out_loss_unit": "nats per byte",
         "training_seconds": round(sum(row.get("seconds", 0.0) for row in rows), 1),
     }

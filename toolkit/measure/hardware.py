@@ -165,7 +165,7 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
         ValueError: size < 1.
 
     Cost:
-        2 n^3 FLOPs a call; about half a second.
+        2 n^3 FLOPs per call; about half a second.
 
     Example:
         >>> matmul_rate(64) > 0

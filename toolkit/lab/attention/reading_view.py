@@ -133,7 +133,7 @@ def _projection() -> np.ndarray:
 
 @functools.cache
 def _values() -> np.ndarray:
-    """One random value a position, and beside it the one-hot value that marks the position."""
+    """One random value per position, and beside it the one-hot value that marks the position."""
     shown = np.random.default_rng(3).standard_normal((MAX_TOKENS, VALUE_SIZE))
     return np.concatenate([shown, np.eye(MAX_TOKENS)], axis=1).astype(np.float32)
 

@@ -57,7 +57,7 @@ def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
         FileNotFoundError: when there is no such file.
 
     Cost:
-        The notebook's own; the memory is sampled ten times a second.
+        The notebook's own; the memory is sampled ten times per second.
 
     Example:
         >>> from pathlib import Path
