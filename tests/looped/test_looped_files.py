@@ -43,11 +43,16 @@ def path(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-@pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
-def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, tmp_path) -> None:
+@pytest.fixture(scope="module")
+def written() -> LoopedLM:
+    """A model that has every layer and every array there is."""
     switches = {"loop_embedding": True, "input_injection": True}
     switches |= {"options": {"full": {"output_gate": True}}}
-    written = model_of(" ".join(LAYERS), prelude="full", **switches)
+    return model_of(" ".join(LAYERS), prelude="full", **switches)
+
+
+@pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
+def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, written, tmp_path) -> None:
     file = tmp_path / "model.safetensors"
     save_model(written, file, dtype=dtype)
     read = load_model(file)

@@ -60,11 +60,7 @@ def some_inputs(seed=0):
     return x.astype(np.float32)
 
 
-# Each program runs a few times only.
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
-@jit
+@jax.jit
 def _forward(layer, x, segment_ids):
     return layer(x, segment_ids=segment_ids)[0]
 
@@ -73,12 +69,12 @@ def forward(layer, x, documents=ONE_DOCUMENT):
     return np.asarray(_forward(layer, x, documents))
 
 
-@jit
+@jax.jit
 def prefill(layer, x, cache):
     return layer(x, cache=cache)
 
 
-@jit
+@jax.jit
 def step(layer, x_t, cache):
     return layer.step(x_t, cache)
 
@@ -123,7 +119,7 @@ def test_a_training_step(word):
     model = drawn(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     tokens = np.random.default_rng(1).integers(0, config.vocabulary, (2, 17))
 
-    @jit
+    @jax.jit
     @jax.value_and_grad
     def loss(model):
         logits = jax.nn.log_softmax(model(tokens[:, :-1]))

@@ -1,7 +1,5 @@
 """Sparse attention inside looped models: layers, decoding, losses of indexers, presets."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +20,6 @@ from toolkit.looped import (
 from toolkit.looped.mixing.deepseek_sparse import DSAOptions, Indexer
 from toolkit.looped.parameters import layer_parameters
 
-# Each program runs a few times only.
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 LT2 = {"indexer": "lt2", "shared_key_size": 12, "shared_value_size": 8}
 DSA = {"selected_tokens": 5, "index_size": 8}
@@ -56,7 +52,7 @@ def some_tokens(batch=2, time=17):
     return np.random.default_rng(1).integers(0, 30, (batch, time))
 
 
-@jit
+@jax.jit
 def forward(model, tokens):
     return model(tokens)
 
@@ -87,7 +83,7 @@ def test_what_a_token_costs_in_the_cache():
 def test_losses_of_indexers_beside_the_logits():
     model, tokens = build("dsa full dsa", loops=3, prelude="dsa"), some_tokens()
 
-    @jit
+    @jax.jit
     def run(model, tokens):
         return indexer_losses(model, tokens), indexer_losses(model, tokens, stage="dense")
 
@@ -107,7 +103,7 @@ def test_losses_of_indexers_beside_the_logits():
 def test_each_loss_trains_its_own_parameters(stage):
     model, tokens = build("dsa", remat=True), some_tokens()
 
-    @jit
+    @jax.jit
     def gradients(model):
         def each(pick):
             return jax.grad(lambda model: pick(*indexer_losses(model, tokens, stage=stage)))(model)
@@ -124,7 +120,7 @@ def test_each_loss_trains_its_own_parameters(stage):
 def test_training_an_indexer_brings_it_near_the_attention():
     model, tokens = build("dsa", loops=1, dsa={"selected_tokens": 8}), some_tokens(4)
 
-    @jit
+    @jax.jit
     @jax.value_and_grad
     def loss(model):
         return indexer_losses(model, tokens, stage="dense")[1].mean()

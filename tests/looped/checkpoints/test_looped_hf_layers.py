@@ -6,7 +6,6 @@ not in transformers: its equations are restated here in PyTorch.
 """
 
 import dataclasses
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,8 +26,6 @@ LAYER_TOLERANCE = 1e-5  # of the largest number: both sides run their recurrence
 # Large enough to count, and not to magnify the float32 rounding of outputs that nearly cancel.
 NORM_EPSILON = 1e-3
 WIDTH, TIME, STEPS = 24, 75, 20
-# Each program runs a few times only.
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 COMMON = {
     "vocab_size": 8,
     "hidden_size": WIDTH,
@@ -165,7 +162,7 @@ def test_a_sequence_and_its_gradient(pair):
     wanted = theirs(x_torch)
     (wanted * torch.tensor(weight)).sum().backward()
 
-    @jit
+    @jax.jit
     def value_and_gradient(layer, x):
         out, pullback = jax.vjp(lambda x: layer(x)[0], x)
         return out, pullback(jnp.asarray(weight))[0]
@@ -179,7 +176,7 @@ def test_decoding_with_their_cache(pair):
     ours, theirs, model_config, config = pair
     x = np.random.default_rng(1).standard_normal((2, STEPS, WIDTH)).astype(np.float32)
     their_cache = transformers.DynamicCache(config=model_config)
-    cache, step = type(ours).empty_cache(config, 2, STEPS), jit(type(ours).step)
+    cache, step = type(ours).empty_cache(config, 2, STEPS), jax.jit(type(ours).step)
     out, wanted = [], []
     with torch.no_grad():
         for t in range(STEPS):
