@@ -24,16 +24,14 @@ def suite(path):
     return module
 
 
-CONTRACTS, LAYER_CONTRACTS = (
-    suite("attention/test_contracts.py"),
-    suite("looped/test_looped_mixers.py"),
-)
+CONTRACTS = suite("attention/test_contracts.py"), suite("attention/linear/test_state_contracts.py")
+LAYER_CONTRACTS = suite("looped/test_looped_mixers.py")
 
 
-def inherited(module, argument):
+def inherited(argument, *modules):
     """The tests that are given every name of a table, with the values of their other argument."""
     found = []
-    for name, test in vars(module).items():
+    for name, test in (item for module in modules for item in vars(module).items()):
         given = inspect.signature(test).parameters if name.startswith("test_") else ()
         if argument in given:
             values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", ())}
@@ -50,13 +48,13 @@ def registered(monkeypatch):
     monkeypatch.setitem(LAYERS, "toy", ToyLayer)
 
 
-@pytest.mark.parametrize(("contract", "given"), inherited(CONTRACTS, "row"))
+@pytest.mark.parametrize(("contract", "given"), inherited("row", *CONTRACTS))
 def test_it_inherits_the_contracts(contract, given):
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         contract(row=TOY, **given)
 
 
-@pytest.mark.parametrize(("contract", "given"), inherited(LAYER_CONTRACTS, "word"))
+@pytest.mark.parametrize(("contract", "given"), inherited("word", LAYER_CONTRACTS))
 def test_its_layer_inherits_the_contracts_of_layers(contract, given):
     contract(word="toy", **given)
 

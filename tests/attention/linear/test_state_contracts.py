@@ -1,0 +1,141 @@
+"""What every mixer with a state of fixed size promises besides: states, groups, limits, memory."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_results import assert_close, random_state, results, with_state
+
+from toolkit.attention import MIXERS, draw_inputs, mixer
+
+FLOAT64_TOLERANCE = 1e-11
+FLOAT32_TOLERANCE = 2e-5
+TIME = 50
+# Ends of documents inside a chunk, at its edge, of one token, and a number used twice.
+DOCUMENTS = np.stack([np.repeat([4, 1, 2, 4, 9], [10, 22, 1, 10, 7]), np.repeat([0, 1], [32, 18])])
+UNGROUPED = ("hgrn2", "rwkv7")  # one head of q for every head of v
+DECAYS = (0.0, -30.0, -200.0, -np.inf)
+
+
+@pytest.fixture(params=[row.name for row in MIXERS.values() if row.state_bytes(1, 0, 1, 1, 1) > 0])
+def row(request):
+    return mixer(request.param)
+
+
+def test_states_groups_and_documents_carry_gradients(row):
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
+        if row.name not in UNGROUPED:  # heads of q and k that serve two value heads each
+            inputs = [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
+        inputs.append(random_state(4, jnp.float64))
+        options = {"segment_ids": jnp.asarray(DOCUMENTS), "scale": 0.7}
+        wanted = results(with_state(row.reference), inputs, **options)
+        for form in ("xla", "scan"):
+            got = results(with_state(row.function), inputs, implementation=form, **options)
+            assert_close(got, wanted, FLOAT64_TOLERANCE)
+
+
+def test_not_finite_numbers_show_in_their_own_document_only(row):
+    inputs = draw_inputs(row, 40, batch=1)
+    segment_ids = jnp.asarray(np.repeat([0, 1], [20, 20])[None])
+    run = jax.jit(partial(row.function, segment_ids=segment_ids))
+
+    def spoilt(name, token, head, number):
+        place, x = row.names.index(name), inputs[row.names.index(name)]
+        one = x.at[(0, token, head, *(0 for _ in x.shape[3:]))].set(number)
+        return run(*inputs[:place], one, *inputs[place + 1 :])
+
+    for name in row.names[1:]:
+        out, state = spoilt(name, 5, 0, jnp.nan)
+        assert np.isnan(out[0, 5:20, 0]).all()
+        assert np.isfinite(out[0, :5]).all()
+        assert np.isfinite(out[0, 20:]).all()
+        assert np.isfinite(out[0, :, 1]).all()
+        assert np.isfinite(state).all()
+    out, state = spoilt("v", 30, 1, jnp.inf)
+    assert np.isfinite(out[0, :30]).all()
+    assert np.isnan(state[0, 1]).all()
+    out, _ = run(*inputs, initial_state=jnp.full((1, 2, 16, 8), jnp.nan))
+    assert np.isnan(out[0, :20]).all()
+    assert np.isfinite(out[0, 20:]).all()
+
+
+def test_gates_at_their_limits(row):
+    """No decay, a nearly cleared state, an exactly cleared one: at half the tokens, in a third of
+    the channels, whose decays then cannot be factored from the chunk's entry."""
+    if "g" not in row.names:
+        return
+    inputs = [*draw_inputs(row, TIME), random_state(2, jnp.float32)]
+    got_of, wanted_of = (
+        jax.jit(partial(results, with_state(f))) for f in (row.function, row.reference)
+    )
+    place = row.names.index("g")
+    tokens, channels = (slice(None), slice(0, None, 2)), (slice(None), slice(0, None, 3))
+    for where in [tokens, (*tokens, *channels)] if inputs[place].ndim == 4 else [tokens]:
+        for decay in DECAYS:
+            gated = [*inputs]
+            gated[place] = inputs[place].at[where].set(decay)
+            got = got_of(gated)
+            with jax.enable_x64(True):
+                wanted = wanted_of([x.astype(jnp.float64) for x in gated])
+            assert all(np.isfinite(x).all() for x in got)
+            # The tolerance grows with the running sum of g, whose rounding the differences inherit.
+            assert_close(got, wanted, FLOAT32_TOLERANCE * max(1.0, min(-decay, 87.0)))
+
+
+@pytest.mark.parametrize("name", ["gdn", "gla"])
+def test_every_chunk_size_gives_the_same_result(name):
+    inputs = [*draw_inputs(mixer(name), 70), random_state(2, jnp.float32)]
+    function = with_state(mixer(name).function)
+    wanted = results(function, inputs, chunk=16)
+    for chunk in (32, 64):
+        assert_close(results(function, inputs, chunk=chunk), wanted, FLOAT32_TOLERANCE)
+
+
+def test_chunks_are_powers_of_two(row):
+    for chunk in (8, 48):
+        with pytest.raises(ValueError, match=f"chunk must be a power of two .*got {chunk}"):
+            row.function(*draw_inputs(row, 3), chunk=chunk)
+
+
+@pytest.mark.parametrize("name", ["gdn", "gla"])
+def test_the_backward_pass_keeps_chunk_states_not_token_states(name):
+    """Temporary memory of forward and backward, against one state per token in the token scan."""
+    inputs = draw_inputs(mixer(name), 1024, batch=1, key=64, value=64)
+
+    def temporary_bytes(implementation):
+        def loss(*x):
+            return jnp.sum(mixer(name).function(*x, implementation=implementation)[0])
+
+        compiled = jax.jit(jax.grad(loss, argnums=range(len(inputs)))).lower(*inputs).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    token_states = 1024 * 2 * 64 * 64 * 4
+    assert temporary_bytes("xla") < token_states / 4
+    assert temporary_bytes("scan") > token_states
+
+
+def test_bfloat16_keeps_its_state_in_float32(row):
+    inputs = draw_inputs(row, 20, dtype=jnp.bfloat16)
+    for function in (row.function, row.reference):
+        out, state = jax.eval_shape(function, *inputs)
+        assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+    out_t, state = jax.eval_shape(row.step, *(x[:, 0] for x in inputs), state)
+    assert (out_t.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_wrong_states_and_lengths_are_named(row):
+    inputs = draw_inputs(row, 4)
+    with pytest.raises(ValueError, match=r"initial_state .*must have shape \(2, 2, 16, 8\)"):
+        row.function(*inputs, initial_state=jnp.zeros((2, 2, 8, 16)))
+    with pytest.raises(ValueError, match="at least one token"):
+        row.function(*(x[:, :0] for x in inputs))
+    with pytest.raises(ValueError, match="q_t must have 3 axes"):
+        row.step(*inputs, jnp.zeros((2, 2, 16, 8)))
+    if "beta" in row.names:
+        place = row.names.index("beta")
+        inputs[place] = inputs[place].at[0, 0].set(jnp.asarray(3.0)).at[0, 1].set(-1.0)
+        with pytest.raises(ValueError, match=r"beta is a writing strength .*got -1 to 3"):
+            row.function(*inputs)
