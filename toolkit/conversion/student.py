@@ -139,7 +139,9 @@ def _options_of_attention(config: LoopedConfig, old: str, word: str) -> dict[str
     if issubclass(LAYERS[word], AttentionLayer):
         shared = [field.name for field in dataclasses.fields(AttentionOptions)]
         return {name: getattr(getattr(config, old), name) for name in shared}
-    size = LAYERS[old].sizes_of(config).head_size
+    replaced = LAYERS[old]
+    assert issubclass(replaced, AttentionLayer)  # nothing else is replaced
+    size = replaced.sizes_of(config).head_size
     return {"heads": None, "value_heads": None, "key_size": size, "value_size": size}
 
 
