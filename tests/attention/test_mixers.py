@@ -133,6 +133,19 @@ def test_names_and_options_are_checked():
         mixer("gdn", sliding_window=7)
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_inputs_are_drawn_as_their_rows_say(name):
+    row = mixer(name)
+    sizes = {"batch": 3, "heads": 2, "key": 4, "value": 5, "steps": 6}
+    drawn = draw_inputs(row, 7, dtype=jnp.bfloat16, gate_dtype=jnp.float32, **sizes)
+    sizes |= {"time": 7, "index_heads": 2}
+    for one, x in zip(row.inputs, drawn, strict=True):
+        assert x.shape == tuple(sizes[axis] for axis in one.axes)
+        assert x.dtype == (jnp.float32 if one.is_gate else jnp.bfloat16)
+        assert one.values.low <= jnp.min(x) <= jnp.max(x) <= one.values.high
+        np.testing.assert_array_equal(x, x.astype(jnp.bfloat16).astype(x.dtype))
+
+
 def test_the_page_of_mixers_is_what_the_rows_say():
     page = Path(__file__).parents[2] / "docs/mixers.md"
     assert page.read_text(encoding="utf-8") == mixer_page() + "\n", (
