@@ -299,6 +299,7 @@ COMPILE = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(("chip", "dtype"), [("v5e", "bfloat16"), ("v6e", "float32")])
 def test_compiles_for_real_chips(chip, dtype):
