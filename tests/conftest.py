@@ -55,9 +55,11 @@ def programs(request):
 
 @pytest.fixture(autouse=True)
 def machine(request, tmp_path_factory):
-    """Tests share the machine; one marked `timed` has it to itself while it runs."""
+    """Workers share the machine; a test marked `timed` has it to itself while it runs."""
     mode = fcntl.LOCK_EX if is_timed(request.node) else fcntl.LOCK_SH
-    with open(tmp_path_factory.getbasetemp().parent / "machine.lock", "w") as lock:
+    folder = tmp_path_factory.getbasetemp()
+    of_all_workers = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with open(of_all_workers / "machine.lock", "w") as lock:
         fcntl.flock(lock, mode)
         yield
 
