@@ -21,6 +21,9 @@ from toolkit.bench.transformers_forms import _FORMS as TRANSFORMERS_FORMS
 from toolkit.bench.transformers_forms import transformers_form
 from toolkit.measure import program_cost, published_peak, record
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 ROWS = [row.name for row in recurrent_rows()]
 # Of our matrix products: the formulas also count the inverse of a 16 x 16 block, made of sums.
 PRODUCTS_TOLERANCE = 0.04

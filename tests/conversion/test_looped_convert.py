@@ -26,6 +26,9 @@ from toolkit.looped import (
 )
 from toolkit.training import CheckpointError
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 ZERO = {"rtol": 0, "atol": 1e-6}
 VOCABULARY = 12

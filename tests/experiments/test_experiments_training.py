@@ -21,6 +21,9 @@ from toolkit.experiments.tasks import StateBasedRecall, WordProblem
 from toolkit.looped import LoopedConfig
 from toolkit.measure import read_records
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 TINY = {"width": 16, "heads": 2, "feed_forward": 16}
 STEPS = 60
 

@@ -94,6 +94,7 @@ def test_prompts_of_different_lengths_decode_together(pattern):
         np.testing.assert_allclose(together[:, row], wanted, **STEP_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_generation_from_prompts_of_different_lengths():
     model = build("gdn window full")
     tokens, lengths = pad_prompts(PROMPTS)
@@ -103,6 +104,7 @@ def test_generation_from_prompts_of_different_lengths():
         np.testing.assert_array_equal(written[row], alone[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):
     options = everywhere(block_size=2, selected_tokens=4)

@@ -24,6 +24,9 @@ from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 OUTPUT, QKV, GATE = 0.005, 0.008, 0.02  # relative errors, as flash-linear-attention tests them
 FLOAT32 = 1e-6
 ROUNDING = 2**-9  # bf16's largest relative rounding error

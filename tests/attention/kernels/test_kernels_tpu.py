@@ -24,6 +24,9 @@ from toolkit.attention.kernels.tpu_blocks import dot, unit_lower_inverse
 from toolkit.attention.kernels.tpu_chunked import chunked
 from toolkit.attention.kernels.tpu_step import step
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 VALUE = 5e-6  # relative error of outputs and states in float32
 GRADIENT = 1e-4
 REFLECTION = 1e-4  # beta = 2 and equal keys: a triangular system of condition 1600 a chunk

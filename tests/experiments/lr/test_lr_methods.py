@@ -27,6 +27,9 @@ from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, Workload
 from toolkit.lr import contender, search, shape_rates
 from toolkit.lr.candidates import CandidateRunner
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5  # of float32 along some 100 steps
 BUDGET = 300
 ROUNDING = 30  # steps that a plan in whole steps may leave, and never fewer than none

@@ -12,6 +12,9 @@ from toolkit.lab.looped.reader import MAX_LOOPS
 from toolkit.lab.looped.state_panel import LoopStatePanel
 from toolkit.lab.looped.state_plots import binary, coarse
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 MAX_WARM_SECONDS = 0.1
 
 MOVES = [

@@ -16,6 +16,9 @@ from toolkit.lab.lr.race_view import RACERS, SEARCHED, drawn_rates, plotted, set
 from toolkit.lab.lr.search_problems import problem
 from toolkit.lab.lr.search_rounds import whole_search
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-12
 MAX_WARM_SECONDS = 0.1
 ONE = {"problem": "quadratic 1d", "budget": 500}

@@ -12,6 +12,9 @@ pytest.importorskip("anywidget")
 from toolkit.lab.lr.search_panel import SearchPanel
 from toolkit.lab.lr.search_rounds import whole_search
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 MAX_WARM_SECONDS = 0.1
 QUICK = {"problem": "quadratic 1d", "budget": 500, "candidates": 4}
 

@@ -14,6 +14,9 @@ from toolkit.lab.mixers.costs import COUNTED, decode_costs
 from toolkit.lab.mixers.inputs import recurrent_mixers
 from toolkit.lab.mixers.panel import MixerPanel
 
+# Together they compute for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
 MAX_WARM_SECONDS = 0.1
 EVERY = list(recurrent_mixers())
 

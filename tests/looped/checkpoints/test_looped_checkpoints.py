@@ -29,7 +29,8 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 save_file, load_file = safetensors.save_file, safetensors.load_file
 
-pytestmark = pytest.mark.oracle
+# Together they compute for longer than the first tier has time.
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 LOGITS_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 # Large enough to count, and not to magnify the float32 rounding of outputs that nearly cancel.

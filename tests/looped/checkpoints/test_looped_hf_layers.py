@@ -20,7 +20,8 @@ from toolkit.looped.mixing import LAYERS
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.oracle
+# Together they compute for longer than the first tier has time.
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 LAYER_TOLERANCE = 1e-5  # of the largest number: both sides run their recurrence in float32
 # Large enough to count, and not to magnify the float32 rounding of outputs that nearly cancel.
