@@ -148,6 +148,7 @@ def test_lt2s_indexer_is_the_mean_of_products():
     np.testing.assert_allclose(index_scores(q, k, weights), wanted, **FLOAT32_TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 def test_the_lightning_indexer_selects_what_transformers_does():
     torch = pytest.importorskip("torch")
