@@ -17,7 +17,7 @@ PACKAGE = Path(toolkit.__file__).parent
 FLOORS = {
     "attention": set(),
     "measure": set(),
-    "figures": set(),
+    "figures": {"measure"},
     "parallel": {"attention", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},

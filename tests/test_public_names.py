@@ -54,7 +54,7 @@ NAMES = {
     "measure": """
         Collective Hardware Peak ProgramCost Record Timing UncheckedRatioError available_cores
         available_memory collective_table collectives cpu_name environment environment_rows
-        format_seconds hardware interquartile_range matmul_rate memory_bandwidth program_cost
+        hardware in_words interquartile_range matmul_rate memory_bandwidth program_cost
         published_peak read_records record speedup time_contenders write_records
     """,
     "parallel": """

@@ -17,7 +17,7 @@ from rooms import room_page
 from sphinx.util import logging
 
 import toolkit
-from toolkit.measure import format_seconds, interquartile_range, read_records
+from toolkit.measure import in_words, interquartile_range, read_records
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
@@ -158,7 +158,7 @@ def write_measurements():
 
 
 def quantity(value, unit):
-    return format_seconds(value) if unit == "s" else f"{value:,.4g} {unit}".removesuffix(" 1")
+    return in_words(value, {"s": "seconds", "1": ""}.get(unit, unit))
 
 
 def write_readme(app, docname, source):

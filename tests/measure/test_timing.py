@@ -9,7 +9,6 @@ import pytest
 from toolkit.measure import (
     Timing,
     UncheckedRatioError,
-    format_seconds,
     interquartile_range,
     speedup,
     time_contenders,
@@ -122,10 +121,3 @@ def test_progress_bar_counts_rounds(capsys):
 def test_spread_ignores_one_outlier():
     assert interquartile_range([1.0, 2.0, 3.0, 4.0, 1000.0]) == 2.0
     assert interquartile_range([7.0]) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(1.5, "1.5 s"), (0.0125, "12.5 ms"), (3e-6, "3 µs"), (2e-8, "20 ns")]
-)
-def test_durations_read_well(seconds, text):
-    assert format_seconds(seconds) == text

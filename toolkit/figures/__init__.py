@@ -29,7 +29,7 @@ from toolkit.figures.style import (
     look,
     style,
 )
-from toolkit.figures.words import in_words, short
+from toolkit.measure import in_words, short
 
 __all__ = [
     "ACCENT",

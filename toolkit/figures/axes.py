@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from toolkit.figures.words import short
+from toolkit.measure import short
 
 
 def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:

@@ -7,7 +7,7 @@ Timing (`timing.py`):
 * `Timing`: median, spread and samples of one contender
 * `UncheckedRatioError`: what `speedup` raises when it refuses
 * `interquartile_range`: the spread that is reported
-* `format_seconds`: a duration with a fitting unit
+* `in_words`: a number with its unit, as a reader expects it; `short`: the same for ticks
 
 Compiled programs (`programs.py`):
 
@@ -64,11 +64,11 @@ from toolkit.measure.provenance import (
 from toolkit.measure.timing import (
     Timing,
     UncheckedRatioError,
-    format_seconds,
     interquartile_range,
     speedup,
     time_contenders,
 )
+from toolkit.measure.words import in_words, short
 
 __all__ = [
     "Collective",
@@ -85,8 +85,8 @@ __all__ = [
     "cpu_name",
     "environment",
     "environment_rows",
-    "format_seconds",
     "hardware",
+    "in_words",
     "interquartile_range",
     "matmul_rate",
     "memory_bandwidth",
@@ -94,6 +94,7 @@ __all__ = [
     "published_peak",
     "read_records",
     "record",
+    "short",
     "speedup",
     "time_contenders",
     "write_records",

@@ -27,6 +27,7 @@ from typing import Any
 import jax
 
 from toolkit.measure.hardware import available_cores, available_memory, cpu_name
+from toolkit.measure.words import in_words
 
 KINDS = ("measured", "recorded", "modelled")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -236,7 +237,7 @@ def environment_rows() -> list[tuple[str, str]]:
     """`environment` as text, one line a fact, to print or to show in a table.
 
     Returns:
-        (name, text) pairs; memory in GiB, versions on one line.
+        (name, text) pairs; versions on one line.
 
     Cost:
         That of `environment`.
@@ -246,7 +247,7 @@ def environment_rows() -> list[tuple[str, str]]:
         'python 3..., jax ...'
     """
     facts = environment()
-    facts["memory"] = f"{facts.pop('memory_bytes') / 2**30:.1f} GiB"
+    facts["memory"] = in_words(facts.pop("memory_bytes"), "bytes")
     facts["versions"] = ", ".join(
         f"{name} {version}" for name, version in facts["versions"].items()
     )

@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from toolkit.measure.words import in_words
+
 PASSED = "passed"
 ABSENT = "absent"
 
@@ -57,28 +59,9 @@ class Timing:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: {format_seconds(self.median)} (median of {len(self.samples)}, "
-            f"spread {format_seconds(self.spread)}, check {self.check}, measured here)"
+            f"{self.name}: {in_words(self.median, 'seconds')} (median of {len(self.samples)}, "
+            f"spread {in_words(self.spread, 'seconds')}, check {self.check}, measured here)"
         )
-
-
-def format_seconds(seconds: float) -> str:
-    """Writes a duration with the unit a person would choose.
-
-    Args:
-        seconds: duration in seconds, at least 0.
-
-    Returns:
-        Three significant digits and a unit, such as "1.25 ms".
-
-    Example:
-        >>> format_seconds(0.00125)
-        '1.25 ms'
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
 
 
 def time_contenders(

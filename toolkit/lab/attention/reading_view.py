@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit.attention import gated_delta_net_step
-from toolkit.figures.words import counted
+from toolkit.measure.words import counted
 from toolkit.lab.kit.view import Data, View
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.

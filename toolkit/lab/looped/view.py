@@ -10,7 +10,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.figures.words import counted
+from toolkit.measure.words import counted
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.models import SmallModel, small_model
 from toolkit.lab.looped.reader import MAX_TOKENS, Trace, influence, trace

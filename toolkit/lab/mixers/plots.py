@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
-from toolkit.figures.words import counted
+from toolkit.measure.words import counted
 from toolkit.lab.attention.reading_view import shortened
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS

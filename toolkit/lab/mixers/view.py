@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.figures.words import counted
+from toolkit.measure.words import counted
 from toolkit.lab.attention.reading_view import word_key
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.mixers.inputs import (

@@ -1,25 +1,32 @@
-"""Quantities in words: three significant digits and the prefix a reader expects."""
+"""Quantities in words: the digits and the unit that a reader expects."""
+
+from numbers import Integral
 
 _UNITS: dict[str, tuple[float, tuple[str, ...]]] = {
     "bytes": (1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
     "FLOP": (1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),
 }
 _TIMES = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (3600.0, "h"), (86400.0, "days"))
+SPOKEN_UNITS = ("seconds", *_UNITS, "share", "times")
+"""Units whose words depend on the number."""
 
 
-def in_words(value: float, unit: str) -> str:
-    """A number with its unit, in three significant digits and the prefix a reader expects.
+def in_words(value: float, unit: str = "") -> str:
+    """A number with its unit, as a reader expects it: three digits and a fitting prefix.
 
     Args:
         value: the number, in the base unit.
-        unit: `"seconds"`, `"bytes"` (binary prefixes), `"FLOP"`, or any other word.
+        unit: `"seconds"`, `"bytes"` (binary prefixes), `"FLOP"`, `"share"` (of 1, in per cent),
+            `"times"` (a ratio, in two digits), any other word, or none.
 
     Returns:
-        For example `"3.50 ms"`, `"64.0 MiB"` or `"12,000 tokens"`.
+        For example `"3.50 ms"`, `"64.0 MiB"`, `"12,000 tokens"`, `"12.5%"`, `"1.6×"`.
 
     Example:
         >>> in_words(0.0035, "seconds"), in_words(64 * 2**20, "bytes"), in_words(12_000, "tokens")
         ('3.50 ms', '64.0 MiB', '12,000 tokens')
+        >>> in_words(0.125, "share"), in_words(128.4, "times"), in_words(0.123456)
+        ('12.5%', '128×', '0.1235')
     """
     if unit == "seconds":
         scale, name = next(((s, n) for s, n in reversed(_TIMES) if abs(value) >= s), _TIMES[0])
@@ -30,7 +37,12 @@ def in_words(value: float, unit: str) -> str:
         while abs(value) >= base * (1 - 1e-9) and power < len(names) - 1:
             value, power = value / base, power + 1
         return f"{_three_digits(value)} {names[power]}"
-    return f"{value:,.4g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
+    if unit == "share":
+        return f"{100 * value:.3g}%"
+    if unit == "times":
+        return f"{value:,.0f}×" if value >= 9.95 else f"{value:.2g}×"
+    is_whole = isinstance(value, Integral) or 1000 <= abs(value) < 1e9
+    return f"{value:,.0f} {unit}".rstrip() if is_whole else f"{value:.4g} {unit}".rstrip()
 
 
 def _three_digits(value: float) -> str:
