@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit.attention import gated_delta_net_step
-from toolkit.measure.words import counted
 from toolkit.lab.kit.view import Data, View
+from toolkit.measure.words import counted
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
 MAX_TOKENS = 24

@@ -10,11 +10,11 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.measure.words import counted
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.models import SmallModel, small_model
 from toolkit.lab.looped.reader import MAX_TOKENS, Trace, influence, trace
 from toolkit.looped import tokens_reached
+from toolkit.measure.words import counted
 
 BEST = 3
 """Likeliest bytes shown for each loop."""

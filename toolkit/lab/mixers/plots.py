@@ -10,11 +10,11 @@ from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
-from toolkit.measure.words import counted
 from toolkit.lab.attention.reading_view import shortened
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
 from toolkit.lab.mixers.view import MOST, Comparison, is_same, tokens_in_words
+from toolkit.measure.words import counted
 
 SIDES: dict[str, Look] = {"left": look("full"), "right": look("gdn")}
 HEAD_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)))

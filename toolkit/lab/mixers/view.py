@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.measure.words import counted
 from toolkit.lab.attention.reading_view import word_key
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.mixers.inputs import (
@@ -26,6 +25,7 @@ from toolkit.lab.mixers.inputs import (
     inputs_of,
     recurrent_mixers,
 )
+from toolkit.measure.words import counted
 
 # The effective memory is the distance within which this part of the gradient lies.
 MOST = 0.9
