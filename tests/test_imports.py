@@ -21,7 +21,7 @@ FLOORS = {
     "parallel": {"attention", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
-    "looped": {"attention", "parallel"},
+    "looped": {"attention", "measure", "parallel"},
     "conversion": {"looped", "training"},
     "language": {"looped", "measure", "parallel", "training"},
 }

@@ -1,6 +1,7 @@
 """A run on text: the same under every layout, resumed under another, read back as a model."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,14 @@ def test_a_searched_rate_trains_and_resumes_to_the_bit(run, tmp_path):
         ({"steps": 0}, "steps"),
         ({"sequence_length": -1}, "sequence_length"),
         ({"learning_rate": -1.0}, "learning_rate"),
-        ({"learning_rate": "find"}, "learning_rate: got 'find'"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
+        ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
+        ({"config": {}}, "config must be a LoopedConfig"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        (
+            {"learning_rate": "find"},
+            "learning_rate must be a finite number or 'search'; got 'find'",
+        ),
     ],
 )
 def test_a_bad_run_is_refused_when_it_is_made(run, change, words):
@@ -107,6 +115,17 @@ def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
         load_language_model(tmp_path)
     (tmp_path / "run.json").write_text('{"configuration": {"model": {"dial": 1}')
     with pytest.raises(ValueError, match=r"directory: '.*run\.json' is damaged"):
+        load_language_model(tmp_path)
+    (tmp_path / "run.json").write_text("null")
+    with pytest.raises(
+        ValueError, match=r"directory: '.*run\.json' is damaged.*want a JSON object"
+    ):
+        load_language_model(tmp_path)
+    facts = {"model": {"pattern": "full " * 3000}, "training": {}}
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": facts}))
+    (tmp_path / "checkpoints" / "10").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "10" / "arrays").write_bytes(b"few")
+    with pytest.raises(ValueError, match=r"describes .* parameters; the checkpoints hold 3 bytes"):
         load_language_model(tmp_path)
     with pytest.raises(ValueError, match="prompt"):
         stream_text(None, "", 4)

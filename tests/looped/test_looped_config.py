@@ -26,18 +26,24 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("pattern", "gdn mamba", ["'mamba'", "full, window, gdn"]),
         ("pattern", " ", ["no layer"]),
         ("width", 130, ["130", "divisible", "heads 4"]),
-        ("loops", 0, ["loops", "0", "at least 1"]),
+        ("loops", 0, ["loops", "0", "1 to"]),
         ("loops", 1.5, ["loops", "1.5"]),
         ("options", {"full": {"key_value_heads": 3}}, ["heads 4", "full.key_value_heads 3"]),
         ("options", {"gdn": {"value_heads": 6}}, ["gdn.value_heads 6", "multiple"]),
-        ("options", {"delta_product": {"steps": 0}}, ["delta_product.steps", "0", "at least 1"]),
+        ("options", {"delta_product": {"steps": 0}}, ["delta_product.steps", "0", "1 to"]),
         ("options", {"full": {"head_size": 7}}, ["full.head_size is 7", "even"]),
         ("options", {"mamba": {}}, ["unknown layer 'mamba'", "mamba2"]),
         ("options", {"gdn": {"steps": 2}}, ["gdn.steps", "convolution_size"]),
         ("options", {"gdn": 3}, ["'gdn'", "3", "DeltaOptions"]),
         ("dtype", "float16", ["float16", "bfloat16"]),
         ("norm_epsilon", 0.0, ["norm_epsilon", "positive"]),
-        ("feed_forward", -1, ["feed_forward", "None or a whole number"]),
+        ("norm_epsilon", float("inf"), ["norm_epsilon", "finite", "inf"]),
+        ("rope_theta", None, ["rope_theta", "finite", "None"]),
+        ("tied_embedding", "no", ["tied_embedding", "True or False", "'no'"]),
+        ("options", {"full": {"output_gate": "no"}}, ["full.output_gate", "'no'"]),
+        ("options", {"gdn": {"convolution_size": 10**6}}, ["gdn.convolution_size", "256"]),
+        ("feed_forward", -1, ["feed_forward", "1 to", "-1"]),
+        ("feed_forward", "8", ["feed_forward", "a whole number or None", "'8'"]),
     ],
 )
 def test_bad_fields_are_named(field, value, words):
@@ -119,7 +125,7 @@ def test_a_new_layer_brings_its_options(monkeypatch):
     config = LoopedConfig.tiny("toy full", options={"toy": {"taps": 5}})
     assert config.toy.taps == 5
     assert LoopedConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
-    with pytest.raises(ValueError, match=r"toy\.taps is 0; it must be a whole number"):
+    with pytest.raises(ValueError, match=r"toy\.taps must lie in 1 to .*; got 0"):
         config.with_options(toy={"taps": 0})
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,8 @@ from toolkit.looped.files import FORMAT, VERSION
 
 # Half a unit in the last place of a number's 11 or 8 bits.
 RELATIVE_ROUNDING = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
+# Sizes are held against the file before anything is built.
+MOST_SECONDS = 2
 SMALLEST_NORMAL_FLOAT16 = 2**-14
 
 
@@ -23,7 +26,16 @@ def model_of(pattern: str = "gdn full", **overrides) -> LoopedLM:
     return LoopedLM(config, rngs=nnx.Rngs(0))
 
 
-def rewrite(path, config=None, header=None, drop=None, reshape=None) -> None:
+def rewrite(
+    path,
+    config=None,
+    header=None,
+    drop=None,
+    reshape=None,
+    without=None,
+    poison=None,
+    integers=None,
+) -> None:
     """The same file with something changed."""
     with safe_open(path, framework="flax") as opened:
         metadata = opened.metadata()
@@ -34,7 +46,12 @@ def rewrite(path, config=None, header=None, drop=None, reshape=None) -> None:
         del arrays[drop]
     if reshape:
         arrays[reshape] = arrays[reshape].reshape(-1)
-    save_file(arrays, path, metadata=metadata | (header or {}))
+    if poison:
+        arrays[poison] = arrays[poison].at[0].set(jnp.nan)
+    if integers:
+        arrays[integers] = arrays[integers].view(jnp.int32)
+    kept = {name: text for name, text in (metadata | (header or {})).items() if name != without}
+    save_file(arrays, path, metadata=kept)
 
 
 @pytest.fixture
@@ -94,12 +111,30 @@ def test_a_configuration_from_before_a_field_existed_gets_its_default(path) -> N
         ({"drop": "norm.scale"}, "lacks tensor 'norm.scale'"),
         ({"config": {"residual_gate": False}}, "has the unknown tensor 'rho'"),
         ({"reshape": "rho"}, r"has rho of shape \(64,\); its configuration makes it \(2, 32\)"),
+        ({"without": "version"}, "has version None; this toolkit reads 2"),
+        ({"without": "config"}, "config is wrong: want a JSON object, got NoneType"),
+        ({"header": {"config": "null"}}, "config is wrong: want a JSON object, got NoneType"),
+        ({"header": {"config": "[" * 100_000}}, "config is wrong: nested too deeply"),
+        ({"config": {"width": "32"}}, "config is wrong: width must be a whole number; got '32'"),
+        ({"config": {"rope_theta": None}}, "rope_theta must be a finite number; got None"),
+        ({"config": {"remat": "no"}}, "remat must be True or False; got 'no'"),
+        ({"config": {"options": [1]}}, r"options must be a Mapping; got \[1\]"),
+        ({"config": {"pattern": "full " * 3000}}, "describes 3,000 layers and holds 26 tensors"),
+        ({"config": {"width": 2**20, "vocabulary": 2**20}}, "describes .* and holds .* numbers"),
+        ({"config": {"vocabulary": 10**30}}, "vocabulary must lie in 1 to"),
+        ({"config": {"loops": 10**9}}, "loops must lie in 1 to 4,096; got 1000000000"),
+        ({"poison": "rho"}, "tensor 'rho' must hold finite"),
+        ({"integers": "rho"}, "tensor 'rho' holds I32; it must hold one of"),
     ],
 )
 def test_a_file_that_does_not_fit_says_why(path, change, words) -> None:
     rewrite(path, **change)
-    with pytest.raises(ValueError, match=words):
+    start = time.process_time()
+    with pytest.raises(ValueError, match=words) as error:
         load_model(path)
+    assert time.process_time() - start < MOST_SECONDS
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_damage_absence_and_overflow_are_named(path, tmp_path) -> None:

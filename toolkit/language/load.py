@@ -1,12 +1,12 @@
 """A trained model read back, from a run's folder or from an exported file."""
 
-import json
 from pathlib import Path
 
 from flax import nnx
 
 from toolkit.language.run import TrainingRun, make_optimizer
-from toolkit.looped import LoopedConfig, LoopedLM, load_model
+from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count
+from toolkit.looped.tensors import read_json
 from toolkit.training import Checkpoints, TrainState
 
 
@@ -44,13 +44,14 @@ def load_language_model(directory: Path) -> LoopedLM:
             "wanted a folder written by `toolkit train` or `toolkit tour`, or an exported file"
         )
     try:
-        stored = json.loads(described.read_text())
+        stored = read_json(described)
         config = LoopedConfig(**stored["configuration"]["model"])
         run = TrainingRun(config, **stored["configuration"]["training"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"directory: {str(described)!r} is damaged or of another version ({error})"
         ) from error
+    _check_size(config, described)
     graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
     state = TrainState.create(params, make_optimizer(run))
     with Checkpoints(Path(directory) / "checkpoints", is_read_only=True) as checkpoints:
@@ -60,3 +61,15 @@ def load_language_model(directory: Path) -> LoopedLM:
             f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
         )
     return nnx.merge(graph, restored[0].params)
+
+
+def _check_size(config: LoopedConfig, described: Path) -> None:
+    """Refuse a model that the checkpoints cannot hold, before hours go into building it."""
+    files = described.parent.glob("checkpoints/[0-9]*/**/*")
+    held = sum(file.stat().st_size for file in files if file.is_file())
+    # Four bytes, with the optimiser twelve, of which compression leaves most.
+    if held and held < 2 * (parameters := parameter_count(config)):
+        raise ValueError(
+            f"directory: {str(described)!r} describes {parameters:,} parameters; the checkpoints "
+            f"hold {held:,} bytes"
+        )

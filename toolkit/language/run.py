@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import optax
 
+from toolkit._checks import check_fields
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import adamw
 
@@ -46,14 +47,17 @@ class TrainingRun:
     layout: str = "single"
 
     def __post_init__(self):
+        check_fields(self)
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
         for name in ("steps", "batch", "sequence_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
         rate = self.learning_rate
-        if rate != "search" and (isinstance(rate, str) or not rate > 0):
+        if rate != "search" and not rate > 0:
             raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay: got {self.weight_decay}, wanted 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)

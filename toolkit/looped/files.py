@@ -7,8 +7,8 @@ is read. Names of tensors are the paths of the parameters, such as "blocks.0.mix
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,6 +16,7 @@ from flax import nnx
 from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
+from toolkit.looped.tensors import StoredTensor, check_sizes, json_object, stored_tensors
 
 FORMAT = "toolkit looped model"
 VERSION = "2"
@@ -78,11 +79,12 @@ def load_model(path: str | Path) -> LoopedLM:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, of another format or version, or its configuration has a
-            field that this version does not know.
+        ValueError: the file is damaged, of another format or version, has numbers that are not
+            finite, or its configuration has a field that this version does not know, or sizes that
+            are not those of the file or more than this machine can hold.
 
     Cost:
-        One read of the file; no initial parameters are drawn.
+        One read of the file, once its sizes are found to fit; no initial parameters are drawn.
 
     Example:
         >>> from flax import nnx
@@ -91,49 +93,51 @@ def load_model(path: str | Path) -> LoopedLM:
         >>> load_model("small.safetensors").config == model.config
         True
     """
-    header, arrays = _read(Path(path))
+    header, tensors = _read(Path(path))
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} is no looped model: its header names no format {FORMAT!r}.")
-    if header["version"] != VERSION:
-        raise ValueError(f"{path} has version {header['version']}; this toolkit reads {VERSION}.")
-    config = _config(path, json.loads(header["config"]))
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {header.get('version')}; this toolkit reads {VERSION}."
+        )
+    config = _config(path, header)
+    check_sizes(config, tensors, str(path))
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     parameters = _parameters(model)
-    if set(arrays) != set(parameters):
-        odd = sorted(set(arrays) ^ set(parameters))[0]
+    if set(tensors) != set(parameters):
+        odd = sorted(set(tensors) ^ set(parameters))[0]
         which = "lacks" if odd in parameters else "has the unknown"
         raise ValueError(f"{path} {which} tensor {odd!r}; it does not fit its configuration.")
     for name, parameter in parameters.items():
-        if arrays[name].shape != parameter.shape:
+        if tensors[name].shape != parameter.shape:
             raise ValueError(
-                f"{path} has {name} of shape {arrays[name].shape}; its configuration makes it "
+                f"{path} has {name} of shape {tensors[name].shape}; its configuration makes it "
                 f"{parameter.shape}."
             )
-        set_value(parameter, arrays[name].astype(parameter.dtype))
+        set_value(parameter, tensors[name].read().astype(parameter.dtype))
     return model
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
+def _read(path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+    from safetensors import safe_open
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; wanted one written by save_model.")
+    tensors = stored_tensors([path])
+    with safe_open(path, framework="flax") as opened:
+        return opened.metadata() or {}, tensors
+
+
+def _config(path: str | Path, header: Mapping[str, str]) -> LoopedConfig:
     try:
-        with safe_open(path, framework="flax") as opened:
-            names = opened.keys()
-            return opened.metadata() or {}, {name: opened.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error}).") from error
-
-
-def _config(path: str | Path, fields: dict[str, Any]) -> LoopedConfig:
-    known = {field.name for field in dataclasses.fields(LoopedConfig)}
-    if unknown := sorted(set(fields) - known):
-        raise ValueError(
-            f"{path} has a configuration with {', '.join(map(repr, unknown))}, which this version "
-            "of the toolkit does not know."
-        )
-    return LoopedConfig(**fields)
+        fields = json_object(header.get("config", "null"))
+        known = {field.name for field in dataclasses.fields(LoopedConfig)}
+        if unknown := sorted(set(fields) - known):
+            listed = ", ".join(map(repr, unknown))
+            raise ValueError(f"{listed}, which this version of the toolkit does not know")
+        return LoopedConfig(**fields)
+    except ValueError as error:
+        raise ValueError(f"{path} has a header whose config is wrong: {error}") from error
 
 
 def _parameters(model: LoopedLM) -> dict[str, nnx.Param]:

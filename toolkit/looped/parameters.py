@@ -6,6 +6,7 @@ Counted on shapes: nothing is allocated.
 import dataclasses
 import functools
 import math
+from collections import Counter
 
 import jax
 from flax import nnx
@@ -35,7 +36,10 @@ def parameter_count(config: LoopedConfig) -> int:
     width = config.width
     norms = 4 if config.sandwich_norm else 2
     rest_of_block = 3 * width * config.feed_forward_size + norms * width
-    blocks = sum(layer_parameters(word, config) + rest_of_block for word in _all_layers(config))
+    blocks = sum(
+        count * (layer_parameters(word, config) + rest_of_block)
+        for word, count in Counter(_all_layers(config)).items()
+    )
     per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
     adapter = 2 * width * width if config.input_injection else 0
     exit_gate = width + 1 if config.exit_gate else 0

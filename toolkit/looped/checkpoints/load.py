@@ -1,6 +1,5 @@
 """Read a whole published model: its configuration and every weight."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from toolkit._checks import shown
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
 from toolkit.looped.checkpoints.weights import (
@@ -21,6 +21,7 @@ from toolkit.looped.checkpoints.weights import (
 )
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
+from toolkit.looped.tensors import check_sizes, read_json
 
 UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
 """Tensors that have no place and are passed over: tables that a model can compute, the heads that
@@ -67,7 +68,7 @@ def load_checkpoint(
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)
     style = style or settings.get("model_type")
-    if style not in FAMILIES:
+    if style not in list(FAMILIES):
         raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
     experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]
     if experts:
@@ -76,13 +77,14 @@ def load_checkpoint(
             "the layers here have one SwiGLU each."
         )
     family = FAMILIES[style]
-    try:
-        said = fields_of(family, settings)
-    except KeyError as error:
-        raise ValueError(f"config.json does not say {error.args[0]!r}.") from None
+    said = fields_of(family, settings, len(tensors))
     said: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **said}
     options = fields.pop("options", {})
-    config = LoopedConfig(**(said | fields)).with_options(**options)
+    try:
+        config = LoopedConfig(**(said | fields)).with_options(**options)
+    except ValueError as error:
+        raise ValueError(f"{_named(source)}: {error}") from error
+    check_sizes(config, tensors, _named(source))
     if config.tied_embedding:
         tensors.pop("lm_head.weight", None)  # a second copy of the embedding
     ending = "embed_tokens.weight"
@@ -121,5 +123,12 @@ def _settings(source) -> dict[str, Any]:
         return {}
     path = Path(source)
     file = (path if path.is_dir() else path.parent) / "config.json"
-    settings = json.loads(file.read_text()) if file.exists() else {}
-    return settings | settings.get("text_config", {})
+    settings = read_json(file) if file.exists() else {}
+    inner = settings.get("text_config", {})
+    if not isinstance(inner, dict):
+        raise ValueError(f"{file}: text_config must be an object; got {shown(inner)}.")
+    return settings | inner
+
+
+def _named(source) -> str:
+    return "the checkpoint" if isinstance(source, Mapping) else str(source)

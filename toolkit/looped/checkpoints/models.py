@@ -8,6 +8,7 @@ scale or the difference from one, and in what a `Family` says of them.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from toolkit._checks import shown
 from toolkit.looped.checkpoints.names import (
     STYLES,
     WeightRule,
@@ -24,6 +25,25 @@ PREFIXES = {"full": "self_attn.", "window": "self_attn.", "gdn": "linear_attn."}
 SOFTMAX = ("full", "window")
 WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
 """Words of config.json's `layer_types` and ours."""
+
+KINDS = {
+    int: "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
+    "total_ut_steps num_key_value_heads head_dim sliding_window linear_num_key_heads "
+    "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
+    "full_attention_interval max_window_layers",
+    bool: "tie_word_embeddings use_sliding_window",
+    dict: "rope_parameters rope_scaling",
+    list: "layer_types",
+}
+"""What a config.json says in which type, where it says it."""
+
+REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
 
 SANDWICH = {
     "mixer_norm": "input_layernorm",
@@ -118,11 +138,14 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
     return found
 
 
-def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `LoopedConfig` out of a config.json."""
+def fields_of(
+    family: Family, settings: Mapping[str, Any], most_layers: int | None = None
+) -> dict[str, Any]:
+    """Fields of `LoopedConfig` out of a config.json, which may ask for `most_layers` only."""
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
+    _check_settings(settings, most_layers)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     _only("rope_type", rope.get("rope_type", rope.get("type")), ("default", None))
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
@@ -161,6 +184,30 @@ def fields_of(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
     return fixed | _given(**said) | {"options": {word: options[word] for word in used}}
 
 
+def _check_settings(settings, most_layers):
+    for name in REQUIRED:
+        if settings.get(name) is None:
+            raise ValueError(f"config.json does not say {name!r}.")
+    for kind, names in KINDS.items():
+        for name in names.split():
+            value = settings.get(name)
+            is_kind = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            if value is not None and not is_kind:
+                raise ValueError(
+                    f"config.json has {name} {shown(value)}; it must be a {kind.__name__}."
+                )
+    layers = settings["num_hidden_layers"]
+    if layers < 1 or (most_layers is not None and layers > most_layers):
+        raise ValueError(
+            f"config.json has num_hidden_layers {layers}; the checkpoint has {most_layers} tensors."
+        )
+    if len(settings.get("layer_types") or range(layers)) != layers:
+        raise ValueError(
+            f"config.json has {len(settings['layer_types'])} layer_types; num_hidden_layers is "
+            f"{layers}."
+        )
+
+
 def _given(**fields):
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -168,7 +215,7 @@ def _given(**fields):
 def _layers(family, settings) -> Iterable[str]:
     count, types = settings["num_hidden_layers"], settings.get("layer_types")
     if types is not None:
-        _only("layer_types", next((t for t in types if t not in WORDS), None), (*WORDS, None))
+        _only("layer_types", next((t for t in types if t not in [*WORDS]), None), [*WORDS, None])
         return (WORDS[kind] for kind in types)
     if family.period > 1:
         period = settings.get("full_attention_interval", family.period)

@@ -1,17 +1,15 @@
 """Fill a layer with the weights of a published checkpoint, by the names of its tensors."""
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES, WeightRule
+from toolkit.looped.tensors import StoredTensor, files_of, given_tensors, stored_tensors
 
 
 def load_layer(
@@ -81,29 +79,20 @@ def _rules(layer, style):
     return rules[layer.word]
 
 
-def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, Callable[[], Array]]:
-    """The tensors of a checkpoint by name, each read when its function is called."""
+def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name."""
     if isinstance(source, Mapping):
-        return {name: functools.partial(_as_array, source, name) for name in source}
-    from safetensors import safe_open
-
-    path = Path(source)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or not files[0].exists():
-        raise FileNotFoundError(f"{path} is no .safetensors file and holds none.")
-    opened = [safe_open(file, framework="flax") for file in files]
-    return {
-        name: functools.partial(file.get_tensor, name)
-        for file in opened
-        for name in file.keys()  # noqa: SIM118
-    }
+        return given_tensors(source)
+    if not (files := files_of(Path(source))):
+        raise FileNotFoundError(f"{source} is no .safetensors file and holds none.")
+    return stored_tensors(files)
 
 
 def convert(
-    layer: Any, rule: WeightRule, tensors: Mapping[str, Callable[[], Array]], prefix: str
+    layer: Any, rule: WeightRule, tensors: Mapping[str, StoredTensor], prefix: str
 ) -> list[tuple[nnx.Param, Array]]:
     """What a rule makes of its tensors, beside the parameters to set to it."""
-    theirs = {prefix + name: tensors[prefix + name]() for name in rule.theirs}
+    theirs = {prefix + name: tensors[prefix + name].read() for name in rule.theirs}
     ours = {path: part_of(layer, path) for path in rule.ours}
     try:
         arrays = list(rule.convert(layer, *theirs.values()))
@@ -145,7 +134,3 @@ def part_of(module: Any, path: str) -> Any:
     for name in path.split(".") if path else ():
         module = module[int(name)] if name.isdecimal() else getattr(module, name)
     return module
-
-
-def _as_array(tensors, name):
-    return jnp.asarray(np.asarray(tensors[name]))

@@ -7,6 +7,12 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
+from toolkit._checks import check_fields
+
+MOST = {"loops": 4096, "convolution_size": 256}
+"""Numbers beyond which a model would cost memory and hours and be none; for others, what the size
+of an array can be."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerOptions:
@@ -85,13 +91,11 @@ class MixingLayer(nnx.Module):
 
 
 def check_numbers(fields: Any, prefix: str = "") -> None:
-    """Refuse whole numbers below 1 among a dataclass's fields; None where that is the default."""
+    """Refuse fields of the wrong type, and whole numbers that are no size."""
+    check_fields(fields, prefix)
     for field in dataclasses.fields(fields):
-        number, optional = getattr(fields, field.name), field.default is None
-        if field.type not in (int, int | None) or (number is None and optional):
-            continue
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            wanted = "None or a whole number" if optional else "a whole number"
-            raise ValueError(
-                f"{prefix}{field.name} is {number!r}; it must be {wanted} of at least 1."
-            )
+        number = getattr(fields, field.name)
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        most = MOST.get(field.name, 2**31 - 1)
+        if is_number and not 1 <= number <= most:
+            raise ValueError(f"{prefix}{field.name} must lie in 1 to {most:,}; got {number}.")

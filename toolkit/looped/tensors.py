@@ -1,0 +1,132 @@
+"""Tensors of files from elsewhere: known by shape before one is read, and finite when it is."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.parameters import parameter_count
+from toolkit.measure import available_memory
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+INDEX = "model.safetensors.index.json"
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that is read, and found to hold finite numbers, when `read` is called."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+def given_tensors(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Tensors that are in memory already."""
+    return {
+        name: StoredTensor(
+            tuple(np.shape(tensor)),
+            functools.partial(_finite, "the checkpoint", name, tensor),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The tensors of safetensors files, by name."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        try:
+            opened = safe_open(file, framework="flax")
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged or no safetensors file ({error}).") from error
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            read = functools.partial(_read, file, opened.get_tensor, name, part.get_dtype())
+            found[name] = StoredTensor(tuple(part.get_shape()), read)
+    return found
+
+
+def files_of(source: Path) -> list[Path]:
+    """A file, or those of a folder: what its index names, or all of them."""
+    if not source.is_dir():
+        return [source] if source.is_file() else []
+    index = source / INDEX
+    if not index.exists():
+        return sorted(source.glob("*.safetensors"))
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
+        raise ValueError(f"{index}: weight_map must say which file holds each tensor.")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}; it must be a file of the same folder.")
+        if not (source / name).is_file():
+            raise ValueError(f"{index} names {name!r}, which is not there.")
+    return [source / name for name in names]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        return json_object(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}.") from error
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """What a text says, if it is a JSON object."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply for JSON that describes a model") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"want a JSON object, got {type(found).__name__}")
+    return found
+
+
+def check_sizes(config: LoopedConfig, tensors: Mapping[str, StoredTensor], where: str) -> None:
+    """Refuse a configuration that is not of these tensors or not for this machine.
+
+    By arithmetic on sizes: a hostile one would take hours to build.
+    """
+    layers = len(config.layers) + len(config.prelude_layers) + len(config.coda_layers)
+    if layers > len(tensors):
+        raise ValueError(f"{where} describes {layers:,} layers and holds {len(tensors)} tensors.")
+    described = parameter_count(config)
+    held = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    # Which tensor is missing or too small, a later check says better.
+    if described > 2 * held:
+        raise ValueError(f"{where} describes {described:,} parameters and holds {held:,} numbers.")
+    check_memory(described, where)
+
+
+def check_memory(parameters: int, where: str) -> None:
+    """Refuse more float32 parameters than this machine can hold."""
+    if 4 * parameters > available_memory():
+        raise ValueError(
+            f"{where} describes {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB; this "
+            f"machine has {available_memory() / 1e9:,.0f} GB of memory."
+        )
+
+
+def _read(file: Path, read: Callable[[str], Array], name: str, dtype: str) -> Array:
+    if dtype not in FLOATS:
+        raise ValueError(
+            f"{file}: tensor {name!r} holds {dtype}; it must hold one of {', '.join(FLOATS)}."
+        )
+    return _finite(str(file), name, read(name))
+
+
+def _finite(where: str, name: str, tensor: Any) -> Array:
+    array = np.asarray(tensor)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or not np.isfinite(array).all():
+        raise ValueError(f"{where}: tensor {name!r} must hold finite floating-point numbers.")
+    return jnp.asarray(tensor if isinstance(tensor, Array) else array)
