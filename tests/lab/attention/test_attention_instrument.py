@@ -107,7 +107,7 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
     }
     assert all(p.seconds > 0 and p.tokens == 64 for p in points)
     assert panel.png != png
-    assert "measured here" in panel._plots[-1].words.get_text()
+    assert "measured here" in panel.view.footnote()
     panel.heads = 3
     assert panel.view.measured == ()
     panel.heads = 2

@@ -30,7 +30,7 @@ from toolkit.lab.attention.view import (
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Note, Plot
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.measure import Peak, hardware, published_peak
 
@@ -75,14 +75,6 @@ class CostPanel(Panel):
     """Cost of reading a context and of one more token: full softmax, sliding window, delta rule.
 
     Attributes:
-        context_length: the context marked.
-        heads: query, key and value heads.
-        head_size: key and value size per head.
-        window: tokens the sliding window sees.
-        softmax: `"blockwise"` or `"dense"` prefill.
-        chunk: tokens in a chunk of the gated delta net's prefill; moves the model, not the kernel.
-        unit: `"seconds"`, `"FLOP"` or `"bytes"`.
-        machine: whose roofline; `"here"` or a published accelerator.
         points: times measured so far, by the sizes they were measured with.
 
     Example:
@@ -148,7 +140,6 @@ class CostPanel(Panel):
         return [
             CostCurves(figure, left, PREFILL, "seconds", "Prefill: reading the context"),
             CostCurves(figure, right, DECODE, "seconds", "Decode: one more token"),
-            Note(figure, 0.085, 0.03, _provenance),
         ]
 
     def extra_widgets(self) -> list[widgets.Widget]:
@@ -168,28 +159,12 @@ class CostPanel(Panel):
             yield done, total, what
 
 
-def _provenance(view: Costs) -> str:
-    whose = f" for {view.machine.name}" if view.machine else ""
-    markers = "; markers: measured here" if view.measured else ""
-    return f"Lines: modelled{whose}{markers}. One layer, one sequence."
-
-
 def _sizes(state: Any) -> Sizes:
     return state["heads"], state["head_size"], state["window"], state["softmax"]
 
 
 class MemoryPanel(Panel):
     """Bytes kept between tokens: the key-value cache against the recurrent state.
-
-    Attributes:
-        context_length: the context marked.
-        heads: key-value heads.
-        head_size: key and value size per head.
-        window: tokens the sliding window sees.
-        layers: layers that each keep a state.
-        sequences: sequences served at once.
-        bytes_per_number: precision of the cache.
-        device: whose memory is drawn as a line.
 
     Example:
         >>> panel = MemoryPanel(layers=32, sequences=8)

@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, SIGNED, WEIGHTS, look
+from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading_view import (
     KEY_SIZE,
     MAX_TOKENS,
     VALUE_SIZE,
     Reading,
     read_sentence,
-    shortened,
 )
 from toolkit.lab.kit.controls import Number, Words
 from toolkit.lab.kit.panel import Panel
@@ -27,13 +27,6 @@ STATE_SCALE = 1.5
 class ReadingPanel(Panel):
     """Attention map and recurrent state side by side, token by token.
 
-    Attributes:
-        text: the sentence.
-        token: how many tokens have been read.
-        window: how far softmax attention looks back.
-        write_strength: beta of the gated delta net.
-        keep: alpha of the gated delta net: what stays of the state at each token.
-
     Example:
         >>> panel = ReadingPanel(text="the cat sat on the mat", token=5)
         >>> panel.keep = 0.8
@@ -46,8 +39,9 @@ class ReadingPanel(Panel):
 
     text = Words("Sentence", SENTENCE, "Up to 24 words; press Enter")
     token = Number(
-        "Tokens read", 12, low=1, high=MAX_TOKENS, explanation="Move through the sentence"
-    )
+        "Tokens read", 12, low=1, high=MAX_TOKENS, explanation="Move through the sentence",
+        maximum=lambda view: len(view.words),
+    )  # fmt: skip
     window = Number(
         "Window", MAX_TOKENS, low=1, high=MAX_TOKENS, explanation="Tokens softmax may look back to"
     )
@@ -73,9 +67,6 @@ class ReadingPanel(Panel):
             BarPlot(recall, "returned by the state", "gdn", "returned\nby the state"),
         ]
 
-    def adjust(self, view: Reading) -> None:
-        self._control_widgets["token"].set_maximum(len(view.words))
-
 
 class MatrixPlot(Plot):
     """A matrix with a scale of colours beside it; the base of two plots."""
@@ -93,9 +84,7 @@ class MatrixPlot(Plot):
         axes.grid(False)
         axes.set(xticks=[], yticks=[])
         self.matrix = self.image(shape, colours, *limits)
-        box, figure = axes.get_position(), axes.figure
-        bar = figure.add_axes((box.x1 + 0.008, box.y0, 0.01, box.height))
-        figure.colorbar(self.matrix, cax=bar).ax.tick_params(labelsize=8, length=2)
+        self.scale_beside(self.matrix, 0.008, 0.01).ax.tick_params(labelsize=8, length=2)
 
 
 class WeightMap(MatrixPlot):
@@ -109,17 +98,14 @@ class WeightMap(MatrixPlot):
         self._pointer = self.line(
             marker=">", color=ACCENT, markersize=9, clip_on=False, linestyle="none"
         )
-        self._words: tuple[str, ...] = ()
 
     def show(self, view: Reading) -> None:
         # Blank is "not allowed to look"; a zero weight inside the window stays white too.
         self.matrix.set_data(view.weights)
         self._row.set_bounds(-0.5, view.token - 0.5, view.token + 1, 1)
         self._pointer.set_data([-0.5], [view.token])
-        if view.words != self._words:
-            self._words, end = view.words, len(view.words) - 0.5
-            self.axes.set(xlim=(-0.5, end), ylim=(end, -0.5))
-            self.axes.set_yticks(range(len(view.words)), shortened(view.words), fontsize=8.5)
+        self.name_places("y", view.words, fontsize=8.5)
+        set_limits(self.axes, x=(-0.5, len(view.words) - 0.5))
 
 
 class StateMap(MatrixPlot):
@@ -140,7 +126,7 @@ class BarPlot(Plot):
 
     def __init__(self, axes: Axes, column: str, name: str, label: str) -> None:
         super().__init__(axes)
-        self._column, self._words = column, ()
+        self._column = column
         axes.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
         axes.grid(axis="x", visible=False)
         nothing = np.zeros(MAX_TOKENS)
@@ -152,10 +138,6 @@ class BarPlot(Plot):
         heights[: view.token + 1] = np.clip(view.data()[self._column], 0, 1.05)
         for bar, height in zip(self._bars, heights, strict=True):
             bar.set_height(height)
-        if view.words != self._words:
-            self._words = view.words
-            self.axes.set_xlim(-0.5, len(view.words) - 0.5)
-            self.axes.set_xticks(
-                range(len(view.words)), shortened(view.words), fontsize=8.5, rotation=60,
-                ha="right", rotation_mode="anchor",
-            )  # fmt: skip
+        self.name_places(
+            "x", view.words, fontsize=8.5, rotation=60, ha="right", rotation_mode="anchor"
+        )

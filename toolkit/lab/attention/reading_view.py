@@ -163,8 +163,3 @@ def _both_memories(
     one_hot_part = states[:, :, VALUE_SIZE:]  # [t, key, s]
     recall = jnp.einsum("sk,tks->ts", keys, one_hot_part)
     return weights, states[:, :, :VALUE_SIZE], recall
-
-
-def shortened(words: tuple[str, ...]) -> list[str]:
-    """Words as the ticks of an axis show them, nine letters at most."""
-    return [word if len(word) <= 9 else word[:8] + "…" for word in words]

@@ -105,6 +105,11 @@ class Costs(CostView):
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
         return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
 
+    def footnote(self) -> str:
+        whose = f" for {self.machine.name}" if self.machine else ""
+        markers = "; markers: measured here" if self.measured else ""
+        return f"Lines: modelled{whose}{markers}. One layer, one sequence."
+
     def _measured_words(self) -> str:
         if not self.measured:
             return ""

@@ -44,7 +44,7 @@ class Control:
     def __init__(self, label: str, default: Any, explanation: str = "") -> None:
         self.label = label
         self.default = default
-        self.explanation = explanation or label
+        self.explanation = explanation
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -54,6 +54,14 @@ class Control:
 
     def __set__(self, panel: "Holder", value: Any) -> None:
         panel.change(**{self.name: value})
+
+    def described(self) -> str:
+        """What it is and takes, in words for the docstring of its panel."""
+        return f"{self.label}{self.takes()}. {self.explanation}".rstrip(". ") + "."
+
+    def takes(self) -> str:
+        """What values it takes, where that is worth a word."""
+        return ""
 
     def check(self, value: Any) -> Any:
         """The value in the control's own type, or a ValueError that names the control."""
@@ -111,6 +119,7 @@ class Number(Control):
         step: distance between neighbouring slider positions; an integer step means integers.
         powers_of_two: the slider moves in doublings; the box still takes every value between.
         is_continuous: redraw while dragging, not only on release.
+        maximum: where the slider ends for a view: at the last word of a sentence.
 
     Example:
         >>> heads = Number("Heads", 4, low=1, high=64)
@@ -130,11 +139,15 @@ class Number(Control):
         powers_of_two: bool = False,
         is_continuous: bool = True,
         explanation: str = "",
+        maximum: Callable[[Any], int] | None = None,
     ) -> None:
         super().__init__(label, default, explanation)
-        self.low, self.high, self.step = low, high, step
+        self.low, self.high, self.step, self.maximum = low, high, step, maximum
         self.powers_of_two, self.is_continuous = powers_of_two, is_continuous
         self.is_integer = isinstance(step, int)
+
+    def takes(self) -> str:
+        return f", {self.low:,} to {self.high:,}"
 
     def check(self, value: Any) -> float:
         if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
@@ -147,7 +160,7 @@ class Number(Control):
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         shared: dict[str, Any] = {
             "description": self.label,
-            **tooltip(self.explanation),
+            **tooltip(self.explanation or self.label),
             "readout": False,
             "continuous_update": self.is_continuous,
             "style": {"description_width": LABEL_WIDTH},
@@ -193,6 +206,9 @@ class Choice(Control):
         super().__init__(label, default, explanation)
         self.options = options
 
+    def takes(self) -> str:
+        return f", one of {', '.join(map(repr, self.options.values()))}"
+
     def check(self, value: Any) -> Any:
         if value not in self.options.values():
             wanted = ", ".join(repr(v) for v in self.options.values())
@@ -204,7 +220,7 @@ class Choice(Control):
             options=list(self.options.items()),
             value=self.default,
             description=self.label,
-            **tooltip(self.explanation),
+            **tooltip(self.explanation or self.label),
             style={"description_width": LABEL_WIDTH},
             layout=widgets.Layout(width="426px"),
         )
@@ -229,7 +245,7 @@ class Words(Control):
         text = widgets.Text(
             value=self.default,
             description=self.label,
-            **tooltip(self.explanation),
+            **tooltip(self.explanation or self.label),
             continuous_update=False,
             style={"description_width": LABEL_WIDTH},
             layout=widgets.Layout(width="860px", max_width="100%"),

@@ -9,6 +9,7 @@ nothing jumps. The same PNG is what a reader without a kernel sees.
 
 import base64
 import html
+import inspect
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
-from toolkit.lab.kit.controls import Control, ControlWidgets
+from toolkit.lab.kit.controls import Control, ControlWidgets, Number
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View, as_html
 
@@ -27,6 +28,8 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 class Panel(widgets.VBox):
     """A figure with controls; a subclass declares them and provides `compute` and `plots`.
+
+    Its docstring lists the controls by itself.
 
     Set a control as an attribute (`panel.heads = 4`), several at once with `change(...)`. A bad
     value raises in Python; one typed into a box shows its message under the panel, the picture
@@ -53,14 +56,22 @@ class Panel(widgets.VBox):
     figure_size: tuple[float, float] = (9.6, 4.4)
     has_palette = False
     _is_built = False
+    _controls: dict[str, Control]
 
-    def __init__(self, **values: Any) -> None:
-        self._controls = {
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._controls = {
             name: control
-            for base in reversed(type(self).__mro__)
+            for base in reversed(cls.__mro__)
             for name, control in vars(base).items()
             if isinstance(control, Control)
         }
+        listed = "".join(f"    {name}: {one.described()}\n" for name, one in cls._controls.items())
+        head, mark, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExample:")
+        purpose, _, others = head.partition("\nAttributes:\n")
+        cls.__doc__ = f"{purpose}\nAttributes:\n{listed}{others}{mark}{example}"
+
+    def __init__(self, **values: Any) -> None:
         self._followers: list[Panel] = []
         self._state = {name: control.default for name, control in self._controls.items()}
         self._state.update(self._checked(values))
@@ -93,8 +104,12 @@ class Panel(widgets.VBox):
         with style():
             figure = new_figure(*self.figure_size)
             self._plots = self.plots(figure)
+            left = min(axes.get_position().x0 for axes in figure.axes)
+            self._footnote = figure.text(
+                left, 0.07 / self.figure_size[1], "", fontsize=9, va="bottom"
+            )
             moving = [artist for plot in self._plots for artist in plot.artists()]
-            self.picture = Picture(figure, moving, has_palette=self.has_palette)
+            self.picture = Picture(figure, [*moving, self._footnote], has_palette=self.has_palette)
         for name, value in self._state.items():
             self._control_widgets[name].show(value)
         self._accept(dict(self._state))
@@ -137,7 +152,7 @@ class Panel(widgets.VBox):
         return []
 
     def adjust(self, view: Any) -> None:
-        """Adapt the controls' bounds to the view (a slider as long as a sentence)."""
+        """Adapt widgets to the view, such as a button that has nothing left to do."""
 
     # What a user calls.
 
@@ -223,8 +238,12 @@ class Panel(widgets.VBox):
         with style():
             for plot in self._plots:
                 plot.show(view)
+        self._footnote.set_text(view.footnote())
         png = self.picture.png()
         self.view, self.png, self._state = view, png, state
+        for name, control in self._controls.items():
+            if isinstance(control, Number) and control.maximum is not None:
+                self._control_widgets[name].set_maximum(control.maximum(view))
         self.adjust(view)
         self._image.value = png
         self._caption.value = f"<p style='margin:2px 0'>{html.escape(view.sentence())}</p>"

@@ -1,13 +1,13 @@
 """A part of a figure: its artists are made once, when it is, and moved afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -19,6 +19,7 @@ class Plot:
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
         self._artists: list[Artist] = []
+        self._names: dict[str, Sequence[str]] = {}
 
     def artists(self) -> list[Artist]:
         """What `show` moves, lowest first."""
@@ -49,13 +50,22 @@ class Plot:
         image = self.axes.imshow(np.zeros(shape), cmap=colours, vmin=low, vmax=high, **look)
         return self.moving(image)
 
+    def scale_beside(self, image: AxesImage, gap: float, width: float, **look: Any) -> Colorbar:
+        """The scale of an image's colours, as high as the axes; `gap` and `width` of the figure."""
+        box, figure = self.axes.get_position(), self.axes.figure
+        bar = figure.add_axes((box.x1 + gap, box.y0, width, box.height))
+        return figure.colorbar(image, cax=bar, **look)
 
-class Note(Plot):
-    """A line of words below the plots that follows the view."""
+    def name_places(self, axis: str, names: Sequence[str], **look: Any) -> None:
+        """Name the whole numbers of an axis, `"x"` or `"y"`, and end it half a step beyond them.
 
-    def __init__(self, figure: Figure, x: float, y: float, words: Callable[[Any], str]) -> None:
-        self.words, self._of = figure.text(x, y, "", fontsize=9), words
-        self._artists = [self.words]
-
-    def show(self, view: Any) -> None:
-        self.words.set_text(self._of(view))
+        Names are cut to nine letters. Does nothing where they are as before: new ticks draw the
+        whole figure anew.
+        """
+        if names != self._names.get(axis):
+            self._names[axis] = names
+            limits = (-0.5, len(names) - 0.5)
+            self.axes.set(**{f"{axis}lim": limits if axis == "x" else limits[::-1]})
+            place = self.axes.set_xticks if axis == "x" else self.axes.set_yticks
+            shown = [name if len(name) <= 9 else name[:8] + "…" for name in names]
+            place(range(len(names)), shown, **look)

@@ -5,16 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from toolkit.figures import in_words
+from toolkit.measure.words import SPOKEN_UNITS, in_words
 
 Progress = tuple[int, int, str]
 """Pieces done, pieces in all, what is being done."""
 
 Data = dict[str, Any]
 """Heading -> per row a number, a pair (number, error) or a word. A heading ends with its unit in
-parentheses."""
+parentheses: one of `SPOKEN_UNITS`, which its cells then speak, or any other."""
 
-SPOKEN_UNITS = ("seconds", "bytes", "FLOP")
 _CELL = "padding:2px 12px;text-align:right;border-bottom:1px solid #e3e7eb"
 
 
@@ -32,18 +31,26 @@ class View:
         """The plotted numbers, in columns of one length; `pandas.DataFrame` takes them."""
         raise NotImplementedError
 
+    def cells(self) -> dict[str, list[str]]:
+        """`data()` in words, column by column: the table shows them, the sentence quotes them."""
+        cells = {}
+        for heading, values in self.data().items():
+            name, _, unit = heading.removesuffix(")").partition(" (")
+            cells[name if unit in SPOKEN_UNITS else heading] = [in_cell(v, unit) for v in values]
+        return cells
+
     def sentence(self) -> str:
         """The figure in words: caption, alternative text and plain-text form in one."""
         raise NotImplementedError
 
+    def footnote(self) -> str:
+        """What stands below the plots: where the numbers come from, and what marks mean."""
+        return ""
+
     def table(self) -> Table:
-        """`data()` as text."""
-        headings, columns = [], []
-        for heading, values in self.data().items():
-            name, _, unit = heading.removesuffix(")").partition(" (")
-            headings.append(name if unit in SPOKEN_UNITS else heading)
-            columns.append([in_cell(value, unit) for value in values])
-        return Table(tuple(headings), list(zip(*columns, strict=True)))
+        """`cells()`, row by row."""
+        cells = self.cells()
+        return Table(tuple(cells), list(zip(*cells.values(), strict=True)))
 
 
 def in_cell(value: Any, unit: str = "") -> str:
@@ -56,9 +63,7 @@ def in_cell(value: Any, unit: str = "") -> str:
         return "–"
     if np.isinf(value):
         return "diverged"
-    if unit in SPOKEN_UNITS:
-        return in_words(value, unit)
-    return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.4g}"
+    return in_words(value, unit if unit in SPOKEN_UNITS else "")
 
 
 def as_html(table: Table) -> str:

@@ -46,15 +46,6 @@ class TextPanel(Panel):
 class LoopPanel(TextPanel):
     """What a byte's prediction rests on and what it says, after each loop of a trained model.
 
-    Attributes:
-        text: what the model reads.
-        token: the byte looked at, from 1.
-        loops: how often the layers run.
-        pattern: the layers, a value of `PATTERNS`.
-        window: bytes a "window" layer sees.
-        output_gate: the model trained with output gates, or the one without.
-        residual_gate: rho as trained, or zero.
-
     Example:
         >>> panel = LoopPanel(pattern="window window", window=4)
         >>> panel.loops = 2

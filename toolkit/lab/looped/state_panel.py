@@ -14,10 +14,6 @@ from toolkit.lab.looped.state_view import StateView, look_inside
 class LoopStatePanel(TextPanel):
     """Hidden state, recurrent state, residual gate, attention sink and cost, loop by loop.
 
-    Attributes:
-        text, token, loops, window, pattern, output_gate, residual_gate: as in `LoopPanel`.
-        context_length: tokens the two cost plots are for.
-
     Example:
         >>> panel = LoopStatePanel(pattern="gdn full", loops=3)
         >>> panel.context_length = 4096

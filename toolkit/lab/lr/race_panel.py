@@ -11,7 +11,7 @@ from toolkit.lab.kit.curve import Points
 from toolkit.lab.kit.curve_control import Curve, CurveWidgets
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Note, Plot
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.race_plots import EndPlot, LossPlot, RatePlot
 from toolkit.lab.lr.race_view import Lane, RaceView, drawn_lane, race_pieces, race_view, racers
@@ -27,11 +27,6 @@ class RacePanel(Panel):
 
     On the quadratics every racer runs at once, and yours follows the hand. On the network a run
     takes its time: press Race, or call `race()`.
-
-    Attributes:
-        problem: what is trained, a value of `PROBLEMS`.
-        budget: gradient evaluations that each may spend.
-        points: of the schedule, (part of the run, share of the problem's largest rate).
 
     Example:
         >>> panel = RacePanel(problem="quadratic 1d", budget=500)
@@ -49,7 +44,7 @@ class RacePanel(Panel):
         "Budget", 1000, {f"{steps:,}": steps for steps in BUDGETS},
         explanation="Gradient evaluations that each racer may spend",
     )  # fmt: skip
-    points = Curve("Your schedule: drag a point, or draw", START)
+    points = Curve("Your schedule: drag a point, or draw", START, "(part of the run, share)")
 
     def __init__(self, **values: Any) -> None:
         # (problem, budget) -> lanes that are finished, and searches under way.
@@ -82,7 +77,6 @@ class RacePanel(Panel):
             RatePlot(rates),
             LossPlot(figure.add_subplot(grid[1, 0], sharex=rates)),
             EndPlot(figure.add_subplot(grid[:, 1])),
-            Note(figure, 0.08, 0.02, _provenance),
         ]
 
     def adjust(self, view: RaceView) -> None:
@@ -99,15 +93,3 @@ class RacePanel(Panel):
 
     def _so_far(self, name: str, budget: int) -> tuple[dict[str, Lane], dict[str, Search]]:
         return self._races.setdefault((name, budget), ({}, {}))
-
-
-def _provenance(view: RaceView) -> str:
-    if view.is_exact:
-        return (
-            "Losses: closed form. The rates of the best were found beforehand. Tuning is not "
-            "charged, searching is."
-        )
-    return (
-        "Measured here, one seed. Curves: training, averaged over 2 % of the run. Final losses: on "
-        "rows never trained on.\nTuning is not charged, searching is."
-    )

@@ -86,6 +86,17 @@ class RaceView(View):
             words += f". Best of the others: {RACERS[first.name]}, {first.loss:.4g}"
         return f"{words}. Losses: {self.provenance}."
 
+    def footnote(self) -> str:
+        if self.is_exact:
+            return (
+                "Losses: closed form. The rates of the best were found beforehand. Tuning is not "
+                "charged, searching is."
+            )
+        return (
+            "Measured here, one seed. Curves: training, averaged over 2 % of the run. Final "
+            "losses: on rows never trained on.\nTuning is not charged, searching is."
+        )
+
     def data(self) -> Data:
         """A row per racer, those that have run first."""
         lanes, missing = self.lanes, [None] * len(self.missing)

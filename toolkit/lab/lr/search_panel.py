@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
-from toolkit.lab.kit.plot import Note, Plot
+from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.search_plots import CandidatePlot, LandscapePlot
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
@@ -35,15 +35,6 @@ class SearchPanel(Panel):
     A step asks the search what it wants, trains that, and tells it the losses. All rounds are
     kept: `round` looks at an earlier one again. Another problem, budget or constant is another
     search, which begins with its first round; one come back to is still there.
-
-    Attributes:
-        problem: what is trained, a value of `PROBLEMS`.
-        budget: gradient evaluations in all, candidates included.
-        method: a value of `METHODS`.
-        candidates: rates tried in a stage, or on the first grid.
-        kappa: standard deviations of optimism; AutoLRS one by one only.
-        proposals: "sequential" or "together"; AutoLRS only.
-        round: the one looked at, from 1 to as many as were taken.
 
     Example:
         >>> panel = SearchPanel(problem="quadratic 1d", method="probe", budget=500)
@@ -140,7 +131,6 @@ class SearchPanel(Panel):
             SchedulePlot(figure.add_subplot(grid[1, 0])),
             LedgerPlot(spent),
             BoughtPlot(losses),
-            Note(figure, 0.085, 0.012, _provenance),
         ]
 
     def adjust(self, view: SearchView) -> None:
@@ -182,13 +172,6 @@ class SearchPanel(Panel):
             yield spent, settings.budget, f"round {len(further.rounds)}, evaluations"
             if further is search:
                 return
-
-
-def _provenance(view: SearchView) -> str:
-    return (
-        f"Losses: {view.provenance}. Known schedules: found beforehand. Red: new in this round.\n"
-        "Bars and bands: two standard deviations. On an edge: beyond the plot."
-    )
 
 
 def _settings(state: Any) -> Settings:

@@ -103,6 +103,12 @@ class SearchView(View):
     def _expectation(self) -> str:
         return "forecast" if self.horizon else "score"
 
+    def footnote(self) -> str:
+        return (
+            f"Losses: {self.provenance}. Known schedules: found beforehand. Red: new in this "
+            "round.\nBars and bands: two standard deviations. On an edge: beyond the plot."
+        )
+
     def data(self) -> Data:
         source, expectation = self.provenance, f"{self._expectation}, from its losses"
         rows: list[tuple[str, Any, str]] = []

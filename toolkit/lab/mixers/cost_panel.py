@@ -19,13 +19,6 @@ LOOKS = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
 class MixerCostPanel(Panel):
     """Operations, bytes moved and bytes kept of one decoded token, against context length.
 
-    Attributes:
-        left, right: names of recurrent rows of `MIXERS`.
-        context_length: the context marked.
-        heads: query, key and value heads.
-        head_size: key and value size per head.
-        bytes_per_number: precision of activations and of the cache; states stay in float32.
-
     Example:
         >>> panel = MixerCostPanel(left="retention", right="gdn")
         >>> panel.follow(MixerPanel(left="linear")).left

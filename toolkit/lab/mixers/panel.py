@@ -23,15 +23,6 @@ RIGHT = Choice("Right mixer", "gdn", MENU, explanation="Orange, dotted")
 class MixerPanel(Panel):
     """State norm, effective memory and decay of two mixers that read the same text.
 
-    Attributes:
-        left, right: names of recurrent rows of `MIXERS`.
-        text: what they read.
-        token: the token whose output is traced back.
-        head: the head looked at.
-        decay_strength: multiplies every log-decay; 1 as the papers initialise it.
-        write_strength: typical beta of the delta rules.
-        seed: which random projections.
-
     Example:
         >>> panel = MixerPanel(left="linear", right="gdn", token=5)
         >>> panel.decay_strength = 0
@@ -45,7 +36,10 @@ class MixerPanel(Panel):
     left = LEFT
     right = RIGHT
     text = Words("Text", TEXT, f"Up to {MAX_TOKENS} words; press Enter")
-    token = Number("Token", 24, low=1, high=MAX_TOKENS, explanation="Whose output is traced back")
+    token = Number(
+        "Token", 24, low=1, high=MAX_TOKENS, explanation="Whose output is traced back",
+        maximum=lambda view: len(view.words),
+    )  # fmt: skip
     head = Number("Head", 0, low=0, high=HEADS - 1, explanation="Drawn thick; its reach is shown")
     decay_strength = Number(
         "Decay strength", 1.0, low=0.0, high=4.0, step=0.05,
@@ -73,6 +67,3 @@ class MixerPanel(Panel):
             for column, side in enumerate(SIDES)
             for row, plot in enumerate((NormPlot, ReachPlot, DecayPlot))
         ]
-
-    def adjust(self, view: Comparison) -> None:
-        self._control_widgets["token"].set_maximum(len(view.words))

@@ -10,7 +10,6 @@ from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
-from toolkit.lab.attention.reading_view import shortened
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
 from toolkit.lab.mixers.view import MOST, Comparison, is_same, tokens_in_words
@@ -113,7 +112,7 @@ class DecayPlot(Plot):
 
     def __init__(self, axes: Axes, side: str) -> None:
         super().__init__(axes)
-        self._side, self._words = side, ()
+        self._side = side
         axes.grid(False)
         axes.set_yticks(range(HEADS), [f"head {h}" for h in range(HEADS)], fontsize=8.5)
         limits = np.log10([SHORTEST, LONGEST])
@@ -131,10 +130,8 @@ class DecayPlot(Plot):
             axes.set_ylabel("half-life")
             return
         axes.set_yticks([])
-        box, figure = axes.get_position(), axes.figure
-        bar = figure.add_axes((box.x1 + 0.05, box.y0, 0.011, box.height))
-        figure.colorbar(self.matrix, cax=bar, ticks=[0, 1, 2, 3])
-        bar.set_yticklabels(["1", "10", "100", "1000"], fontsize=8)
+        bar = self.scale_beside(self.matrix, 0.035, 0.011, ticks=[0, 1, 2, 3]).ax
+        bar.set_yticklabels(["1", "10", "100", "1,000"], fontsize=8)
         bar.set_title("half-life\n(tokens)", fontsize=8, fontweight="normal", loc="center", pad=4)
 
     def show(self, view: Comparison) -> None:
@@ -145,11 +142,7 @@ class DecayPlot(Plot):
         for head, text in enumerate(self._medians):
             text.set_text(tokens_in_words(np.median(half_life[:, head])))
             text.set_fontweight("bold" if head == view.head else "normal")
-        if view.words != self._words:
-            self._words = view.words
-            self.axes.set_xlim(_width(view))
-            names = shortened(view.words)
-            self.axes.set_xticks(range(len(names)), names, fontsize=8, rotation=90)
+        self.name_places("x", view.words, fontsize=8, rotation=90)
 
 
 def name_heads(figure: Figure) -> None:
