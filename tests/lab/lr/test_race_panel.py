@@ -143,7 +143,7 @@ def test_the_race_follows_the_hand() -> None:
 
 def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> None:
     panel.change(problem="quadratic 10", points=[(0, 0.5), (1, 0)])
-    _, losses, ends, _ = panel._plots
+    _, losses, ends = panel._plots
     limits = losses.axes.get_ylim(), ends.axes.get_xlim()
     panel.points = [(0, 1), (1, 1)]  # stays at the edge of stability
     assert panel.view.ratio(panel.view.lane("yours")) > 50

@@ -159,7 +159,7 @@ def test_a_search_goes_on_in_another_panel(panel: SearchPanel) -> None:
 def test_the_picture_is_the_view(panel: SearchPanel) -> None:
     panel.run()
     view = panel.view
-    candidates, _, schedule, ledger, bought, _ = panel._plots
+    candidates, _, schedule, ledger, bought = panel._plots
     x, y = schedule.done.get_data()
     np.testing.assert_allclose(y[np.isfinite(y)], view.rates)
     np.testing.assert_allclose(x[np.isfinite(x)], view.spent)
