@@ -203,19 +203,22 @@ def bench(
 def experiment(
     name: Annotated[str, tyro.conf.Positional] = "",
     directory: Path | None = None,
-    seeds: int = 3,
+    seeds: int = 5,
     only: str = "",
+    runs: Path | None = None,
     recorded: Path | None = None,
     list: bool = False,
 ) -> None:
-    """Train small models until a claim is seen, or not seen; run again to resume.
+    """Train small models until a claim is seen or contradicted; run again to resume.
 
     Args:
         name: which experiment.
         directory: the experiment's folder (none: runs/experiments/NAME).
         seeds: how often each setting is run.
         only: run the settings whose name holds this text.
-        recorded: print and draw this file of an earlier run instead, and run nothing.
+        runs: the file of finished runs (none: runs.jsonl in the folder); one in data/experiments
+            takes nothing from a tree with uncommitted changes.
+        recorded: print and draw this file of finished runs instead, and run nothing.
         list: print what there is.
     """
     from toolkit.experiments import EXPERIMENTS, load_experiment, run_experiment, show_recorded
@@ -228,7 +231,7 @@ def experiment(
     directory = directory or Path("runs/experiments") / name
     if recorded is not None:
         show_recorded(found, recorded, directory)
-    elif not run_experiment(found, directory, seeds=seeds, only=only):
+    elif not run_experiment(found, directory, seeds=seeds, only=only, runs=runs):
         sys.exit(130)
 
 

@@ -92,22 +92,25 @@ def write_notebooks():
 def write_experiments():
     """What `toolkit experiment NAME --recorded FILE` prints and draws."""
     from toolkit.experiments import EXPERIMENTS, load_experiment, show_recorded
+    from toolkit.experiments.records import read_runs
 
     for name, summary in EXPERIMENTS.items():
-        path = ROOT / f"data/experiments/{name}.json"
+        path = ROOT / f"data/experiments/{name}.jsonl"
         if not path.exists():
             continue
+        experiment = load_experiment(name)
+        runs = [line["environment"] for line in read_runs(path, experiment)]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            show_recorded(load_experiment(name), path, DOCS / "results" / name)
+            show_recorded(experiment, path, DOCS / "results" / name)
         lines = printed.getvalue().partition("\nfigure:")[0].strip().splitlines()
         text = "\n".join(map(folded, lines))
         title = summary[0].upper() + summary[1:]
         write(
             f"results/{name}.md",
-            f"# {title}\n\n{commands(path)}\n\n![{title}]({name}/figure.png)\n\n"
+            f"# {title}\n\n{origins(path, runs)}\n\n![{title}]({name}/figure.png)\n\n"
             f"```text\n{text}\n```\n\nShow it again, without running anything:\n\n"
-            f"```sh\ntoolkit experiment {name} --recorded data/experiments/{name}.json\n```\n",
+            f"```sh\ntoolkit experiment {name} --recorded data/experiments/{name}.jsonl\n```\n",
         )
 
 
@@ -115,36 +118,36 @@ def folded(line):
     """A long line of words goes on below its second column; a row of a table stays whole."""
     if "+-" in line or not re.search(r"[a-z] [a-z]+ [a-z]", line):
         return line
-    indent = " " * 11 if re.match(r"\w+( \w+)?  +| {10}", line) else ""
+    indent = " " * 13 if re.match(r"(seen|contradicted|not shown) +| {12}", line) else ""
     return textwrap.fill(line, 100, subsequent_indent=indent, replace_whitespace=False)
 
 
-def commands(path):
-    """Where the numbers of a file come from."""
-    records = read_records(path)
+def origins(path, records):
+    """Where the numbers of a file come from; `records` are the provenances of its entries."""
     rows = dict.fromkeys(
-        f"| `{r.command}` | {r.device} | {r.versions['jax']} | {r.commit} | {day(r)} |"
+        f"| `{r['command']}` | {r['device']} | {r['versions']['jax']} | {r['commit']} | {day(r)} |"
         for r in records
     )
     head = "| command | device | jax | commit | date |\n| --- | --- | --- | --- | --- |\n"
     source = f"[{path.name}]({REPOSITORY}/{path.relative_to(ROOT)})"
-    return f"{len(records)} records of {source}:\n\n{head}" + "\n".join(rows)
+    return f"{len(records)} entries of {source}:\n\n{head}" + "\n".join(rows)
 
 
 def day(record):
     """The date of a record, which no line breaks."""
-    return record.date[:10].replace("-", "\N{NON-BREAKING HYPHEN}")
+    return record["date"][:10].replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 def write_measurements():
     """One page a suite and machine: every contender's median and spread, as recorded."""
     for path in sorted((ROOT / "data/measurements").glob("*/*.json")):
         machine, suite = path.parent.name, path.stem
-        cases = defaultdict(list)
-        for r in read_records(path):
+        records, cases = read_records(path), defaultdict(list)
+        for r in records:
             *case, contender = r.name.split(" | ")
             cases[", ".join(case)].append((contender, r))
-        parts = [f"# `toolkit bench {suite}` on {machine}", "", commands(path), ""]
+        origin = origins(path, [vars(r) for r in records])
+        parts = [f"# `toolkit bench {suite}` on {machine}", "", origin, ""]
         for case, rows in cases.items():
             parts += [f"## {case}", "", "| contender | median | spread | samples |",
                       "| --- | ---: | ---: | ---: |"]  # fmt: skip

@@ -1,16 +1,16 @@
 """The results kept in the repository: every one can still be read, judged and drawn."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from toolkit import cli
 from toolkit.experiments import load_experiment
-from toolkit.experiments.records import results_of
-from toolkit.measure import read_records
+from toolkit.experiments.records import is_changed, read_runs, results_of
+from toolkit.experiments.verdicts import LEAST_SEEDS
 
-RECORDED = sorted((Path(__file__).parents[2] / "data/experiments").glob("*.json"))
-LEAST_SEEDS = 3
+RECORDED = sorted((Path(__file__).parents[2] / "data/experiments").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -22,15 +22,22 @@ def test_recorded_results_are_shown_by_the_command(path, tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "recorded:" in out
     for claim in load_experiment(path.stem).claims:
-        assert f"seen       {claim.text}" in out or f"not seen   {claim.text}" in out
+        assert re.search(rf"^(seen|contradicted|not shown) +{re.escape(claim.text)}", out, re.M)
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_recorded_results_are_of_every_setting_with_three_seeds(path):
+def test_recorded_results_are_of_every_setting_with_provenance_and_verdicts_by_the_rule(path):
     experiment = load_experiment(path.stem)
-    results = results_of(read_records(path), experiment)
+    lines = read_runs(path, experiment)
+    results = results_of(lines, experiment)
     # A report of its own names the settings that were not run; a table would hide them.
     is_whole = set(results.labels) == set(experiment.settings)
     assert is_whole or (experiment.report and set(results.labels) < set(experiment.settings))
-    assert min(map(len, results.outcomes.values())) >= LEAST_SEEDS
+    assert len({(line["label"], line["seed"]) for line in lines}) == len(lines)
+    for line in lines:
+        assert set(line["environment"]) == {"device", "versions", "commit", "date", "command"}
+        assert line["setting"] or is_changed(line["environment"]["commit"])
+    for verdict in experiment.verdicts(results):
+        assert verdict.seeds
+        assert verdict.word == "not shown" or verdict.seeds >= LEAST_SEEDS

@@ -16,11 +16,12 @@ from toolkit.experiments import (
     Experiment,
     Results,
     Stopped,
+    above,
+    records,
     result_table,
     run_experiment,
     show_recorded,
 )
-from toolkit.measure import read_records
 from toolkit.training import read_metrics
 from toolkit.training.locks import locked
 
@@ -40,11 +41,6 @@ def draw(results, caption):
         axes.plot(results.curves(label, "line").mean(0), label=label)
     figure.text(0, 0, caption)
     return figure
-
-
-def steeper(results):
-    steep, flat = results.mean("steep", "end"), results.mean("flat", "end")
-    return steep > flat, f"{steep:.1f} against {flat:.1f}"
 
 
 def line_experiment(calls, fail_at=None):
@@ -69,8 +65,8 @@ def line_experiment(calls, fail_at=None):
         execute=execute,
         columns=(Column("end", "m", 1),),
         claims=(
-            Claim("steep lines end higher", steeper),
-            Claim("curved lines exist", lambda r: (bool(r.mean("curved", "end")), "")),
+            Claim("steep lines end higher", above("end", ["steep"], ["flat"], 0)),
+            Claim("curved lines exist", above("end", ["curved"], 0.0)),
         ),
         draw=draw,
         beyond="longer lines.",
@@ -81,15 +77,21 @@ def line_experiment(calls, fail_at=None):
 def test_table_verdicts_records_and_figure(tmp_path, capsys):
     assert run_experiment(line_experiment([]), tmp_path)
     out = capsys.readouterr().out
-    assert "seen       steep lines end higher\n           7.0 against 1.0" in out
-    assert "not tested curved lines exist" in out
-    assert "7.0 +- 1.0" in out
+    assert (
+        "seen         steep lines end higher\n"
+        "             5 of 5 seeds bear it out; end: steep 6 7 8 9 10, flat 0 1 2 3 4\n"
+        "not shown    curved lines exist (0 seeds)\n"
+        "             no finished run of 'curved' has 'end'\n"
+    ) in out
+    assert "8.0 +- 1.6" in out
     assert (tmp_path / "figure.png").stat().st_size > 1000
-    records = {r.name: r for r in read_records(tmp_path / "results.json")}
-    assert records["lines | steep | end"].samples == (6.0, 7.0, 8.0)
-    assert records["lines | steep | line, seed 1"].samples == (1.0, 3.0, 5.0, 7.0)
-    assert {r.kind for r in records.values()} == {"measured"}
     assert not list((tmp_path / "running").iterdir())
+    line = read_metrics(tmp_path / "runs.jsonl")[6]
+    assert (line["label"], line["seed"]) == ("steep", 1)
+    assert line["setting"] == {"slope": 2.0, "points": 4}
+    assert line["outcome"] == {"end": 7.0, "line": [1.0, 3.0, 5.0, 7.0]}
+    assert line["environment"]["command"] == "toolkit experiment lines --seeds 5"
+    assert set(line["environment"]) == {"device", "versions", "commit", "date", "command"}
 
 
 def test_finished_runs_are_skipped_and_the_one_under_way_resumes(tmp_path, capsys):
@@ -127,14 +129,16 @@ def test_stopping_politely_is_no_error(tmp_path):
         raise Stopped
 
     assert not run_experiment(dataclasses.replace(line_experiment([]), execute=execute), tmp_path)
-    assert not (tmp_path / "results.json").exists()
+    assert not (tmp_path / "runs.jsonl").exists()
 
 
 def test_only_and_seeds_choose_runs(tmp_path, capsys):
     calls = []
     run_experiment(line_experiment(calls), tmp_path, seeds=1, only="flat")
     assert {slope for slope, *_ in calls} == {0.0}
-    assert "not tested steep lines end higher" in capsys.readouterr().out
+    assert "not shown    steep lines end higher (0 seeds)" in capsys.readouterr().out
+    line = read_metrics(tmp_path / "runs.jsonl")[0]
+    assert line["environment"]["command"] == "toolkit experiment lines --seeds 1 --only flat"
     with pytest.raises(ValueError, match="no setting; they are: flat; steep"):
         run_experiment(line_experiment([]), tmp_path, only="round")
     with pytest.raises(ValueError, match="seeds"):
@@ -161,11 +165,11 @@ from toolkit.experiments import records
 from toolkit.experiments.experiment import Run
 from test_experiments_runner import Slope, line_experiment
 
-records.environment = lambda: dict.fromkeys(("device", "versions", "commit", "date", "command"))
+records.environment = lambda: dict.fromkeys(("device", "versions", "commit", "date"))
 directory, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-finished = records.FinishedRuns(directory, line_experiment([]))
+finished = records.FinishedRuns(directory / "runs.jsonl", line_experiment([]))
 for seed in range(first, first + count):
-    finished.append(Run("flat", Slope(0.0), seed), {"end": float(seed)})
+    finished.append(Run("flat", Slope(0.0), seed), {"end": float(seed)}, "")
     print(seed, flush=True)
 """
 
@@ -219,7 +223,7 @@ def test_two_processes_share_the_work(tmp_path):
     both = [start(SHARE, tmp_path) for _ in range(2)]
     said = [process.communicate()[0] for process in both]
     began = [line for text in said for line in text.splitlines() if re.fullmatch(r"\S+ \d", line)]
-    assert len(began) == len(set(began)) == 6, "each run is done once"
+    assert len(began) == len(set(began)) == 10, "each run is done once"
     assert all(process.returncode == 0 for process in both)
     assert not list((tmp_path / "running").iterdir())
 
@@ -257,19 +261,44 @@ def test_a_record_is_shown_without_running(tmp_path, capsys):
     run_experiment(line_experiment([]), tmp_path / "here")
     measured = capsys.readouterr().out
     calls = []
-    show_recorded(line_experiment(calls), tmp_path / "here/results.json", tmp_path / "there")
+    show_recorded(line_experiment(calls), tmp_path / "here/runs.jsonl", tmp_path / "there")
     recorded = capsys.readouterr().out
     assert calls == []
     assert "recorded:" in recorded
-    assert "7.0 +- 1.0" in recorded
+    assert "8.0 +- 1.6" in recorded
     assert (
         measured.split("The claims:")[1].splitlines()[:5]
         == (recorded.split("The claims:")[1].splitlines()[:5])
     )
     assert (tmp_path / "there/figure.png").exists()
     other = dataclasses.replace(line_experiment([]), name="circles")
-    with pytest.raises(ValueError, match="wanted those of experiment 'circles'"):
-        show_recorded(other, tmp_path / "here/results.json", tmp_path / "there")
+    with pytest.raises(ValueError, match="belongs to experiment 'lines', not 'circles'"):
+        show_recorded(other, tmp_path / "here/runs.jsonl", tmp_path / "there")
+    with pytest.raises(ValueError, match=r"nothing\.jsonl is missing or empty"):
+        show_recorded(line_experiment(calls), tmp_path / "nothing.jsonl", tmp_path / "there")
+
+
+def test_a_record_takes_nothing_from_a_changed_tree(tmp_path, monkeypatch, capsys):
+    def commit(name):
+        facts = {"device": "a core", "versions": {"jax": "1"}, "commit": name, "date": "2026-11-22"}
+        monkeypatch.setattr(records, "environment", lambda: facts)
+
+    monkeypatch.setattr(records, "RECORDS", tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    record, calls = tmp_path / "data/lines.jsonl", []
+    for changed in ("12ab+changes", "unknown"):
+        commit(changed)
+        with pytest.raises(ValueError, match=r"lines\.jsonl is a record, and this tree is not a"):
+            run_experiment(line_experiment(calls), tmp_path, seeds=1, runs=record)
+    assert not calls
+    commit("12ab+changes")
+    assert run_experiment(line_experiment([]), tmp_path, seeds=1, only="steep")
+    said = capsys.readouterr().out
+    assert "From a tree with uncommitted changes, to be run again: 'steep'." in said
+    commit("12ab")
+    assert run_experiment(line_experiment([]), tmp_path, seeds=1, runs=record)
+    assert "uncommitted" not in capsys.readouterr().out
+    assert len(read_metrics(record)) == 2
 
 
 def test_table_leaves_missing_numbers_out():

@@ -13,7 +13,8 @@ Describing
 * `Stopped`: what a run raises when asked to stop
 * `Column`: a number of the table
 * `Claim`: a sentence with its judge
-* `Verdict`: seen, not seen or not tested
+* `above`, `below`: judges of a number against a bound, or of settings against each other
+* `Verdict`: seen, contradicted or not shown, by the rule of `toolkit.experiments.verdicts`
 * `Results`: outcomes by setting and seed
 * `MissingResultError`: a number that was not run
 * `result_table`: mean and spread as text
@@ -21,18 +22,16 @@ Describing
 
 from toolkit.experiments.catalogue import EXPERIMENTS, load_experiment
 from toolkit.experiments.experiment import (
-    Claim,
     Column,
     Experiment,
-    MissingResultError,
-    Results,
     Run,
     Stopped,
-    Verdict,
     Workspace,
     result_table,
 )
+from toolkit.experiments.results import MissingResultError, Results
 from toolkit.experiments.runner import run_experiment, show_recorded
+from toolkit.experiments.verdicts import Claim, Verdict, above, below
 
 __all__ = [
     "EXPERIMENTS",
@@ -45,6 +44,8 @@ __all__ = [
     "Stopped",
     "Verdict",
     "Workspace",
+    "above",
+    "below",
     "load_experiment",
     "result_table",
     "run_experiment",

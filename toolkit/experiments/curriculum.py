@@ -9,18 +9,13 @@ import dataclasses
 import numpy as np
 
 from toolkit.experiments.chart import LOOKS, caption_below, two_panels
-from toolkit.experiments.experiment import (
-    Claim,
-    Column,
-    Experiment,
-    Outcome,
-    Results,
-    Workspace,
-)
+from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.recall import accuracy_where_moved, model
+from toolkit.experiments.results import Outcome, Results
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import StateBasedRecall
 from toolkit.experiments.tasks.pointers import PASS, STAGES
+from toolkit.experiments.verdicts import Claim, in_words
 
 BUDGET = 100_000  # steps a stage
 _SOLVED, _STEPS, _MOVED = "n_max", "steps by stage", "accuracy where moved, by stage"
@@ -64,13 +59,13 @@ def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> Outcome:
     return run_stages(recipe, seed, workspace)
 
 
-def _farther(results: Results) -> tuple[bool, str]:
-    best = {
-        name: max(results.mean(_label(name, loops), _SOLVED) for loops in _LOOPS)
+def _farther(results: Results) -> tuple[np.ndarray, str]:
+    best = np.array([
+        results.paired(_SOLVED, [_label(name, loops) for loops in _LOOPS]).max(0)
         for name in _PATTERNS
-    }
-    words = ", ".join(f"{name} {cells:.0f}" for name, cells in best.items())
-    return min(best["gdn + window"], best["gdn + full"]) > best["full"], f"best over T: {words}"
+    ])  # fmt: skip
+    full, *hybrids = best
+    return np.min(hybrids, 0) - full, f"best over T: {in_words([*_PATTERNS], best, 0)}"
 
 
 def _label(name: str, loops: int) -> str:
@@ -112,6 +107,6 @@ EXPERIMENT = Experiment(
     draw=_draw,
     beyond="all of this: a stage may take its whole budget of "
     f"{BUDGET:,} steps; two cores manage stage 1 (`toolkit experiment recall`).",
-    minutes=60_000,
+    minutes=100_000,
     work=lambda recipe: recipe.work,
 )

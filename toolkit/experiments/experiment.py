@@ -1,8 +1,4 @@
-"""What an experiment is: settings, seeds, a function that runs one, and claims to hold against it.
-
-An experiment says beforehand which claims it tests and how it judges them; a claim that the
-numbers do not bear out is reported as not seen.
-"""
+"""What an experiment is: settings, seeds, a function that runs one, and claims to judge."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -10,15 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from toolkit.experiments.results import MissingResultError, Outcome, Results
+from toolkit.experiments.verdicts import LEAST_SEEDS, Claim, Verdict
 from toolkit.measure.tables import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Outcome = Mapping[str, Any]
-"""What one run found: numbers and curves (lists or arrays of numbers), by name."""
 
 
 class Stopped(Exception):
@@ -83,89 +76,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence that an experiment can contradict.
-
-    Attributes:
-        text: the claim, one line.
-        judge: results -> (whether it is seen, the numbers that decided it).
-
-    Example:
-        >>> claim = Claim("a is right", lambda found: (found.mean("a", "accuracy") > 0.5, "..."))
-        >>> claim.judge(Results({"a": {0: {"accuracy": 0.9}}}))
-        (True, '...')
-    """
-
-    text: str
-    judge: Callable[["Results"], tuple[bool, str]]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim after the experiment.
-
-    Attributes:
-        claim: its text.
-        is_seen: None when the runs it needs were left out.
-        numbers: what decided.
-
-    Example:
-        >>> print(Verdict("a is right", True, "accuracy 0.90"))
-        seen       a is right
-                   accuracy 0.90
-    """
-
-    claim: str
-    is_seen: bool | None
-    numbers: str
-
-    def __str__(self) -> str:
-        word = {True: "seen", False: "not seen", None: "not tested"}[self.is_seen]
-        return f"{word:<10} {self.claim}\n{'':<10} {self.numbers}"
-
-
-class MissingResultError(LookupError):
-    """A setting or number that these results do not hold."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """Outcomes of the finished runs.
-
-    Attributes:
-        outcomes: label of the setting -> seed -> outcome.
-
-    Example:
-        >>> results = Results({"a": {0: {"accuracy": 0.5}, 1: {"accuracy": 1.0}}})
-        >>> results.samples("a", "accuracy"), results.mean("a", "accuracy")
-        ([0.5, 1.0], 0.75)
-    """
-
-    outcomes: Mapping[str, Mapping[int, Outcome]]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Settings with at least one finished run, in the experiment's order."""
-        return tuple(label for label, runs in self.outcomes.items() if runs)
-
-    def samples(self, label: str, name: str) -> list[Any]:
-        """A number (or curve) of a setting, one per seed; `MissingResultError` if there is none."""
-        runs = self.outcomes.get(label, {})
-        found = [outcome[name] for _, outcome in sorted(runs.items()) if name in outcome]
-        if not found:
-            raise MissingResultError(f"no finished run of {label!r} has {name!r}")
-        return found
-
-    def mean(self, label: str, name: str) -> float:
-        """Mean over the seeds of a number; see `samples`."""
-        return statistics.fmean(self.samples(label, name))
-
-    def curves(self, label: str, name: str) -> np.ndarray:
-        """One row of a curve per seed, [seeds, points]; see `samples`."""
-        return np.array(self.samples(label, name), float)
-
-
-@dataclass(frozen=True)
 class Experiment:
     """Everything about one experiment; running it is `run_experiment`'s business.
 
@@ -179,7 +89,7 @@ class Experiment:
         claims: what is tested.
         draw: (results, caption) -> the figure.
         beyond: what a machine of two cores cannot show, and how to go there.
-        minutes: of all settings with three seeds, on two idle cores.
+        minutes: of all settings with five seeds, on two idle cores.
         work: setting -> cost of a run, in any unit, for the expected time left.
         report: results -> what is printed in place of `result_table`, where a line a setting is
             not how to read them.
@@ -190,7 +100,8 @@ class Experiment:
         >>> experiment = load_experiment("parity")
         >>> experiment.title
         '...'
-        >>> verdicts = experiment.verdicts(Results({}))  # nothing was run: no claim is tested
+        >>> [verdict.word for verdict in experiment.verdicts(Results({}))]
+        ['not shown', 'not shown']
     """
 
     name: str
@@ -206,7 +117,7 @@ class Experiment:
     report: Callable[[Results], str] | None = None
     seeds_together: int = 1
 
-    def runs(self, seeds: int = 3, only: str = "") -> list[Run]:
+    def runs(self, seeds: int = LEAST_SEEDS, only: str = "") -> list[Run]:
         """Settings whose label holds `only`, each with every seed, one setting after another."""
         if seeds < 1:
             raise ValueError(f"seeds: got {seeds}, wanted at least 1")
@@ -217,15 +128,8 @@ class Experiment:
         return [Run(label, self.settings[label], seed) for label in labels for seed in range(seeds)]
 
     def verdicts(self, results: Results) -> list[Verdict]:
-        """One verdict per claim: not tested where a run it needs is missing."""
-        verdicts = []
-        for claim in self.claims:
-            try:
-                is_seen, numbers = claim.judge(results)
-            except MissingResultError as missing:
-                is_seen, numbers = None, str(missing)
-            verdicts.append(Verdict(claim.text, is_seen, numbers))
-        return verdicts
+        """One verdict per claim, by the rule of `toolkit.experiments.verdicts`."""
+        return [claim.verdict(results) for claim in self.claims]
 
 
 def result_table(experiment: Experiment, results: Results) -> str:

@@ -14,15 +14,9 @@ import numpy as np
 from flax import nnx
 
 from toolkit.experiments.chart import LOOKS, caption_below, two_panels
-from toolkit.experiments.experiment import (
-    Claim,
-    Column,
-    Experiment,
-    Outcome,
-    Results,
-    Stopped,
-    Workspace,
-)
+from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
+from toolkit.experiments.results import Outcome, Results
+from toolkit.experiments.verdicts import Claim, below, in_words
 from toolkit.figures import short
 from toolkit.language import (
     TrainingRun,
@@ -54,8 +48,6 @@ DECODED = 32  # tokens timed at each context
 STEPS, BATCH, TIME = 600, 16, 128
 _PERPLEXITY = "perplexity"
 _DECODE = "decode tokens/s by context"
-# Relative difference of perplexities below which two contenders are called equal.
-_MARGIN = 0.01
 
 
 def _model(pattern: str, loops: int) -> LoopedConfig:
@@ -150,24 +142,16 @@ def _decode_rate(model: LoopedLM, context: int) -> float:
     return DECODED / (time.perf_counter() - started)
 
 
-def _beats(winner: str, loser: str, results: Results) -> tuple[bool, str]:
-    ours, theirs = (results.mean(label, _PERPLEXITY) for label in (winner, loser))
-    words = f"perplexity of a byte: {winner} {ours:.3f}, {loser} {theirs:.3f}"
-    return ours < theirs * (1 - _MARGIN), words
-
-
-def _stays_fast(results: Results) -> tuple[bool, str]:
-    kept = {}
-    for label in ("looped", "looped gdn", "looped full + gdn"):
-        rates = results.curves(label, _DECODE).mean(0)
-        kept[label] = rates[-1] / rates[0]
-    words = ", ".join(f"{label} {share:.0%}" for label, share in kept.items())
-    is_seen = kept["looped gdn"] > kept["looped full + gdn"] > kept["looped"]
-    return is_seen, f"share of the decode rate at 1k left at 32k: {words}"
+def _stays_fast(results: Results) -> tuple[np.ndarray, str]:
+    labels = ["looped", "looped full + gdn", "looped gdn"]
+    rates = results.paired(_DECODE, labels)
+    kept = rates[..., -1] / rates[..., 0]
+    words = f"share of the decode rate at 1k left at 32k: {in_words(labels, kept)}"
+    return np.diff(kept, axis=0).min(0), words
 
 
 def _claim(text: str, winner: str, loser: str) -> Claim:
-    return Claim(text, functools.partial(_beats, winner, loser))
+    return Claim(text, below(_PERPLEXITY, [winner], [loser], 3))
 
 
 def _draw(results: Results, caption: str):
@@ -215,6 +199,6 @@ EXPERIMENT = Experiment(
     ),
     draw=_draw,
     beyond="the paper's 100 billion tokens: differences here are those of the first million bytes.",
-    minutes=45,
+    minutes=75,
     work=lambda setting: setting.steps * setting.model.loops,
 )

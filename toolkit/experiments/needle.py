@@ -5,6 +5,7 @@ distances it could reach and asked about these and farther ones.
 """
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +13,24 @@ import numpy as np
 from flax import nnx
 
 from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
-from toolkit.experiments.experiment import Claim, Column, Experiment, Results, Workspace
+from toolkit.experiments.experiment import Column, Experiment, Workspace
+from toolkit.experiments.results import Results
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import Needle
+from toolkit.experiments.verdicts import Claim, in_words
 from toolkit.looped import LoopedConfig, tokens_reached
 
 WINDOW = 8
 VALUES = 4
 CHANCE = 1 / VALUES
 LOOPS = (1, 2, 4, 8)
+_LABELS = [f"T={loops}" for loops in LOOPS]
 FARTHEST = 64
 SEQUENCES = 256  # a distance
 _BY_DISTANCE = "accuracy by distance"
 _SOLVED = 0.95
 _NEAR_CHANCE = 0.05
+_JUST_BEYOND = 8  # distances: together so many answers that chance is told from one right distance
 
 
 def _model(loops: int) -> LoopedConfig:
@@ -75,23 +80,22 @@ def _by_distance(graph, params, seed):
     return jax.lax.map(accuracy, 1 + jnp.arange(FARTHEST))
 
 
-def _reaches(results: Results) -> tuple[bool, str]:
-    least = {
-        loops: results.curves(_label(loops), _BY_DISTANCE).mean(0)[: _reach(loops)].min()
-        for loops in LOOPS
-    }
-    words = ", ".join(f"T={loops}: {share:.3f}" for loops, share in least.items())
-    return min(least.values()) >= _SOLVED, f"least accuracy at D <= T(w-1): {words}"
+def _reaches(results: Results) -> tuple[np.ndarray, str]:
+    rows = np.array([curve[:, :reach].min(-1) for reach, curve in _curves(results)])
+    return rows.min(0) - _SOLVED, "least accuracy at D <= T(w-1): " + in_words(_LABELS, rows)
 
 
-def _no_farther(results: Results) -> tuple[bool, str]:
-    most = {
-        loops: results.curves(_label(loops), _BY_DISTANCE).mean(0)[_reach(loops) :].max()
-        for loops in LOOPS
-    }
-    words = ", ".join(f"T={loops}: {share:.3f}" for loops, share in most.items())
-    is_chance = max(most.values()) <= CHANCE + _NEAR_CHANCE
-    return is_chance, f"largest accuracy at D > T(w-1): {words} (chance {CHANCE})"
+def _no_farther(results: Results) -> tuple[np.ndarray, str]:
+    rows = np.array([
+        curve[:, reach : reach + _JUST_BEYOND].mean(-1) for reach, curve in _curves(results)
+    ])  # fmt: skip
+    words = f"accuracy at the {_JUST_BEYOND} next D: {in_words(_LABELS, rows)} (chance {CHANCE})"
+    return CHANCE + _NEAR_CHANCE - rows.max(0), words
+
+
+def _curves(results: Results) -> Iterator[tuple[int, np.ndarray]]:
+    """Reach and accuracies [seeds, distances] of each setting."""
+    return zip(map(_reach, LOOPS), results.paired(_BY_DISTANCE, _LABELS), strict=True)
 
 
 def _draw(results: Results, caption: str):
@@ -116,14 +120,10 @@ def _draw(results: Results, caption: str):
     return figure
 
 
-def _label(loops: int) -> str:
-    return f"T={loops}"
-
-
 EXPERIMENT = Experiment(
     name="needle",
     title="How far back does a sliding window see, loop by loop?",
-    settings={_label(loops): _recipe(loops) for loops in LOOPS},
+    settings=dict(zip(_LABELS, map(_recipe, LOOPS), strict=True)),
     execute=_execute,
     columns=(
         Column("accuracy within reach"),
@@ -136,6 +136,6 @@ EXPERIMENT = Experiment(
     draw=_draw,
     beyond="windows of hundreds of tokens and deeper models; their reach is "
     "`toolkit.looped.tokens_reached(config) - 1`, the formula tested here.",
-    minutes=8,
+    minutes=13,
     work=lambda recipe: recipe.work,
 )

@@ -1,49 +1,52 @@
-"""Finished runs on disk: one JSON line per run while an experiment goes on, records at its end.
+"""Finished runs on disk: one JSON line per run, which is what is resumed, recorded and redrawn.
 
-The lines are what makes an experiment resumable; the records are what is committed and redrawn.
-A number's record holds the mean and, as samples, one value per seed; a curve's holds one run.
+A line holds the experiment, the whole setting, the seed, the outcome and the provenance of this one
+run. A line is appended whole or not at all, by any number of processes.
 """
 
 import dataclasses
 import json
 import os
-import re
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolkit.experiments.experiment import Experiment, Results, Run
-from toolkit.measure import Record, environment
+from toolkit.experiments.experiment import Experiment, Run
+from toolkit.experiments.results import Results
+from toolkit.measure import environment
 from toolkit.training import read_metrics
 from toolkit.training.locks import locked
 
-_PROVENANCE = ("device", "versions", "commit", "date", "command")
-_CURVE = re.compile(r"(?P<name>.*), seed (?P<seed>\d+)")
+RECORDS = Path(__file__).parents[2] / "data/experiments"
+"""Of a checkout: what is recorded here comes from trees without uncommitted changes."""
+
+_PROVENANCE = ("device", "versions", "commit", "date")
 
 
 class FinishedRuns:
-    """The file `runs.jsonl` of one experiment.
+    """A file of finished runs of one experiment, to be added to.
 
     Attributes:
         path: the file.
-        lines: what it holds: experiment, label, seed, setting, outcome, environment.
+        lines: what it holds, see `read_runs`.
     """
 
-    def __init__(self, directory: Path, experiment: Experiment):
-        self.path = directory / "runs.jsonl"
+    def __init__(self, path: Path, experiment: Experiment):
+        self.path = path
         self.experiment = experiment
-        self.lines = self._read()
+        if path.resolve().is_relative_to(RECORDS) and is_changed(environment()["commit"]):
+            raise ValueError(
+                f"runs: {path.name} is a record, and this tree is not a commit without changes; "
+                "commit them, or leave --runs out to write to the experiment's folder"
+            )
+        self.refresh()
 
     def holds(self, run: Run) -> bool:
         """Whether a run is finished."""
         return any(line["label"] == run.label and line["seed"] == run.seed for line in self.lines)
 
-    def append(self, run: Run, outcome: dict[str, Any]) -> None:
-        """Adds a finished run; it is on disk when this returns, whole or not at all.
-
-        Any number of processes may append to one folder.
-        """
+    def append(self, run: Run, outcome: dict[str, Any], command: str) -> None:
+        """Adds a finished run; it is on disk when this returns."""
         facts = environment()
         line = {
             "experiment": self.experiment.name,
@@ -51,7 +54,7 @@ class FinishedRuns:
             "seed": run.seed,
             "setting": setting_facts(run.setting),
             "outcome": outcome,
-            "environment": {name: facts[name] for name in _PROVENANCE},
+            "environment": {name: facts[name] for name in _PROVENANCE} | {"command": command},
         }
         text = json.dumps(line, allow_nan=False) + "\n"
         with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
@@ -62,67 +65,45 @@ class FinishedRuns:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes in what other processes have finished in the same folder."""
-        self.lines = self._read()
-
-    def _read(self) -> list[dict[str, Any]]:
-        lines = read_metrics(self.path)
-        for line in lines:
-            self._require_same(line)
-        return lines
-
-    def results(self, runs: Iterable[Run]) -> Results:
-        """The outcomes of those of `runs` that are finished."""
-        wanted = list(runs)
-        outcomes: dict[str, dict[int, Any]] = {run.label: {} for run in wanted}
-        pairs = {(run.label, run.seed) for run in wanted}
+        """Takes in what other processes have finished in the same file."""
+        self.lines = read_runs(self.path, self.experiment)
         for line in self.lines:
-            if (line["label"], line["seed"]) in pairs:
-                outcomes[line["label"]][line["seed"]] = line["outcome"]
-        return Results(outcomes)
+            setting = self.experiment.settings.get(line["label"])
+            if setting is None or setting_facts(setting) != line["setting"]:
+                raise ValueError(
+                    f"runs: {str(self.path)!r} holds {line['label']!r} of another version of this "
+                    "experiment; give another directory or file, or delete that one"
+                )
 
-    def records(self, results: Results) -> list[Record]:
-        """The results as records, each with the provenance of the last run behind it."""
-        units = {"seconds": "s"} | {c.name: c.unit for c in self.experiment.columns}
-        records = []
-        for label in results.labels:
-            runs = results.outcomes[label]
-            [*_, last] = [line for line in self.lines if line["label"] == label]
-            facts = last["environment"]
-            for name in dict.fromkeys(name for outcome in runs.values() for name in outcome):
-                prefix, unit = f"{self.experiment.name} | {label} | {name}", units.get(name, "1")
-                found = {seed: out[name] for seed, out in sorted(runs.items()) if name in out}
-                numbers = [value for value in found.values() if not isinstance(value, list)]
-                if numbers:
-                    mean = statistics.fmean(numbers)
-                    records.append(Record(prefix, mean, unit, "measured", samples=tuple(numbers),
-                                          **facts))  # fmt: skip
-                for seed, curve in found.items():
-                    if isinstance(curve, list) and curve:  # one without points says nothing
-                        records.append(Record(f"{prefix}, seed {seed}", curve[-1], unit, "measured",
-                                              samples=tuple(curve), **facts))  # fmt: skip
-        return records
 
-    def _require_same(self, line: dict[str, Any]) -> None:
-        name, label = line["experiment"], line["label"]
-        if name != self.experiment.name:
+def read_runs(path: Path, experiment: Experiment) -> list[dict[str, Any]]:
+    """The lines of a file: experiment, label, seed, setting, outcome, environment."""
+    lines = read_metrics(path)
+    for line in lines:
+        if (name := line.get("experiment")) != experiment.name:
             raise ValueError(
-                f"directory: {str(self.path)!r} belongs to experiment {name!r}, not "
-                f"{self.experiment.name!r}; give each its own"
+                f"runs: {str(path)!r} belongs to experiment {name!r}, not {experiment.name!r}; "
+                "give each its own"
             )
-        setting = self.experiment.settings.get(label)
-        if setting is None or setting_facts(setting) != line["setting"]:
-            raise ValueError(
-                f"directory: {str(self.path)!r} holds {label!r} of another version of this "
-                "experiment; give a new directory, or delete that one"
-            )
+    return lines
 
 
-def _drop_unfinished_line(file: BinaryIO) -> None:
-    """Cuts off what a process killed in the middle of an append has left."""
-    file.seek(0)
-    whole = file.read().rfind(b"\n") + 1
-    file.truncate(whole)
+def results_of(
+    lines: Iterable[dict[str, Any]], experiment: Experiment, runs: Iterable[Run] | None = None
+) -> Results:
+    """The outcomes of finished runs in the experiment's order; of `runs` only, if given."""
+    wanted = None if runs is None else {(run.label, run.seed) for run in runs}
+    outcomes: dict[str, dict[int, Any]] = {label: {} for label in experiment.settings}
+    for line in lines:
+        label, seed = line["label"], line["seed"]
+        if label in outcomes and (wanted is None or (label, seed) in wanted):
+            outcomes[label][seed] = line["outcome"]
+    return Results({label: found for label, found in outcomes.items() if found})
+
+
+def is_changed(commit: str) -> bool:
+    """Whether a commit, as provenance has it, does not say what was run."""
+    return commit.endswith("+changes") or commit == "unknown"
 
 
 def setting_facts(setting: Any) -> dict[str, Any]:
@@ -130,21 +111,8 @@ def setting_facts(setting: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(setting)))
 
 
-def results_of(records: Iterable[Record], experiment: Experiment) -> Results:
-    """Reads results back from the records of an experiment."""
-    outcomes: dict[str, dict[int, dict[str, Any]]] = {}
-    for record in records:
-        name, *rest = record.name.split(" | ")
-        if name != experiment.name or len(rest) != 2:
-            raise ValueError(
-                f"recorded: found a record of {record.name!r}, wanted those of experiment "
-                f"{experiment.name!r}"
-            )
-        label, number = rest
-        runs = outcomes.setdefault(label, {})
-        if curve := _CURVE.fullmatch(number):
-            runs.setdefault(int(curve["seed"]), {})[curve["name"]] = list(record.samples)
-        else:
-            for seed, value in enumerate(record.samples):
-                runs.setdefault(seed, {})[number] = value
-    return Results(outcomes)
+def _drop_unfinished_line(file: BinaryIO) -> None:
+    """Cuts off what a process killed in the middle of an append has left."""
+    file.seek(0)
+    whole = file.read().rfind(b"\n") + 1
+    file.truncate(whole)

@@ -1,11 +1,12 @@
 """Runs an experiment: skips what is finished, goes on in the middle of what is not, reports.
 
-A folder holds `runs.jsonl` (a line a finished run), `running/` (checkpoints of the run under way)
-and, at the end, `results.json` and `figure.png`.
+A folder holds `runs.jsonl` (a line per finished run), `running/` (checkpoints of the run under way)
+and, at the end, `figure.png`.
 """
 
 import itertools
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,19 +16,23 @@ from typing import Any
 
 from toolkit.experiments.experiment import (
     Experiment,
-    Results,
     Run,
     Stopped,
     Workspace,
     result_table,
 )
-from toolkit.experiments.records import FinishedRuns, results_of
-from toolkit.measure import Record, read_records, write_records
+from toolkit.experiments.records import FinishedRuns, is_changed, read_runs, results_of
+from toolkit.experiments.verdicts import LEAST_SEEDS
 from toolkit.training.locks import HeldError, locked
 
 
 def run_experiment(
-    experiment: Experiment, directory: Path, *, seeds: int = 3, only: str = ""
+    experiment: Experiment,
+    directory: Path,
+    *,
+    seeds: int = LEAST_SEEDS,
+    only: str = "",
+    runs: Path | None = None,
 ) -> bool:
     """Run what is not finished yet, then print the table and the verdicts and write the figure.
 
@@ -40,13 +45,16 @@ def run_experiment(
         directory: the experiment's folder; made if missing.
         seeds: how often each setting is run.
         only: run the settings whose label holds this text.
+        runs: the file of finished runs to go on from and to add to; None for `runs.jsonl` in the
+            folder. One in `data/experiments` takes nothing from a tree with uncommitted changes.
 
     Returns:
         Whether all runs are finished; False after Ctrl-C, or while another process that shares
         the folder is still at some of them.
 
     Raises:
-        ValueError: seeds or only out of range, or the folder holds another experiment.
+        ValueError: seeds or only out of range, the file holds another experiment or another
+            version of it, or is a record and the tree has uncommitted changes.
         OSError: the folder cannot be written.
 
     Cost:
@@ -57,25 +65,24 @@ def run_experiment(
         >>> run_experiment(load_experiment("parity"), Path("parity"), seeds=1)  # doctest: +SKIP
         True
     """
-    runs = experiment.runs(seeds, only)
+    wanted = experiment.runs(seeds, only)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    finished = FinishedRuns(directory, experiment)
-    left = [run for run in runs if not finished.holds(run)]
-    _announce(experiment, runs, left)
+    finished = FinishedRuns(runs or directory / "runs.jsonl", experiment)
+    left = [run for run in wanted if not finished.holds(run)]
+    _announce(experiment, wanted, left)
+    words = ["toolkit", "experiment", experiment.name, "--seeds", str(seeds)]
+    command = shlex.join([*words, "--only", only] if only else words)
     with suppress(KeyboardInterrupt, Stopped):
-        _run_all(experiment, runs, left, finished, directory)
+        _run_all(experiment, left, finished, directory, command)
     finished.refresh()
-    count = sum(finished.holds(run) for run in runs)
-    is_complete = count == len(runs)
-    results = finished.results(runs)
-    if results.labels:
-        records = finished.records(results)
-        write_records(directory / "results.json", records)
-        _report(experiment, results, records, directory, "measured here")
+    count = sum(finished.holds(run) for run in wanted)
+    is_complete = count == len(wanted)
+    if count:
+        _report(experiment, finished.lines, wanted, directory, "measured here")
     if not is_complete:
         print(
-            f"\nstopped with {count} of {len(runs)} runs finished; the same command goes on "
+            f"\nstopped with {count} of {len(wanted)} runs finished; the same command goes on "
             "with those that no other process has begun",
             file=sys.stderr,
         )
@@ -87,11 +94,11 @@ def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> No
 
     Args:
         experiment: which one.
-        recorded: its `results.json`.
+        recorded: its file of finished runs.
         directory: where the figure goes; made if missing.
 
     Raises:
-        ValueError: the file holds no records of this experiment.
+        ValueError: the file holds no runs of this experiment.
         OSError: it cannot be read.
 
     Cost:
@@ -99,20 +106,19 @@ def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> No
 
     Example:
         >>> from pathlib import Path
-        >>> record = Path("data/experiments/parity.json")
+        >>> record = Path("data/experiments/parity.jsonl")
         >>> show_recorded(load_experiment("parity"), record, Path("parity"))  # doctest: +SKIP
     """
-    records = read_records(recorded)
-    results = results_of(records, experiment)
-    if not records:
-        raise ValueError(f"recorded: {Path(recorded).name} is empty")
+    lines = read_runs(Path(recorded), experiment)
+    if not lines:
+        raise ValueError(f"recorded: {Path(recorded).name} is missing or empty")
     Path(directory).mkdir(parents=True, exist_ok=True)
-    _report(experiment, results, records, Path(directory), "recorded")
+    _report(experiment, lines, None, Path(directory), "recorded")
 
 
 def _announce(experiment: Experiment, runs: list[Run], left: list[Run]) -> None:
     work = {id(run): experiment.work(run.setting) for run in left}
-    whole = 3 * sum(map(experiment.work, experiment.settings.values()))
+    whole = LEAST_SEEDS * sum(map(experiment.work, experiment.settings.values()))
     minutes = experiment.minutes * sum(work.values()) / whole
     print(f"{experiment.name}: {experiment.title}")
     print(
@@ -123,7 +129,7 @@ def _announce(experiment: Experiment, runs: list[Run], left: list[Run]) -> None:
 
 
 def _run_all(
-    experiment: Experiment, runs: list[Run], left: list[Run], finished: FinishedRuns, folder: Path
+    experiment: Experiment, left: list[Run], finished: FinishedRuns, folder: Path, command: str
 ) -> None:
     from tqdm import tqdm
 
@@ -144,7 +150,7 @@ def _run_all(
                     workspace = Workspace(_workspace(folder, run), progress)
                     workspace.directory.mkdir(parents=True, exist_ok=True)
                     outcome = experiment.execute(run.setting, run.seed, workspace)
-                    finished.append(run, _plain(outcome))
+                    finished.append(run, _plain(outcome), command)
                     shutil.rmtree(workspace.directory)
                     done += work
                     progress(0.0, done)
@@ -179,15 +185,27 @@ def _workspace(folder: Path, run: Run) -> Path:
 
 
 def _report(
-    experiment: Experiment, results: Results, records: list[Record], folder: Path, how: str
+    experiment: Experiment,
+    lines: list[dict[str, Any]],
+    runs: list[Run] | None,
+    folder: Path,
+    how: str,
 ) -> None:
     from toolkit.figures import style
 
-    facts = records[-1]
-    caption = f"{how}: {facts.device}, jax {facts.versions['jax']}, {facts.date[:10]}"
+    results = results_of(lines, experiment, runs)
+    facts = lines[-1]["environment"]
+    caption = f"{how}: {facts['device']}, jax {facts['versions']['jax']}, {facts['date'][:10]}"
     print(f"\n{experiment.title}  ({caption})\n")
     print(experiment.report(results) if experiment.report else result_table(experiment, results))
-    print("\nMean +- standard deviation over the seeds. The claims:\n")
+    changed = [line["label"] for line in lines if is_changed(line["environment"]["commit"])]
+    if changed:
+        names = ", ".join(repr(name) for name in dict.fromkeys(changed))
+        print(f"\nFrom a tree with uncommitted changes, to be run again: {names}.")
+    print(
+        "\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, where all"
+    )
+    print(f"all of at least {LEAST_SEEDS} seeds agree. The claims:\n")
     for verdict in experiment.verdicts(results):
         print(verdict)
     print(f"\nOut of reach of two cores: {experiment.beyond}")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Outcome, Results, Workspace
+from toolkit.experiments.experiment import Column, Experiment, Workspace
+from toolkit.experiments.results import Outcome, Results
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import WordProblem
 from toolkit.looped import LoopedConfig
@@ -64,33 +65,6 @@ def execute(setting: Recipe, seed: int, workspace: Workspace) -> Outcome:
         **trained.numbers,
         _BY_POSITION: by_position,
     }
-
-
-def solved_longer(results: Results, label: str) -> list[float]:
-    """A setting's accuracies on the positions it was not trained on, one per seed."""
-    return results.samples(label, BEYOND)
-
-
-def in_words(results: Results, labels: list[str]) -> str:
-    """Accuracies beyond the trained length, a line for a verdict."""
-    found = (
-        f"{label}: " + " ".join(f"{share:.2f}" for share in solved_longer(results, label))
-        for label in labels
-    )
-    return f"accuracy at positions {TRAINED + 1}-{LONGER}, a seed each: " + "; ".join(found)
-
-
-def are_solved(labels: list[str], results: Results) -> tuple[bool, str]:
-    """Whether every seed of every one of these settings is right on words as long as trained."""
-    worst = {label: min(results.samples(label, WITHIN)) for label in labels}
-    words = ", ".join(f"{label}: {share:.2f}" for label, share in worst.items())
-    return min(worst.values()) >= SOLVED, f"worst seed, trained length: {words}"
-
-
-def are_solved_longer(labels: list[str], results: Results) -> tuple[bool, str]:
-    """Whether every seed of every one of these settings goes on to longer words."""
-    worst = min(min(solved_longer(results, label)) for label in labels)
-    return worst >= SOLVED, in_words(results, labels)
 
 
 def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:

@@ -282,7 +282,9 @@ def _commit() -> str:
     try:
         # An installed copy may lie inside somebody else's repository: ask whether it is tracked.
         git("ls-files", "--error-unmatch", Path(__file__).name)
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        # Records change nothing that is measured, and several are written one after another.
+        code = (":/", ":(top,exclude)data/experiments", ":(top,exclude)data/measurements")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"

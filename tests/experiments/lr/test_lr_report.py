@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from toolkit.experiments.experiment import MissingResultError, Results
 from toolkit.experiments.lr.report import (
     DEFAULT,
     REFERENCE,
@@ -11,13 +10,14 @@ from toolkit.experiments.lr.report import (
     budget_factor,
     cells,
     factors_of,
+    judge_costs_no_more,
     judge_profile,
-    judge_within_noise,
     paired_difference,
     profile,
     profile_area,
     report,
 )
+from toolkit.experiments.results import MissingResultError, Results
 
 EXACT = 1e-12
 
@@ -67,20 +67,16 @@ def test_cells_that_more_budget_does_not_help_tell_nothing():
         judge_profile([flat], "random search")
 
 
-def test_within_noise_means_no_cell_is_surely_worse():
-    noisy = [1.0, 1.03, 0.98, 1.02, 0.99]
-    is_seen, words = judge_within_noise([cell(noisy), cell(losses(0.9), budget=4000)])
-    assert is_seen
-    assert words == "within noise or better in 2 of 2 cells run"
-    is_seen, words = judge_within_noise([cell(noisy), cell(losses(1.05), budget=4000)])
-    assert not is_seen
-    assert "1 of 2 cells run; worse in char-lm 4000 +0.0500" in words
+def test_costs_are_paired_by_seed():
+    margins, words = judge_costs_no_more([cell(losses(1.0)), cell(losses(1.1), budget=4000)])
+    np.testing.assert_allclose(margins, -0.25, atol=EXACT)
+    assert words == "geometric mean of the factors: 1.41 1.41 1.41 1.41 1.41"
 
 
-def test_the_profile_decides_on_cells_where_both_ran():
-    is_seen, words = judge_profile([cell(losses(1.05), rival=1.1)], "random search")
-    assert is_seen
-    assert words == f"area {profile_area([2**0.5]):.3f} against 0.667, 1 cells"
+def test_the_profile_is_paired_by_seed_on_cells_where_both_ran():
+    margins, words = judge_profile([cell(losses(1.05), rival=1.1)], "random search")
+    np.testing.assert_allclose(margins, profile_area([2**0.5]) - 2 / 3, atol=EXACT)
+    assert words.startswith("areas, 1 cells: probe then decay 0.862 0.862")
     with pytest.raises(MissingResultError, match="Prodigy"):
         judge_profile([cell(losses(1.0))], "Prodigy + cosine")
 

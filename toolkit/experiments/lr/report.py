@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.experiments.experiment import MissingResultError, Results
 from toolkit.experiments.lr.methods import METHODS, TEST
+from toolkit.experiments.results import MissingResultError, Results
+from toolkit.experiments.verdicts import in_words
 
 QUARTER = 4.0
 LARGEST_FACTOR = 4.0
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 5
 REFERENCE, DEFAULT = "linear (oracle)", "probe then decay"
 RIVALS = (REFERENCE, "Prodigy + cosine", "random search")
 
@@ -68,8 +68,11 @@ def profile(factors: Iterable[float], ratios: Iterable[float]) -> np.ndarray:
 
 def profile_area(factors: Iterable[float]) -> float:
     """The mean of rho over 1 <= r <= 4, exactly: each cell adds the part of it to its right."""
-    top = LARGEST_FACTOR
-    return statistics.fmean((top - min(max(factor, 1.0), top)) / (top - 1) for factor in factors)
+    return float(_shares(np.array(list(factors), float)).mean())
+
+
+def _shares(factors: np.ndarray) -> np.ndarray:
+    return (LARGEST_FACTOR - np.clip(factors, 1, LARGEST_FACTOR)) / (LARGEST_FACTOR - 1)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,13 @@ class Cell:
         whole, quarter = (statistics.fmean(x) for x in (self.losses[REFERENCE], self.quarter))
         return budget_factor(statistics.fmean(self.losses[method]), whole, quarter)
 
+    def log_factors(self, method: str) -> np.ndarray:
+        """Logarithms of the factor to base 4, seed by seed against the same seed of the oracle; the
+        loss that a quarter of the budget costs is the mean of the seeds.
+        """
+        losses, whole = self.losses[method], self.losses[REFERENCE]
+        return np.subtract(losses, whole) / np.mean(np.subtract(self.quarter, whole))
+
 
 def cells(results: Results, workloads: Iterable[str], budgets: Iterable[int]) -> list[Cell]:
     """All cells in order, those of which nothing was run without losses."""
@@ -125,27 +135,23 @@ def factors_of(method: str, found: Iterable[Cell]) -> dict[str, float]:
     }
 
 
-def judge_within_noise(found: Sequence[Cell]) -> tuple[bool, str]:
-    """Whether the default's paired difference to the oracle is not surely above zero, anywhere."""
-    compared = _compared(found, (DEFAULT, REFERENCE))
-    worse, within = [], 0
-    for cell in compared:
-        gap = paired_difference(cell.losses[DEFAULT], cell.losses[REFERENCE])
-        if gap.low > 0:
-            worse.append(f"{cell.name} {gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]")
-        else:
-            within += 1
-    words = f"within noise or better in {within} of {len(compared)} cells run"
-    return not worse, words + ("; worse in " + ", ".join(worse) if worse else "")
+def judge_costs_no_more(found: Sequence[Cell]) -> tuple[np.ndarray, str]:
+    """Whether the default reaches the oracle's losses with as many evaluations or fewer: the
+    geometric mean of its factors over the telling cells, seed by seed.
+    """
+    logs = np.mean([cell.log_factors(DEFAULT) for cell in _compared(found, (DEFAULT,))], axis=0)
+    words = " ".join(f"{factor:.2f}" for factor in QUARTER**logs)
+    return -logs, f"geometric mean of the factors: {words}"
 
 
-def judge_profile(found: Sequence[Cell], rival: str) -> tuple[bool, str]:
+def judge_profile(found: Sequence[Cell], rival: str) -> tuple[np.ndarray, str]:
     """Whether the default's area is above a rival's, on the telling cells where both were run."""
-    both = [cell for cell in _compared(found, (DEFAULT, REFERENCE, rival)) if cell.is_telling]
-    if not both:
-        raise MissingResultError("no cell in which more budget surely helps")
-    ours, theirs = (profile_area(factors_of(name, both).values()) for name in (DEFAULT, rival))
-    return ours > theirs, f"area {ours:.3f} against {theirs:.3f}, {len(both)} cells"
+    both = _compared(found, (DEFAULT, rival))
+    rows = np.array([
+        _shares(QUARTER ** np.minimum([cell.log_factors(name) for cell in both], 1)).mean(0)
+        for name in (DEFAULT, rival)
+    ])  # fmt: skip
+    return rows[0] - rows[1], f"areas, {len(both)} cells: {in_words((DEFAULT, rival), rows, 3)}"
 
 
 def report(found: Sequence[Cell]) -> str:
@@ -200,13 +206,15 @@ def _profile_lines(found: Sequence[Cell]) -> list[str]:
 
 
 def _compared(found: Sequence[Cell], methods: Sequence[str]) -> list[Cell]:
+    """The telling cells where these methods were run with all seeds."""
     compared = [
         cell
         for cell in found
-        if all(len(cell.losses.get(method, ())) >= FEWEST_SEEDS for method in methods)
+        if cell.is_telling
+        and all(len(cell.losses.get(method, ())) == len(cell.quarter) for method in methods)
     ]
     if not compared:
-        raise MissingResultError(f"no cell has {FEWEST_SEEDS} seeds of {' and '.join(methods)}")
+        raise MissingResultError(f"no cell in which more budget helps has {' and '.join(methods)}")
     return compared
 
 
