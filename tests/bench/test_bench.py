@@ -85,3 +85,15 @@ def test_a_suite_runs_and_writes_its_record(tmp_path):
     run_suites(["startup"], rounds=1, out=tmp_path)
     records = read_records(tmp_path / "startup.json")
     assert {r.name.split(" | ")[-1] for r in records} == {"import toolkit", "import jax"}
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+def test_a_training_step_is_that_of_plain_jax_and_of_pytorch():
+    pytest.importorskip("transformers")
+    from toolkit.bench import training
+
+    case = training._case(1, 32, 2, "small")
+    case.check({name: call() for name, call in case.contenders.items()})
+    with pytest.raises(ValueError, match="'plain JAX' has loss"):  # a step behind the others
+        case.check({**{name: call() for name, call in case.contenders.items()}, "plain JAX": 5.0})

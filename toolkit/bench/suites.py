@@ -40,6 +40,11 @@ _TABLE = {
         (2,),
         "looped models: decoding at 8k, training steps, writing",
     ),
+    "training": (
+        "toolkit.bench.training:cases",
+        (2,),
+        "a training step against plain JAX and PyTorch's Llama",
+    ),
     "sliders": (
         "toolkit.lab.sliders:cases",
         (2,),
