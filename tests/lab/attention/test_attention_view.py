@@ -13,7 +13,6 @@ from toolkit.lab.attention.view import (
     Point,
     costs,
     decode_memory,
-    ratio_in_words,
 )
 
 MACHINE = Machine("a machine", 1e11, 1e10, 4)
@@ -78,7 +77,7 @@ def test_cost_sentence_and_table_name_kind_and_values() -> None:
     view = costs(machine=MACHINE, measured=points, **SIZES)
     assert "At 4,096 tokens" in view.sentence()
     assert "Modelled for a machine." in view.sentence()
-    assert "Measured here at 256 tokens: decode 100 µs against 20.0 µs." in view.sentence()
+    assert "Measured here at 256 tokens: decode 100 µs ± 500 ns against 20.0" in view.sentence()
     columns, rows = view.table()
     assert columns[7:] == (
         "decode, full softmax, measured", "decode, gated delta net, measured",
@@ -92,7 +91,8 @@ def test_cost_sentence_and_table_name_kind_and_values() -> None:
 def test_a_context_that_was_only_measured_has_a_row_of_its_own() -> None:
     view = costs(machine=MACHINE, measured=(Point("full", PREFILL, 100, 1e-3, 0.0),), **SIZES)
     first = view.table().rows[0]
-    assert first == ("100", *("–",) * 6, "1.00 ms ± 0 ns")
+    assert (first[0], first[-1]) == ("100", "1.00 ms ± 0 ns")
+    assert "–" not in first
 
 
 MEMORY = {
@@ -124,8 +124,3 @@ def test_memory_says_when_the_cache_no_longer_fits() -> None:
         "the state is"
         in decode_memory(context_length=128, **MEMORY | {"head_size": 256}).sentence()
     )
-
-
-def test_ratio_in_words() -> None:
-    assert ratio_in_words(24, 2) == "12× as much"
-    assert ratio_in_words(1, 4) == "1/4 of it"

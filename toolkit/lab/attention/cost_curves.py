@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.figures import ACCENT, Look, in_words, log_axes, look
+from toolkit.figures import ACCENT, Look, log_axes, look
 from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView
 from toolkit.lab.kit.plot import Plot
 
@@ -35,32 +35,22 @@ class CostCurves(Plot):
         limits: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(axes)
-        self._plot, self._unit = plot, unit
+        self._plot, self._unit, self._has_fixed_limits = plot, unit, limits is not None
         log_axes(axes, x_unit="tokens", y_unit=unit)
-        axes.set_xlim(TOKENS[0], TOKENS[-1])
-        self._has_fixed_limits = limits is not None
-        if limits is not None:
-            axes.set_ylim(*limits)
-        axes.set_xlabel("context length (tokens)")
+        axes.set(xlim=(TOKENS[0], TOKENS[-1]), ylim=limits, xlabel="context length (tokens)")
         self._mark = self.moving(axes.axvline(TOKENS[0], color=ACCENT, linewidth=1, alpha=0.7))
         box = axes.get_position()
         inch = 1 / (box.width * figure.get_figwidth()), 1 / (box.height * figure.get_figheight())
         rows = -(-len(looks) // columns)
         axes.set_title(title, y=1 + (0.21 * rows + 0.07) * inch[1])
-        self._lines = {
-            name: self.line(color=seen.colour, linestyle=seen.dashes)
-            for name, seen in looks.items()
-        }
-        self._points = {
-            name: self.line(
-                color=seen.colour, marker=seen.marker, markersize=size, linestyle="none",
-                markeredgecolor="white", markeredgewidth=1.2, zorder=4,
-            )
-            for (name, seen), size in zip(looks.items(), MARKER_SIZES, strict=True)
-        }  # fmt: skip
-        self._dots = {name: self.line(color=ACCENT, marker="o", markersize=5) for name in looks}
-        self._names, self._values = {}, {}
+        self._lines, self._points, self._dots, self._names, self._values = ({} for _ in range(5))
         for place, (name, seen) in enumerate(looks.items()):
+            self._lines[name] = self.line(color=seen.colour, linestyle=seen.dashes)
+            self._points[name] = self.line(
+                color=seen.colour, marker=seen.marker, markersize=MARKER_SIZES[place],
+                linestyle="none", markeredgecolor="white", markeredgewidth=1.2, zorder=4,
+            )  # fmt: skip
+            self._dots[name] = self.line(color=ACCENT, marker="o", markersize=5, clip_on=False)
             row, column = divmod(place, columns)
             left, height = column / columns, 1 + 0.21 * (rows - row - 0.3) * inch[1]
             above: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
@@ -72,26 +62,29 @@ class CostCurves(Plot):
                 left + value_inches * inch[0], fontweight="bold", **above
             )
         self._mark_name = self.text(
-            TOKENS[0], 0.02, color=ACCENT, fontsize=9, ha="center", bbox=BEHIND_WORDS,
+            TOKENS[0], 0.02, color=ACCENT, fontsize=9, bbox=BEHIND_WORDS,
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
 
     def show(self, view: CostView) -> None:
         curves, values = view.curves[self._plot], view.at_chosen[self._plot]
-        unit, measured = view.units[self._plot], [p for p in view.measured if p.phase == self._plot]
+        measured = [point for point in view.measured if point.phase == self._plot]
         self._mark.set_xdata([view.chosen, view.chosen])
-        self._mark_name.set_x(min(max(view.chosen, TOKENS[0] * 2), TOKENS[-1] // 2))
+        self._mark_name.set_x(view.chosen)
+        # Towards an end the words lie on the inner side of the mark.
+        side = np.searchsorted((TOKENS[0] * 32, TOKENS[-1] // 32), view.chosen, side="right")
+        self._mark_name.set_horizontalalignment(("left", "center", "right")[side])
         self._mark_name.set_text(f"{view.chosen:,} tokens")
         for name, line in self._lines.items():
-            line.set_data(TOKENS, curves[name])
+            line.set_data(view.tokens, curves[name])
             self._dots[name].set_data([view.chosen], [values[name]])
             self._names[name].set_text(view.names[name])
-            self._values[name].set_text(in_words(values[name], unit))
+            self._values[name].set_text(view.said(self._plot, name))
             own = [point for point in measured if point.mixer == name]
             self._points[name].set_data([p.tokens for p in own], [p.seconds for p in own])
         if not self._has_fixed_limits:
             seconds = np.array([point.seconds for point in measured])
-            self._set_limits(np.concatenate([*curves.values(), seconds]), unit)
+            self._set_limits(np.concatenate([*curves.values(), seconds]), view.units[self._plot])
 
     def _set_limits(self, values: np.ndarray, unit: str) -> None:
         # Whole steps, so that the axis stands still while a slider moves within one.

@@ -25,14 +25,13 @@ from toolkit.lab.attention.view import (
     Point,
     costs,
     decode_memory,
-    plain,
 )
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
-from toolkit.measure import Peak, hardware, published_peak
+from toolkit.measure import Peak, hardware, in_words, published_peak
 
 HERE = "here"
 # Published machines to compare with, by the names `published_peak` knows them by.
@@ -40,8 +39,8 @@ _ACCELERATORS: dict[str, Peak] = {
     key: peak for key in ("h100", "h200", "tpu v6e") if (peak := published_peak(key)) is not None
 }
 DOTTED = (0, (1, 2))
-_HEAD_SIZES = {str(size): size for size in (32, 64, 128, 256)}
-_CONTEXT = Number(
+HEAD_SIZES = {str(size): size for size in (32, 64, 128, 256)}
+CONTEXT = Number(
     "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
     explanation="Tokens already read; the slider doubles, the box takes any number",
 )  # fmt: skip
@@ -87,9 +86,9 @@ class CostPanel(Panel):
     title = "What does a longer context cost?"
     figure_size = (9.6, 4.9)
 
-    context_length = _CONTEXT
+    context_length = CONTEXT
     heads = Number("Heads", 4, low=1, high=64)
-    head_size = Choice("Head size", 64, _HEAD_SIZES)
+    head_size = Choice("Head size", 64, HEAD_SIZES)
     window = Number(
         "Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True,
         explanation="What the sliding window sees",
@@ -135,7 +134,7 @@ class CostPanel(Panel):
         return costs(machine=machine_named(machine), measured=measured, **state)
 
     def plots(self, figure: Figure) -> list[Plot]:
-        figure.subplots_adjust(left=0.085, right=0.975, top=0.76, bottom=0.18, wspace=0.24)
+        figure.subplots_adjust(left=0.1, right=0.975, top=0.76, bottom=0.18, wspace=0.28)
         left, right = figure.subplots(1, 2)
         return [
             CostCurves(figure, left, PREFILL, "seconds", "Prefill: reading the context"),
@@ -176,9 +175,9 @@ class MemoryPanel(Panel):
     title = "What must be kept to write the next token?"
     figure_size = (9.6, 4.4)
 
-    context_length = _CONTEXT
+    context_length = CONTEXT
     heads = Number("Key-value heads", 8, low=1, high=64)
-    head_size = Choice("Head size", 128, _HEAD_SIZES)
+    head_size = Choice("Head size", 128, HEAD_SIZES)
     window = Number("Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True)
     layers = Number("Layers", 32, low=1, high=128)
     sequences = Number("Sequences", 8, low=1, high=256, powers_of_two=True)
@@ -213,16 +212,17 @@ class MemoryPlot(CostCurves):
     def show(self, view: Memory) -> None:
         super().show(view)
         self._capacity.set_ydata([view.capacity_bytes] * 2)
-        self._capacity_name.set_y(view.capacity_bytes)
-        self._capacity_name.set_text(
-            f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
-        )
+        # A device far larger than all that is drawn is named at the top.
+        top = self.axes.get_ylim()[1]
+        name = f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
+        self._capacity_name.set_y(min(view.capacity_bytes, top / 2))
+        self._capacity_name.set_text(name if view.capacity_bytes < top else f"{name} ↑")
         cache, state = (view.at_chosen[KEPT][name] for name in ("full", "gdn"))
         self._gap.xy, self._gap.xyann = (view.chosen, cache), (view.chosen, state)
         is_left = view.chosen < 1 << 17
         beside = view.chosen * (1.15 if is_left else 0.87)
         self._ratio.set_position((beside, (cache * state) ** 0.5))
         self._ratio.set_horizontalalignment("left" if is_left else "right")
-        self._ratio.set_text(f"{plain(cache / state)}×")
+        self._ratio.set_text(in_words(cache / state, "times"))
         for artist in (self._gap, self._ratio):
             artist.set_visible(max(cache / state, state / cache) > 4)

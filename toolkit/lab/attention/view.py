@@ -4,20 +4,19 @@ A cost formula gives operations and bytes; a machine's two rates turn them into 
 on it can beat (the roofline): seconds = max(operations / peak rate, bytes / memory bandwidth).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from toolkit.attention import Mixer, mixer
-from toolkit.figures import in_words
 from toolkit.lab.kit.view import Data, View
+from toolkit.measure import in_words
 
 MIXER_NAMES = ("full", "window", "gdn")
 SHORT_NAMES = {"full": "full softmax", "window": "sliding window", "gdn": "gated delta net"}
-PREFILL, DECODE = "prefill", "decode"
-KEPT = "kept"
+PREFILL, DECODE, KEPT = "prefill", "decode", "kept"
 CHUNK_OF_THE_KERNEL = 0
 # A float32 score written once and read once.
 DENSE_BYTES_PER_SCORE = 8
@@ -47,60 +46,117 @@ class Point:
 
 
 @dataclass(frozen=True)
-class CostView(View):
-    """Curves against context length, the chosen context marked: a plot or more of several lines."""
+class Layer:
+    """The sizes on which the cost of one layer depends."""
 
-    chosen: int
+    heads: int
+    head_size: int
+    window: int = 1  # tokens the sliding window sees
+    bytes_per_number: int = 2  # of keys and values; recurrent states are float32
+    sequences: int = 1
+    softmax: str = "blockwise"  # or "dense", whose prefill writes and reads every float32 score
+    chunk: int = CHUNK_OF_THE_KERNEL  # tokens the gated delta net's prefill takes at once
+
+    def cost(self, name: str, what: str, unit: str, tokens: int) -> float:
+        """`"FLOP"` or `"bytes"` of a prefill or decode step, bytes kept: by its row of `MIXERS`."""
+        row = mixer_row(name, self.window)
+        sizes = self.sequences, tokens, self.heads, self.head_size, self.head_size
+        if unit == "FLOP":
+            if what == DECODE:
+                return row.step_flops(*sizes, **row.options)
+            has_chunks = "xla" in row.implementations and self.chunk != CHUNK_OF_THE_KERNEL
+            options = {"chunk": self.chunk} if has_chunks else row.options
+            return row.forward_flops(*sizes, **options)
+        formula = {PREFILL: row.forward_bytes, DECODE: row.step_bytes, KEPT: row.state_bytes}[what]
+        moved = formula(*sizes, element_bytes=self.bytes_per_number, **row.options)
+        if what == PREFILL and self.softmax == "dense" and "dense" in row.implementations:
+            moved += DENSE_BYTES_PER_SCORE * self.heads * tokens**2
+        return moved
+
+
+@dataclass(frozen=True)
+class CostView(View):
+    """Curves against context length, one context chosen: a plot or more of several lines."""
+
+    chosen: int  # one of `tokens`
+    tokens: np.ndarray
     units: dict[str, str]  # plot -> "seconds", "FLOP" or "bytes"
     names: dict[str, str]  # line -> its name in words
-    curves: dict[str, dict[str, np.ndarray]]  # plot -> line -> cost at `TOKENS`
-    at_chosen: dict[str, dict[str, float]]  # plot -> line -> cost at `chosen`
+    curves: dict[str, dict[str, np.ndarray]]  # plot -> line -> cost at `tokens`
     measured: tuple[Point, ...] = field(default=(), kw_only=True)
+
+    @property
+    def at_chosen(self) -> dict[str, dict[str, Any]]:
+        """plot -> line -> cost at the chosen context."""
+        row = self._chosen_row
+        return {
+            plot: {line: curve[row] for line, curve in lines.items()}
+            for plot, lines in self.curves.items()
+        }
+
+    @property
+    def _chosen_row(self) -> int:
+        return int(np.searchsorted(self.tokens, self.chosen))
 
     @property
     def last(self) -> str:
         """The line that the sentence compares with softmax attention."""
         return [*self.names][-1]
 
+    def heading(self, plot: str, line: str) -> str:
+        """The heading of a curve in the table."""
+        return f"{plot}, {self.names[line]}"
+
+    def said(self, plot: str, line: str) -> str:
+        """The cost at the chosen context, as the table has it."""
+        return self.row(self._chosen_row)[self.heading(plot, line)]
+
     def data(self) -> Data:
-        return {"tokens": TOKENS} | {
-            f"{plot}, {self.names[line]} ({self.units[plot]})": curve
-            for plot, lines in self.curves.items()
-            for line, curve in lines.items()
-        }
+        """Modelled costs, then pairs (seconds, error) where there is a measured time."""
+        columns: Data = {"tokens": self.tokens}
+        for plot, lines in self.curves.items():
+            for line, curve in lines.items():
+                columns[f"{self.heading(plot, line)} ({self.units[plot]})"] = curve
+        found = {(p.phase, p.mixer, p.tokens): (p.seconds, p.spread / 2) for p in self.measured}
+        for phase, name in dict.fromkeys((p.phase, p.mixer) for p in self.measured):
+            heading = f"{self.heading(phase, name)}, measured (seconds)"
+            columns[heading] = [found.get((phase, name, int(n))) for n in self.tokens]
+        return columns
 
 
-def at_every_context(
-    cost: Callable[[str, str, int], float], plots: Iterable[str], lines: Iterable[str], chosen: int
+def at_contexts(
+    cost: Callable[[str, str, int], float],
+    units: dict[str, str],
+    names: dict[str, str],
+    chosen: int,
+    measured: tuple[Point, ...] = (),
 ) -> dict[str, Any]:
-    """`curves` and `at_chosen` of a `CostView`, from the cost of (plot, line, tokens)."""
-    places = dict.fromkeys(plots, lines)
-
-    def each(get: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
-        return {plot: {line: get(plot, line) for line in lines} for plot, lines in places.items()}
-
-    return {
-        "chosen": chosen,
-        "curves": each(lambda plot, line: np.array([cost(plot, line, int(n)) for n in TOKENS])),
-        "at_chosen": each(lambda plot, line: cost(plot, line, chosen)),
+    """The fields of a `CostView`, from the cost of (plot, line, tokens)."""
+    tokens = np.unique([*TOKENS, chosen, *(point.tokens for point in measured)])
+    curves = {
+        plot: {line: np.array([cost(plot, line, int(n)) for n in tokens]) for line in names}
+        for plot in units
     }
+    return {
+        "chosen": chosen, "tokens": tokens, "units": units, "names": names, "curves": curves,
+        "measured": measured,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Costs(CostView):
     """What reading a context costs, and one more token."""
 
-    unit: str
     machine: Machine | None  # whose roofline, None unless the unit is seconds
 
     def sentence(self) -> str:
         parts = []
         for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
-            full, other = (self.at_chosen[phase][name] for name in ("full", self.last))
+            ratio = self.at_chosen[phase]["full"] / self.at_chosen[phase][self.last]
             parts.append(
-                f"{what} costs {in_words(full, self.unit)} with full softmax and "
-                f"{in_words(other, self.unit)} with the {self.names[self.last]} "
-                f"({ratio_in_words(full, other)})"
+                f"{what} costs {self.said(phase, 'full')} with full softmax and "
+                f"{self.said(phase, self.last)} with the {self.names[self.last]} "
+                f"({in_words(ratio, 'times')} as much)"
             )
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
         return f"At {self.chosen:,} tokens {parts[0]}; {parts[1]}.{where}{self._measured_words()}"
@@ -114,79 +170,47 @@ class Costs(CostView):
         if not self.measured:
             return ""
         longest = max(point.tokens for point in self.measured)
-        seconds = {(p.phase, p.mixer): p.seconds for p in self.measured if p.tokens == longest}
-        parts = (
-            f"{phase} {in_words(seconds[phase, 'full'], 'seconds')} against "
-            f"{in_words(seconds[phase, self.last], 'seconds')}"
-            for phase in (PREFILL, DECODE)
-            if (phase, "full") in seconds
-        )
+        row, parts = self.row(int(np.searchsorted(self.tokens, longest))), []
+        for phase in (PREFILL, DECODE):
+            ours, peer = (
+                row.get(f"{self.heading(phase, name)}, measured") for name in (self.last, "full")
+            )
+            if ours and peer:
+                parts.append(f"{phase} {peer} against {ours}")
         return f" Measured here at {longest:,} tokens: {', '.join(parts)}."
-
-    def data(self) -> Data:
-        """Modelled costs, and beside them pairs (seconds, error) where there is a measured time."""
-        found = {(p.phase, p.mixer, p.tokens): (p.seconds, p.spread / 2) for p in self.measured}
-        tokens = np.union1d(TOKENS, [p.tokens for p in self.measured]).astype(int)
-        columns: Data = {"tokens": tokens}
-        for heading, curve in list(super().data().items())[1:]:
-            columns[heading] = np.full(len(tokens), np.nan)
-            columns[heading][np.isin(tokens, TOKENS)] = curve
-        for phase, name in dict.fromkeys((p.phase, p.mixer) for p in self.measured):
-            heading = f"{phase}, {self.names[name]}, measured (seconds)"
-            columns[heading] = [found.get((phase, name, int(n))) for n in tokens]
-        return columns
 
 
 def costs(
     *,
     context_length: int,
-    heads: int,
-    head_size: int,
-    window: int,
-    softmax: str = "blockwise",
-    chunk: int = CHUNK_OF_THE_KERNEL,
-    unit: str = "seconds",
     machine: Machine,
+    unit: str = "seconds",
     measured: tuple[Point, ...] = (),
     mixers: tuple[str, ...] = MIXER_NAMES,
+    **sizes: Any,
 ) -> Costs:
     """Cost of one attention layer, one sequence: reading a context, and one token after it.
 
-    `softmax` is `"blockwise"`, or `"dense"`, whose prefill writes every float32 score to memory
-    and reads it back; `chunk` is what the gated delta net holds, `CHUNK_OF_THE_KERNEL` for its
-    own; `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times
-    with these very sizes; `mixers` are `"full"` and any other rows.
+    `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times with
+    these very sizes, those of a `Layer`; `mixers` are `"full"` and any other rows.
 
     Source:
         The cost formulas of `toolkit.attention.MIXERS`; Williams, Waterman, Patterson 2009,
         "Roofline", for the time.
     """
+    layer = Layer(bytes_per_number=machine.bytes_per_number, **sizes)
 
     def cost(phase: str, name: str, tokens: int) -> float:
-        row = mixer_row(name, window)
-        sizes = (1, tokens, heads, head_size, head_size)
-        number = machine.bytes_per_number
-        if phase == PREFILL:
-            has_chunks = "xla" in row.implementations and chunk != CHUNK_OF_THE_KERNEL
-            options = {"chunk": chunk} if has_chunks else dict(row.options)
-            flop = row.forward_flops(*sizes, **options)
-            moved = row.forward_bytes(*sizes, element_bytes=number, **row.options)
-            if softmax == "dense" and softmax in row.implementations:
-                moved += DENSE_BYTES_PER_SCORE * heads * tokens**2
-        else:
-            flop = row.step_flops(*sizes, **row.options)
-            moved = row.step_bytes(*sizes, element_bytes=number, **row.options)
-        if unit == "seconds":
-            return max(flop / machine.flops_per_second, moved / machine.bytes_per_second)
-        return flop if unit == "FLOP" else moved
+        if unit != "seconds":
+            return layer.cost(name, phase, unit, tokens)
+        flop, moved = (layer.cost(name, phase, one, tokens) for one in ("FLOP", "bytes"))
+        return max(flop / machine.flops_per_second, moved / machine.bytes_per_second)
 
+    units, is_time = {PREFILL: unit, DECODE: unit}, unit == "seconds"
+    shown = measured if is_time else ()
     return Costs(
-        **at_every_context(cost, (PREFILL, DECODE), mixers, context_length),
-        units={PREFILL: unit, DECODE: unit},
-        names=_short_names(mixers),
-        unit=unit,
-        machine=machine if unit == "seconds" else None,
-        measured=measured if unit == "seconds" else (),
+        **at_contexts(cost, units, _short_names(mixers), context_length, shown),
+        machine=machine if is_time else None,
     )
 
 
@@ -200,15 +224,12 @@ class Memory(CostView):
 
     def sentence(self) -> str:
         cache, state = (self.at_chosen[KEPT][name] for name in ("full", self.last))
-        larger = (
-            f"the cache is {plain(cache / state)}× the state"
-            if cache >= state
-            else f"the state is {plain(state / cache)}× the cache"
-        )
+        words = ("the cache", "the state") if cache >= state else ("the state", "the cache")
+        ratio = in_words(max(cache, state) / min(cache, state), "times")
         said = (
-            f"At {self.chosen:,} tokens the key-value cache holds {in_words(cache, 'bytes')}, the "
-            f"{self.names[self.last]}'s state {in_words(state, 'bytes')}: {larger} (modelled; "
-            f"{self.described})."
+            f"At {self.chosen:,} tokens the key-value cache holds {self.said(KEPT, 'full')}, the "
+            f"{self.names[self.last]}'s state {self.said(KEPT, self.last)}: {words[0]} is {ratio} "
+            f"{words[1]} (modelled; {self.described})."
         )
         share = cache / self.capacity_bytes
         if share >= 1:
@@ -221,35 +242,24 @@ class Memory(CostView):
 def decode_memory(
     *,
     context_length: int,
-    heads: int,
-    head_size: int,
-    window: int,
     layers: int,
-    sequences: int,
-    bytes_per_number: int,
     capacity_bytes: float,
     capacity_name: str,
     mixers: tuple[str, ...] = MIXER_NAMES,
+    **sizes: Any,
 ) -> Memory:
-    """Bytes kept between tokens by a whole model: the mixer's state, times layers and sequences.
-
-    `bytes_per_number` is of cached keys and values; the recurrent state stays in float32.
-    """
+    """Bytes kept between tokens by a whole model; `sizes` are those of a `Layer`."""
+    layer = Layer(**sizes)
 
     def kept(_: str, name: str, tokens: int) -> float:
-        row = mixer_row(name, window)
-        sizes = (sequences, tokens, heads, head_size, head_size)
-        return float(
-            layers * row.state_bytes(*sizes, element_bytes=bytes_per_number, **row.options)
-        )
+        return float(layers * layer.cost(name, KEPT, "bytes", tokens))
 
     return Memory(
-        **at_every_context(kept, (KEPT,), mixers, context_length),
-        units={KEPT: "bytes"},
-        names=_short_names(mixers),
+        **at_contexts(kept, {KEPT: "bytes"}, _short_names(mixers), context_length),
         capacity_bytes=capacity_bytes,
         capacity_name=capacity_name,
-        described=f"{layers} layers, {heads} heads of {head_size}, {sequences} at once",
+        described=f"{layers} layers, {layer.heads} heads of {layer.head_size}, "
+        f"{layer.sequences} at once",
     )
 
 
@@ -261,14 +271,3 @@ def mixer_row(name: str, window: int) -> Mixer:
 
 def _short_names(mixers: tuple[str, ...]) -> dict[str, str]:
     return {name: SHORT_NAMES.get(name, mixer(name).title) for name in mixers}
-
-
-def ratio_in_words(ours: float, peer: float) -> str:
-    """How many times as much, as a reader would say it: "12× as much", "1/4 of it"."""
-    ratio = ours / peer
-    return f"1/{plain(1 / ratio)} of it" if ratio < 1 else f"{plain(ratio)}× as much"
-
-
-def plain(ratio: float) -> str:
-    """A ratio in two digits, or whole."""
-    return f"{ratio:,.0f}" if ratio >= 9.95 else f"{ratio:.2g}"

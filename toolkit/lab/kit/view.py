@@ -1,6 +1,7 @@
 """What a panel computes: numbers given once, from which its table and its caption are written."""
 
 import html
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +33,17 @@ class View:
         raise NotImplementedError
 
     def cells(self) -> dict[str, list[str]]:
-        """`data()` in words, column by column: the table shows them, the sentence quotes them."""
-        cells = {}
+        """`data()` in words, column by column: what the table shows."""
+        return {name: [in_cell(v, unit) for v in vs] for name, unit, vs in self._columns()}
+
+    def row(self, index: int) -> dict[str, str]:
+        """One row of `cells()`, heading -> cell: what the sentence quotes."""
+        return {name: in_cell(values[index], unit) for name, unit, values in self._columns()}
+
+    def _columns(self) -> Iterator[tuple[str, str, Any]]:
         for heading, values in self.data().items():
             name, _, unit = heading.removesuffix(")").partition(" (")
-            cells[name if unit in SPOKEN_UNITS else heading] = [in_cell(v, unit) for v in values]
-        return cells
+            yield (name if unit in SPOKEN_UNITS else heading), unit, values
 
     def sentence(self) -> str:
         """The figure in words: caption, alternative text and plain-text form in one."""

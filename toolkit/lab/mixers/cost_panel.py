@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import FAINT, Look
 from toolkit.lab.attention.cost_curves import CostCurves
+from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
@@ -30,12 +31,9 @@ class MixerCostPanel(Panel):
 
     left = LEFT
     right = RIGHT
-    context_length = Number(
-        "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
-        explanation="Tokens already read; the slider doubles, the box takes any number",
-    )  # fmt: skip
+    context_length = CONTEXT
     heads = Number("Heads", 16, low=1, high=64)
-    head_size = Choice("Head size", 128, {str(size): size for size in (32, 64, 128, 256)})
+    head_size = Choice("Head size", 128, HEAD_SIZES)
     bytes_per_number = Choice("Precision", 2, {"float32": 4, "bfloat16": 2, "8 bit": 1})
 
     def compute(self, **state: Any) -> DecodeCosts:
@@ -43,10 +41,6 @@ class MixerCostPanel(Panel):
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
-        figure.text(
-            0.1, 0.025, "Modelled from the cost formulas of each mixer; one layer, one sequence.",
-            fontsize=9,
-        )  # fmt: skip
         return [
             CostCurves(
                 figure, axes, what, counted.unit, counted.heading, looks=LOOKS, name_inches=0.45,

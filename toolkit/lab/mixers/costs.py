@@ -3,23 +3,22 @@
 Every number comes from the cost formulas in a mixer's row of `MIXERS`: no program is run.
 """
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from toolkit.attention import mixer
-from toolkit.figures import in_words
-from toolkit.lab.attention.view import CostView, at_every_context
-from toolkit.lab.kit.view import Data
+from toolkit.lab.attention.view import DECODE, KEPT, CostView, Layer, at_contexts
 
 REFERENCE = "full"
 
 
 class Counted(NamedTuple):
-    """One of the things counted: its unit, and the heading and limits of its axes.
+    """One of the things counted: what `Layer.cost` calls it, and heading and limits of its axes.
 
     The limits hold every size that can be set, so that a moved slider is seen to move the lines.
     """
 
+    what: str
     unit: str
     heading: str
     limits: tuple[float, float]
@@ -27,9 +26,9 @@ class Counted(NamedTuple):
 
 _BYTES = (2.0**10, 2.0**38)
 COUNTED: dict[str, Counted] = {
-    "operations": Counted("FLOP", "Operations per token", (1e3, 1e12)),
-    "moved": Counted("bytes", "Bytes moved per token", _BYTES),
-    "kept": Counted("bytes", "Bytes kept", _BYTES),
+    "operations": Counted(DECODE, "FLOP", "Operations per token", (1e3, 1e12)),
+    "moved": Counted(DECODE, "bytes", "Bytes moved per token", _BYTES),
+    "kept": Counted(KEPT, "bytes", "Bytes kept", _BYTES),
 }
 
 
@@ -38,58 +37,43 @@ class DecodeCosts(CostView):
     """Of one layer and one sequence; the lines are `"full"`, `"left"` and `"right"`."""
 
     mixers: dict[str, str]  # line -> name in `MIXERS`
-    described: str  # the sizes in words
+    layer: Layer
 
-    def data(self) -> Data:
+    def heading(self, plot: str, line: str) -> str:
         """The two sides by their sides too, for they may show one mixer."""
-        names = {"left": f"left: {self.names['left']}", "right": f"right: {self.names['right']}"}
-        return CostView.data(replace(self, names=self.names | names))
+        side = "" if line == REFERENCE else f"{line}: "
+        return f"{plot}, {side}{self.names[line]}"
+
+    def footnote(self) -> str:
+        return "Modelled from the cost formulas of each mixer; one layer, one sequence."
 
     def sentence(self) -> str:
-        kept, moved = self.at_chosen["kept"], self.at_chosen["moved"]
         parts = [
-            f"{mixer(self.mixers[side]).title} moves {in_words(moved[side], 'bytes')} and keeps a "
-            f"state of {in_words(kept[side], 'bytes')}"
+            f"{mixer(self.mixers[side]).title} moves {self.said('moved', side)} and keeps a "
+            f"state of {self.said('kept', side)}"
             for side in ("left", "right")
         ]
-        smaller = min(kept["left"], kept["right"])
-        bytes_per_token = kept[REFERENCE] / self.chosen
+        kept = self.at_chosen["kept"]
+        outgrown = min(kept["left"], kept["right"]) * self.chosen / kept[REFERENCE]
         return (
             f"At {self.chosen:,} tokens of context softmax attention moves "
-            f"{in_words(moved[REFERENCE], 'bytes')} for one more token and keeps a cache of "
-            f"{in_words(kept[REFERENCE], 'bytes')}; {parts[0]}; {parts[1]}. The cache outgrows "
-            f"the smaller state at {smaller / bytes_per_token:,.0f} tokens. "
-            f"Modelled; {self.described}."
+            f"{self.said('moved', REFERENCE)} for one more token and keeps a cache of "
+            f"{self.said('kept', REFERENCE)}; {parts[0]}; {parts[1]}. The cache outgrows the "
+            f"smaller state at {outgrown:,.0f} tokens. Modelled; one layer, {self.layer.heads} "
+            f"heads of {self.layer.head_size}, one sequence."
         )
 
 
-def decode_costs(
-    *,
-    left: str,
-    right: str,
-    context_length: int,
-    heads: int,
-    head_size: int,
-    bytes_per_number: int,
-) -> DecodeCosts:
+def decode_costs(*, left: str, right: str, context_length: int, **sizes: Any) -> DecodeCosts:
     """Cost of one decoded token in one layer, and what is kept until the next one.
 
-    `bytes_per_number` is of activations and cached keys and values; states stay in float32.
+    `sizes` are those of a `Layer`.
     """
-    sides = {REFERENCE: REFERENCE, "left": left, "right": right}
+    layer, sides = Layer(**sizes), {REFERENCE: REFERENCE, "left": left, "right": right}
 
-    def cost(what: str, side: str, tokens: int) -> float:
-        row = mixer(sides[side])
-        sizes = (1, tokens, heads, head_size, head_size)
-        if what == "operations":
-            return float(row.step_flops(*sizes, **row.options))
-        formula = row.step_bytes if what == "moved" else row.state_bytes
-        return float(formula(*sizes, element_bytes=bytes_per_number, **row.options))
+    def cost(plot: str, side: str, tokens: int) -> float:
+        return float(layer.cost(sides[side], COUNTED[plot].what, COUNTED[plot].unit, tokens))
 
-    return DecodeCosts(
-        **at_every_context(cost, COUNTED, sides, context_length),
-        units={what: counted.unit for what, counted in COUNTED.items()},
-        names={REFERENCE: "softmax", "left": left, "right": right},
-        mixers=sides,
-        described=f"one layer, {heads} heads of {head_size}, one sequence",
-    )
+    units = {plot: counted.unit for plot, counted in COUNTED.items()}
+    names = {REFERENCE: "softmax", "left": left, "right": right}
+    return DecodeCosts(**at_contexts(cost, units, names, context_length), mixers=sides, layer=layer)
