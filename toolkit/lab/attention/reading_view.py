@@ -7,6 +7,7 @@ keys and similar words similar ones, and what the figure shows follows from the 
 import functools
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,45 +28,62 @@ _LETTER_PAIRS = 512
 
 
 @dataclass(frozen=True)
-class Reading(View):
+class TextView(View):
+    """A text of which one token is looked at."""
+
+    words: tuple[str, ...]  # the tokens
+    left_out: int  # words at the end that did not fit
+    token: int  # index of the one looked at
+
+    @property
+    def left_out_in_words(self) -> str:
+        """The last sentence, if anything did not fit."""
+        words = f" The last {counted(self.left_out, 'token')} did not fit and are left out."
+        return words if self.left_out else ""
+
+
+def split_text(text: str, token: int, most: int) -> dict[str, Any]:
+    """The fields of a `TextView`; `token` counts from 1, more than there are means the last."""
+    words = tuple(text.split())
+    if not words:
+        raise ValueError("text: got no words, wanted at least one")
+    shown = words[:most]
+    return {
+        "words": shown, "left_out": len(words) - len(shown), "token": min(token, len(shown)) - 1,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading(TextView):
     """What both memories hold after each token of a sentence."""
 
-    words: tuple[str, ...]  # the tokens, at most `MAX_TOKENS`
-    left_out: int  # words at the end that did not fit
-    token: int  # index of the token now read
     window: int  # tokens softmax attention may look back to, itself included
     weights: np.ndarray  # softmax weights, row = reader, [MAX_TOKENS, MAX_TOKENS]
     states: np.ndarray  # of the gated delta net, [MAX_TOKENS, KEY_SIZE, VALUE_SIZE]
     recall: np.ndarray  # part of value s that the state after t returns for key s, [t, s]
 
     def sentence(self) -> str:
-        row, held = self.weights[self.token], self.recall[self.token, : self.token + 1]
-        word, most = self.words[self.token], int(np.argmax(row))
-        said = (
-            f"At “{word}” (token {self.token + 1} of {len(self.words)}) softmax attention gives "
-            f"its largest weight, {row[most]:.0%}, to “{self.words[most]}” (token {most + 1})"
+        said, (weights, returned) = self.cells(), [*self.data().values()][2:]
+        most, count = int(np.argmax(weights)), self.token + 1
+        out_of_reach = count - self.window
+        unseen = f" and cannot see {counted(out_of_reach, 'token')} before its window"
+        return (
+            f"At “{said['word'][-1]}” (token {count} of {len(self.words)}) softmax attention gives "
+            f"its largest weight, {said['softmax weight'][most]}, to “{said['word'][most]}” (token "
+            f"{most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
+            f"{KEY_SIZE} × {VALUE_SIZE} numbers whatever the length, still returns at least half "
+            f"of the value of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of "
+            f"“{said['word'][0]}” (token 1) it returns {said['returned by the state'][0]}."
+            f"{self.left_out_in_words}"
         )
-        out_of_reach = self.token + 1 - self.window
-        if out_of_reach > 0:
-            said += f" and cannot see {counted(out_of_reach, 'token')} before its window"
-        half = int(np.sum(held >= 0.5))
-        said += (
-            f". The state of the gated delta net, {KEY_SIZE} × {VALUE_SIZE} numbers whatever the "
-            f"length, still returns at least half of the value of {half} of "
-            f"{counted(self.token + 1, 'token')}; of “{self.words[0]}” (token 1) it returns "
-            f"{held[0]:.0%}."
-        )
-        if self.left_out:
-            said += f" The last {counted(self.left_out, 'token')} did not fit and are left out."
-        return said
 
     def data(self) -> Data:
         read = slice(self.token + 1)
         return {
             "token": np.arange(self.token + 1) + 1,
             "word": self.words[read],
-            "softmax weight": self.weights[self.token, read],
-            "returned by the state": self.recall[self.token, read],
+            "softmax weight (share)": self.weights[self.token, read],
+            "returned by the state (share)": self.recall[self.token, read],
         }
 
 
@@ -85,31 +103,22 @@ def read_sentence(
     The state is linear in the values, so writing one-hot values beside the shown ones tells how
     much of each token's value its key still returns: `recall[t, s] = k_s . S_t[:, one-hot s]`.
 
-    `token` counts from 1, and more than there are means the last. Words beyond `MAX_TOKENS` are
-    left out.
-
     Source:
         Vaswani et al. 2017, section 3.2; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
         equation 10.
     """
-    words = text.split()
-    if not words:
-        raise ValueError("sentence: got no words, wanted at least one")
-    shown = tuple(words[:MAX_TOKENS])
-    keys, values = np.zeros((MAX_TOKENS, KEY_SIZE), np.float32), _values()
-    keys[: len(shown)] = [word_key(word) for word in shown]
-    weights, states, recall = _both_memories(
-        keys, values, jnp.float32(window), jnp.float32(write_strength), jnp.float32(keep)
-    )
-    return Reading(
-        words=shown,
-        left_out=len(words) - len(shown),
-        token=min(token, len(shown)) - 1,
-        window=window,
-        weights=np.asarray(weights),
-        states=np.asarray(states),
-        recall=np.asarray(recall),
-    )
+    given = split_text(text, token, MAX_TOKENS)
+    numbers = map(jnp.float32, (window, write_strength, keep))
+    read = _both_memories(word_keys(given["words"], MAX_TOKENS), _values(), *numbers)
+    weights, states, recall = map(np.asarray, read)
+    return Reading(**given, window=window, weights=weights, states=states, recall=recall)
+
+
+def word_keys(words: tuple[str, ...], most: int) -> np.ndarray:
+    """The keys of words, [most, KEY_SIZE], zero after the last one."""
+    keys = np.zeros((most, KEY_SIZE), np.float32)
+    keys[: len(words)] = [word_key(word) for word in words]
+    return keys
 
 
 @functools.lru_cache(maxsize=4096)

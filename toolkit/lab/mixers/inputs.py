@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.attention import MIXERS, Input, Mixer, retention_log_decay
-from toolkit.lab.attention.reading_view import word_key
+from toolkit.lab.attention.reading_view import word_keys
 
 # Shapes of the programs that are compiled: shorter texts are padded, longer ones cut.
 MAX_TOKENS = 32
@@ -53,9 +53,7 @@ def features_of(words: tuple[str, ...]) -> np.ndarray:
 
     Equal words have equal ones, similar words similar ones.
     """
-    features = np.zeros((MAX_TOKENS, KEY_SIZE), np.float32)
-    features[: len(words)] = [word_key(word) for word in words]
-    return features * np.sqrt(KEY_SIZE)
+    return word_keys(words, MAX_TOKENS) * np.sqrt(KEY_SIZE)
 
 
 @dataclass(frozen=True)

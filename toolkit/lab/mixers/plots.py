@@ -12,7 +12,7 @@ from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
-from toolkit.lab.mixers.view import MOST, Comparison, is_same, tokens_in_words
+from toolkit.lab.mixers.view import MOST, Comparison, is_same, two_digits
 from toolkit.measure.words import counted
 
 SIDES: dict[str, Look] = {"left": look("full"), "right": look("gdn")}
@@ -140,22 +140,17 @@ class DecayPlot(Plot):
         self.matrix.set_extent((-0.5, len(half_life) - 0.5, HEADS - 0.5, -0.5))
         self._mark.set_x(view.token - 0.5)
         for head, text in enumerate(self._medians):
-            text.set_text(tokens_in_words(np.median(half_life[:, head])))
+            text.set_text(two_digits(np.median(half_life[:, head])))
             text.set_fontweight("bold" if head == view.head else "normal")
         self.name_places("x", view.words, fontsize=8, rotation=90)
 
 
 def name_heads(figure: Figure) -> None:
-    """What is the same for all plots: the heads' dashes above them, the colours below."""
+    """What is the same for all plots: the heads' dashes above them."""
     samples = [Line2D([], [], color=INK, linestyle=dashes) for dashes in HEAD_DASHES]
     figure.legend(
         samples, [f"head {h}" for h in range(HEADS)], loc="upper right", ncols=HEADS,
         bbox_to_anchor=(0.91, 1.008), handlelength=2.6, columnspacing=1.4,
-    )  # fmt: skip
-    figure.text(
-        0.095, 0.014,
-        "Red: the token looked at; dots: the same word. Beside the maps: median half-life per "
-        "head. Measured here; nothing is trained.", fontsize=9,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.lab.attention.reading_view import word_key
-from toolkit.lab.kit.view import Data, View
+from toolkit.lab.attention.reading_view import TextView, split_text, word_key
+from toolkit.lab.kit.view import Data
 from toolkit.lab.mixers.inputs import (
     HEADS,
     KEY_SIZE,
@@ -62,12 +62,9 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Comparison(View):
+class Comparison(TextView):
     """Two mixers, one text; one token and one head looked at."""
 
-    words: tuple[str, ...]  # the tokens, at most `MAX_TOKENS`
-    left_out: int  # words at the end that did not fit
-    token: int  # index of the token looked at
     head: int  # index of the head looked at
     left: Memory
     right: Memory
@@ -78,32 +75,37 @@ class Comparison(View):
         return {"left": self.left, "right": self.right}
 
     def sentence(self) -> str:
-        said = (
-            f"At “{self.words[self.token]}” (token {self.token + 1} of {len(self.words)}), "
-            f"head {self.head}. {self._of(self.left)} {self._of(self.right)} "
-            "Measured here on this text, with random projections: nothing is trained."
+        at = self.row(self.token)
+        parts = [
+            f"{memory.title}: {self._reach_of(memory)}; the state has norm "
+            f"{at[f'{side}: state norm']}, {self._decay_of(memory)}."
+            for side, memory in self.sides.items()
+        ]
+        return (
+            f"At “{at['word']}” (token {at['token']} of {len(self.words)}), head {self.head}. "
+            f"{' '.join(parts)} Measured here on this text, with random projections: nothing is "
+            f"trained.{self.left_out_in_words}"
         )
-        if self.left_out:
-            said += f" The last {counted(self.left_out, 'token')} did not fit and are left out."
-        return said
 
-    def _of(self, memory: Memory) -> str:
-        distance = memory.distance(self.token, self.head)
-        half = np.median(memory.half_life()[:, self.head])
-        if distance is None:
-            reach = "nothing reaches the output"
-        elif distance == 0:
-            reach = f"{MOST:.0%} of what reaches the output comes from the token itself"
-        else:
-            reach = (
-                f"{MOST:.0%} of what reaches the output comes from it and the "
-                f"{counted(distance, 'token')} before it"
-            )
-        decay = (
-            "no decay" if np.isinf(half) else f"decay halves it in {tokens_in_words(half)} tokens"
+    def footnote(self) -> str:
+        return (
+            "Red: the token looked at; dots: the same word. Beside the maps: median half-life per "
+            "head. Measured here; nothing is trained."
         )
-        norm = memory.state_norm[self.token, self.head]
-        return f"{memory.title}: {reach}; the state has norm {norm:.2g}, {decay}."
+
+    def _reach_of(self, memory: Memory) -> str:
+        distance = memory.distance(self.token, self.head)
+        if distance is None:
+            return "nothing reaches the output"
+        before = f"it and the {counted(distance, 'token')} before it"
+        return (
+            f"{MOST:.0%} of what reaches the output comes from "
+            f"{before if distance else 'the token itself'}"
+        )
+
+    def _decay_of(self, memory: Memory) -> str:
+        half = np.median(memory.half_life()[:, self.head])
+        return "no decay" if np.isinf(half) else f"decay halves it in {two_digits(half)} tokens"
 
     def data(self) -> Data:
         columns: Data = {"token": np.arange(len(self.words)) + 1, "word": self.words}
@@ -111,7 +113,7 @@ class Comparison(View):
             columns |= {
                 f"{side}: state norm": memory.state_norm[:, self.head],
                 f"{side}: |d out_{self.token + 1} / d v|": memory.reach[self.token, :, self.head],
-                f"{side}: share": memory.share(self.token, self.head),
+                f"{side}: share (share)": memory.share(self.token, self.head),
                 f"{side}: decay e^g": np.exp(memory.log_decay[:, self.head]),
             }
         return columns
@@ -122,21 +124,11 @@ def compare(
 ) -> Comparison:
     """Let two mixers read one text with the same queries, keys, values and rates.
 
-    `left` and `right` are names of `recurrent_mixers()`; `token` counts from 1, and more than there
-    are means the last; `head` counts from 0.
+    `left` and `right` are names of `recurrent_mixers()`; `head` counts from 0.
     """
-    words = text.split()
-    if not words:
-        raise ValueError("text: got no words, wanted at least one")
-    shown = tuple(words[:MAX_TOKENS])
-    return Comparison(
-        words=shown,
-        left_out=len(words) - len(shown),
-        token=min(token, len(shown)) - 1,
-        head=head,
-        left=read(left, shown, settings),
-        right=read(right, shown, settings),
-    )
+    given = split_text(text, token, MAX_TOKENS)
+    both = (read(name, given["words"], settings) for name in (left, right))
+    return Comparison(**given, head=head, **dict(zip(("left", "right"), both, strict=True)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -202,11 +194,10 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
     return run
 
 
-def tokens_in_words(half_life: float) -> str:
-    """A half-life in two digits, `"∞"` without decay."""
-    if np.isinf(half_life):
-        return "∞"
-    return f"{half_life:,.0f}" if half_life >= 9.95 else f"{half_life:.2g}"
+def two_digits(half_life: float) -> str:
+    """A half-life in two digits or whole, `"∞"` without decay."""
+    whole = "∞" if np.isinf(half_life) else f"{half_life:,.0f}"
+    return whole if half_life >= 9.95 else f"{half_life:.2g}"
 
 
 def is_same(word: str, other: str) -> bool:
