@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from panel_moves import assert_both_are_shown
+from whole_search import whole_search
 
 pytest.importorskip("anywidget")
 
@@ -14,7 +15,6 @@ from toolkit.lab.lr.known_schedules import SHAPES, best_known
 from toolkit.lab.lr.race_panel import RacePanel
 from toolkit.lab.lr.race_view import RACERS, SEARCHED, drawn_rates, plotted, settings_of
 from toolkit.lab.lr.search_problems import problem
-from toolkit.lab.lr.search_rounds import whole_search
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -41,19 +41,19 @@ def test_every_control_changes_the_numbers_and_the_picture(one: dict, other: dic
 
 def test_every_racer_ends_where_its_schedule_does(panel: RacePanel) -> None:
     quadratic = problem("quadratic 1d").quadratic
-    lanes = {lane.name: lane for lane in panel.view.lanes}
-    assert set(lanes) == set(RACERS)
+    runs = panel.view.runs
+    assert set(runs) == set(RACERS)
     best = best_known("quadratic 1d", 500).loss
-    for lane in lanes.values():
-        assert lane.loss == pytest.approx(quadratic.final_loss(lane.rates), rel=EXACT)
-        assert panel.view.ratio(lane) == pytest.approx(lane.loss / best, rel=EXACT)
-        assert panel.view.ratio(lane) >= 1 - EXACT
+    for name, run in runs.items():
+        assert run.loss == pytest.approx(quadratic.final_loss(run.rates), rel=EXACT)
+        assert panel.view.ratio(name) == pytest.approx(run.loss / best, rel=EXACT)
+        assert panel.view.ratio(name) >= 1 - EXACT
     for name in ("yours", "best", *SHAPES):
-        assert len(lanes[name].rates) == 500
+        assert len(runs[name].rates) == 500
     for name in SEARCHED:  # candidates are paid from the same budget
-        lane = panel.view.lane(name)
-        assert len(lane.rates) + lane.searched == 500
-        assert lane.loss == whole_search(settings_of(name, "quadratic 1d", 500)).rounds[-1].loss
+        assert len(runs[name].rates) + runs[name].searched == 500
+        whole = whole_search(settings_of(name, "quadratic 1d", 500))
+        assert runs[name].loss == whole.rounds[-1].loss
 
 
 def test_the_schedule_is_the_points_joined_by_lines() -> None:
@@ -146,7 +146,7 @@ def test_a_hand_that_diverges_says_so_and_spoils_no_axis(panel: RacePanel) -> No
     _, losses, ends = panel._plots
     limits = losses.axes.get_ylim(), ends.axes.get_xlim()
     panel.points = [(0, 1), (1, 1)]  # stays at the edge of stability
-    assert panel.view.ratio(panel.view.lane("yours")) > 50
+    assert panel.view.ratio("yours") > 50
     assert (losses.axes.get_ylim(), ends.axes.get_xlim()) == limits
 
 
@@ -164,14 +164,14 @@ def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
         await panel._job._task
 
     asyncio.run(race_and_stop_at(4))
-    done = {lane.name: lane for lane in panel.view.lanes}
+    done = panel.view.runs
     assert "yours" in done
     assert panel.view.missing
     panel.race()
     assert not panel.view.missing
-    assert all(panel.view.lane(name) is lane for name, lane in done.items() if name != "yours")
+    assert all(panel.view.runs[name] is run for name, run in done.items() if name != "yours")
     assert panel.view.reference == "linear"
-    assert panel.view.ratio(panel.view.lane("linear")) == 1
+    assert panel.view.ratio("linear") == 1
     straight = RacePanel(problem="network", budget=500)
     straight.race()
     assert straight.data() == panel.data()
@@ -181,13 +181,13 @@ def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
 
 
 def test_curves_are_thinned_and_broken_where_a_search_was_paid(panel: RacePanel) -> None:
-    lane = RacePanel(problem="quadratic 10", budget=4000).view.lane("robust")
-    spent, rates, losses = plotted(lane, True)
-    assert len(spent) < len(lane.spent) / 2
-    gaps = (np.diff(lane.spent) > 1).sum()
+    run = RacePanel(problem="quadratic 10", budget=4000).view.runs["robust"]
+    spent, rates, losses = plotted(run, True)
+    assert len(spent) < len(run.spent) / 2
+    gaps = (np.diff(run.spent) > 1).sum()
     assert np.isnan(spent).sum() == np.isnan(rates).sum() == np.isnan(losses).sum() == gaps > 0
-    assert (spent[0], losses[0]) == (lane.spent[0], lane.losses[0])
-    assert (spent[-1], losses[-1]) == (lane.spent[-1], lane.losses[-1])
+    assert (spent[0], losses[0]) == (run.spent[0], run.losses[0])
+    assert (spent[-1], losses[-1]) == (run.spent[-1], run.losses[-1])
 
 
 def test_a_curve_without_a_panel_checks_itself() -> None:

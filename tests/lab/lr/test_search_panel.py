@@ -6,11 +6,11 @@ import io
 import numpy as np
 import pytest
 from panel_moves import assert_both_are_shown, quickest_update
+from whole_search import whole_search
 
 pytest.importorskip("anywidget")
 
 from toolkit.lab.lr.search_panel import SearchPanel
-from toolkit.lab.lr.search_rounds import whole_search
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_steps_and_the_slider_show_the_same_rounds(panel: SearchPanel) -> None:
     for _ in range(5):
         panel.step()
         seen.append(panel.png)
-    assert panel.round == panel.view.rounds == 6
+    assert panel.round == len(panel.search.rounds) == 6
     slider, box = panel._control_widgets["round"].inputs
     assert (slider.max, box.max) == (6, 6)
     for number in (2, 6, 1):
@@ -104,7 +104,7 @@ def test_a_run_is_stopped_by_its_button_and_goes_on(panel: SearchPanel) -> None:
     assert panel._job.message.startswith("stopped after: round")
     panel._job.run()
     np.testing.assert_array_equal(panel.search.controller.rates, whole.controller.rates)
-    assert panel.view.loss == whole.rounds[-1].loss
+    assert panel.view.run.loss == whole.rounds[-1].loss
 
 
 def test_a_step_during_a_run_takes_no_round_twice(panel: SearchPanel) -> None:
@@ -152,8 +152,8 @@ def test_a_search_goes_on_in_another_panel(panel: SearchPanel) -> None:
     assert (other.round, other.candidates, other.problem) == (7, 4, "quadratic 1d")
     panel.run()
     other.run()
-    np.testing.assert_array_equal(other.view.rates, panel.view.rates)
-    assert other.view.loss == panel.view.loss
+    np.testing.assert_array_equal(other.view.run.rates, panel.view.run.rates)
+    assert other.view.run.loss == panel.view.run.loss
 
 
 def test_the_picture_is_the_view(panel: SearchPanel) -> None:
@@ -161,13 +161,14 @@ def test_the_picture_is_the_view(panel: SearchPanel) -> None:
     view = panel.view
     candidates, _, schedule, ledger, bought = panel._plots
     x, y = schedule.done.get_data()
-    np.testing.assert_allclose(y[np.isfinite(y)], view.rates)
-    np.testing.assert_allclose(x[np.isfinite(x)], view.spent)
-    np.testing.assert_allclose(bought.dots[1].get_xdata(), [view.loss])
+    np.testing.assert_allclose(y[np.isfinite(y)], view.run.rates)
+    np.testing.assert_allclose(x[np.isfinite(x)], view.run.spent)
+    np.testing.assert_allclose(bought.dots[1].get_xdata(), [view.run.loss])
     widths = [bar.get_width() for bar in ledger.bars]
-    assert widths == [view.search_evaluations, view.training_evaluations, 0]
+    assert widths == [view.run.searched, len(view.run.rates), 0]
     panel.round = 3
-    np.testing.assert_allclose(candidates.new.get_ydata(), panel.view.candidates[-1].losses)
+    newest = candidates.curves.get_segments()[-1]
+    np.testing.assert_allclose(newest[:, 1], panel.view.candidates[-1].losses)
     assert panel.view.candidates[-1].losses[-1] in panel.data()["value"]
 
 

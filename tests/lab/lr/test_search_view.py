@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from whole_search import whole_search
 
 pytest.importorskip("anywidget")
 
@@ -14,16 +15,9 @@ from toolkit.lab.lr.known_schedules import (
     run_peak,
     tuned,
 )
-from toolkit.lab.lr.search_landscape import Pins, parabola
+from toolkit.lab.lr.search_landscape import columns, parabola
 from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS, STABLE, problem
-from toolkit.lab.lr.search_rounds import (
-    Search,
-    Settings,
-    begin,
-    from_arrays,
-    next_round,
-    whole_search,
-)
+from toolkit.lab.lr.search_rounds import Search, Settings, begin, from_arrays, next_round
 from toolkit.lab.lr.search_view import view_round
 from toolkit.lr import Request
 
@@ -69,7 +63,7 @@ def test_in_one_dimension_the_forecast_is_the_closed_form() -> None:
         exact = quadratic.loss(quadratic.constant_rate_moment(one.rate, view.horizon))
         assert one.expected == pytest.approx(exact, rel=FORECAST)
     newest = view.candidates[-1]
-    assert newest.is_new
+    assert view.is_new(newest)
     assert view.outlook.mean[-1] == newest.expected
     assert view.outlook.steps[[0, -1]].tolist() == [len(newest.losses), view.horizon]
 
@@ -92,12 +86,13 @@ def test_pins_are_the_table_and_the_lowest_is_trained() -> None:
     search = after(PUBLISHED, 6)
     view = view_round(search, 5)
     (pins,) = view.landscape.pins
-    np.testing.assert_array_equal(pins.rates, search.controller.table["rate"])
-    np.testing.assert_array_equal(pins.values, search.controller.table["forecast"])
-    assert pins.is_new.tolist() == [False] * 4 + [True]
-    assert view.landscape.chosen_rate == pins.rates[np.argmin(pins.values)]
+    rates, expected, _ = columns(pins)
+    np.testing.assert_array_equal(rates, search.controller.table["rate"])
+    np.testing.assert_array_equal(expected, search.controller.table["forecast"])
+    assert [view.is_new(one) for one in pins] == [False] * 4 + [True]
+    assert view.landscape.chosen_rate == rates[np.argmin(expected)]
     trained = view_round(search, 6)
-    assert trained.rates[-1] == pytest.approx(view.landscape.chosen_rate)
+    assert trained.run.rates[-1] == pytest.approx(view.landscape.chosen_rate)
     np.testing.assert_array_equal(trained.trained, search.rounds[5].losses[0])
     np.testing.assert_allclose(view.planned[1], search.rounds[5].request.rates[0])
 
@@ -107,15 +102,16 @@ def test_pins_of_annealed_probes_are_scores_by_length_and_the_plan_is_drawn() ->
     probes = sum(one.request.kind == "probe" for one in search.rounds)
     view = view_round(search, probes)
     lengths = sorted({one.request.rates.shape[1] for one in search.rounds[:probes]})
-    labels = [pins.label for pins in view.landscape.pins]
-    assert labels == [f"after {steps} steps" for steps in lengths]
+    assert [{len(one.losses) for one in pins} for pins in view.landscape.pins] == [
+        {steps} for steps in lengths
+    ]
     spent, rates = view.planned
-    assert len(rates) == PROBES.budget - view.search_evaluations
-    assert (spent[0], spent[-1]) == (view.search_evaluations, PROBES.budget - 1)
+    assert len(rates) == PROBES.budget - view.run.searched
+    assert (spent[0], spent[-1]) == (view.run.searched, PROBES.budget - 1)
     assert view.landscape.chosen_rate == rates.max()
     last = view_round(search, len(search.rounds))
-    np.testing.assert_allclose(last.rates, rates)
-    assert (last.is_over, last.kind, last.candidates) == (True, "train", ())
+    np.testing.assert_allclose(last.run.rates, rates)
+    assert (last.is_over, last.taken[-1].request.kind, last.candidates) == (True, "train", ())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +120,7 @@ def test_pins_of_annealed_probes_are_scores_by_length_and_the_plan_is_drawn() ->
 )
 def test_a_parabola_goes_through_the_best_three_but_over_no_cliff(values, is_drawn: bool) -> None:
     rates = np.array([0.1, 0.2, 0.5, 1.0])
-    none = np.zeros(4, bool)
-    x, y = parabola(Pins("", rates, np.array(values, float), np.zeros(4), none, none))
+    x, y = parabola(rates, np.array(values, float))
     assert bool(len(x)) == is_drawn
     if is_drawn:
         np.testing.assert_allclose(
@@ -138,17 +133,18 @@ def test_the_ledger_adds_up_and_the_loss_is_that_of_the_rates_shown(settings: Se
     search = whole_search(settings)
     for number in (1, len(search.rounds) // 2, len(search.rounds)):
         view = view_round(search, number)
-        assert len(view.rates) == len(view.spent) == view.training_evaluations
-        assert sum(end - start for start, end, _ in view.searched) == view.search_evaluations
-        assert view.search_evaluations + view.training_evaluations + view.unspent == settings.budget
+        assert len(view.run.rates) == len(view.run.spent) == view.ledger["training"]
+        tried = [len(one.losses) for taken in view.taken for one in taken.candidates]
+        assert sum(tried) == view.ledger["search"]
+        assert sum(view.ledger.values()) == settings.budget
         task = problem(settings.problem)
         state = task.start()
-        if len(view.rates):
-            state, _ = task.run(state, Request("train", view.rates[None].astype(np.float32)))
-        assert view.loss == pytest.approx(task.loss(state), rel=FIVE_DIGITS)
+        if len(view.run.rates):
+            state, _ = task.run(state, Request("train", view.run.rates[None].astype(np.float32)))
+        assert view.run.loss == pytest.approx(task.loss(state), rel=FIVE_DIGITS)
     assert view.is_over
-    assert view.unspent == 0
-    assert f"{view.loss:.3g}" in view.sentence()
+    assert view.ledger["left"] == 0
+    assert f"{view.run.loss:.3g}" in view.sentence()
     assert ("closed form" in view.sentence()) == (settings.problem != "network")
 
 
@@ -191,7 +187,7 @@ def test_stored_schedules_are_the_best_of_their_kind(name: str, steps: int) -> N
         known = tuned(name, shape, steps)
         assert best.loss < known.loss
         for factor in (0.97, 1.03):
-            peak = min(known.peak * factor, STABLE)
+            peak = min(known.rates.max() * factor, STABLE)
             assert run_peak(name, shape, steps, peak).loss >= known.loss * (1 - FIVE_DIGITS)
 
 
@@ -210,7 +206,7 @@ def test_the_best_known_are_those_of_other_tests_and_of_theory() -> None:
 
 def test_a_shape_is_tuned_on_the_network_by_its_held_out_loss() -> None:
     found = tuned("network", "linear", 500)
-    losses = [run_peak("network", "linear", 500, p).loss for p in peaks(problem("network"))]
+    losses = [run_peak("network", "linear", 500, p).loss for p in peaks("network")]
     assert found.loss == np.nanmin(losses)
 
 

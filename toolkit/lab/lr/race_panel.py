@@ -14,8 +14,8 @@ from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.race_plots import EndPlot, LossPlot, RatePlot
-from toolkit.lab.lr.race_view import Lane, RaceView, drawn_lane, race_pieces, race_view, racers
-from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
+from toolkit.lab.lr.race_view import RaceView, race_pieces, race_view
+from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS, Run
 from toolkit.lab.lr.search_problems import problem as task
 from toolkit.lab.lr.search_rounds import Search
 
@@ -31,8 +31,8 @@ class RacePanel(Panel):
     Example:
         >>> panel = RacePanel(problem="quadratic 1d", budget=500)
         >>> panel.points = [(0, 1), (1, 0)]
-        >>> round(panel.view.ratio(panel.view.lane("best")))
-        1
+        >>> panel.view.ratio("best")
+        1.0
     """
 
     title = "Draw a schedule and race it"
@@ -47,8 +47,8 @@ class RacePanel(Panel):
     points = Curve("Your schedule: drag a point, or draw", START, "(part of the run, share)")
 
     def __init__(self, **values: Any) -> None:
-        # (problem, budget) -> lanes that are finished, and searches under way.
-        self._races: dict[tuple[str, int], tuple[dict[str, Lane], dict[str, Search]]] = {}
+        # (problem, budget) -> what has run, and searches under way.
+        self._races: dict[tuple[str, int], tuple[dict[str, Run], dict[str, Search]]] = {}
         self._job = Job("Race", self._pieces, after_piece=self.refresh, on_error=self.show_error)
         super().__init__(**values)
 
@@ -61,10 +61,8 @@ class RacePanel(Panel):
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
         finished, searches = self._so_far(problem, budget)
         if task(problem).is_exact:  # quick enough to follow the hand
-            if len(finished) < len(racers(problem)):
-                for _ in race_pieces(problem, budget, points, finished, searches):
-                    pass
-            finished["yours"] = drawn_lane(problem, budget, points)
+            for _ in race_pieces(problem, budget, points, finished, searches):
+                pass
         return race_view(problem, budget, points, finished)
 
     def plots(self, figure: Figure) -> list[Plot]:
@@ -91,5 +89,5 @@ class RacePanel(Panel):
         name, budget, points = (self.state[part] for part in ("problem", "budget", "points"))
         yield from race_pieces(name, budget, points, *self._so_far(name, budget))
 
-    def _so_far(self, name: str, budget: int) -> tuple[dict[str, Lane], dict[str, Search]]:
+    def _so_far(self, name: str, budget: int) -> tuple[dict[str, Run], dict[str, Search]]:
         return self._races.setdefault((name, budget), ({}, {}))

@@ -1,7 +1,5 @@
 """The plots of `RacePanel`: rates and losses of every racer, and where each ends."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -9,7 +7,7 @@ from matplotlib.lines import Line2D
 from toolkit.figures import ACCENT, FAINT, INK, LOOKS, Look
 from toolkit.figures.axes import count_ticks, log_ticks, set_limits
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.lr.race_view import RACERS, RaceView, plotted, racers
+from toolkit.lab.lr.race_view import RACERS, RaceView, racers
 from toolkit.lab.lr.search_problems import problem
 
 RACER_LOOKS = {
@@ -17,6 +15,7 @@ RACER_LOOKS = {
     "best": Look(INK, (0, (1, 1.2)), "*", ""),
     **dict(zip(("linear", "cosine", "wsd", "probe", "robust"), LOOKS.values(), strict=True)),
 }
+NARROW = 4  # limits of which the upper is at most this many times the lower need more ticks
 
 
 class RacerPlot(Plot):
@@ -29,13 +28,11 @@ class RacerPlot(Plot):
             look, width = RACER_LOOKS[name], 2.8 if name == "yours" else 1.6
             self.lines[name] = self.line(color=look.colour, linestyle=look.dashes, linewidth=width)
 
-
-def curves(view: RaceView) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Racer -> evaluations, rates and losses that are drawn, empty for those that have not run."""
-    drawn: dict[str, Any] = {name: (np.zeros(0),) * 3 for name in RACERS}
-    # Yours is drawn before it runs.
-    drawn["yours"] = np.arange(view.steps), view.rates, np.full(view.steps, np.nan)
-    return drawn | {lane.name: plotted(lane, view.is_exact) for lane in view.lanes}
+    def show_curves(self, view: RaceView, row: int) -> None:
+        """Rates (row 1) or losses (row 2) over the evaluations."""
+        for name, line in self.lines.items():
+            curve = view.curves.get(name, [[], [], []])
+            line.set_data(curve[0], curve[row])
 
 
 class RatePlot(RacerPlot):
@@ -47,8 +44,7 @@ class RatePlot(RacerPlot):
         axes.tick_params(axis="x", labelbottom=False)
 
     def show(self, view: RaceView) -> None:
-        for name, (spent, rates, _) in curves(view).items():
-            self.lines[name].set_data(spent, rates)
+        self.show_curves(view, 1)
         set_limits(self.axes, x=(0, view.steps), y=(0, 1.06 * problem(view.problem).lr_range[1]))
 
 
@@ -66,16 +62,14 @@ class LossPlot(RacerPlot):
         self.waiting = self.text(0.5, 0.5, color=FAINT, **middle)
 
     def show(self, view: RaceView) -> None:
-        self.waiting.set_text("" if view.lanes else "Nothing has run yet: press Race")
-        low, high = [0.1], [1.0]
-        for name, (spent, _, losses) in curves(view).items():
-            self.lines[name].set_data(spent, losses)
-            # Limits by the others: yours may diverge, and moves all the time.
-            finite = losses[np.isfinite(losses)]
-            if name != "yours" and len(finite):
-                low.append(finite.min())
-                high.append(finite.max())
-        set_limits(self.axes, y=(min(low[1:] or low) / 1.2, max(high[1:] or high) * 1.2))
+        self.waiting.set_text("" if view.runs else "Nothing has run yet: press Race")
+        self.show_curves(view, 2)
+        # Limits by the others: yours may diverge, and moves all the time.
+        others = [losses for name, (_, _, losses) in view.curves.items() if name != "yours"]
+        finite = np.concatenate([[], *others])
+        finite = finite[np.isfinite(finite)]
+        low, high = (finite.min(), finite.max()) if len(finite) else (0.1, 1.0)
+        set_limits(self.axes, y=(low / 1.2, high * 1.2))
 
 
 class EndPlot(RacerPlot):
@@ -87,33 +81,27 @@ class EndPlot(RacerPlot):
         axes.set_yticks(range(len(RACERS)), list(RACERS.values()))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        log_ticks(axes.xaxis, 1, 2, 5, count=5)
         self._dots, self._words = {}, {}
-        for row, name in enumerate(RACERS):
-            look = RACER_LOOKS[name]
+        for row, (name, look) in enumerate((name, RACER_LOOKS[name]) for name in RACERS):
             self._dots[name] = self.line(
                 color=look.colour, marker=look.marker, markersize=9, linestyle="none"
             )
             self._words[name] = self.text(1, row - 0.18, fontsize=9, va="bottom", ha="right")
 
     def show(self, view: RaceView) -> None:
-        ratios = {lane.name: view.ratio(lane) for lane in view.lanes}
-        others = [r for name, r in ratios.items() if r is not None and name != "yours"]
-        worst = max((r for r in others if np.isfinite(r)), default=2.0)
-        limits = 0.9 * min([*others, 1.0]), max(1.25 * worst, 1.5)
-        set_limits(self.axes, x=limits)
-        for row, name in enumerate(RACERS):
-            ratio = ratios.get(name)
-            if ratio is None:
-                self.lines[name].set_data([], [])
-                self._dots[name].set_data([], [])
-            else:
-                inside = np.clip(np.nan_to_num(ratio, nan=np.inf), *limits)
-                self.lines[name].set_data([limits[0], inside], [row, row])
-                self._dots[name].set_data([inside], [row])
-            self._words[name].set_position((limits[1], row - 0.18))
-            self._words[name].set_text(_end_in_words(view, name))
-            self._words[name].set_color(FAINT if ratio is None else INK)
+        ratios = {name: np.nan_to_num(view.ratio(name) or np.nan, nan=np.inf) for name in view.runs}
+        others = [r for name, r in ratios.items() if np.isfinite(r) and name != "yours"]
+        low, high = 0.9 * min(others, default=1.0), max(1.25 * max(others, default=2.0), 1.5)
+        if set_limits(self.axes, x=(low, high)):
+            ticks = (1, 1.2, 1.5, 2, 3) if high < NARROW * low else (1, 2, 5)
+            log_ticks(self.axes.xaxis, *ticks, count=5)
+        for row, (name, words) in enumerate(self._words.items()):
+            has_ratio = view.ratio(name) is not None
+            end = [np.clip(ratios[name], low, high)] if has_ratio else []
+            self.lines[name].set_data([low, *end], [row, *[row] * len(end)])
+            self._dots[name].set_data(end, [row] * len(end))
+            words.set(position=(high, row - 0.18), text=_end_in_words(view, name))
+            words.set_color(INK if has_ratio else FAINT)
         title = f"Final loss over {RACERS[view.reference]}"
         if self.axes.get_title(loc="left") != title:
             self.axes.set_title(title)
@@ -122,10 +110,9 @@ class EndPlot(RacerPlot):
 def _end_in_words(view: RaceView, name: str) -> str:
     if name not in racers(view.problem):
         return "not known"
-    lane = view.lane(name)
-    if lane is None:
+    if name not in view.runs:
         return "not run yet"
-    if not np.isfinite(lane.loss):
+    loss, ratio = view.runs[name].loss, view.ratio(name)
+    if not np.isfinite(loss):
         return "diverged"
-    ratio = view.ratio(lane)
-    return f"{lane.loss:.3g}" + ("" if ratio is None else f"   {ratio:.2f}×")
+    return f"{loss:.3g}" + ("" if ratio is None else f"   {ratio:.2f}×")

@@ -118,7 +118,7 @@ class SearchPanel(Panel):
 
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(
-            2, 2, left=0.085, right=0.97, top=0.95, bottom=0.155, wspace=0.2, hspace=0.5
+            2, 2, left=0.085, right=0.97, top=0.95, bottom=0.155, wspace=0.2, hspace=0.53
         )
         below = grid[1, 1].subgridspec(2, 1, height_ratios=(0.5, 1), hspace=0.62)
         spent, losses = (figure.add_subplot(place) for place in below)
@@ -134,7 +134,7 @@ class SearchPanel(Panel):
         ]
 
     def adjust(self, view: SearchView) -> None:
-        self._control_widgets["round"].set_maximum(view.rounds)
+        self._control_widgets["round"].set_maximum(len(view.search.rounds))
         self._step.disabled = view.is_over
 
     def extra_widgets(self) -> list[widgets.Widget]:

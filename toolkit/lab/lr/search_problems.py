@@ -6,7 +6,7 @@ never changed, so a candidate's is simply thrown away.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,3 +132,19 @@ def problem(name: str) -> Problem:
         curvature, noise, start = np.array([[0.7], [0.3], [2.0]])
         return QuadraticProblem(name, NoisyQuadratic(curvature, noise, start))
     return QuadraticProblem(name, NoisyQuadratic.harmonic(int(name.split()[1])))
+
+
+class Run(NamedTuple):
+    """Training from the start on; arrays have an entry for each step that was kept."""
+
+    spent: np.ndarray  # evaluations before it, those of candidates included
+    rates: np.ndarray
+    losses: np.ndarray  # before it
+    loss: float  # at the end, as `Problem.loss` says it
+    searched: int = 0  # evaluations of candidates
+
+
+def follow(task: Problem, rates: np.ndarray) -> Run:
+    """The run along any schedule, rates [steps]."""
+    state, losses = task.run(task.start(), Request("train", np.asarray(rates)[None]))
+    return Run(np.arange(len(rates)), rates, losses[0], task.loss(state))

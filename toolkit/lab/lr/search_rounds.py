@@ -7,13 +7,13 @@ a search stopped anywhere goes on from there exactly as if it had not been stopp
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from toolkit.lab.lr.search_problems import problem
+from toolkit.lab.lr.search_problems import Run, problem
 from toolkit.lr import AutoLRS, ProbeThenDecay, Request, Searcher, ask, init, tell
 
 METHODS = {
@@ -65,6 +65,17 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A rate that was tried."""
+
+    taken: "Round"  # when
+    rate: float  # its highest
+    losses: np.ndarray  # [steps], before each step
+    expected: float  # forecast for the stage's end, or score of a probe; infinite if it diverged
+    deviation: float  # of that, one standard deviation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Round:
     """One question of the search and its answer."""
 
@@ -80,6 +91,35 @@ class Round:
         """Gradient evaluations before and after."""
         ledgers = self.before.ledger, self.after.ledger
         return ledgers[0].gradient_evaluations, ledgers[1].gradient_evaluations
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What was tried; nothing where training went on."""
+        if self.request.kind != "probe":
+            return ()
+        columns = {name: rows[-len(self.losses) :] for name, rows in self.after.table.items()}
+        deviations = np.sqrt(columns["variance"])
+        rows = zip(columns["rate"], self.losses, columns["forecast"], deviations, strict=True)
+        return tuple(Candidate(self, *row) for row in rows)
+
+
+def kept(rounds: tuple[Round, ...]) -> Run:
+    """The training that was kept in the first rounds of a search."""
+    columns = [
+        (one.spent[0] + np.arange(one.losses.shape[1]), one.request.rates[0], one.losses[0])
+        for one in rounds
+        if one.is_kept
+    ]
+    spent, rates, losses = np.concatenate([np.zeros((3, 0)), *columns], axis=1)
+    ledger = rounds[-1].after.ledger
+    searched = ledger.gradient_evaluations - ledger.kept_steps
+    return Run(spent, rates, losses, rounds[-1].loss, searched)
+
+
+def with_gaps(x: np.ndarray, *columns: np.ndarray, most: float = 1) -> list[np.ndarray]:
+    """NaN where x leaps over what was spent on candidates: no line is drawn across it."""
+    gaps = np.flatnonzero(np.diff(x) > most) + 1
+    return [np.insert(column.astype(float), gaps, np.nan) for column in (x, *columns)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,17 +160,21 @@ def begin(settings: Settings) -> Search:
     return Search(settings, searcher, init(searcher), state, (), task.loss(state))
 
 
-def next_round(search: Search) -> Search:
-    """The search after one more round: asks, trains, tells. The same one when it is over."""
-    request = search.next_request
-    if request is None:
-        return search
+def further_rounds(search: Search) -> Iterator[Search]:
+    """The search after each of the rounds that are left: asks, trains, tells; then asks again."""
     task = problem(search.settings.problem)
-    reached, losses = task.run(search.state, request)
-    told = _told(search, losses, None)
-    state = reached if told.rounds[-1].is_kept else search.state
-    last = dataclasses.replace(told.rounds[-1], loss=task.loss(state))
-    return dataclasses.replace(told, state=state, rounds=(*search.rounds, last))
+    while (request := search.next_request) is not None:
+        reached, losses = task.run(search.state, request)
+        told = _told(search, losses, None)
+        state = reached if told.rounds[-1].is_kept else search.state
+        last = dataclasses.replace(told.rounds[-1], loss=task.loss(state))
+        search = dataclasses.replace(told, state=state, rounds=(*search.rounds, last))
+        yield search
+
+
+def next_round(search: Search) -> Search:
+    """The search after one more round. The same one when it is over."""
+    return next(further_rounds(search), search)
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Search:
@@ -148,12 +192,3 @@ def _told(search: Search, losses: np.ndarray, loss: Any) -> Search:
     controller, is_kept = tell(search.searcher, search.controller, request, losses)
     taken = Round(search.controller, request, losses, is_kept, controller, loss)
     return dataclasses.replace(search, controller=controller, rounds=(*search.rounds, taken))
-
-
-@functools.cache
-def whole_search(settings: Settings) -> Search:
-    """A search from beginning to end, remembered."""
-    search = begin(settings)
-    while (further := next_round(search)) is not search:
-        search = further
-    return search

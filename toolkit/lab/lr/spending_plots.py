@@ -13,6 +13,7 @@ from toolkit.figures import ACCENT, FAINT, INK
 from toolkit.figures.axes import count_ticks, log_ticks
 from toolkit.lab.lr.search_plots import KNOWN, PLAN, RoundPlot, legend_below
 from toolkit.lab.lr.search_problems import problem
+from toolkit.lab.lr.search_rounds import with_gaps
 from toolkit.lab.lr.search_view import SearchView
 
 LOSSES = 4  # at the start, now, tuned linear, best
@@ -31,7 +32,8 @@ class SchedulePlot(RoundPlot):
         axes.set_ylabel("learning rate", labelpad=1)
         log_ticks(axes.yaxis, count=8)
         count_ticks(axes.xaxis, 5)
-        searched = PolyCollection([], facecolor="#e6eaee", linewidth=0)
+        # Neighbours meet without a seam.
+        searched = PolyCollection([], facecolor="#e6eaee", linewidth=0, antialiased=False)
         self._searched = self.moving(axes.add_collection(searched))
         self._tried = self.line(color=FAINT, marker=".", markersize=3.5, linestyle="none")
         self._best = self.line(color=KNOWN, linewidth=1.5, linestyle=(0, (1, 1.2)))
@@ -41,28 +43,25 @@ class SchedulePlot(RoundPlot):
     def name(self, view: SearchView) -> None:
         settings = view.settings
         low, high = problem(settings.problem).lr_range
-        lowest = min(low, view.best[int(NEARLY * settings.budget)]) / 1.5
+        known = view.best or view.linear
+        lowest = min(low, known.rates[int(NEARLY * settings.budget)]) / 1.5
         self.axes.set(xlim=(0, settings.budget), ylim=(lowest, high * 1.8))
-        best = "best there is" if view.best_loss is not None else "tuned linear decay"
+        best = "best there is" if view.best else "tuned linear decay"
         names = {"trained": self.done, "planned": self._planned, best: self._best}
         legend_below(self.axes, {**names, "candidates": self._searched}, columns=4)
+        self._best.set_data(known.spent, known.rates)
 
     def move(self, view: SearchView) -> None:
-        none, limits = np.zeros(0), self.axes.get_ylim()
-        spans: list[tuple[int, int]] = []
-        for start, end, _ in view.searched:
-            if spans and spans[-1][1] == start:
-                start = spans.pop()[0]
-            spans.append((start, end))
-        self._searched.set_verts(
-            [[(a, limits[0]), (a, limits[1]), (b, limits[1]), (b, limits[0])] for a, b in spans]
-        )
-        middle = [np.full(len(rates), (a + b) / 2) for a, b, rates in view.searched]
-        tried = [rates for _, _, rates in view.searched]
-        self._tried.set_data(np.concatenate([none, *middle]), np.concatenate([none, *tried]))
-        self.done.set_data(*_with_gaps(view.spent, view.rates))
+        low, high = self.axes.get_ylim()
+        tried = [one for one in view.taken if one.candidates]
+        corners = [
+            [(a, low), (a, high), (b, high), (b, low)] for a, b in (one.spent for one in tried)
+        ]
+        self._searched.set_verts(corners)
+        dots = [(sum(one.spent) / 2, c.rate) for one in tried for c in one.candidates]
+        self._tried.set_data(*np.reshape(dots, (-1, 2)).T)
+        self.done.set_data(*with_gaps(view.run.spent, view.run.rates))
         self._planned.set_data(*view.planned)
-        self._best.set_data(np.arange(len(view.best)), view.best)
 
 
 class LedgerPlot(RoundPlot):
@@ -94,13 +93,9 @@ class LedgerPlot(RoundPlot):
         self.axes.set_xlim(0, view.settings.budget)
 
     def move(self, view: SearchView) -> None:
-        parts = {
-            "search": view.search_evaluations,
-            "training": view.training_evaluations,
-            "left": view.unspent,
-        }
         start = 0
-        for bar, word, (name, count) in zip(self.bars, self._words, parts.items(), strict=True):
+        parts = zip(self.bars, self._words, view.ledger.items(), strict=True)
+        for bar, word, (name, count) in parts:
             bar.set(x=start, width=count)
             word.set_position((start + count / 2, 0))
             word.set_text(f"{name} {count:,}" if count > 0.17 * view.settings.budget else "")
@@ -124,24 +119,21 @@ class BoughtPlot(RoundPlot):
         self._words = [self.text(va="center", fontsize=9) for _ in range(LOSSES)]
 
     def name(self, view: SearchView) -> None:
-        known = [view.start_loss, view.linear_loss, view.best_loss or view.linear_loss]
-        lowest, highest = min(known) / 1.25, max(known) * 2.2
+        start, _, *known = self._losses(view)
+        lowest, highest = np.nanmin([start, *known]) / 1.25, np.nanmax([start, *known]) * 2.2
         self.axes.set_xlim(lowest, highest)
         parts = (1,) if highest > MANY_TICKS * lowest else (1, 2, 5)
         log_ticks(self.axes.xaxis, *parts, count=6)
-        last = "best there is" if view.best_loss is not None else "best: not known"
+        last = "best there is" if view.best else "best: not known"
         names = ["at the start", "now", "tuned linear", last]
         self.axes.set_yticks(range(LOSSES), names, fontsize=9)
 
     def move(self, view: SearchView) -> None:
-        values = [view.start_loss, view.loss, view.linear_loss, view.best_loss]
-        for row, value in enumerate(np.nan if value is None else value for value in values):
+        for row, value in enumerate(self._losses(view)):
             self.dots[row].set_data([value], [row])
             self._words[row].set_text("" if np.isnan(value) else f"   {value:.3g}")
             self._words[row].set_position((value, row))
 
-
-def _with_gaps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A line that is not drawn across what was spent on candidates."""
-    gaps = np.flatnonzero(np.diff(x) > 1) + 1
-    return np.insert(x, gaps, np.nan), np.insert(y, gaps, np.nan)
+    def _losses(self, view: SearchView) -> list[float]:
+        best = view.best.loss if view.best else np.nan
+        return [view.search.start_loss, view.run.loss, view.linear.loss, best]
