@@ -126,7 +126,9 @@ class CandidatePlot(RoundPlot):
             limits = low / 1.15, first * 1.15
         if scale != self.axes.get_yscale():
             self._set_scale(scale)
-        self.axes.set(xlim=(-0.02 * end, 1.04 * end), ylim=limits)
+        # Not `axes.set`, which has the whole figure drawn anew.
+        self.axes.set_xlim(-0.02 * end, 1.04 * end)
+        self.axes.set_ylim(limits)
         return limits
 
     def _set_scale(self, scale: str) -> None:
