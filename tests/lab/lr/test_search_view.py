@@ -6,6 +6,7 @@ from whole_search import whole_search
 
 pytest.importorskip("anywidget")
 
+from toolkit.lab.kit.view import in_cell
 from toolkit.lab.lr.known_schedules import (
     SHAPES,
     STORED,
@@ -144,7 +145,7 @@ def test_the_ledger_adds_up_and_the_loss_is_that_of_the_rates_shown(settings: Se
         assert view.run.loss == pytest.approx(task.loss(state), rel=FIVE_DIGITS)
     assert view.is_over
     assert view.ledger["left"] == 0
-    assert f"{view.run.loss:.3g}" in view.sentence()
+    assert in_cell(view.run.loss) in view.sentence()
     assert ("closed form" in view.sentence()) == (settings.problem != "network")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from toolkit.lab.kit.curve import Points, heights_at
-from toolkit.lab.kit.view import Data, Progress, View
+from toolkit.lab.kit.view import Data, Progress, View, in_cell
 from toolkit.lab.lr.known_schedules import SHAPES, best_known, peaks, run_peak, tuned
 from toolkit.lab.lr.search_problems import Run, follow, problem
 from toolkit.lab.lr.search_rounds import Search, Settings, begin, further_rounds, kept, with_gaps
@@ -74,19 +74,18 @@ class RaceView(View):
 
     def sentence(self) -> str:
         if "yours" not in self.runs:
-            return (
-                f"Your schedule, with a highest rate of {self.rates.max():.3g}, has not run yet: "
-                "press Race."
-            )
-        loss = self.runs["yours"].loss
-        words = f"After {self.steps:,} gradient evaluations yours ends at {loss:.4g}"
-        if (ratio := self.ratio("yours")) is not None:
+            highest = in_cell(self.rates.max())
+            return f"Your schedule, with a highest rate of {highest}, has not run yet: press Race."
+        names, *_, losses, ratios = self.cells().values()
+        words = f"After {self.steps:,} gradient evaluations yours ends at {losses[0]}"
+        if self.reference in self.runs:
             reference = "tuned linear decay" if self.reference == "linear" else "the best there is"
-            words += f", {ratio:.3g} times {reference}"
-        losses = {name: run.loss for name, run in self.runs.items() if np.isfinite(run.loss)}
-        if others := losses.keys() - {"yours", "best"}:
-            first = min(others, key=losses.__getitem__)
-            words += f". Best of the others: {RACERS[first]}, {losses[first]:.4g}"
+            words += f", {ratios[0]} times {reference}"
+        runs = [*self.runs.values()]
+        others = [n for n, name in enumerate(self.runs) if name not in ("yours", "best")]
+        if others := [n for n in others if np.isfinite(runs[n].loss)]:
+            first = min(others, key=lambda n: runs[n].loss)
+            words += f". Best of the others: {names[first]}, {losses[first]}"
         return f"{words}. Losses: {self.provenance}."
 
     def footnote(self) -> str:

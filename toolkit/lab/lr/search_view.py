@@ -75,15 +75,18 @@ class SearchView(View):
         return one.taken is self.taken[-1]
 
     def sentence(self) -> str:
-        loss = f"The loss is {self.run.loss:.3g} ({self.provenance})"
+        what, value, _ = self.cells().values()
+        cell = dict(zip(what, value, strict=True))
+        loss = f"The loss is {cell['loss now']} ({self.provenance})"
         if self.best is not None:
-            loss += f"; the best schedule ends at {self.best.loss:.3g}"
+            loss += f"; the best schedule ends at {cell['loss, best schedule']}"
         return (
             f"Round {self.round}: {_name(METHODS, self.settings.method)}, on the "
             f"{_name(PROBLEMS, self.settings.problem).removesuffix(', measured here')}, "
             f"{self._what()} Of {self.settings.budget:,} gradient evaluations "
-            f"{self.ledger['search']:,} went into candidates, {self.ledger['training']:,} into "
-            f"training. {loss}; tuned linear decay at {self.linear.loss:.3g}."
+            f"{cell['evaluations, search']} went into candidates, "
+            f"{cell['evaluations, training']} into training. {loss}; "
+            f"tuned linear decay at {cell['loss, tuned linear decay']}."
         )
 
     def _what(self) -> str:
