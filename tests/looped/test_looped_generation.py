@@ -25,6 +25,7 @@ from toolkit.looped import (
     stream,
     truncated_logits,
 )
+from toolkit.looped.mixing import LAYERS
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits
@@ -70,11 +71,22 @@ def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
 PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
 
 
-@pytest.mark.parametrize(
-    "pattern", ["full window", "gdn mamba2", "rwkv7 retention", "kda hgrn2 full", "nsa dsa"]
-)
+EVERY_WORD = [
+    "full window nsa dsa",
+    "gdn mamba2 kda hgrn2",
+    "rwkv7 retention linear gla",
+    "delta comba gdn2 delta_product",
+]
+
+
+def test_every_word_is_tried():
+    assert {word for pattern in EVERY_WORD for word in pattern.split()} == set(LAYERS)
+
+
+@pytest.mark.parametrize("pattern", EVERY_WORD)
 def test_prompts_of_different_lengths_decode_together(pattern):
-    model = build(pattern, options=everywhere(key_value_heads=1, block_size=2, selected_tokens=4))
+    options = everywhere(key_value_heads=1, block_size=2, selected_tokens=4)
+    model = build(pattern, loops=1, options=options)
     tokens, lengths = pad_prompts(PROMPTS)
     # Whatever fills a row up must not show.
     is_filling = np.arange(9) < 9 - lengths[:, None]
@@ -95,13 +107,40 @@ def test_prompts_of_different_lengths_decode_together(pattern):
 
 
 @pytest.mark.slow
-def test_generation_from_prompts_of_different_lengths():
-    model = build("gdn window full")
+@pytest.mark.parametrize("pattern", EVERY_WORD)
+def test_generation_from_prompts_of_different_lengths(pattern):
+    model = build(pattern, options=everywhere(key_value_heads=1, block_size=2, selected_tokens=4))
     tokens, lengths = pad_prompts(PROMPTS)
     written = generate(model, tokens, 6, lengths=lengths)
     for row, prompt in enumerate(PROMPTS):
         alone = generate(model, jnp.asarray([prompt]), 6)
         np.testing.assert_array_equal(written[row], alone[0])
+
+
+def test_a_row_takes_in_the_next_text_while_the_others_go_on():
+    model = build("full window gdn retention", loops=1)
+    greedy = lambda logits: np.argmax(logits, axis=-1).astype(np.int32)  # noqa: E731
+    wanted = [np.asarray(generate(model, np.array([prompt]), 6))[0] for prompt in PROMPTS]
+    tokens, lengths = pad_prompts(PROMPTS[:2])
+    insert, free = jax.jit(LoopedCache.insert), jax.jit(LoopedCache.free)
+    logits, cache = prefill(model, tokens, 16, lengths=lengths)
+    token, written = greedy(logits), [[], [], []]
+    owners = [0, 1]
+    for time in range(9):
+        for row, owner in enumerate(owners):
+            written[owner].append(token[row])
+        logits, cache = decode_step(model, token, cache)
+        token = greedy(logits).copy()
+        if time == 2:
+            # The second text ends here; the third begins in its row, at another length.
+            one, other = jnp.array([1], jnp.int32), np.array([PROMPTS[2]])
+            logits, prompt = prefill(model, other, 16)
+            cache = insert(free(cache, one), one, prompt)
+            token[1], owners[1] = greedy(logits)[0], 2
+    for text, alone, count in zip(written, wanted, (9, 3, 6), strict=True):
+        assert len(text) == count
+        np.testing.assert_array_equal(text[:6], alone[:count])
+    assert insert._cache_size() == free._cache_size() == 1
 
 
 @pytest.mark.slow

@@ -1,21 +1,40 @@
-"""What the caches of softmax and sparse attention share: checks, room, and the writing of tokens.
+"""What the caches of softmax and sparse attention share: a length per row, room, and writing.
 
-A token that finds no room is an error: ValueError when the length is known, NaN output from then
-on under `jax.jit`.
+A row holds the tokens of one document, the last that was read into it: token p of the document is
+in slot p, or in slot p % capacity of a ring, which forgets the oldest. What other slots hold never
+shows. A token that finds no room is an error: ValueError when the lengths are known, and under
+`jax.jit` NaN in the outputs of that row until it is freed.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from toolkit.attention._checks import check_same_dtype, check_shapes
+from toolkit.attention._shapes import SegmentIds
+from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 
 Cache = TypeVar("Cache", bound=Any)
+
+
+class Rows:
+    """What can be done with single rows of a cache, all of whose arrays begin with `batch`."""
+
+    length: Int[Array, "batch"]
+
+    def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> Self:
+        """Forget the tokens of some rows, so that other sequences can take their place."""
+        return replace(self, length=self.length.at[rows].set(0))  # type: ignore[type-var]
+
+    def insert(self, rows: Int[Array, "rows"], other: Self) -> Self:
+        """Put the rows of `other`, a cache of the same capacity, in the place of some rows."""
+        return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
 
 
 def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> None:
@@ -25,42 +44,109 @@ def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> N
     arrays = {field.name: getattr(cache, field.name) for field in fields(cache)}
     known = {axis: sizes[axis] for axis in sizes if axis != "time"}
     check_shapes(kind, arrays, known, prefix="cache.")
-    check_same_dtype(k=k, cache_keys=cache.keys)
+    if jnp.issubdtype(cache.keys.dtype, jnp.floating):
+        check_same_dtype(k=k, cache_keys=cache.keys)
 
 
-def check_room(cache: Any, time: int) -> None:
-    """Refuse tokens that a cache of known length cannot hold, or one of any length."""
-    try:
-        length = int(cache.length)
-    except jax.errors.ConcretizationTypeError:
-        length = 0
-    if length + time > cache.capacity:
+def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> None:
+    """Refuse tokens for which a row of known length has no room, or no row of any length has."""
+    if isinstance(cache.length, jax.core.Tracer) or isinstance(segment_ids, jax.core.Tracer):
+        length, wanted = 0, time if segment_ids is None else 0
+    else:
+        after = np.asarray(length_after(cache.length, segment_ids, time))
+        row = int(after.argmax())
+        length, wanted = int(cache.length[row]), int(after[row])
+    if wanted > cache.capacity:
         raise ValueError(
-            f"the cache holds {length} of {cache.capacity} tokens and cannot take {time} more; "
-            "make it with a larger capacity."
+            f"a row of the cache holds {length} of {cache.capacity} tokens and cannot take "
+            f"{time} more; free it, or make the cache with a larger capacity."
         )
 
 
-def write_tokens(cache: Cache, slot: Int[Array, ""], *, axis: int, **new: Array) -> Cache:
-    """The cache with `new` tokens from `slot` on, or with nothing new if they do not fit there.
+def length_after(
+    length: Int[Array, "batch"], segment_ids: SegmentIds | None, time: int
+) -> Int[Array, "batch"]:
+    """Tokens of the document that each row holds after `time` new ones."""
+    if segment_ids is None:
+        return length + time
+    return positions_in_documents(segment_ids, length)[:, -1] + 1
 
-    Its length grows by the new tokens even if they did not fit.
+
+def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Array) -> Cache:
+    """The cache with one `new` token in a slot of every row, or as it was where there is no slot.
+
+    Every length grows by one, even if there was no room.
     """
-    time = next(iter(new.values())).shape[axis]
-    held = {name: getattr(cache, name) for name in new if getattr(cache, name) is not None}
+    held = _held(cache, new)
 
     def write():
-        return {
-            name: lax.dynamic_update_slice_in_dim(array, new[name], slot, axis)
-            for name, array in held.items()
-        }
+        written = {}
+        for name, array in held.items():
+            place: list[Any] = [slice(None)] * array.ndim
+            place[0], place[axis] = jnp.arange(slot.shape[0], dtype=slot.dtype), slot
+            written[name] = array.at[tuple(place)].set(new[name], mode="drop")
+        return written
 
     # Inside a conditional: of a bare update XLA makes a second copy for the reads that follow, and
-    # one for the result, which triples the time of a step.
-    arrays = lax.cond(slot + time <= cache.capacity, write, lambda: held)
-    return replace(cache, **arrays, length=cache.length + time)
+    # one for the result, which takes twenty times as long as the step.
+    arrays = lax.cond((slot < cache.capacity).any(), write, lambda: held)
+    return replace(cache, **arrays, length=cache.length + 1)
+
+
+class Continued(NamedTuple):
+    """A cache with new tokens, and what their queries meet.
+
+    Attributes:
+        arrays: what the cache holds by name, on the axis of keys that `extent` speaks of.
+        extent: where old and new tokens lie on that axis, row by row.
+        segments: documents of queries and keys; None if every row is one document.
+        cache: the new cache.
+    """
+
+    arrays: dict[str, Array]
+    extent: Extent
+    segments: Segments | None
+    cache: Any
+
+
+def continue_rows(
+    cache: Any, segment_ids: SegmentIds | None, *, axis: int, is_ring: bool = False, **new: Array
+) -> Continued:
+    """Append several tokens to every row; the first document of `segment_ids` continues the row's.
+
+    Where one document fills up slot after slot, the keys are the cache itself; otherwise they are
+    what it held, oldest first, and the new tokens.
+    """
+    held, length, capacity = _held(cache, new), cache.length, cache.capacity
+    time = next(iter(new.values())).shape[axis]
+    after = length_after(length, segment_ids, time)
+    if segment_ids is None and not is_ring:
+        write = jax.vmap(lambda array, x, n: lax.dynamic_update_slice_in_dim(array, x, n, axis))
+        # Slots past the end do not exist: a row without room loses what it held.
+        arrays = {name: write(array, new[name], length) for name, array in held.items()}
+        extent = Extent(length, 0, after)
+        return Continued(arrays, extent, None, replace(cache, **arrays, length=after))
+    roll = jax.vmap(lambda array, shift: jnp.roll(array, shift, axis))
+    arrays = {
+        name: jnp.concatenate([roll(array, -length), new[name]], axis)
+        for name, array in held.items()
+    }
+    kept = {
+        name: roll(lax.slice_in_dim(x, time, None, axis=axis), after) for name, x in arrays.items()
+    }
+    extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
+    segments = packed(segment_ids)
+    if segments is not None:
+        old = jnp.ones((length.shape[0], capacity), jnp.int32)
+        segments = segments._replace(key=jnp.concatenate([old, segments.key], axis=1))
+    return Continued(arrays, extent, segments, replace(cache, **kept, length=after))
 
 
 def show_overflow(out: Array, cache: Any) -> Array:
-    """NaN in place of outputs whose tokens found no room in the cache."""
-    return jnp.where(cache.length <= cache.capacity, out, jnp.nan)
+    """NaN in place of the outputs of rows whose tokens found no room in the cache."""
+    has_room = cache.length <= cache.capacity
+    return jnp.where(has_room.reshape(-1, *(1,) * (out.ndim - 1)), out, jnp.nan)
+
+
+def _held(cache, new):
+    return {name: getattr(cache, name) for name in new if getattr(cache, name) is not None}

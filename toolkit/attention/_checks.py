@@ -139,9 +139,9 @@ def check_shapes(
             sizes.setdefault(axis, size)
         wanted = [sizes[axis] for axis in shape.dim_str.split()]
         check_shape(name, array, wanted, shape.dim_str)
-        if "int32" in shape.dtypes:
+        if "float32" not in shape.dtypes:
             check_integers(name, array)
-        else:
+        elif "int32" not in shape.dtypes:
             check_floating(name, array)
     return sizes
 

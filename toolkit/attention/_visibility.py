@@ -12,15 +12,17 @@ from toolkit.attention._shapes import SegmentIds
 class Extent(NamedTuple):
     """Where queries and keys lie on one time axis; traced, so a cache grows without compiling.
 
+    One number for all rows of a batch, or one for each.
+
     Attributes:
         query_start: index of the first query on the keys' axis.
         key_start: first key that exists; 0 unless there is a window, whose ring may be part full.
         key_stop: one past the last key that exists.
     """
 
-    query_start: Int[Array, ""] | int
-    key_start: Int[Array, ""] | int
-    key_stop: Int[Array, ""] | int
+    query_start: Int[Array, "..."] | int
+    key_start: Int[Array, "..."] | int
+    key_stop: Int[Array, "..."] | int
 
 
 class Segments(NamedTuple):
@@ -64,34 +66,12 @@ def packed(segment_ids: SegmentIds | None) -> Segments | None:
     return Segments(numbers, numbers)
 
 
-def documents_after(
-    length: Int[Array, ""],
-    start: Int[Array, "batch"] | None,
-    segment_ids: SegmentIds | None,
-    shape: tuple[int, int],
-    first_query: Int[Array, ""] | int,
-    keys: int,
-) -> tuple[Segments | None, Int[Array, "batch"] | None]:
-    """Documents of new tokens and of those a cache holds, and where the last one begins.
-
-    The first document of the new tokens continues the one that the cache remembers. It is number
-    1, those that follow count on, and 0 is what the cache has forgotten.
-
-    `start` counts the tokens before the document that the cache remembers (None for no tokens),
-    `shape` is (batch, new tokens), `keys` the length of the keys' axis, on which `first_query` is
-    the first new token. Returns the documents and the new `start`; None, None for one document.
-    """
-    if segment_ids is None and start is None:
-        return None, None
-    batch, time = shape
-    query = jnp.ones((batch, time), jnp.int32)
-    if segment_ids is not None:
-        query = run_numbers(segment_ids)
-    is_first = jnp.diff(query, axis=1, prepend=query[:, :1]) > 0
-    positions = length - first_query + jnp.arange(keys, dtype=jnp.int32)
-    start = jnp.zeros(batch, jnp.int32) if start is None else start
-    remembered = (positions[None] >= start[:, None]).astype(jnp.int32)
-    key = lax.dynamic_update_slice_in_dim(remembered, query, first_query, axis=1)
-    new = length + jnp.arange(time, dtype=jnp.int32)
-    last = jnp.where(is_first, new[None], 0).max(axis=1)
-    return Segments(query, key), jnp.maximum(start, last)
+def positions_in_documents(
+    segment_ids: SegmentIds, length: Int[Array, "batch"] | int = 0
+) -> Int[Array, "batch time"]:
+    """Place of every token in its document, of whose first one `length` tokens came before."""
+    index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
+    is_first = jnp.diff(run_numbers(segment_ids), axis=1, prepend=1) > 0
+    begins = lax.cummax(jnp.where(is_first, index, 0), axis=1)
+    before = jnp.broadcast_to(jnp.asarray(length, jnp.int32), segment_ids.shape[:1])[:, None]
+    return index - begins + jnp.where(begins == 0, before, 0)

@@ -5,6 +5,7 @@ any context, a cache is read at the speed of memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,7 +109,9 @@ def decode_cases(cores: int) -> Iterator[Case]:
         for key in jax.random.split(jax.random.key(1), 2)
     )
     # The last slot is free: the step writes its token there and attends to all of them.
-    contenders = {"toolkit": _softmax_step(token, KVCache(keys, values, jnp.int32(context - 1)))}
+    contenders = {
+        "toolkit": _softmax_step(token, KVCache(keys, values, jnp.full(1, context - 1, jnp.int32)))
+    }
     query, *last = (np.asarray(x)[:, None] for x in token)
     whole = [
         np.concatenate([np.moveaxis(np.asarray(x)[..., :-1], 3, 1), new], 1)
@@ -141,7 +144,7 @@ def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Ar
 
     def step(cache: KVCache) -> tuple[jax.Array, KVCache]:
         out, new = mixer("full").step(*token, cache)
-        return out, KVCache(new.keys, new.values, cache.length)
+        return out, replace(new, length=cache.length)
 
     jitted, held = jax.jit(step, donate_argnums=0), [cache]
 

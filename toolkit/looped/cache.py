@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
@@ -42,6 +43,19 @@ class LoopedCache:
     prelude: tuple[Any, ...] = ()
     coda: tuple[Any, ...] = ()
 
+    def free(self, rows: Int[Array, "rows"]) -> "LoopedCache":
+        """Forget what some rows remember."""
+        forget = lambda cache: cache.free(rows)  # noqa: E731
+        layers = jax.tree.map(forget, (self.loops, self.prelude, self.coda), is_leaf=_is_of_a_layer)
+        return LoopedCache(*layers)
+
+    def insert(self, rows: Int[Array, "rows"], other: "LoopedCache") -> "LoopedCache":
+        """Put the rows of `other`, from `prefill` with the same capacity, in the place of some.
+
+        The others go on as they were: a batch takes in the next text when one of its texts ends.
+        """
+        return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
+
     @classmethod
     def empty(cls, config: LoopedConfig, batch: int, capacity: int) -> "LoopedCache":
         """A cache before the first token, for a batch of sequences of up to `capacity` tokens."""
@@ -53,6 +67,10 @@ class LoopedCache:
             empty_layers(config, config.prelude_layers, batch, capacity),
             empty_layers(config, config.coda_layers, batch, capacity),
         )
+
+
+def _is_of_a_layer(cache):
+    return hasattr(cache, "free")
 
 
 def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:

@@ -66,6 +66,25 @@ def rotary_embedding(
     return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), still], axis=-1)
 
 
+def token_positions(
+    shape: tuple[int, int],
+    length: Int[Array, "batch"] | None,
+    segment_ids: Int[Array, "batch time"] | None,
+) -> Int[Array, "batch_or_1 time"]:
+    """Positions of [batch, time] tokens, in each row after the `length` that its cache holds.
+
+    With a cache, every document that begins here begins at 0, as it would alone.
+    """
+    index = jnp.arange(shape[1], dtype=jnp.int32)[None]
+    if length is None:
+        return index
+    if segment_ids is None:
+        return index + length[:, None]
+    changes = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+    begins = jax.lax.cummax(jnp.where(changes, index, 0), axis=1)
+    return index - begins + jnp.where(begins == 0, length[:, None], 0)
+
+
 def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
     """Scale the last axis to Euclidean length one: x / sqrt(sum x^2 + 1e-6), summed in float32."""
     # A key longer than 1 would let the delta rule expand the state.

@@ -206,9 +206,8 @@ def test_values_may_be_a_part_of_their_keys():
         for t in range(20, TIME):
             out_t, cache = step(*(x[:, t] for x in inputs), cache)
             np.testing.assert_allclose(out_t, wanted[:, t], atol=TOLERANCE)
-    assert sum(x.nbytes for x in jax.tree.leaves(cache) if x.ndim) == 8 * 2 * TIME * (
-        GROUPS * KEY + 5
-    )
+    assert cache.keys.nbytes + cache.index_keys.nbytes == 8 * 2 * TIME * (GROUPS * KEY + 5)
+    assert cache.values is None
 
 
 def test_reference_continues_a_cache():

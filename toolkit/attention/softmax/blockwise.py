@@ -292,21 +292,30 @@ def _matmul(equation: str, a: Array, b: Array) -> Array:
 # ---------------------------------------------------------------- every head, and the gradient
 
 
-def _each_head(function: Callable, segments: Segments | None, *arrays: Array):
-    """Apply `function(segments, *arrays)` to every batch entry and head.
+def _each_head(function: Callable, extent: Extent, segments: Segments | None, *arrays: Array):
+    """Apply `function(extent, segments, *arrays)` to every batch entry and head.
 
     One after another on a CPU, where one product of two matrices is fast and a batch of them is
     not; all at once on an accelerator, which needs the parallel work.
     """
-    if jax.default_backend() == "cpu":
 
-        def entry(entry_segments_and_arrays):
-            entry_segments, *heads = entry_segments_and_arrays
-            return lax.map(lambda head: function(entry_segments, *head), tuple(heads))
+    def one_by_one(extent, segments, *arrays):
+        extent = Extent(*(jnp.broadcast_to(index, arrays[0].shape[:1]) for index in extent))
 
-        return lax.map(entry, (segments, *arrays))
-    heads = jax.vmap(function, in_axes=(None, *(0 for _ in arrays)))
-    return jax.vmap(heads)(segments, *arrays)
+        def entry(of_entry):
+            extent, segments, *heads = of_entry
+            return lax.map(lambda head: function(extent, segments, *head), tuple(heads))
+
+        return lax.map(entry, (extent, segments, *arrays))
+
+    def at_once(extent, segments, *arrays):
+        heads = jax.vmap(function, in_axes=(None, None, *(0 for _ in arrays)))
+        of_entry = Extent(*(0 if index.ndim else None for index in extent))
+        return jax.vmap(heads, in_axes=(of_entry, *(0 for _ in (segments, *arrays))))(
+            extent, segments, *arrays
+        )
+
+    return lax.platform_dependent(extent, segments, *arrays, cpu=one_by_one, default=at_once)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -315,13 +324,13 @@ def _attend(tiling: Tiling, q, k, v, extent, segments):
 
 
 def _attend_forward(tiling: Tiling, q, k, v, extent, segments):
-    out, lse = _each_head(partial(_head_forward, tiling, extent), segments, q, k, v)
+    out, lse = _each_head(partial(_head_forward, tiling), extent, segments, q, k, v)
     return out, (q, k, v, out, lse, extent, segments)
 
 
 def _attend_backward(tiling: Tiling, residuals, d_out):
     *arrays, extent, segments = residuals
-    d_inputs = _each_head(partial(_head_backward, tiling, extent), segments, *arrays, d_out)
+    d_inputs = _each_head(partial(_head_backward, tiling), extent, segments, *arrays, d_out)
     return *d_inputs, None, None
 
 

@@ -4,13 +4,12 @@ A decode step reads every cached key and value once and does two multiplications
 runs at the speed of memory. The layout decides whether it does: with time last, the scores of one
 head are one pass over rows that are contiguous in time, and so is the weighted sum of the values.
 
-Under a sliding window the cache is a ring: the token at position p lives in slot p % capacity, so a
-capacity of the window suffices and the oldest token is overwritten. Without a window the token
-lives in slot p, and a token that finds no slot is an error (`_caches.py`).
+Under a sliding window the cache is a ring: token p lives in slot p % capacity, so a capacity of the
+window suffices and the oldest token is overwritten. Without a window token p lives in slot p, and a
+token that finds no slot is an error (`_caches.py`).
 
-A row of the cache remembers one document, the last that was read into it. `start` says where that
-document begins, so sequences of different lengths decode together: what fills a shorter one up in
-front is a document of its own, and forgotten.
+Every row has a length of its own, so sequences of different lengths decode together, and a row
+whose sequence has ended takes in another while the others go on (`free`, `insert`).
 """
 
 from collections.abc import Mapping
@@ -20,39 +19,51 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
 from toolkit.attention._attend import fixed_scale, masked_softmax
-from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
+from toolkit.attention._caches import (
+    Rows,
+    check_cache,
+    check_room,
+    continue_rows,
+    show_overflow,
+    write_token,
+)
 from toolkit.attention._checks import check_count, check_inputs, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SegmentIds, SharedKey, SharedValue
-from toolkit.attention._visibility import Extent, Segments, documents_after
+from toolkit.attention._visibility import Extent, Segments
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVCache:
-    """Keys and values of the tokens seen so far; a pytree.
+class KVCache(Rows):
+    """Keys and values of the tokens seen so far; a pytree, all of whose arrays begin with batch.
 
     Donate it (`jax.jit(step, donate_argnames="cache")`) so that a step writes in place.
+
+    Quantised, it holds int8 numbers and their scales, one per token and head: a quarter of the
+    bytes of float32 and 4 more per token and head. `quantisation_error` says what that costs.
 
     Attributes:
         keys: [batch, key_value_heads, key, capacity].
         values: [batch, key_value_heads, value, capacity].
-        length: tokens seen so far, int32; in a ring it grows past the capacity.
-        start: tokens before the document that a row remembers, int32 [batch]; None for no tokens.
+        length: tokens seen so far by each row, int32; in a ring it grows past the capacity.
+        key_scales: what the keys of a token are multiplied by; None if they are not quantised.
+        value_scales: likewise.
 
     Example:
         >>> cache = KVCache.empty(1, 2, 4, 4, capacity=8)
-        >>> cache.keys.shape, int(cache.length)
-        ((1, 2, 4, 8), 0)
+        >>> cache.keys.shape, cache.length.tolist()
+        ((1, 2, 4, 8), [0])
     """
 
-    keys: Float[Array, "batch key_value_heads key capacity"]
-    values: Float[Array, "batch key_value_heads value capacity"]
-    length: Int[Array, ""]
-    start: Int[Array, "batch"] | None = None
+    keys: Num[Array, "batch key_value_heads key capacity"]
+    values: Num[Array, "batch key_value_heads value capacity"]
+    length: Int[Array, "batch"]
+    key_scales: Float[Array, "batch key_value_heads capacity"] | None = None
+    value_scales: Float[Array, "batch key_value_heads capacity"] | None = None
 
     @classmethod
     def empty(
@@ -63,8 +74,13 @@ class KVCache:
         value_size: int,
         capacity: int,
         dtype=jnp.float32,
+        *,
+        is_quantised: bool = False,
     ) -> "KVCache":
-        """Make a cache without tokens, with room for `capacity` of them."""
+        """Make a cache without tokens, with room for `capacity` of them in every row.
+
+        One that `is_quantised` takes tokens of any dtype; `dtype` is then that of the scales.
+        """
         check_sizes(
             "a KVCache",
             batch=batch,
@@ -73,9 +89,15 @@ class KVCache:
             value_size=value_size,
             capacity=capacity,
         )
-        keys = jnp.zeros((batch, key_value_heads, key_size, capacity), dtype)
-        values = jnp.zeros((batch, key_value_heads, value_size, capacity), dtype)
-        return cls(keys, values, jnp.zeros((), jnp.int32))
+        of_numbers = jnp.int8 if is_quantised else dtype
+        keys = jnp.zeros((batch, key_value_heads, key_size, capacity), of_numbers)
+        values = jnp.zeros((batch, key_value_heads, value_size, capacity), of_numbers)
+        length = jnp.zeros(batch, jnp.int32)
+        if not is_quantised:
+            return cls(keys, values, length)
+        # Two arrays, since a donated buffer is given away once.
+        scales = (jnp.zeros((batch, key_value_heads, capacity), accumulator(dtype)) for _ in "kv")
+        return cls(keys, values, length, *scales)
 
     @property
     def capacity(self) -> int:
@@ -84,8 +106,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of keys and values, and of their scales."""
+        return sum(x.nbytes for x in jax.tree.leaves(self)) - self.length.nbytes
 
 
 def softmax_attention_step(
@@ -114,8 +136,8 @@ def softmax_attention_step(
         >>> q = k = v = jnp.ones((1, 2, 4))
         >>> cache = KVCache.empty(1, 2, 4, 4, capacity=8)
         >>> out, cache = softmax_attention_step(q, k, v, cache)
-        >>> out.shape, int(cache.length)
-        ((1, 2, 4), 1)
+        >>> out.shape, cache.length.tolist()
+        ((1, 2, 4), [1])
     """
     sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t)
     sliding_window = check_window(sliding_window)
@@ -131,42 +153,44 @@ def _step(q_t, k_t, v_t, cache, *, scale, sliding_window):
     key_heads = k_t.shape[1]
     length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
     slot = length % capacity if is_ring else length
-    cache = write_tokens(cache, slot, axis=-1, keys=k_t[..., None], values=v_t[..., None])
-    age = length - jnp.arange(capacity, dtype=length.dtype)
+    cache = write_token(cache, slot, axis=-1, **stored(cache, k_t, v_t))
+    age = length[:, None] - jnp.arange(capacity, dtype=length.dtype)[None]
     if is_ring:
         age %= capacity
-    visible = (age >= 0) & (age <= length)
+    visible = (age >= 0) & (age <= length[:, None])
     if sliding_window is not None:
         visible &= age < sliding_window
-    visible = visible[None]
-    if cache.start is not None:
-        visible = visible & ((length - age)[None] >= cache.start[:, None])
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
-    out = _attend_to_slots(q_t, cache.keys, cache.values, visible[:, None, None], scale)
+    out = _attend_to_slots(q_t, cache, visible[:, None, None], scale)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)
     return out.reshape(batch, heads, v_t.shape[2]), cache
 
 
 def _attend_to_slots(
     q: Float[Array, "batch key_heads group key"],
-    keys: Float[Array, "batch key_heads key slots"],
-    values: Float[Array, "batch key_heads value slots"],
-    visible: Bool[Array, "batch_or_1 1 1 slots"],
+    cache: KVCache,
+    visible: Bool[Array, "batch 1 1 slots"],
     scale: float,
 ) -> Float[Array, "batch key_heads group value"]:
     """Softmax of one query per head over the visible slots."""
     precise = accumulator(q.dtype)
+    keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
     scores = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise) * scale
+    if cache.key_scales is not None:
+        scores *= cache.key_scales[:, :, None]
     p, total, _ = masked_softmax(scores, visible)
-    weights = p.astype(values.dtype)
+    weights = p if cache.value_scales is None else p * cache.value_scales[:, :, None]
+    weights = weights.astype(values.dtype)
     out = jnp.einsum("bhgs,bhvs->bhgv", weights, values, preferred_element_type=precise)
     # 0 * NaN is NaN: where a slot without a token holds one, sum again without those slots, slowly.
     out = lax.cond(
         jnp.isfinite(out).all(),
         lambda: out,
         lambda: jnp.where(
-            visible[..., None, :], p[..., None, :] * values.astype(precise)[:, :, None], 0
+            visible[..., None, :],
+            p[..., None, :] * floats(cache, precise)[1][:, :, None],
+            0,
         ).sum(axis=-1),
     )
     return out / total
@@ -178,28 +202,50 @@ def append(
     v: Float[Array, "batch key_value_heads value time"],
     segment_ids: SegmentIds | None,
     *,
-    sliding_window: int | None,
+    is_ring: bool,
 ) -> tuple[Array, Array, Extent, Segments | None, KVCache]:
-    """Append several tokens, and lay out the keys and values their queries may see in order.
-
-    Without a window the keys are the whole cache; with one they are the ring, unrolled, and the
-    new tokens. The first document of `segment_ids` continues the cache's.
-    """
-    time, capacity, length = k.shape[-1], cache.capacity, cache.length
-    if sliding_window is None:
-        new_cache = write_tokens(cache, length, axis=-1, keys=k, values=v)
-        keys, values = new_cache.keys, new_cache.values
-        extent = Extent(length, 0, length + time)
-    else:
-        keys = jnp.concatenate([jnp.roll(cache.keys, -length, axis=-1), k], axis=-1)
-        values = jnp.concatenate([jnp.roll(cache.values, -length, axis=-1), v], axis=-1)
-        extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
-        kept = [jnp.roll(x[..., time:], length + time, axis=-1) for x in (keys, values)]
-        new_cache = KVCache(kept[0], kept[1], length + time)
-    segments, start = documents_after(
-        length, cache.start, segment_ids, (k.shape[0], time), extent.query_start, keys.shape[-1]
+    """Append several tokens, and lay out the keys and values their queries may see in order."""
+    new = stored(cache, k, v)
+    arrays, extent, segments, new_cache = continue_rows(
+        cache, segment_ids, axis=-1, is_ring=is_ring, **new
     )
-    return keys, values, extent, segments, replace(new_cache, start=start)
+    keys, values = floats(replace(cache, **arrays), k.dtype)
+    return keys, values, extent, segments, new_cache
+
+
+def stored(cache: KVCache, k: Array, v: Array) -> dict[str, Array]:
+    """Keys and values as the cache holds them, [batch, key_value_heads, size, *time]."""
+    if cache.key_scales is None:
+        return {"keys": k, "values": v}
+    (keys, key_scales), (values, value_scales) = (
+        quantised(x, cache.key_scales.dtype) for x in (k, v)
+    )
+    return {
+        "keys": keys,
+        "values": values,
+        "key_scales": key_scales,
+        "value_scales": value_scales,
+    }
+
+
+def floats(cache: KVCache, dtype) -> tuple[Array, Array]:
+    """Keys and values of a cache, quantised or not, as floating point."""
+    if cache.key_scales is None or cache.value_scales is None:
+        return cache.keys.astype(dtype), cache.values.astype(dtype)
+    pairs = (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
+    keys, values = ((x.astype(s.dtype) * s[:, :, None]).astype(dtype) for x, s in pairs)
+    return keys, values
+
+
+def quantised(
+    x: Float[Array, "batch heads size *time"], dtype
+) -> tuple[Int8[Array, "batch heads size *time"], Float[Array, "batch heads *time"]]:
+    """The nearest of 255 even steps to every number, and what they are to be multiplied by."""
+    x = x.astype(dtype)
+    scales = jnp.abs(x).max(axis=2) / 127
+    # A token of zeros has the scale 0; one with NaN or inf has no other numbers any more.
+    steps = x / jnp.where(scales == 0, 1, scales)[:, :, None]
+    return jnp.where(jnp.isfinite(steps), jnp.round(steps), 0).astype(jnp.int8), scales
 
 
 def check_window(sliding_window: int | None) -> int | None:
@@ -210,11 +256,13 @@ def check_window(sliding_window: int | None) -> int | None:
     return int(sliding_window)
 
 
-def check_kv_cache(cache: KVCache, sizes: Mapping[str, int], k: Array, sliding_window) -> None:
+def check_kv_cache(
+    cache: KVCache, sizes: Mapping[str, int], k: Array, sliding_window, segment_ids=None
+) -> None:
     """Refuse a cache that does not fit, a ring shorter than its window, or tokens without room."""
     check_cache(cache, KVCache, sizes, k)
     if sliding_window is None:
-        check_room(cache, sizes.get("time", 1))
+        check_room(cache, sizes.get("time", 1), segment_ids)
     elif cache.capacity < sliding_window:
         raise ValueError(
             f"a cache for sliding_window={sliding_window} needs at least that capacity; "

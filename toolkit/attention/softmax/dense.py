@@ -11,6 +11,7 @@ or in the gradients of a loss on it, even NaN; a query that sees a number that i
 NaN.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -18,13 +19,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import attend, fixed_scale
-from toolkit.attention._caches import show_overflow
+from toolkit.attention._caches import show_overflow, write_token
 from toolkit.attention._checks import check_choice, check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValues, Queries, SegmentIds, SharedKeys, SharedValues
-from toolkit.attention._visibility import Extent, Segments, packed, run_numbers, sees
+from toolkit.attention._visibility import (
+    Extent,
+    Segments,
+    packed,
+    positions_in_documents,
+    run_numbers,
+    sees,
+)
 from toolkit.attention.softmax.blockwise import blockwise_attention
-from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
+from toolkit.attention.softmax.cache import (
+    KVCache,
+    append,
+    check_kv_cache,
+    check_window,
+    floats,
+    stored,
+)
 
 # Measured on one CPU core, 8 heads of 64: dense is 1.3x faster forward up to 256 keys, blockwise
 # is 1.6x faster forward and backward from 128 keys on.
@@ -116,7 +131,7 @@ def _attend(
     segments = packed(segment_ids)
     if initial_state is not None:
         keys, values, extent, segments, cache = append(
-            initial_state, keys, values, segment_ids, sliding_window=sliding_window
+            initial_state, keys, values, segment_ids, is_ring=sliding_window is not None
         )
     is_short = keys.shape[3] <= DENSE_UP_TO
     is_dense = is_short if implementation is None else implementation == "dense"
@@ -145,15 +160,15 @@ def dense_attention(
     """
     batch, time, heads, key = q.shape
     key_heads, key_time = k.shape[1], k.shape[3]
-    query_index = extent.query_start + jnp.arange(time, dtype=jnp.int32)[:, None]
-    key_index = jnp.arange(key_time, dtype=jnp.int32)[None, :]
+    extent = Extent(*(jnp.asarray(index).reshape(-1, 1, 1) for index in extent))
+    query_index = extent.query_start + jnp.arange(time, dtype=jnp.int32)[None, :, None]
+    key_index = jnp.arange(key_time, dtype=jnp.int32)[None, None]
     visible = sees(
         query_index, key_index, extent, is_causal=is_causal, sliding_window=sliding_window
     )
-    of_batch = None
     if segments is not None:
-        same = segments.query[:, :, None] == segments.key[:, None, :]
-        visible, of_batch = visible[None] & same, 0
+        visible &= segments.query[:, :, None] == segments.key[:, None, :]
+    visible, of_batch = (visible[0], None) if visible.shape[0] == 1 else (visible, 0)
 
     def head(q, k, v, visible):
         return attend(q, k.T, v.T, visible, scale=scale).out
@@ -192,32 +207,25 @@ def softmax_attention_reference(
     _check(q, k, v, sliding_window, segment_ids, initial_state)
     scale = float(q.shape[3] ** -0.5) if scale is None else scale
     segment_ids = None if segment_ids is None else run_numbers(segment_ids)
-    cache, past, remembered = None, 0, None
+    cache, past, documents = None, 0, segment_ids
     if initial_state is not None:
-        # Token number p lives in slot p, or p % capacity in a ring that forgets the oldest tokens.
-        capacity, length = initial_state.capacity, int(initial_state.length)
-        past = min(length, capacity)
-        old = length - past + jnp.arange(past)
-        slots = old % capacity
-        new_slots = (length + jnp.arange(k.shape[1]))[-capacity:] % capacity
-        start = initial_state.start
-        if segment_ids is not None or start is not None:
-            # Documents by number: 1 goes on from the cache, 0 is what the cache has forgotten.
-            start = jnp.zeros(k.shape[0], jnp.int32) if start is None else start
-            if segment_ids is None:
-                segment_ids = jnp.ones(k.shape[:2], jnp.int32)
-            is_first = jnp.diff(segment_ids, axis=1, prepend=1) > 0
-            remembered = (old[None] >= start[:, None]).astype(jnp.int32)
-            new = length + jnp.arange(k.shape[1], dtype=jnp.int32)
-            start = jnp.where(is_first, new[None], start[:, None]).max(axis=1)
-        cache = KVCache(
-            initial_state.keys.at[..., new_slots].set(k[:, -capacity:].transpose(0, 2, 3, 1)),
-            initial_state.values.at[..., new_slots].set(v[:, -capacity:].transpose(0, 2, 3, 1)),
-            initial_state.length + k.shape[1],
-            start,
+        # Token p of a row's document is in slot p, or p % capacity in a ring that forgets the
+        # oldest. Rows that hold fewer tokens than others begin with some of no document.
+        cache, capacity, length = initial_state, initial_state.capacity, initial_state.length
+        past = min(int(length.max()), capacity)
+        old = length[:, None] - past + jnp.arange(past, dtype=jnp.int32)[None]
+        slots = (old % capacity)[:, None, None]
+        if segment_ids is None:
+            segment_ids = jnp.ones(k.shape[:2], jnp.int32)
+        documents = jnp.concatenate([jnp.where(old < 0, 0, 1), segment_ids], axis=1)
+        for t, place in enumerate(positions_in_documents(segment_ids, length).T):
+            new = stored(cache, k[:, t], v[:, t])
+            cache = write_token(replace(cache, length=place), place % capacity, axis=-1, **new)
+        before = (
+            jnp.take_along_axis(x, slots, axis=-1).transpose(0, 3, 1, 2)
+            for x in floats(initial_state, k.dtype)
         )
-        k = jnp.concatenate([initial_state.keys[..., slots].transpose(0, 3, 1, 2), k], axis=1)
-        v = jnp.concatenate([initial_state.values[..., slots].transpose(0, 3, 1, 2), v], axis=1)
+        k, v = (jnp.concatenate(pair, axis=1) for pair in zip(before, (k, v), strict=True))
 
     group, dtype = q.shape[2] // k.shape[2], q.dtype
     q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
@@ -229,10 +237,7 @@ def softmax_attention_reference(
     if sliding_window is not None:
         visible &= abs(query - key) < sliding_window
     visible = visible[None, None]
-    if segment_ids is not None:
-        documents = segment_ids
-        if remembered is not None:
-            documents = jnp.concatenate([remembered, segment_ids], axis=1)
+    if segment_ids is not None and documents is not None:
         visible = visible & (segment_ids[:, :, None] == documents[:, None, :])[:, None]
 
     scores = scale * jnp.einsum("bihk,bjhk->bhij", q, k)
@@ -244,4 +249,4 @@ def softmax_attention_reference(
 def _check(q, k, v, sliding_window, segment_ids, initial_state) -> None:
     sizes = check_inputs(softmax_attention, q=q, k=k, v=v, segment_ids=segment_ids)
     if initial_state is not None:
-        check_kv_cache(initial_state, sizes, k, sliding_window)
+        check_kv_cache(initial_state, sizes, k, sliding_window, segment_ids)

@@ -59,7 +59,7 @@ def layout(
     """Where blocks lie when they are counted from the start of every document."""
     index = jnp.arange(length, dtype=jnp.int32)
     if documents is None:
-        return layout_from(None, positions, length, block_size)
+        return layout_from_zero(positions, length, block_size)
     begins = jnp.concatenate([jnp.ones(1, bool), documents[1:] != documents[:-1]])
     document = lax.cummax(jnp.where(begins, index, 0))
     place = (index - document) % block_size
@@ -70,29 +70,13 @@ def layout(
     return Blocks(last, of_token), own
 
 
-def layout_from(
-    start: Int[Array, ""] | None, positions: Int[Array, "queries"], length, block_size
+def layout_from_zero(
+    positions: Int[Array, "queries"], length: int, block_size: int
 ) -> tuple[Blocks, Own]:
-    """Where the blocks of the one document lie that begins at `start` (None: at 0)."""
+    """Where the blocks of one document lie that begins at 0."""
     last = block_size * jnp.arange(1, length // block_size + 1, dtype=jnp.int32) - 1
-    if start is None:
-        own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
-        return Blocks(last, None), own
-    place = jnp.arange(length, dtype=jnp.int32) - start
-    of_token = jnp.clip(place // block_size, 0, max(last.shape[0] - 1, 0))
-    block = positions - (positions - start) % block_size
-    return Blocks(start + last, of_token), Own(positions, start + 0 * positions, block)
-
-
-def means_from(
-    rows: Float[Array, "keys size"], start: Int[Array, ""], stop: Int[Array, ""], block_size: int
-) -> Array:
-    """Means of the complete blocks of the document [start, stop), then zeros [blocks, size]."""
-    first = start + block_size * jnp.arange(rows.shape[0] // block_size, dtype=jnp.int32)[:, None]
-    inside = jnp.arange(block_size, dtype=jnp.int32)[None]
-    tokens = rows[jnp.minimum(first + inside, rows.shape[0] - 1)]
-    is_complete = first + block_size <= stop
-    return jnp.where(is_complete, tokens.mean(axis=1, dtype=accumulator(rows.dtype)), 0)
+    own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
+    return Blocks(last, None), own
 
 
 def block_means(rows: Float[Array, "keys size"], blocks: Blocks, block_size: int) -> Array:

@@ -3,8 +3,8 @@
 Softmax attention reads all keys, channel by channel, and keeps time last (`KVCache`). Here a query
 reads a few tokens from anywhere: in that layout each of its numbers would cost a cache line.
 
-As in `KVCache`, a row remembers one document, and `start` says where it begins; a token that finds
-no room is an error (`_caches.py`).
+As in `KVCache`, every row has a length of its own, and a token that finds no room is an error
+(`_caches.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._caches import Rows
 from toolkit.attention._checks import check_sizes
 from toolkit.attention._precision import accumulator
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class BlockCache:
+class BlockCache(Rows):
     """Keys and values of the tokens seen so far, and the means of their complete blocks; a pytree.
 
     Attributes:
@@ -29,9 +30,7 @@ class BlockCache:
         pooled_keys: means of complete blocks [batch, key_value_heads, blocks, key], at least
             float32: which blocks are selected hangs on their last digits.
         pooled_values: [batch, key_value_heads, blocks, value].
-        length: tokens seen so far, int32.
-        start: tokens before the document that a row remembers, whose blocks count from there,
-            int32 [batch]; None for no tokens.
+        length: tokens seen so far by each row, int32.
 
     Example:
         >>> cache = BlockCache.empty(1, 2, 4, 4, capacity=8, block_size=2)
@@ -43,8 +42,7 @@ class BlockCache:
     values: Float[Array, "batch key_value_heads capacity value"]
     pooled_keys: Float[Array, "batch key_value_heads blocks key"]
     pooled_values: Float[Array, "batch key_value_heads blocks value"]
-    length: Int[Array, ""]
-    start: Int[Array, "batch"] | None = None
+    length: Int[Array, "batch"]
 
     @classmethod
     def empty(
@@ -75,7 +73,7 @@ class BlockCache:
             jnp.zeros((*tokens, value_size), dtype),
             jnp.zeros((*blocks, key_size), precise),
             jnp.zeros((*blocks, value_size), precise),
-            jnp.zeros((), jnp.int32),
+            jnp.zeros(batch, jnp.int32),
         )
 
     @property
@@ -86,7 +84,7 @@ class BlockCache:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class IndexedCache:
+class IndexedCache(Rows):
     """Keys, values and index keys of the tokens seen so far; a pytree.
 
     Attributes:
@@ -94,8 +92,7 @@ class IndexedCache:
         values: [batch, key_value_heads, capacity, value]; None if a value is the first channels of
             its key.
         index_keys: [batch, capacity, index], shared by all heads.
-        length: tokens seen so far, int32.
-        start: tokens before the document that a row remembers, int32 [batch]; None for no tokens.
+        length: tokens seen so far by each row, int32.
 
     Example:
         >>> cache = IndexedCache.empty(1, 2, 4, 4, index_size=3, capacity=8)
@@ -106,8 +103,7 @@ class IndexedCache:
     keys: Float[Array, "batch key_value_heads capacity key"]
     values: Float[Array, "batch key_value_heads capacity value"] | None
     index_keys: Float[Array, "batch capacity index"]
-    length: Int[Array, ""]
-    start: Int[Array, "batch"] | None = None
+    length: Int[Array, "batch"]
 
     @classmethod
     def empty(
@@ -138,7 +134,7 @@ class IndexedCache:
             jnp.zeros((*tokens, key_size), dtype),
             None if value_size is None else jnp.zeros((*tokens, value_size), dtype),
             jnp.zeros((batch, capacity, index_size), dtype),
-            jnp.zeros((), jnp.int32),
+            jnp.zeros(batch, jnp.int32),
         )
 
     @property
@@ -147,31 +143,41 @@ class IndexedCache:
         return self.keys.shape[2]
 
 
+def pool_blocks(cache: BlockCache, block_size: int) -> BlockCache:
+    """The cache with the means of all complete blocks, and zeros for the others."""
+    blocks = cache.pooled_keys.shape[2]
+    ends = block_size * jnp.arange(1, blocks + 1, dtype=jnp.int32)
+    is_complete = (ends[None] <= cache.length[:, None])[:, None, :, None]
+
+    def means(rows, pooled):
+        tokens = rows[:, :, : blocks * block_size].reshape(*pooled.shape[:3], block_size, -1)
+        return jnp.where(is_complete, tokens.mean(axis=3, dtype=pooled.dtype), 0)
+
+    pooled_keys = means(cache.keys, cache.pooled_keys)
+    return replace(
+        cache, pooled_keys=pooled_keys, pooled_values=means(cache.values, cache.pooled_values)
+    )
+
+
 def pool_last_block(cache: BlockCache, block_size: int) -> BlockCache:
-    """Add the mean of the last block if it is complete."""
-    tokens = cache.length - (0 if cache.start is None else cache.start)
-    is_complete = (tokens % block_size == 0) & (cache.length <= cache.capacity)
-    held = cache.pooled_keys, cache.pooled_values
-    if not held[0].shape[2]:
+    """Add the mean of the last block in the rows where it is complete."""
+    length, held = cache.length, (cache.pooled_keys, cache.pooled_values)
+    blocks = held[0].shape[2]
+    is_complete = (length % block_size == 0) & (length <= cache.capacity)
+    if not blocks:
         return cache
 
     def write():
-        last = (
-            lax.dynamic_slice_in_dim(rows, cache.length - block_size, block_size, axis=2)
-            for rows in (cache.keys, cache.values)
-        )
-        means = [rows.mean(axis=2, dtype=held[0].dtype) for rows in last]
-        place = tokens // block_size - 1
-        if cache.start is None:
-            return tuple(
-                lax.dynamic_update_slice_in_dim(pooled, mean[:, :, None], place, axis=2)
-                for pooled, mean in zip(held, means, strict=True)
-            )
-        # Each row has its own block to write; those whose block is unfinished write nowhere.
-        place = jnp.where(is_complete, place, held[0].shape[2])
+        last = jax.vmap(lambda rows, n: lax.dynamic_slice_in_dim(rows, n, block_size, axis=1))
+        # Rows whose block is unfinished write nowhere.
+        place = jnp.where(is_complete, length // block_size - 1, blocks)
         to = (jnp.arange(place.shape[0]), slice(None), place)
-        written = zip(held, means, strict=True)
-        return tuple(pooled.at[to].set(mean, mode="drop") for pooled, mean in written)
+        return tuple(
+            pooled.at[to].set(
+                last(rows, length - block_size).mean(axis=2, dtype=pooled.dtype), mode="drop"
+            )
+            for rows, pooled in zip((cache.keys, cache.values), held, strict=True)
+        )
 
     pooled_keys, pooled_values = lax.cond(is_complete.any(), write, lambda: held)
     return replace(cache, pooled_keys=pooled_keys, pooled_values=pooled_values)

@@ -21,7 +21,13 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import attend, fixed_scale
-from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
+from toolkit.attention._caches import (
+    check_cache,
+    check_room,
+    continue_rows,
+    show_overflow,
+    write_token,
+)
 from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
@@ -35,7 +41,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._visibility import documents_after, packed
+from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 from toolkit.attention.sparse.cache import IndexedCache
 from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
@@ -108,7 +114,7 @@ def deepseek_sparse_attention(
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
         check_cache(initial_state, IndexedCache, sizes, k)
-        check_room(initial_state, sizes["time"])
+        check_room(initial_state, sizes["time"], segment_ids)
     arrays["q"], scale = fixed_scale(q, scale)
     return _attend(
         *arrays.values(),
@@ -126,20 +132,19 @@ def _attend(
     *, scale, selected_tokens, implementation,
 ):  # fmt: skip
     batch, time, heads, key = q.shape
-    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
-    documents = packed(segment_ids)
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
     if initial_state is not None:
-        first = initial_state.length
-        documents, start = documents_after(
-            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
-        )
         rows = {"keys": keys, "values": values, "index_keys": index_k}
-        cache = write_tokens(replace(initial_state, start=start), first, axis=-2, **rows)
-        keys, values, index_k = cache.keys, _values(cache, v), cache.index_keys
+        arrays, extent, documents, cache = continue_rows(
+            initial_state, segment_ids, axis=-2, **rows
+        )
+        keys, index_k = arrays["keys"], arrays["index_keys"]
+        values = arrays.get("values", keys[..., : v.shape[-1]])
     length, groups = keys.shape[2], keys.shape[1]
 
     if length <= selected_tokens:
-        out = attend_to_past(q, keys, values, first, documents, scale=scale)
+        out = attend_to_past(q, keys, values, extent, documents, scale=scale)
     else:
         group = heads // groups
         is_gathered = (
@@ -147,13 +152,18 @@ def _attend(
             if implementation is None
             else implementation == "gathered"
         )
-        positions = first + jnp.arange(time, dtype=jnp.int32)
+        first, start = (
+            jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))
+            for index in (extent.query_start, extent.key_start)
+        )
 
-        def sequence(q, k, v, index_q, index_k, index_weights, documents):
+        def sequence(q, k, v, index_q, index_k, index_weights, first, start, documents):
             queries, keys = (None, None) if documents is None else documents
+            positions = first + jnp.arange(time, dtype=jnp.int32)
+            exists = (jnp.arange(length, dtype=jnp.int32) >= start)[None]
 
             def chunk(q, index_q, index_weights, position, document):
-                visible = past(position, document, length, keys)
+                visible = past(position, document, length, keys) & exists
                 scores = index_scores(index_q, index_k, index_weights)
                 is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1)
                 out = _attend_selected(
@@ -166,7 +176,7 @@ def _attend(
 
         index = (lax.stop_gradient(x) for x in (index_q, index_k, index_weights))
         grouped = q.reshape(batch, time, groups, group, key)
-        out = each(sequence, grouped, keys, values, *index, documents)
+        out = each(sequence, grouped, keys, values, *index, first, start, documents)
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
     if cache is not None:
         out = show_overflow(out, cache)
@@ -218,8 +228,8 @@ def deepseek_sparse_attention_step(
         >>> cache = IndexedCache.empty(1, 2, 4, 4, index_size=4, capacity=8)
         >>> index = index_q, jnp.ones((1, 4)), jnp.ones((1, 2))
         >>> out, cache = deepseek_sparse_attention_step(q, k, v, *index, cache)
-        >>> out.shape, int(cache.length)
-        ((1, 2, 4), 1)
+        >>> out.shape, cache.length.tolist()
+        ((1, 2, 4), [1])
     """
     arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "index_q_t": index_q_t, "index_k_t": index_k_t}
     arrays["index_weights_t"] = index_weights_t
@@ -235,13 +245,11 @@ def _step(q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale,
     batch, heads, key = q_t.shape
     groups = k_t.shape[1]
     slot = cache.length
-    rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None], "index_keys": index_k_t[:, None]}
-    cache = write_tokens(cache, slot, axis=-2, **rows)
+    rows = {"keys": k_t, "values": v_t, "index_keys": index_k_t}
+    cache = write_token(cache, slot, axis=-2, **rows)
 
-    def sequence(q, k, v, index_q, index_k, index_weights, start):
+    def sequence(q, k, v, index_q, index_k, index_weights, slot):
         visible = past(slot[None], None, cache.capacity, None)
-        if start is not None:
-            visible &= (jnp.arange(cache.capacity, dtype=jnp.int32) >= start)[None]
         if cache.capacity <= selected_tokens:
             return _attend_selected(q[None], k, v, visible, scale, None, at_once=True)[0]
         scores = index_scores(index_q[None], index_k, index_weights[None])
@@ -257,7 +265,7 @@ def _step(q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale,
         index_q_t,
         cache.index_keys,
         index_weights_t,
-        cache.start,
+        slot,
         at_once=True,
     )
     out = show_overflow(out, cache).astype(q_t.dtype)
@@ -292,19 +300,29 @@ def deepseek_sparse_attention_reference(
         (1, 3, 2, 4)
     """
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
-    cache, start, (batch, time) = None, 0, q.shape[:2]
+    cache, start, time = None, 0, q.shape[1]
     documents = packed(segment_ids)
     if initial_state is not None:
-        start = int(initial_state.length)
-        documents, document_start = documents_after(
-            initial_state.length, initial_state.start, segment_ids, (batch, time),
-            start, start + time,
-        )  # fmt: skip
-        initial_state = replace(initial_state, start=document_start)
-        rows = {"keys": k.swapaxes(1, 2), "values": v.swapaxes(1, 2), "index_keys": index_k}
-        cache = write_tokens(initial_state, initial_state.length, axis=-2, **rows)
-        k, v = (x[:, :, : start + time].swapaxes(1, 2) for x in (cache.keys, _values(cache, v)))
-        index_k = cache.index_keys[:, : start + time]
+        # Token p of a row's document is in slot p. Rows that hold fewer tokens than others begin
+        # with some of no document.
+        cache, length = initial_state, initial_state.length
+        start = int(length.max())
+        old = length[:, None] - start + jnp.arange(start, dtype=jnp.int32)[None]
+        if documents is None:
+            documents = Segments(*(jnp.ones(q.shape[:2], jnp.int32),) * 2)
+        of_old = jnp.where(old < 0, 0, 1)
+        places = positions_in_documents(documents.query, length)
+        documents = documents._replace(key=jnp.concatenate([of_old, documents.key], axis=1))
+        for t, place in enumerate(places.T):
+            rows = {"keys": k[:, t], "values": v[:, t], "index_keys": index_k[:, t]}
+            cache = write_token(replace(cache, length=place), place, axis=-2, **rows)
+        held, before = initial_state, old[:, None, :, None]
+        k, v = (
+            jnp.concatenate([jnp.take_along_axis(a, before, axis=2).swapaxes(1, 2), b], axis=1)
+            for a, b in ((held.keys, k), (_values(held, v), v))
+        )
+        index_old = jnp.take_along_axis(held.index_keys, old[..., None], axis=1)
+        index_k = jnp.concatenate([index_old, index_k], axis=1)
     query, key = start + jnp.arange(time)[:, None], jnp.arange(k.shape[1])[None]
     visible = (key <= query)[None]
     if documents is not None:

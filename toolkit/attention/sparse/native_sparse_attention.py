@@ -16,7 +16,6 @@ Numbers: as in `softmax/dense.py`; means are float32, since a selection hangs on
 Documents of a packed sequence are runs of equal segment_ids.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -25,7 +24,13 @@ from jax import lax
 from jaxtyping import Array
 
 from toolkit.attention._attend import attend, fixed_scale
-from toolkit.attention._caches import check_cache, check_room, show_overflow, write_tokens
+from toolkit.attention._caches import (
+    check_cache,
+    check_room,
+    continue_rows,
+    show_overflow,
+    write_token,
+)
 from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
@@ -41,16 +46,15 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._visibility import documents_after, packed, run_numbers
+from toolkit.attention._visibility import Extent, packed, run_numbers
 from toolkit.attention.sparse.blocks import (
     Blocking,
     attend_to_blocks,
     block_means,
     layout,
-    layout_from,
-    means_from,
+    layout_from_zero,
 )
-from toolkit.attention.sparse.cache import BlockCache, pool_last_block
+from toolkit.attention.sparse.cache import BlockCache, pool_blocks, pool_last_block
 from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
 
 
@@ -125,7 +129,7 @@ def native_sparse_attention(
     sizes = _check(native_sparse_attention, *counts, **arrays)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
-        _check_cache(initial_state, sizes, k, block_size)
+        _check_cache(initial_state, sizes, k, block_size, segment_ids)
     q, scale = fixed_scale(q, scale)
     gates = tuple(gates.values())
     return _attend(q, k, v, gates, segment_ids, initial_state, scale, *counts, implementation)
@@ -138,16 +142,13 @@ def _attend(
     scale, block_size, selected_blocks, sliding_window, implementation,
 ):  # fmt: skip
     batch, time, heads, key = q.shape
-    keys, values, first, cache = k.swapaxes(1, 2), v.swapaxes(1, 2), 0, None
-    documents = packed(segment_ids)
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
     if initial_state is not None:
-        first = initial_state.length
-        documents, start = documents_after(
-            first, initial_state.start, segment_ids, (batch, time), first, initial_state.capacity
+        arrays, extent, documents, cache = continue_rows(
+            initial_state, segment_ids, axis=-2, keys=keys, values=values
         )
-        cache = replace(initial_state, start=start)
-        cache = write_tokens(cache, first, axis=-2, keys=keys, values=values)
-        keys, values = cache.keys, cache.values
+        keys, values = arrays.values()
     groups, length = keys.shape[1:3]
     group = heads // groups
     is_gathered = (
@@ -156,9 +157,14 @@ def _attend(
         else implementation == "gathered"
     )
     blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
-    positions = first + jnp.arange(time, dtype=jnp.int32)
+    positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
+    of_keys = None
+    if documents is not None:
+        # What a row does not hold lies in front, and is of no document.
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
 
-    def sequence(q, k, v, documents):
+    def sequence(q, k, v, positions, documents):
         blocks, own = layout(documents, positions, length, block_size)
 
         def head(q, k, v):
@@ -166,30 +172,25 @@ def _attend(
             branches = over_queries(
                 partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own
             )
-            return *branches, *means
+            return branches
 
         return each(head, q.transpose(1, 0, 2, 3), k, v)
 
     grouped = q.reshape(batch, time, groups, group, key)
-    of_keys = None if documents is None else documents.key
-    *branches, mean_keys, mean_values = each(sequence, grouped, keys, values, of_keys)
+    branches = each(sequence, grouped, keys, values, positions, of_keys)
     branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
     window = attend_to_past(
-        q, keys, values, first, documents, scale=scale, sliding_window=sliding_window
+        q, keys, values, extent, documents, scale=scale, sliding_window=sliding_window
     )
     out = _gated(gates, (*branches, window)).astype(q.dtype)
     if cache is not None:
-        if cache.start is None:
-            ends = block_size * jnp.arange(1, mean_keys.shape[2] + 1, dtype=jnp.int32)
-            is_complete = (ends <= cache.length)[None, None, :, None]
-            pooled = (jnp.where(is_complete, means, 0) for means in (mean_keys, mean_values))
-        else:
-            pool = partial(means_from, stop=cache.length, block_size=block_size)
-            pool = jax.vmap(jax.vmap(pool, in_axes=(0, None)))
-            pooled = (pool(rows, cache.start) for rows in (keys, values))
-        cache = replace(cache, **dict(zip(("pooled_keys", "pooled_values"), pooled, strict=True)))
+        cache = pool_blocks(cache, block_size)
         out = show_overflow(out, cache)
     return out, cache
+
+
+def _of_rows(index, batch):
+    return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))[:, None]
 
 
 def _gated(gates, branches) -> Array:
@@ -232,8 +233,8 @@ def native_sparse_attention_step(
         >>> gates = [jnp.ones((1, 2))] * 3
         >>> cache = BlockCache.empty(1, 2, 4, 4, capacity=8, block_size=2)
         >>> out, cache = native_sparse_attention_step(q, k, v, *gates, cache, block_size=2)
-        >>> out.shape, int(cache.length)
-        ((1, 2, 4), 1)
+        >>> out.shape, cache.length.tolist()
+        ((1, 2, 4), [1])
     """
     gates = {"compressed_gate_t": compressed_gate_t, "selected_gate_t": selected_gate_t}
     gates["window_gate_t"] = window_gate_t
@@ -251,18 +252,15 @@ def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, slidi
     is_gathered = selected_blocks * block_size < capacity
     blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
     position = cache.length
-    rows = {"keys": k_t[:, :, None], "values": v_t[:, :, None]}
-    cache = write_tokens(cache, position, axis=-2, **rows)
+    cache = write_token(cache, position, axis=-2, keys=k_t, values=v_t)
     cache = pool_last_block(cache, block_size)
     seen = min(sliding_window, capacity)
-    first = jnp.clip(position - seen + 1, 0, capacity - seen)
-    slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
-    in_window = (slots <= position) & (slots > position - sliding_window)
 
-    def sequence(q, *rows_and_start):
-        *rows, start = rows_and_start
-        blocks, own = layout_from(start, position[None], capacity, block_size)
-        visible = in_window if start is None else in_window & (slots >= start)
+    def sequence(q, position, *rows):
+        blocks, own = layout_from_zero(position[None], capacity, block_size)
+        first = jnp.clip(position - seen + 1, 0, capacity - seen)
+        slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
+        visible = (slots <= position) & (slots > position - sliding_window)
 
         def head(q, k, v, mean_keys, mean_values):
             compressed, selected = attend_to_blocks(
@@ -275,7 +273,7 @@ def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, slidi
 
     q = q_t.reshape(batch, groups, heads // groups, key)
     rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
-    branches = each(sequence, q, *rows, cache.start, at_once=True)
+    branches = each(sequence, q, position, *rows, at_once=True)
     out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
     return show_overflow(out, cache).astype(q_t.dtype), cache
 
@@ -366,9 +364,9 @@ def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> d
     return sizes
 
 
-def _check_cache(cache: BlockCache, sizes, k: Array, block_size: int) -> None:
+def _check_cache(cache: BlockCache, sizes, k: Array, block_size: int, segment_ids=None) -> None:
     check_cache(cache, BlockCache, sizes, k)
-    check_room(cache, sizes.get("time", 1))
+    check_room(cache, sizes.get("time", 1), segment_ids)
     blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
     if blocks != wanted:
         raise ValueError(

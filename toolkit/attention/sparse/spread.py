@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from toolkit.attention._shapes import HeadValues, Queries
 from toolkit.attention._visibility import Extent, Segments
@@ -32,19 +32,19 @@ def attend_to_past(
     q: Queries,
     k: Float[Array, "batch key_value_heads keys key"],
     v: Float[Array, "batch key_value_heads keys value"],
-    start: Int[Array, ""] | int,
+    extent: Extent,
     documents: Segments | None,
     *,
     scale: float,
     sliding_window: int | None = None,
 ) -> HeadValues:
-    """Softmax attention to all earlier rows, of which `start` precede the queries, or the last."""
+    """Softmax attention to all earlier rows, or to the last of them."""
     attention = dense_attention if k.shape[2] <= DENSE_UP_TO else blockwise_attention
     return attention(
         q,
         k.swapaxes(2, 3),
         v.swapaxes(2, 3),
-        Extent(start, 0, start + q.shape[1]),
+        extent,
         documents,
         scale=scale,
         is_causal=True,
@@ -69,9 +69,14 @@ def each(function: Callable[..., Any], *arrays: Any, at_once: bool = False) -> A
     not; all at once on an accelerator, which needs the parallel work, and in decoding, where a
     loop would copy every entry's part of the cache.
     """
-    if jax.default_backend() == "cpu" and not at_once:
+    every = jax.vmap(function)
+    if at_once:
+        return every(*arrays)
+
+    def one_by_one(*arrays):
         return lax.map(lambda entry: function(*entry), arrays)
-    return jax.vmap(function)(*arrays)
+
+    return lax.platform_dependent(*arrays, cpu=one_by_one, default=every)
 
 
 def over_queries(function: Callable[..., Any], *arrays: Any) -> Any:

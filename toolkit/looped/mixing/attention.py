@@ -5,12 +5,11 @@ import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
-from toolkit.looped.layers import linear, rotary_embedding
+from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 
 
@@ -148,7 +147,8 @@ class AttentionLayer(MixingLayer):
 
         `window` replaces the layer's own, in the loops of a model that say so.
         """
-        positions = jnp.arange(x.shape[1]) + (0 if cache is None else cache.length)
+        length = None if cache is None else cache.length
+        positions = token_positions(x.shape[:2], length, segment_ids)
         past = {"segment_ids": segment_ids, "initial_state": cache}
         out, cache = self._mix(x, positions, window, past)
         return self._finish(x, out), cache

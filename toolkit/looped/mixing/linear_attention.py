@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from toolkit.looped.layers import linear, rotary_embedding
+from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.gates import GroupNorm, LowRank
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
@@ -101,7 +101,8 @@ class RetentionLayer(QueryKeyValueLayer):
 
     def project(self, x, past, segment_ids):
         q, k, v = super().project(x, past, segment_ids).inputs
-        positions = jnp.arange(x.shape[1]) + (0 if past is None else past.length)
+        length = None if past is None else past.length
+        positions = token_positions(x.shape[:2], length, segment_ids)
         q = rotary_embedding(q, positions, theta=self.rope_theta)
         return Projection((q, rotary_embedding(k, positions, theta=self.rope_theta), v))
 

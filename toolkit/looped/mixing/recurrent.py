@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import MIXERS
-from toolkit.looped.layers import linear
+from toolkit.looped.layers import linear, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 
 
@@ -68,12 +68,17 @@ class RecurrentCache(NamedTuple):
     Attributes:
         state: float32 [batch, value heads, key, value].
         tail: the last inputs of what sees a few tokens back [batch, past, channels], or None.
-        length: tokens read so far, int32, for layers with positions; None for the others.
+        length: tokens of each row's document so far, int32, for layers with positions; None for the
+            others.
     """
 
     state: Float[Array, "batch heads key value"]
     tail: Float[Array, "batch past channels"] | None = None
-    length: Int[Array, ""] | None = None
+    length: Int[Array, "batch"] | None = None
+
+    def free(self, rows: Int[Array, "rows"]) -> "RecurrentCache":
+        """Forget what some rows remember, for other sequences to take their place."""
+        return jax.tree.map(lambda array: array.at[rows].set(0), self)
 
 
 class Projection(NamedTuple):
@@ -156,7 +161,7 @@ class RecurrentLayer(MixingLayer):
         return RecurrentCache(
             state=MIXERS[cls.word].empty_state(batch, *shape, capacity, dtype),
             tail=None if tail is None else jnp.zeros((batch, *tail), dtype),
-            length=jnp.zeros((), jnp.int32) if cls.has_positions else None,
+            length=jnp.zeros(batch, jnp.int32) if cls.has_positions else None,
         )
 
     def project(
@@ -192,7 +197,12 @@ class RecurrentLayer(MixingLayer):
             segment_ids=segment_ids,
         )
         y = self.finish(x, out, aside)
-        return y, None if cache is None else _after(cache, state, tail, x.shape[1])
+        if cache is None:
+            return y, None
+        length = cache.length
+        if length is not None:
+            length = token_positions(x.shape[:2], length, segment_ids)[:, -1] + 1
+        return y, RecurrentCache(state, tail, length)
 
     def step(
         self, x_t: Float[Array, "batch width"], cache: RecurrentCache
@@ -201,11 +211,8 @@ class RecurrentLayer(MixingLayer):
         x = x_t[:, None]
         inputs, tail, aside = self.project(x, cache, None)
         out_t, state = MIXERS[self.word].step(*(a[:, 0] for a in inputs), cache.state)
-        return self.finish(x, out_t[:, None], aside)[:, 0], _after(cache, state, tail, 1)
-
-
-def _after(cache, state, tail, tokens):
-    return RecurrentCache(state, tail, None if cache.length is None else cache.length + tokens)
+        length = None if cache.length is None else cache.length + 1
+        return self.finish(x, out_t[:, None], aside)[:, 0], RecurrentCache(state, tail, length)
 
 
 def split_heads(x: Float[Array, "... channels"], size: int) -> Float[Array, "... heads size"]:
