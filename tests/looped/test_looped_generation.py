@@ -119,23 +119,26 @@ def test_generation_from_prompts_of_different_lengths(pattern):
 
 def test_a_row_takes_in_the_next_text_while_the_others_go_on():
     model = build("full window gdn retention", loops=1)
-    greedy = lambda logits: np.argmax(logits, axis=-1).astype(np.int32)  # noqa: E731
-    wanted = [np.asarray(generate(model, np.array([prompt]), 6))[0] for prompt in PROMPTS]
-    tokens, lengths = pad_prompts(PROMPTS[:2])
+    greedy = lambda logits: np.array(jnp.argmax(logits, axis=-1), np.int32)  # noqa: E731
+    tokens, lengths = pad_prompts(PROMPTS)
+    wanted = [
+        np.asarray(generate(model, tokens[row : row + 1], 6, lengths=lengths[row : row + 1]))[0]
+        for row in range(3)
+    ]
     insert, free = jax.jit(LoopedCache.insert), jax.jit(LoopedCache.free)
-    logits, cache = prefill(model, tokens, 16, lengths=lengths)
+    logits, cache = prefill(model, tokens[:2], 64, lengths=lengths[:2])
     token, written = greedy(logits), [[], [], []]
     owners = [0, 1]
     for time in range(9):
         for row, owner in enumerate(owners):
             written[owner].append(token[row])
         logits, cache = decode_step(model, token, cache)
-        token = greedy(logits).copy()
+        token = greedy(logits)
         if time == 2:
             # The second text ends here; the third begins in its row, at another length.
-            one, other = jnp.array([1], jnp.int32), np.array([PROMPTS[2]])
-            logits, prompt = prefill(model, other, 16)
-            cache = insert(free(cache, one), one, prompt)
+            one = jnp.array([1], jnp.int32)
+            logits, text = prefill(model, tokens[2:], 64, lengths=lengths[2:])
+            cache = insert(free(cache, one), one, text)
             token[1], owners[1] = greedy(logits)[0], 2
     for text, alone, count in zip(written, wanted, (9, 3, 6), strict=True):
         assert len(text) == count
