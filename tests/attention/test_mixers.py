@@ -29,7 +29,8 @@ def first_of(function, **options):
 
 
 def nbytes(tree):
-    return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+    arrays = jax.tree.leaves(tree)
+    return sum(x.nbytes for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def draw(row, time):

@@ -4,7 +4,8 @@ Softmax attention, full, grouped or windowed (`softmax/`)
     softmax_attention            attend over a sequence; into a cache when given one
     softmax_attention_reference  the same as the bare equation
     softmax_attention_step       decode one token against a cache
-    KVCache                      the keys and values of earlier tokens, time last
+    KVCache                      the keys and values of earlier tokens, time last; in int8 if wanted
+    quantisation_error           what int8 costs in exactness
 
 Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
@@ -98,6 +99,7 @@ from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+from toolkit.attention.softmax.quantisation import quantisation_error
 from toolkit.attention.sparse import (
     BlockCache,
     IndexedCache,
@@ -156,6 +158,7 @@ __all__ = [
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
+    "quantisation_error",
     "retention",
     "retention_log_decay",
     "retention_reference",

@@ -25,6 +25,8 @@ from toolkit.looped.mixing import LAYERS
 class LoopedCache:
     """Caches of all loops and layers.
 
+    All arrays begin with the batch; a row may be freed and taken by another text at any time.
+
     Attributes:
         loops: `loops[tau][layer]`: keys and values of a softmax layer (the window alone for
             "window"), state and convolution tail of a recurrent one.

@@ -3,8 +3,10 @@
 The model is a pytree and goes through `jax.jit` as an argument, so one compiled program serves
 all models of a configuration.
 
-Sequences of different lengths share a batch when they end together: a shorter one is filled up in
-front, and what fills it up is a document of its own, which packed documents already keep apart.
+Prompts of different lengths share a batch when they end together: a shorter one is filled up in
+front, and what fills it up is a document of its own, which every layer keeps apart and no cache
+holds. From then on every row has a length of its own: when its text ends, `LoopedCache.insert` puts
+the next one, read by `prefill`, in its place, and nothing is compiled for that.
 """
 
 import functools

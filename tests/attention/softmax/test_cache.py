@@ -9,6 +9,7 @@ import pytest
 
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+from toolkit.attention.softmax.quantisation import quantisation_error
 
 FLOAT32_TOLERANCE = 2e-6
 FLOAT64_TOLERANCE = 1e-12
@@ -205,6 +206,94 @@ def test_step_under_vmap():
     out, _ = jax.vmap(lambda token, cache: softmax_attention_step(*token, cache))(*stack)
     wanted, _ = softmax_attention_step(*token, cache)
     np.testing.assert_allclose(out[1], wanted, rtol=0, atol=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 6])
+def test_every_row_has_a_length_of_its_own(sliding_window):
+    """Rows of 9 and 4 tokens go on together as each does alone, and one is freed and taken over."""
+    inputs, lengths = draw(20), np.array([9, 4])
+    capacity = 24 if sliding_window is None else 6
+    options = {"sliding_window": sliding_window}
+    wanted, _ = softmax_attention_reference(*inputs, **options)
+    # What fills the shorter row up in front is a document of its own.
+    aligned = [jnp.stack([x[0, :9], jnp.roll(x[1, :9], 5, axis=0)]) for x in inputs]
+    segment_ids = jnp.asarray(np.arange(9) >= 9 - lengths[:, None], jnp.int32)
+    _, cache = softmax_attention(
+        *aligned, segment_ids=segment_ids, initial_state=empty(capacity), **options
+    )
+    assert cache.length.tolist() == [9, 4]
+    step = jax.jit(partial(softmax_attention_step, **options))
+    tokens = lambda length: [x[jnp.arange(2), length] for x in inputs]  # noqa: E731
+    for _ in range(3):
+        before = cache.length
+        out, cache = step(*tokens(before), cache)
+        for row in range(2):
+            np.testing.assert_allclose(
+                out[row], wanted[row, before[row]], rtol=0, atol=FLOAT32_TOLERANCE
+            )
+    more = [jnp.stack([x[row, n : n + 5] for row, n in enumerate((12, 7))]) for x in inputs]
+    for implementation in IMPLEMENTATIONS:
+        out, _ = softmax_attention(
+            *more, initial_state=cache, implementation=implementation, **options
+        )
+        for row, n in enumerate((12, 7)):
+            np.testing.assert_allclose(
+                out[row], wanted[row, n : n + 5], rtol=0, atol=FLOAT32_TOLERANCE
+            )
+    cache = cache.free(jnp.array([1]))
+    assert cache.length.tolist() == [12, 0]
+    _, other = softmax_attention(
+        *(x[1:, :2] for x in inputs),
+        initial_state=KVCache.empty(1, KEY_HEADS, KEY, VALUE, capacity),
+        **options,
+    )
+    cache = cache.insert(jnp.array([1]), other)
+    out, cache = step(*tokens(cache.length), cache)
+    for row, n in enumerate((12, 2)):
+        np.testing.assert_allclose(out[row], wanted[row, n], rtol=0, atol=FLOAT32_TOLERANCE)
+    assert step._cache_size() == 1
+
+
+def test_a_row_without_room_is_nan_alone():
+    inputs = draw(6)
+    _, cache = softmax_attention(*piece(inputs, 0, 5), initial_state=empty(5))
+    cache = cache.free(jnp.array([0]))
+    out, cache = jax.jit(softmax_attention_step)(*(x[:, 5] for x in inputs), cache)
+    assert jnp.isfinite(out[0]).all()
+    assert jnp.isnan(out[1]).all()
+    with pytest.raises(ValueError, match="holds 6 of 5 tokens and cannot take 1 more"):
+        softmax_attention_step(*(x[:, 5] for x in inputs), cache)
+
+
+# Rounding to the 255 steps of a token: numbers are off by half a step at most, and the outputs of
+# Gaussian keys and values by about 1/150 of their norm.
+QUANTISED_ERROR = 0.015
+
+
+@pytest.mark.parametrize("sliding_window", [None, 7])
+def test_a_quantised_cache_holds_what_a_float_cache_holds(sliding_window):
+    inputs, options = draw(20), {"sliding_window": sliding_window}
+    capacity = 20 if sliding_window is None else 7
+    wanted, _ = softmax_attention_reference(*inputs, **options)
+    small = KVCache.empty(BATCH, KEY_HEADS, KEY, VALUE, capacity, is_quantised=True)
+    assert small.keys.dtype == small.values.dtype == jnp.int8
+    out, cache = softmax_attention(*piece(inputs, 0, 12), initial_state=small, **options)
+    outs = [out]
+    for time in range(12, 20):
+        out, cache = softmax_attention_step(*(x[:, time] for x in inputs), cache, **options)
+        outs.append(out[:, None])
+    got = jnp.concatenate(outs, axis=1)
+    assert 0 < jnp.linalg.norm(got - wanted) < QUANTISED_ERROR * jnp.linalg.norm(wanted)
+    _, exact = softmax_attention(*inputs, initial_state=empty(capacity), **options)
+    for got, scales, wanted in (
+        (cache.keys, cache.key_scales, exact.keys),
+        (cache.values, cache.value_scales, exact.values),
+    ):
+        step = scales[:, :, None]
+        assert (jnp.abs(got.astype(step.dtype) * step - wanted) <= 0.5001 * step).all()
+    error = quantisation_error(*inputs, **options)
+    assert error.shape == (HEADS,)
+    assert (0 < error).all() and (error < QUANTISED_ERROR).all()
 
 
 def bad_calls():
