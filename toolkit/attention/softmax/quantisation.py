@@ -1,4 +1,4 @@
-"""What a quantised cache costs in exactness, to be measured on one's own queries, keys and values."""
+"""What a quantised cache costs in exactness, measured on one's own queries, keys and values."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
