@@ -17,6 +17,7 @@ PACKAGE = Path(toolkit.__file__).parent
 FLOORS = {
     "attention": set(),
     "measure": set(),
+    "schedules": set(),
     "figures": {"measure"},
     "parallel": {"attention", "measure"},
     "lr": {"parallel"},

@@ -6,6 +6,7 @@ Rooms, each imported on first use so that `import toolkit` costs `import jax` an
 * `toolkit.figures`: the visual language of every figure
 * `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
 * `toolkit.parallel`: meshes and layouts
+* `toolkit.schedules`: pipeline schedules as data, checked and simulated
 * `toolkit.lr`: learning-rate schedules and their search
 * `toolkit.looped`: looped language models (flax nnx)
 * `toolkit.training`: data, train step, loop, checkpoints, metrics
@@ -35,6 +36,7 @@ _ROOMS = (
     "lr",
     "measure",
     "parallel",
+    "schedules",
     "training",
 )
 __all__ = ["__version__", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,53 @@
+"""Pipeline schedules as data: who computes what, in which order, and what it costs.
+
+A schedule (`schedule.py`):
+
+* `Schedule`: for each device the tasks in their order; `placement` says where each stage lies
+* `Task`: one forward, backward, input gradient or weight gradient of one microbatch
+* `faults`: what is wrong with a schedule, in words
+* `to_csv`, `from_csv`: the files that PyTorch's pipelining reads and writes
+
+The ones the field uses (`orders.py`):
+
+* `gpipe`: all forwards, then all backwards
+* `one_forward_one_backward`: 1F1B, which holds few activations
+* `interleaved`: 1F1B with several chunks per device
+* `zero_bubble_h1`, `zero_bubble_h2`: weight gradients fill the bubble
+* `zero_bubble_v`: likewise, with the stages laid out as a V
+
+What it costs (`simulation.py`):
+
+* `simulate`: when each task runs, for given durations and a delay between devices
+* `Durations`: of a forward, an input gradient and a weight gradient
+* `Span`: when a task ran
+* `Timeline`: the result: makespan, both bubbles, memory over time, drawn as text
+"""
+
+from toolkit.schedules.orders import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    zero_bubble_h1,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
+from toolkit.schedules.schedule import Schedule, Task, faults, from_csv, to_csv
+from toolkit.schedules.simulation import Durations, Span, Timeline, simulate
+
+__all__ = [
+    "Durations",
+    "Schedule",
+    "Span",
+    "Task",
+    "Timeline",
+    "faults",
+    "from_csv",
+    "gpipe",
+    "interleaved",
+    "one_forward_one_backward",
+    "simulate",
+    "to_csv",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "zero_bubble_v",
+]

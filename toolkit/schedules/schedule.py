@@ -1,0 +1,231 @@
+"""A pipeline schedule as data: for each device, its tasks in their order."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+}
+
+
+class Task(NamedTuple):
+    """One piece of work: what is done, for which microbatch, at which stage of the model.
+
+    Attributes:
+        kind: "F" forward, "B" the whole backward pass, or its halves: "I", the gradient with
+            respect to the stage's input, which the stage before waits for, and "W", that of its
+            weights, which nobody waits for. The letters are those of PyTorch's pipelining.
+        microbatch: counted from 0.
+        stage: of the model, counted from 0.
+
+    Example:
+        >>> Task("F", microbatch=2, stage=0)
+        F2@0
+    """
+
+    kind: str
+    microbatch: int
+    stage: int
+
+    def __repr__(self) -> str:
+        return f"{self.kind}{self.microbatch}@{self.stage}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """For each device, its tasks in the order in which it runs them.
+
+    Attributes:
+        name: for titles.
+        microbatches: how many pass through the pipeline.
+        placement: the device of every stage.
+        orders: for each device its tasks.
+
+    Example:
+        >>> from toolkit.schedules import gpipe
+        >>> gpipe(devices=2, microbatches=1).orders
+        ((F0@0, B0@0), (F0@1, B0@1))
+    """
+
+    name: str
+    microbatches: int
+    placement: tuple[int, ...]
+    orders: tuple[tuple[Task, ...], ...]
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return len(self.orders)
+
+    @property
+    def stages(self) -> int:
+        """How many pieces the model is cut into."""
+        return len(self.placement)
+
+    @property
+    def chunks(self) -> int:
+        """Stages per device, at most."""
+        return max(Counter(self.placement).values())
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward passes are cut into input and weight gradients."""
+        return any(task.kind == "W" for order in self.orders for task in order)
+
+    def waits_for(self, task: Task) -> Iterator[Task]:
+        """What must have ended before `task` starts.
+
+        F(i, s) waits for F(i, s-1); B or I(i, s) for F(i, s) and that of stage s+1; W for its I.
+        """
+        kind, i, stage = task
+        if kind == "W":
+            yield Task("I", i, stage)
+        elif kind == "F":
+            if stage:
+                yield Task("F", i, stage - 1)
+        else:
+            yield Task("F", i, stage)
+            if stage + 1 < self.stages:
+                yield Task(kind, i, stage + 1)
+
+
+def faults(schedule: Schedule) -> list[str]:
+    """What is wrong with a schedule, in words; an empty list if it can run.
+
+    Every microbatch passes every stage once, forward and backward (whole or in two halves), on the
+    device where the stage lies, and no device waits for ever.
+
+    Args:
+        schedule: any, also one that somebody wrote by hand.
+
+    Returns:
+        One sentence per fault: tasks that are missing, doubled, unknown or on a foreign device;
+        if there is none of those, the tasks at which the devices wait for one another.
+
+    Cost:
+        Proportional to the number of tasks.
+
+    Example:
+        >>> order = (Task("F", 0, 0), Task("F", 0, 0), Task("B", 0, 0))
+        >>> faults(Schedule("mine", microbatches=1, placement=(0,), orders=(order,)))
+        ['F0@0 is scheduled 2 times.']
+    """
+    found = []
+    halves = ("F", "I", "W") if schedule.is_split else ("F", "B")
+    wanted = {
+        Task(kind, i, stage)
+        for kind in halves
+        for i in range(schedule.microbatches)
+        for stage in range(schedule.stages)
+    }
+    counts = Counter(task for order in schedule.orders for task in order)
+    for task in sorted(wanted - counts.keys()):
+        found.append(f"{task} is missing: {KINDS[task.kind]} of microbatch {task.microbatch}.")
+    for task, count in counts.items():
+        if task not in wanted:
+            found.append(f"{task} is not a task of this pipeline.")
+        elif count > 1:
+            found.append(f"{task} is scheduled {count} times.")
+    for device, order in enumerate(schedule.orders):
+        for task in order:
+            if task in wanted and schedule.placement[task.stage] != device:
+                found.append(
+                    f"{task} is on device {device}; stage {task.stage} lies on device "
+                    f"{schedule.placement[task.stage]}."
+                )
+    return found or waiting(schedule, started(schedule))
+
+
+def started(schedule: Schedule) -> list[int]:
+    """How far each device comes in its order before it would wait for ever."""
+    done: set[Task] = set()
+    at = [0] * schedule.devices
+    moved = True
+    while moved:
+        moved = False
+        for device, order in enumerate(schedule.orders):
+            while at[device] < len(order) and done.issuperset(
+                schedule.waits_for(order[at[device]])
+            ):
+                done.add(order[at[device]])
+                at[device] += 1
+                moved = True
+    return at
+
+
+def waiting(schedule: Schedule, at: list[int]) -> list[str]:
+    """For each device that stopped before its end, what it waits for."""
+    done = {task for order, end in zip(schedule.orders, at, strict=True) for task in order[:end]}
+    return [
+        f"device {device} waits for ever at {order[end]}: it needs "
+        f"{', '.join(repr(task) for task in schedule.waits_for(order[end]) if task not in done)}."
+        for device, (order, end) in enumerate(zip(schedule.orders, at, strict=True))
+        if end < len(order)
+    ]
+
+
+def to_csv(schedule: Schedule) -> str:
+    """A schedule as PyTorch's pipelining writes one: a row per device, cells such as `2F0`.
+
+    Args:
+        schedule: which; a cell is stage, kind, microbatch.
+
+    Returns:
+        The text of the file.
+
+    Source: PyTorch, torch.distributed.pipelining, `_PipelineScheduleRuntime`.
+
+    Example:
+        >>> from toolkit.schedules import gpipe
+        >>> print(to_csv(gpipe(devices=2, microbatches=1)))
+        0F0,0B0
+        1F0,1B0
+    """
+    rows = ((f"{t.stage}{t.kind}{t.microbatch}" for t in order) for order in schedule.orders)
+    return "\n".join(",".join(row) for row in rows)
+
+
+def from_csv(text: str, name: str = "from a file") -> Schedule:
+    """Read a schedule that `to_csv` or PyTorch's pipelining wrote; empty cells are skipped.
+
+    Args:
+        text: a row per device, a cell per task: stage, kind (F, B, I, W), microbatch.
+        name: for titles.
+
+    Returns:
+        The schedule; whether it can run is for `faults` to say.
+
+    Raises:
+        ValueError: a cell is not a task, or a stage is on two devices or on none.
+
+    Source: PyTorch, torch.distributed.pipelining, `_PipelineScheduleRuntime`.
+
+    Example:
+        >>> from_csv("0F0,0B0").orders
+        ((F0@0, B0@0),)
+    """
+    orders, place = [], {}
+    for device, row in enumerate(text.strip().splitlines()):
+        order = []
+        for cell in filter(None, (cell.strip() for cell in row.split(","))):
+            match = re.fullmatch(r"(\d+)([FBIW])(\d+)", cell)
+            if match is None:
+                raise ValueError(
+                    f"text: row {device} has {cell!r}; wanted stage, one of F, B, I, W, and "
+                    "microbatch, such as 2F0"
+                )
+            stage, kind, microbatch = int(match[1]), match[2], int(match[3])
+            if place.setdefault(stage, device) != device:
+                raise ValueError(f"text: stage {stage} is on devices {place[stage]} and {device}")
+            order.append(Task(kind, microbatch, stage))
+        orders.append(tuple(order))
+    if sorted(place) != list(range(len(place))) or not place:
+        raise ValueError(f"text: stages are {sorted(place)}; wanted 0, 1, 2, ... without a gap")
+    most = max(task.microbatch for order in orders for task in order)
+    return Schedule(name, most + 1, tuple(place[s] for s in range(len(place))), tuple(orders))
