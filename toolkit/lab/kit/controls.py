@@ -10,23 +10,13 @@ value.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, SupportsFloat
 
 import ipywidgets as widgets
 
 from toolkit._compat import tooltip
 
 LABEL_WIDTH = "118px"
-
-
-class Holder(Protocol):
-    """What controls are declared on: a panel."""
-
-    state: Any
-
-    def change(self, **values: Any) -> None:
-        """Set several controls at once."""
-        ...
 
 
 class Control:
@@ -42,17 +32,15 @@ class Control:
     name: str
 
     def __init__(self, label: str, default: Any, explanation: str = "") -> None:
-        self.label = label
-        self.default = default
-        self.explanation = explanation
+        self.label, self.default, self.explanation = label, default, explanation
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, panel: "Holder | None", owner: type) -> Any:
+    def __get__(self, panel: Any, owner: type) -> Any:
         return self if panel is None else panel.state[self.name]
 
-    def __set__(self, panel: "Holder", value: Any) -> None:
+    def __set__(self, panel: Any, value: Any) -> None:
         panel.change(**{self.name: value})
 
     def described(self) -> str:
@@ -67,9 +55,22 @@ class Control:
         """The value in the control's own type, or a ValueError that names the control."""
         raise NotImplementedError
 
+    def refuse(self, value: Any, wanted: str) -> ValueError:
+        """The error that says what came and what was wanted."""
+        return ValueError(f"{self.name}: got {value!r}, wanted {wanted}")
+
     def widgets(self, on_change: Callable[[Any], None]) -> "ControlWidgets":
         """The visible part; calls `on_change(value)` when the user moves it."""
         raise NotImplementedError
+
+    def look(self, width: str) -> dict[str, Any]:
+        """What all widgets with a label share."""
+        return {
+            "description": self.label,
+            **tooltip(self.explanation or self.label),
+            "style": {"description_width": LABEL_WIDTH},
+            "layout": widgets.Layout(width=width, max_width="100%"),
+        }
 
 
 class ControlWidgets:
@@ -81,22 +82,24 @@ class ControlWidgets:
     """
 
     def __init__(
-        self, box: widgets.Widget, inputs: tuple[widgets.ValueWidget, ...], on_change: Callable
+        self,
+        box: widgets.Widget,
+        inputs: tuple[widgets.Widget, ...],
+        on_change: Callable[[Any], None],
+        trait: str = "value",
     ) -> None:
-        self.box = box
-        self.inputs = inputs
-        self._on_change = on_change
+        self.box, self.inputs, self.on_change, self._trait = box, inputs, on_change, trait
         self._is_following = False
         for widget in inputs:
-            widget.observe(self._moved, names="value")
+            widget.observe(self._moved, names=trait)
 
     def _moved(self, event: dict[str, Any]) -> None:
         if not self._is_following:
-            self._on_change(event["new"])
+            self.on_change(event["new"])
 
     def show(self, value: Any) -> None:
         """Set every input to `value` without reporting it as a user's move."""
-        self._set("value", value)
+        self._set(self._trait, value)
 
     def set_maximum(self, maximum: float) -> None:
         """Move the upper bound of every input, which may carry the value with it."""
@@ -151,38 +154,24 @@ class Number(Control):
 
     def check(self, value: Any) -> float:
         if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
-            raise ValueError(f"{self.name}: got {value!r}, wanted a number")
+            raise self.refuse(value, "a number")
         number = float(value)
         if not self.low <= number <= self.high:
-            raise ValueError(f"{self.name}: got {value}, wanted {self.low} to {self.high}")
+            raise self.refuse(value, f"{self.low} to {self.high}")
         return round(number) if self.is_integer else number
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
-        shared: dict[str, Any] = {
-            "description": self.label,
-            **tooltip(self.explanation or self.label),
-            "readout": False,
-            "continuous_update": self.is_continuous,
-            "style": {"description_width": LABEL_WIDTH},
-            "layout": widgets.Layout(width="330px"),
-        }
+        look = {"readout": False, "continuous_update": self.is_continuous, **self.look("330px")}
+        bounds: dict[str, Any] = {"min": self.low, "max": self.high, "step": self.step}
         if self.powers_of_two:
-            low, high = int(self.low).bit_length() - 1, int(self.high).bit_length() - 1
-            slider = widgets.FloatLogSlider(
-                self.default, base=2, min=low, max=high, step=1, **shared
-            )
+            low, high = (int(bound).bit_length() - 1 for bound in (self.low, self.high))
+            slider = widgets.FloatLogSlider(self.default, base=2, min=low, max=high, step=1, **look)
         else:
             kind = widgets.IntSlider if self.is_integer else widgets.FloatSlider
-            slider = kind(self.default, min=self.low, max=self.high, step=self.step, **shared)
+            slider = kind(self.default, **bounds, **look)
         box_kind = widgets.BoundedIntText if self.is_integer else widgets.BoundedFloatText
-        box = box_kind(
-            self.default,
-            min=self.low,
-            max=self.high,
-            step=self.step,
-            **tooltip(f"{self.label}: type a value"),
-            layout=widgets.Layout(width="92px"),
-        )
+        named, narrow = tooltip(f"{self.label}: type a value"), widgets.Layout(width="92px")
+        box = box_kind(self.default, **bounds, **named, layout=narrow)
         slider.add_class(f"slider-{self.name}")
         box.add_class(f"box-{self.name}")
         return ControlWidgets(widgets.HBox([slider, box]), (slider, box), on_change)
@@ -211,21 +200,15 @@ class Choice(Control):
 
     def check(self, value: Any) -> Any:
         if value not in self.options.values():
-            wanted = ", ".join(repr(v) for v in self.options.values())
-            raise ValueError(f"{self.name}: got {value!r}, wanted one of {wanted}")
+            raise self.refuse(value, self.takes().removeprefix(", "))
         return value
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
-        dropdown = widgets.Dropdown(
-            options=list(self.options.items()),
-            value=self.default,
-            description=self.label,
-            **tooltip(self.explanation or self.label),
-            style={"description_width": LABEL_WIDTH},
-            layout=widgets.Layout(width="426px"),
+        menu = widgets.Dropdown(
+            options=list(self.options.items()), value=self.default, **self.look("426px")
         )
-        dropdown.add_class(f"choice-{self.name}")
-        return ControlWidgets(dropdown, (dropdown,), on_change)
+        menu.add_class(f"choice-{self.name}")
+        return ControlWidgets(menu, (menu,), on_change)
 
 
 class Words(Control):
@@ -238,17 +221,10 @@ class Words(Control):
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{self.name}: got {value!r}, wanted some words")
+            raise self.refuse(value, "some words")
         return value.strip()
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
-        text = widgets.Text(
-            value=self.default,
-            description=self.label,
-            **tooltip(self.explanation or self.label),
-            continuous_update=False,
-            style={"description_width": LABEL_WIDTH},
-            layout=widgets.Layout(width="860px", max_width="100%"),
-        )
+        text = widgets.Text(value=self.default, continuous_update=False, **self.look("860px"))
         text.add_class(f"words-{self.name}")
         return ControlWidgets(text, (text,), on_change)

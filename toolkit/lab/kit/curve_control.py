@@ -6,6 +6,7 @@ class MyPanel(Panel):
 panel.points = [(0, 0.5), (1, 0)]        # what the hand would draw
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,12 @@ class Curve(Control):
             points = np.zeros(0)
         # An empty list fails here as well: it is one-dimensional.
         if points.ndim != 2 or points.size != 2 * len(points) or len(points) > MOST_POINTS:
-            raise ValueError(f"{self.name}: got {value!r}, wanted up to {MOST_POINTS} pairs (x, y)")
+            raise self.refuse(value, f"up to {MOST_POINTS} pairs (x, y)")
         if not ((points >= 0) & (points <= 1)).all():
-            raise ValueError(f"{self.name}: got {value!r}, wanted x and y from 0 to 1")
+            raise self.refuse(value, "x and y from 0 to 1")
         points = points[np.argsort(points[:, 0], kind="stable")]
         if (np.diff(points[:, 0]) <= 0).any():
-            raise ValueError(f"{self.name}: got {value!r}, wanted no x twice")
+            raise self.refuse(value, "no x twice")
         # Before the first and after the last point the curve is level.
         (first, start), (last, end) = points[0], points[-1]
         before = [[0.0, start]] if first > 0 else np.zeros((0, 2))
@@ -94,9 +95,8 @@ class CurveWidgets(ControlWidgets):
                 explanation=f"{control.label} after {x:.0%} of the run, as a share of the largest",
             )  # fmt: skip
             knot.name = f"{control.name}-{index}"
-            self._knots.append(
-                knot.widgets(lambda value, index=index: self._knot_moved(index, value))
-            )
+            moved = functools.partial(self._knot_moved, index)
+            self._knots.append(knot.widgets(moved))
         sliders = widgets.Box(
             [knot.box for knot in self._knots],
             layout=widgets.Layout(display="flex", flex_flow="row wrap"),
@@ -106,29 +106,20 @@ class CurveWidgets(ControlWidgets):
         box = widgets.VBox(
             [label, self.editor, below], layout=widgets.Layout(width="880px", max_width="100%")
         )
-        super().__init__(box, (), on_change)
-        self.editor.observe(self._drawn, names="points")
+        super().__init__(box, (self.editor,), on_change, "points")
         self.show(self._points)
 
     def show(self, value: Points) -> None:
         self._points = value
-        self._is_following = True
-        try:
-            self.editor.points = _as_lists(value)
-        finally:
-            self._is_following = False
+        super().show(_as_lists(value))
         for knot, height in zip(self._knots, at_knots(value), strict=True):
             # In whole steps: the page would round anything else, and report that as a move.
             knot.show(round(float(height), 2))
 
-    def _drawn(self, event: dict[str, Any]) -> None:
-        if not self._is_following:
-            self._on_change(event["new"])
-
     def _knot_moved(self, index: int, value: float) -> None:
         heights = at_knots(self._points)
         heights[index] = value
-        self._on_change(list(zip(np.linspace(0, 1, KNOTS), heights, strict=True)))
+        self.on_change(list(zip(np.linspace(0, 1, KNOTS), heights, strict=True)))
 
 
 def at_knots(points: Points) -> np.ndarray:

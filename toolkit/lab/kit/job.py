@@ -35,22 +35,19 @@ class Job(widgets.HBox):
         on_error: Callable[[Exception], None],
     ) -> None:
         self._pieces, self._after_piece, self._on_error = pieces, after_piece, on_error
-        self._run = widgets.Button(
-            description=label, icon="play", layout=widgets.Layout(width="180px")
-        )
-        self._stop = widgets.Button(
-            description="Stop", icon="stop", disabled=True, layout=widgets.Layout(width="90px")
+        self._run, self._stop = (
+            widgets.Button(description=name, icon=icon, layout=widgets.Layout(width=width))
+            for name, icon, width in ((label, "play", "180px"), ("Stop", "stop", "90px"))
         )
         self._bar = widgets.IntProgress(
-            value=0, min=0, max=1, layout=widgets.Layout(width="200px"), **tooltip("progress")
+            max=1, layout=widgets.Layout(width="200px"), **tooltip("progress")
         )
-        self._text = widgets.Label(value="")
-        self._run.add_class("job-run")
-        self._stop.add_class("job-stop")
-        self._text.add_class("job-text")
+        self._text = widgets.Label()
+        for widget, name in ((self._run, "run"), (self._stop, "stop"), (self._text, "text")):
+            widget.add_class(f"job-{name}")
         self._run.on_click(lambda _: self.start())
         self._stop.on_click(lambda _: self.stop())
-        self.is_running = False
+        self.is_running, self._stop.disabled = False, True
         self._task: asyncio.Task | None = None
         super().__init__([self._run, self._stop, self._bar, self._text])
 
@@ -81,7 +78,7 @@ class Job(widgets.HBox):
             for progress in self._pieces():
                 self._show(*progress)
         finally:
-            self._end()
+            self._set_running(False)
 
     async def _run_in_background(self) -> None:
         try:
@@ -94,11 +91,10 @@ class Job(widgets.HBox):
         except Exception as error:
             self._on_error(error)
         finally:
-            self._end()
+            self._set_running(False)
 
     def _begin(self) -> None:
-        self.is_running = True
-        self._run.disabled, self._stop.disabled = True, False
+        self._set_running(True)
         self._bar.value, self._text.value = 0, "starting"
 
     def _show(self, done: int, total: int, what: str) -> None:
@@ -106,6 +102,6 @@ class Job(widgets.HBox):
         self._text.value = f"{what} ({done} of {total})"
         self._after_piece()
 
-    def _end(self) -> None:
-        self.is_running = False
-        self._run.disabled, self._stop.disabled = False, True
+    def _set_running(self, is_running: bool) -> None:
+        self.is_running, self._run.disabled = is_running, is_running
+        self._stop.disabled = not is_running

@@ -80,51 +80,37 @@ class Panel(widgets.VBox):
         }
         width, height = (f"{inches * PIXELS_PER_INCH_ON_PAGE:.0f}px" for inches in self.figure_size)
         # A fixed height: the page does not move while one picture replaces another.
-        self._image = widgets.Image(
-            format="png",
-            layout=widgets.Layout(
-                width="100%", max_width=width, height=height, object_fit="contain"
-            ),
-        )
-        self._image.add_class("panel-picture")
+        fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
+        self._image = widgets.Image(format="png", layout=fixed)
         # An Image has no alternative text (and fails on a tooltip), so the words stand below it.
-        self._caption = widgets.HTML(layout=widgets.Layout(max_width=width))
-        self._caption.add_class("panel-caption")
-        self._error = widgets.HTML()
-        self._error.add_class("panel-error")
+        self._caption, self._error, self._table = (
+            widgets.HTML(layout=widgets.Layout(max_width=width)) for _ in range(3)
+        )
+        for widget, name in (
+            (self._image, "picture"), (self._caption, "caption"), (self._error, "error"),
+        ):  # fmt: skip
+            widget.add_class(f"panel-{name}")
         self._show_numbers = widgets.ToggleButton(
-            value=False,
-            description="Show the numbers",
-            icon="table",
-            layout=widgets.Layout(width="170px"),
+            description="Show the numbers", icon="table", layout=widgets.Layout(width="170px")
         )
         self._show_numbers.observe(lambda _: self._write_table(), names="value")
-        self._table = widgets.HTML(layout=widgets.Layout(max_width=width))
-        self.error = ""
         with style():
             figure = new_figure(*self.figure_size)
             self._plots = self.plots(figure)
-            left = min(axes.get_position().x0 for axes in figure.axes)
-            self._footnote = figure.text(
-                left, 0.07 / self.figure_size[1], "", fontsize=9, va="bottom"
-            )
+            left, bottom = min(a.get_position().x0 for a in figure.axes), 0.07 / self.figure_size[1]
+            self._footnote = figure.text(left, bottom, "", fontsize=9, va="bottom")
             moving = [artist for plot in self._plots for artist in plot.artists()]
             self.picture = Picture(figure, [*moving, self._footnote], has_palette=self.has_palette)
         for name, value in self._state.items():
             self._control_widgets[name].show(value)
-        self._accept(dict(self._state))
+        self.refresh()
         grid = widgets.Box(
             [parts.box for parts in self._control_widgets.values()],
             layout=widgets.Layout(display="flex", flex_flow="row wrap", max_width=width),
         )
         heading = widgets.HTML(f"<h3 style='margin:4px 0'>{html.escape(self.title)}</h3>")
-        super().__init__(
-            [
-                *(heading, grid, self._image, self._caption, self._error),
-                *self.extra_widgets(),
-                *(self._show_numbers, self._table),
-            ]
-        )
+        shown = heading, grid, self._image, self._caption, self._error
+        super().__init__([*shown, *self.extra_widgets(), self._show_numbers, self._table])
         self.add_class("toolkit-panel")
         self._is_built = True
 
@@ -167,14 +153,8 @@ class Panel(widgets.VBox):
     def change(self, **values: Any) -> None:
         """Set several controls with one redraw.
 
-        Args:
-            **values: control name -> new value.
-
         Raises:
             ValueError: for an unknown control or a value outside its bounds; nothing changes then.
-
-        Cost:
-            One `compute` and one redraw.
         """
         state = self._state | self._checked(values)
         try:
@@ -190,17 +170,7 @@ class Panel(widgets.VBox):
         self._accept(dict(self._state))
 
     def follow(self, panel: "Panel") -> Self:
-        """Show what another panel shows in the controls that both have, now and from now on.
-
-        Args:
-            panel: the one that leads.
-
-        Returns:
-            This panel.
-
-        Cost:
-            One redraw now, and one with every change of such a control there.
-        """
+        """Show what another panel shows in the controls that both have, now and from now on."""
         panel._followers.append(self)
         self._take_over(panel)
         return self
