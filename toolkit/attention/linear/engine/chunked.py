@@ -13,15 +13,14 @@ the diagonal for e) and E, X the decays from the chunk's entry and to its exit,
 
 T and P(e, k) do not depend on the state: they are computed before the scan.
 
-The backward pass recomputes a chunk from T, N and the state it entered with. No decay is
-differentiated: every one stands between a reader r and a writer w, so with running sums G of g
-the gradient of G is r dr - w dw, and the sum over v of S' dS' at the end of a chunk.
+Every step is differentiable as often as one likes, in both modes: there is no backward pass by
+hand. What reverse mode needs of a chunk is computed again from T, N and the state it entered with.
 
 Arrays here are [chunks, rows, C, ...], where a row is one head of one sequence.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +35,8 @@ from toolkit.attention.linear.engine.decays import (
     decayed_scores,
     within_documents,
 )
-from toolkit.attention.linear.engine.inverse import unit_lower_inverse
-from toolkit.attention.linear.engine.rule import Action, Addition, Correction, Rule, act
+from toolkit.attention.linear.engine.inverse import SOLUTION, solve, unit_lower_inverse
+from toolkit.attention.linear.engine.rule import Action, Correction, Rule, act
 
 
 class Chunks(NamedTuple):
@@ -53,14 +52,6 @@ class Erasure(NamedTuple):
 
     inverse: Float[Array, "*chunks C C"]  # T
     added: Float[Array, "*chunks C C"] | None  # P(e, k), when the rule adds too
-
-
-class Saved(NamedTuple):
-    """What the forward pass keeps of every chunk, besides its inputs."""
-
-    state: Float[Array, "chunks rows key value"]  # as the chunk was entered
-    written: Float[Array, "chunks rows C value"] | None  # N
-    erasure: Erasure | None
 
 
 def _writers(action: Action) -> Float[Array, "*chunks writers C key"]:
@@ -123,7 +114,18 @@ def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
     return Erasure(inverse, scores[..., 1, :] if action.addition else None)
 
 
-def _forward_chunk(rule, state, xs):
+@jax.custom_jvp
+def _known(value: Array, again: Array) -> Array:
+    """A value computed before, differentiated as it is computed again."""
+    return value
+
+
+@_known.defjvp
+def _known_jvp(primals, tangents):
+    return _known(*primals), tangents[1]
+
+
+def _run_chunk(rule, state, xs):
     inputs, erasure = xs
     action = act(rule, state.dtype, inputs.tokens)
     correction, addition = action.correction, action.addition
@@ -132,100 +134,28 @@ def _forward_chunk(rule, state, xs):
     scores = within_documents(scores, inputs.documents)
 
     out = precise_einsum("rik,rkv->riv", decays.entry * action.query, state)
-    new_state, written = decays.through * state, None
+    new_state = decays.through * state
     if correction:
+        # As values they are known, and the compiler drops them; here they are differentiated, a
+        # chunk at a time and beside the other scores.
+        erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action))
         erase_read = _strength(correction) * _erase_entry(rule, decays) * correction.erase
         residual = -precise_einsum("rik,rkv->riv", erase_read, state)
         if correction.value is not None:
             residual += _strength(correction) * correction.value
         if addition:
-            residual -= precise_einsum("rij,rjv->riv", erasure.added, addition.value)
-        written = precise_einsum("rij,rjv->riv", erasure.inverse, residual)
+            added = _known(erasure.added, erase_scores[..., 1, :])
+            residual -= precise_einsum("rij,rjv->riv", added, addition.value)
+        system = _strength(correction) * erase_scores[..., 0, :]
+        written = solve(erasure.inverse, system, residual)
         out += precise_einsum("rij,rjv->riv", scores[:, :, 0], written)
         new_state += precise_einsum("rik,riv->rkv", decays.exit * correction.write, written)
     if addition:
         out += precise_einsum("rij,rjv->riv", scores[:, :, -1], addition.value)
         new_state += precise_einsum("rik,riv->rkv", decays.exit * addition.key, addition.value)
-    return new_state, (out, state, written)
+    return new_state, out
 
 
-def _backward_chunk(rule, carry, xs):
-    d_new_state, new_state = carry
-    inputs, (state, written, erasure), d_out = xs
-    dtype = state.dtype
-    d_out = d_out.astype(dtype)
-    action, pull_action = jax.vjp(lambda *x: act(rule, dtype, x), *inputs.tokens)
-    correction, addition = action.correction, action.addition
-    decays = chunk_decays(inputs.g, inputs.documents)
-    writers = _writers(action)
-
-    def query_scores(query, writers):
-        scores = decayed_scores(query, writers, decays)
-        return within_documents(scores, inputs.documents)
-
-    scores, pull_scores = jax.vjp(query_scores, action.query, writers)
-    written_values = [written] if correction else []
-    written_values += [addition.value] if addition else []
-    d_scores = [precise_einsum("riv,rjv->rij", d_out, value) for value in written_values]
-    d_query, d_writers = pull_scores(jnp.stack(d_scores, axis=2))
-    d_query += decays.entry * precise_einsum("riv,rkv->rik", d_out, state)
-    d_state = decays.through * d_new_state
-    d_state += precise_einsum("rik,riv->rkv", decays.entry * action.query, d_out)
-    d_decay = action.query * d_query
-
-    d_correction = d_addition = None
-    d_value: Any = None
-    if addition:
-        d_value = precise_einsum("rij,riv->rjv", scores[:, :, -1], d_out)
-        d_value += precise_einsum("rik,rkv->riv", decays.exit * addition.key, d_new_state)
-    if correction:
-        # Outputs and outgoing state -> values written N -> residuals R, where N = T R.
-        d_written = precise_einsum("rij,riv->rjv", scores[:, :, 0], d_out)
-        d_written += precise_einsum("rik,rkv->riv", decays.exit * correction.write, d_new_state)
-        d_residual = precise_einsum("rji,rjv->riv", erasure.inverse, d_written)
-        d_erase_scores = [-precise_einsum("riv,rjv->rij", d_residual, written)]
-        if addition:
-            d_erase_scores.append(-precise_einsum("riv,rjv->rij", d_residual, addition.value))
-            d_value -= precise_einsum("rij,riv->rjv", erasure.added, d_residual)
-        strength, entry = _strength(correction), _erase_entry(rule, decays)
-        erase_scores, pull_erase_scores = jax.vjp(
-            partial(_erase_scores, rule, decays), correction.erase, writers
-        )
-        d_a = d_erase_scores[0]
-        d_erase_scores[0] = strength * d_a
-        d_erase, d_writers_erased = pull_erase_scores(jnp.stack(d_erase_scores, axis=2))
-        d_writers += d_writers_erased
-        d_read = -entry * precise_einsum("riv,rkv->rik", d_residual, state)
-        d_erase += strength * d_read
-        d_state -= precise_einsum("rik,riv->rkv", strength * entry * correction.erase, d_residual)
-        d_write = d_writers[:, 0] + decays.exit * precise_einsum(
-            "riv,rkv->rik", written, d_new_state
-        )
-        d_strength = None
-        if correction.strength is not None:
-            d_strength = jnp.sum(d_a * erase_scores[:, :, 0], axis=-1)
-            d_strength += jnp.sum(d_read * correction.erase, axis=-1)
-            if correction.value is not None:
-                d_strength += jnp.sum(d_residual * correction.value, axis=-1)
-        d_target = None if correction.value is None else strength * d_residual
-        d_correction = Correction(d_erase, d_write, d_target, d_strength)
-        erasing = correction.erase * d_erase
-        d_decay += _later(erasing) if rule.erases_before_decay else erasing
-        d_decay -= correction.write * d_write
-    if addition:
-        d_key = d_writers[:, -1]
-        d_key += decays.exit * precise_einsum("riv,rkv->rik", addition.value, d_new_state)
-        d_addition = Addition(d_key, d_value)
-        d_decay -= addition.key * d_key
-
-    d_decay = d_decay.at[:, -1].add(jnp.sum(new_state * d_new_state, axis=-1))
-    if inputs.g.shape[-1] == 1:
-        d_decay = jnp.sum(d_decay, axis=-1, keepdims=True)
-    d_g = lax.cumsum(d_decay, axis=1, reverse=True)
-    return (d_state, state), (pull_action(Action(d_query, d_correction, d_addition)), d_g)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chunked(
     rule: Rule, inputs: Chunks, initial_state: Float[Array, "rows key value"]
 ) -> tuple[Float[Array, "chunks rows C value"], Float[Array, "rows key value"]]:
@@ -239,27 +169,11 @@ def chunked(
     Source: Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for decaying and adding;
     Yang, Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
     """
-    return _chunked_forward(rule, inputs, initial_state)[0]
-
-
-def _chunked_forward(rule, inputs, initial_state):
     erasure = _erasures(rule, initial_state.dtype, inputs)
-    final_state, (out, states, written) = lax.scan(
-        partial(_forward_chunk, rule), initial_state, (inputs, erasure)
+    run_chunk = jax.checkpoint(
+        partial(_run_chunk, rule),
+        prevent_cse=False,
+        policy=jax.checkpoint_policies.save_only_these_names(SOLUTION),
     )
-    return (out, final_state), (inputs, Saved(states, written, erasure), final_state)
-
-
-def _chunked_backward(rule, saved, cotangents):
-    inputs, saved, final_state = saved
-    d_out, d_final_state = cotangents
-    (d_initial_state, _), (d_tokens, d_g) = lax.scan(
-        partial(_backward_chunk, rule),
-        (d_final_state, final_state),
-        (inputs, saved, d_out),
-        reverse=True,
-    )
-    return Chunks(d_tokens, d_g, None), d_initial_state
-
-
-chunked.defvjp(_chunked_forward, _chunked_backward)
+    final_state, out = lax.scan(run_chunk, initial_state, (inputs, erasure))
+    return out, final_state

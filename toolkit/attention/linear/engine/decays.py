@@ -6,7 +6,7 @@ channels makes that a C x C matrix. With one decay per channel it has to be take
 factor of the reader and a factor of the writer:
 
 * From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential per number and one matrix
-  product, as long as no channel decays by more than `LEAST_FACTOR` within the chunk.
+  product, as long as no channel decays by more than e^`LEAST_SUM` within the chunk.
 * By halves, for any decay: what the second half of a block reads in its first half passes the
   border between them, so (decay from j to the border) times (decay from the border to i), both
   at most 1. Doubling a block multiplies both by what survives its other half. A decay of zero
@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._precision import precise_einsum
 
-LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
+LEAST_SUM = -64.0  # e^64 times any sensible key is far from the largest float32
 
 
 class Documents(NamedTuple):
@@ -84,50 +84,23 @@ def decayed_scores(
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
         scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
         return scores * between[..., :, None, :]
-    return _channel_scores(readers, writers, decays.g, decays.since_entry)
+    return _channel_scores(readers, writers, decays.g, decays.running)
 
 
-@jax.custom_vjp
-def _channel_scores(readers, writers, g, since_entry):
-    return _channel_scores_forward(readers, writers, g, since_entry)[0]
+def _channel_scores(readers, writers, g, running):
+    is_mild = jnp.all(running[..., -1, :] > LEAST_SUM)
+    return lax.cond(is_mild, _scores_from_entry, _scores_by_halves, readers, writers, g, running)
 
 
-def _is_mild(since_entry):
-    return jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
-
-
-def _channel_scores_forward(*inputs):
-    scores = lax.cond(_is_mild(inputs[-1]), _scores_from_entry, _scores_by_halves, *inputs)
-    return scores, inputs
-
-
-def _pull(form, d_scores, readers, writers, g, since_entry):
-    return jax.vjp(lambda r, w: form(r, w, g, since_entry), readers, writers)[1](d_scores)
-
-
-def _channel_scores_backward(inputs, d_scores):
-    *_, g, since_entry = inputs
-    d_readers, d_writers = lax.cond(
-        _is_mild(since_entry),
-        partial(_pull, _scores_from_entry),
-        partial(_pull, _scores_by_halves),
-        d_scores,
-        *inputs,
-    )
-    # Nothing for the decays: the engine has their gradient from those of readers and writers.
-    return d_readers, d_writers, jnp.zeros_like(g), jnp.zeros_like(since_entry)
-
-
-_channel_scores.defvjp(_channel_scores_forward, _channel_scores_backward)
-
-
-def _scores_from_entry(readers, writers, g, since_entry):
-    late, early = readers * since_entry, writers / since_entry[..., None, :, :]
+@partial(jax.checkpoint, prevent_cse=False)
+def _scores_from_entry(readers, writers, g, running):
+    late, early = readers * jnp.exp(running), writers * jnp.exp(-running)[..., None, :, :]
     causal = jnp.tril(jnp.ones((g.shape[-2],) * 2, bool))[:, None, :]
     return jnp.where(causal, precise_einsum("...ik,...wjk->...iwj", late, early), 0)
 
 
-def _scores_by_halves(readers, writers, g, since_entry):
+@partial(jax.checkpoint, prevent_cse=False)
+def _scores_by_halves(readers, writers, g, running):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
     blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
