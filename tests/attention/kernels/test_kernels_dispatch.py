@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import draw_inputs, mixer
-from toolkit.attention.kernels import dispatch, gpu_chunked, gpu_step, tpu_chunked, tpu_step
+from toolkit.attention.kernels import dispatch, gpu_chunked, tpu_chunked, tpu_step
 
 TOLERANCE = 2e-5
 TIME = 21
@@ -20,10 +20,11 @@ TIME = 21
 
 @pytest.fixture
 def tpu_interpreted(monkeypatch):
-    kernels = dispatch.Kernels(
-        partial(tpu_chunked.chunked, interpret=True), partial(tpu_step.step, interpret=True)
-    )
-    monkeypatch.setattr(dispatch, "device_kernels", lambda: kernels)
+    kernels = {
+        "chunked": partial(tpu_chunked.chunked, interpret=True),
+        "step": partial(tpu_step.step, interpret=True),
+    }
+    monkeypatch.setattr(dispatch, "KERNELS", {"cpu": kernels.get})
 
 
 def quick(function):
@@ -70,10 +71,17 @@ def test_the_decode_step_equals_the_xla_form(tpu_interpreted, name):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["linear", "delta", "kda"])
-def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, name):
-    kernels = dispatch.Kernels(gpu_chunked.chunked, gpu_step.step)
-    monkeypatch.setattr(dispatch, "device_kernels", lambda: kernels)
+@pytest.mark.parametrize(
+    ("name", "platform", "kernel"),
+    [
+        ("linear", "cuda", "mosaic_gpu"),
+        ("delta", "cuda", "mosaic_gpu"),
+        ("kda", "cuda", "mosaic_gpu"),
+        ("gdn", "tpu", "tpu_custom_call"),
+    ],
+)
+def test_the_programs_of_a_platform_hold_its_kernels(name, platform, kernel):
+    """Traced on a CPU: the platform is the one for which the program is lowered."""
     row = mixer(name)
     inputs = draw_inputs(row, 100, dtype=jnp.bfloat16, key=64, value=64)
 
@@ -81,7 +89,7 @@ def test_the_programs_of_a_gpu_hold_its_kernels(monkeypatch, name):
         return jnp.sum(row.function(*inputs, implementation="pallas")[0].astype(jnp.float32))
 
     traced = jax.jit(jax.grad(loss, argnums=range(len(inputs)))).trace(*inputs)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_an_old_jax_is_told_what_the_kernels_of_a_gpu_need(monkeypatch):
@@ -91,7 +99,15 @@ def test_an_old_jax_is_told_what_the_kernels_of_a_gpu_need(monkeypatch):
 
 
 def test_without_a_device_or_a_kernel_it_is_refused():
-    with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* cpu here"):
-        mixer("gdn").function(*draw_inputs(mixer("gdn"), 3), implementation="pallas")
+    row = mixer("gdn")
+    inputs = draw_inputs(row, 3)
+    state = row.empty_state(2, 2, 16, 8, 3, jnp.float32)
+    for call in (
+        lambda: row.function(*inputs, implementation="pallas"),
+        lambda: jax.grad(lambda *x: row.function(*x, implementation="pallas")[0].sum())(*inputs),
+        lambda: row.step(*(x[:, 0] for x in inputs), state, implementation="pallas"),
+    ):
+        with pytest.raises(ValueError, match=r"needs a TPU or an NVIDIA GPU .* this is cpu"):
+            call()
     with pytest.raises(ValueError, match="no kernel for this mixer"):
         mixer("rwkv7").function(*draw_inputs(mixer("rwkv7"), 3), implementation="pallas")

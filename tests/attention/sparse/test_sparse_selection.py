@@ -107,7 +107,7 @@ def test_only_queries_that_attend_to_nan_show_it():
 
 
 def test_copies_pay_when_many_heads_share_them_or_the_context_is_long():
-    assert not prefers_gather(4096, 2048, 1, 4)
-    assert not prefers_gather(4096, 2048, 16, 4)
-    assert prefers_gather(16_384, 2048, 16, 4)
-    assert prefers_gather(131_072, 2048, 1, 4)
+    assert not prefers_gather(4096, 2048, 1, 4, platform="cpu")
+    assert not prefers_gather(4096, 2048, 16, 4, platform="cpu")
+    assert prefers_gather(16_384, 2048, 16, 4, platform="cpu")
+    assert prefers_gather(131_072, 2048, 1, 4, platform="cpu")

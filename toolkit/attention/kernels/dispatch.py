@@ -4,38 +4,87 @@ The kernels of every device take [rows, time, ...], where a row is one head of o
 the log-decays of `decays.py`, bounded so that they are finite.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float
 
 CHUNK = 64
 
 
-class Kernels(NamedTuple):
-    """What a device offers."""
+def _tpu(name: str) -> Callable[..., Any]:
+    from toolkit.attention.kernels import tpu_chunked, tpu_step
 
-    chunked: Callable[..., Any]
-    step: Callable[..., Any]
+    return tpu_chunked.chunked if name == "chunked" else tpu_step.step
 
 
-def device_kernels() -> Kernels:
-    """The kernels of the default device, or ValueError where it has none."""
-    platform = jax.default_backend()
-    if platform == "tpu":
-        from toolkit.attention.kernels import tpu_chunked, tpu_step
+def _gpu(name: str) -> Callable[..., Any]:
+    from toolkit.attention.kernels import gpu_chunked, gpu_step
 
-        return Kernels(tpu_chunked.chunked, tpu_step.step)
-    if platform in ("gpu", "cuda"):
-        from toolkit.attention.kernels import gpu_chunked, gpu_step
+    return gpu_chunked.chunked if name == "chunked" else gpu_step.step
 
-        return Kernels(gpu_chunked.chunked, gpu_step.step)
+
+# Platform -> its kernels by name, "chunked" or "step".
+KERNELS = {"tpu": _tpu, "cuda": _gpu}
+
+
+def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
+    """Run the kernel of the platform for which the program is lowered, or refuse in one line.
+
+    A platform whose kernel does not take these inputs is as one without kernels.
+    """
+
+    arrays = {} if documents is None else {"documents": documents}
+
+    def branch(kernel):
+        def run(rows, arrays):
+            out, state = kernel(*rows, **arrays, **sizes)
+            return out.astype(rows[2].dtype), state
+
+        return run
+
+    branches, faults, shapes = {}, {}, None
+    for platform, kernel in KERNELS.items():
+        run = branch(kernel(name))
+        try:
+            shapes = jax.eval_shape(run, rows, arrays)
+        except (NotImplementedError, TypeError, ValueError) as fault:
+            faults[platform] = fault
+        else:
+            branches[platform] = run
+    here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if here in faults or not branches:
+        raise faults.get(here) or next(iter(faults.values()))
+
+    def refuse(*_):
+        refusal = _REFUSAL.bind(reason="; ".join(f"on {p}: {f}" for p, f in faults.items()))
+        return jax.tree.map(lambda x: jnp.full(x.shape, refusal.astype(x.dtype)), shapes)
+
+    return lax.platform_dependent(rows, arrays, **branches, default=refuse)
+
+
+# A number whose program cannot be lowered: what no kernel can compute is refused then, since only
+# then the platform is known. It depends on nothing, so it can be differentiated and mapped.
+_REFUSAL = Primitive("no_kernel")
+_REFUSAL.def_abstract_eval(lambda *, reason: jax.core.ShapedArray((), jnp.float32))
+
+
+def _fail(platforms: Sequence[str], reason: str) -> None:
     raise ValueError(
-        'implementation="pallas" needs a TPU or an NVIDIA GPU of the Hopper generation; jax runs '
-        f'on {platform} here. implementation="xla" runs everywhere.'
+        'implementation="pallas" needs a TPU or an NVIDIA GPU of the Hopper generation; this is '
+        f"{' and '.join(platforms)}. " + (reason or 'implementation="xla" runs everywhere.')
     )
+
+
+_REFUSAL.def_impl(lambda *, reason: _fail([jax.default_backend()], reason))
+mlir.register_lowering(
+    _REFUSAL, lambda context, *, reason: _fail(context.module_context.platforms, reason)
+)
 
 
 def run_kernels(
@@ -59,15 +108,16 @@ def run_kernels(
         numbers = jnp.cumsum(starts.astype(jnp.int32), axis=1)[..., None]
         documents = rows(jnp.broadcast_to(numbers, g.shape[:3]), "edge")
     q, k, v, beta = _arguments(tokens)
-    out, state = device_kernels().chunked(
+    out, state = by_platform(
+        "chunked",
         rows(q),
         rows(k),
         rows(v),
         rows(_bounded(g)),
         None if beta is None else rows(beta.astype(g.dtype)),
         state.reshape(-1, *state.shape[2:]),
-        chunk=size,
         documents=documents,
+        chunk=size,
     )
     out = out.reshape(batch, heads, time + padding, -1)[:, :, :time]
     return jnp.moveaxis(out, 1, 2), state.reshape(batch, heads, *state.shape[1:])
@@ -82,7 +132,8 @@ def step_kernels(
     batch, heads = g.shape[:2]
     rows = lambda x: x.reshape(batch * heads, *x.shape[2:])  # noqa: E731
     q, k, v, beta = _arguments(tokens)
-    out, new_state = device_kernels().step(
+    out, new_state = by_platform(
+        "step",
         rows(q),
         rows(k),
         rows(v),

@@ -45,7 +45,7 @@ from toolkit.attention._visibility import Extent, Segments, packed, positions_in
 from toolkit.attention.sparse.cache import IndexedCache
 from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
-from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
+from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
 
 
 def deepseek_sparse_attention(
@@ -147,17 +147,14 @@ def _attend(
         out = attend_to_past(q, keys, values, extent, documents, scale=scale)
     else:
         group = heads // groups
-        is_gathered = (
-            prefers_gather(length, selected_tokens, group, q.dtype.itemsize)
-            if implementation is None
-            else implementation == "gathered"
-        )
         first, start = (
             jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))
             for index in (extent.query_start, extent.key_start)
         )
 
-        def sequence(q, k, v, index_q, index_k, index_weights, first, start, documents):
+        def sequence(
+            is_gathered, q, k, v, index_q, index_k, index_weights, first, start, documents
+        ):
             queries, keys = (None, None) if documents is None else documents
             positions = first + jnp.arange(time, dtype=jnp.int32)
             exists = (jnp.arange(length, dtype=jnp.int32) >= start)[None]
@@ -176,7 +173,14 @@ def _attend(
 
         index = (lax.stop_gradient(x) for x in (index_q, index_k, index_weights))
         grouped = q.reshape(batch, time, groups, group, key)
-        out = each(sequence, grouped, keys, values, *index, first, start, documents)
+        out = in_cheaper_form(
+            lambda is_gathered: partial(each, partial(sequence, is_gathered)),
+            *(grouped, keys, values, *index, first, start, documents),
+            keys=length,
+            selected=selected_tokens,
+            group=group,
+            implementation=implementation,
+        )
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
     if cache is not None:
         out = show_overflow(out, cache)

@@ -55,7 +55,7 @@ from toolkit.attention.sparse.blocks import (
     layout_from_zero,
 )
 from toolkit.attention.sparse.cache import BlockCache, pool_blocks, pool_last_block
-from toolkit.attention.sparse.spread import attend_to_past, each, over_queries, prefers_gather
+from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
 
 
 def native_sparse_attention(
@@ -151,12 +151,6 @@ def _attend(
         keys, values = arrays.values()
     groups, length = keys.shape[1:3]
     group = heads // groups
-    is_gathered = (
-        prefers_gather(length, selected_blocks * block_size, group, q.dtype.itemsize)
-        if implementation is None
-        else implementation == "gathered"
-    )
-    blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
     positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
     of_keys = None
     if documents is not None:
@@ -164,7 +158,8 @@ def _attend(
         index = jnp.arange(length, dtype=jnp.int32)[None]
         of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
 
-    def sequence(q, k, v, positions, documents):
+    def sequence(is_gathered, q, k, v, positions, documents):
+        blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
         blocks, own = layout(documents, positions, length, block_size)
 
         def head(q, k, v):
@@ -177,7 +172,14 @@ def _attend(
         return each(head, q.transpose(1, 0, 2, 3), k, v)
 
     grouped = q.reshape(batch, time, groups, group, key)
-    branches = each(sequence, grouped, keys, values, positions, of_keys)
+    branches = in_cheaper_form(
+        lambda is_gathered: partial(each, partial(sequence, is_gathered)),
+        *(grouped, keys, values, positions, of_keys),
+        keys=length,
+        selected=selected_blocks * block_size,
+        group=group,
+        implementation=implementation,
+    )
     branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
     window = attend_to_past(
         q, keys, values, extent, documents, scale=scale, sliding_window=sliding_window

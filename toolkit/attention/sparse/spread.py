@@ -24,8 +24,8 @@ from toolkit.attention.softmax.dense import DENSE_UP_TO, dense_attention
 
 QUERIES = 64  # in a chunk
 
-# FLOPs of a matrix product in the time one byte crosses the memory bus.
-FLOPS_PER_BYTE = {"cpu": 5, "gpu": 200, "tpu": 200}
+# FLOPs of a matrix product in the time one byte crosses the memory bus; a TPU's are as a GPU's.
+FLOPS_PER_BYTE = {"cpu": 5, "gpu": 200}
 
 
 def attend_to_past(
@@ -52,12 +52,35 @@ def attend_to_past(
     )
 
 
-def prefers_gather(keys: int, selected: int, group: int, element_bytes: int) -> bool:
+def in_cheaper_form(
+    form: Callable[[bool], Callable[..., Any]],
+    *arrays: Any,
+    keys: int,
+    selected: int,
+    group: int,
+    implementation: str | None,
+) -> Any:
+    """Run form(is_gathered) on arrays, the form being the one named or the platform's cheaper."""
+    if implementation is not None:
+        return form(implementation == "gathered")(*arrays)
+    element_bytes = arrays[0].dtype.itemsize
+    cpu, other = (
+        prefers_gather(keys, selected, group, element_bytes, platform=platform)
+        for platform in ("cpu", "gpu")
+    )
+    if cpu == other:
+        return form(cpu)(*arrays)
+    return lax.platform_dependent(*arrays, cpu=form(cpu), default=form(other))
+
+
+def prefers_gather(
+    keys: int, selected: int, group: int, element_bytes: int, *, platform: str
+) -> bool:
     """Whether copying the selected keys costs less than a masked product with all of them.
 
     In FLOPs per channel of a query head, of the `group` that shares a copy.
     """
-    flops_per_byte = FLOPS_PER_BYTE.get(jax.default_backend(), 200)
+    flops_per_byte = FLOPS_PER_BYTE[platform]
     copies = 3 * selected * element_bytes * flops_per_byte / group
     return copies + 2 * selected < 2 * keys
 
