@@ -65,14 +65,10 @@ def test_the_red_line_stands_where_the_reach_ends() -> None:
     x, y = influence.edge.get_data()
     np.testing.assert_array_equal(x[::2], [29 + 1 - reach - 0.5 for reach in (7, 13, 19, 25)])
     assert (y[0], y[-1]) == (0, 1)
-    assert [words.get_text().strip() for words in influence.edge_words[:4]] == [
-        "7",
-        "13",
-        "19",
-        "25",
-    ]
+    words = [words.get_text().strip() for words in influence.edge_words]
+    assert words == ["7", "13", "19", "25", *[""] * 4]
     panel.window = 5  # the fourth loop reaches the start
-    assert [words.get_visible() for words in influence.edge_words] == [True] * 3 + [False] * 5
+    assert [bool(words.get_text()) for words in influence.edge_words] == [True] * 3 + [False] * 5
     panel.pattern = "full full"
     assert np.isnan(influence.edge.get_xdata()).all()
 
@@ -81,11 +77,18 @@ def test_the_map_is_the_view_and_beyond_the_reach_it_is_empty() -> None:
     panel = LoopPanel(pattern="window window", window=4, token=30, loops=3)
     shown = panel._plots[0].matrix.get_array()
     share = panel.view.share
-    np.testing.assert_array_equal(panel.data()["share, loop 2"], share[1])
+    data = panel.data()
+    rows = [row for row, what in enumerate(data["what"]) if what == "share of influence"]
+    np.testing.assert_array_equal([data["loop 2"][row] for row in rows], share[1])
+    assert (
+        data["loop 3"][data["what"].index("loss of the text, nats per byte")] == panel.view.loss[2]
+    )
+    likeliest = data["what"].index("likeliest next byte")
+    assert tuple(data["loop 3"][likeliest : likeliest + 2]) == panel.view.best[2][0]
     np.testing.assert_array_equal(shown.mask, share == 0)
     visible = (share > 1e-5) & ~shown.mask
     np.testing.assert_allclose(shown[visible], np.log10(share[visible]), rtol=1e-6)
-    assert panel.view.right.shape[0] == panel.view.loss.shape[0] == 3
+    assert panel.view.chances.shape[0] == panel.view.loss.shape[0] == 3
 
 
 @pytest.mark.parametrize("loops", [1, MAX_LOOPS])
@@ -94,7 +97,7 @@ def test_any_number_of_loops_fills_the_picture(loops: int) -> None:
     influence = panel._plots[0]
     assert influence.matrix.get_array().shape[0] == loops
     assert tuple(influence.matrix.get_extent())[2:] == (1, 0)
-    assert sum(name.get_visible() for name in influence.names) == loops
+    assert sum(bool(name.get_text()) for name in influence.names) == loops
     states = LoopStatePanel(loops=loops)
     assert len(states._plots[0].lines["size of h"].get_xdata()) == loops
 

@@ -13,7 +13,7 @@ from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.looped import reader
 from toolkit.lab.looped.models import PATTERNS, small_model
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS, influence, loop_gates, trace
-from toolkit.lab.looped.state_view import first_byte, look_inside, loop_costs
+from toolkit.lab.looped.state_view import EVEN, first_byte, look_inside, loop_costs, sink_heading
 from toolkit.lab.looped.view import BEST, MOST, look, read
 from toolkit.looped import (
     LoopedConfig,
@@ -112,7 +112,7 @@ def test_shares_chances_and_losses_are_what_they_say() -> None:
         chances = [chance for _, chance in view.best[loop]]
         assert chances == sorted(chances, reverse=True)
         assert len(chances) == BEST
-    np.testing.assert_allclose(view.loss, -np.log(view.right).mean(axis=1))
+    np.testing.assert_allclose(view.loss, -np.log(view.chances[:, 1:]).mean(axis=1))
     reading = read(TEXT, "window window", 4, False, True)
     np.testing.assert_allclose(np.exp(reading.log_probabilities).sum(-1), 1, rtol=1e-6)
 
@@ -132,39 +132,47 @@ def test_gates_are_switches_and_the_output_gate_is_another_model() -> None:
     assert not np.allclose(first_of(residual_gate=False).loss, plain.loss)
     assert first_of(output_gate=True).held_out_loss != plain.held_out_loss
     view = look_inside(TEXT, **INSIDE | {"residual_gate": False})
-    assert not view.rho.any()
-    assert look_inside(TEXT, **INSIDE).rho.any()
+    assert not view.columns["rho, mean"].any()
+    assert look_inside(TEXT, **INSIDE).columns["rho, mean"].any()
 
 
 def test_inside_shows_states_where_there_are_any_and_sinks_with_and_without_gate() -> None:
+    def sinks(view):
+        return {
+            name: values for name, values in view.columns.items() if name.endswith("gate (share)")
+        }
+
     hybrid = look_inside(TEXT, **INSIDE | {"pattern": "gdn full"})
-    assert set(hybrid.state) == {1}
-    assert set(hybrid.sink) == {(False, 2), (True, 2)}
+    assert [name for name in hybrid.columns if name.startswith("state")] == ["state, layer 1"]
+    assert [*sinks(hybrid)] == [sink_heading(gate, 2) for gate in (False, True)]
     softmax = look_inside(TEXT, **INSIDE | {"pattern": "full full"})
-    assert not softmax.state
-    assert set(softmax.sink) == {(gate, layer) for gate in (False, True) for layer in (1, 2)}
+    assert [*softmax.everywhere] == ["size of h", "change of h"]
+    assert [*sinks(softmax)] == [sink_heading(gate, n) for gate in (False, True) for n in (1, 2)]
     reading = read(TEXT, "full full", 4, False, True)
     first = np.asarray(reading.seen.inside.first)[1, 0, 8 : len(TEXT)].mean()
-    np.testing.assert_allclose(softmax.sink[False, 1][1], first)
+    np.testing.assert_allclose(softmax.columns[sink_heading(False, 1)][1], first)
     np.testing.assert_allclose(first_byte(reading)[0, 1], first)
     even = np.mean(1 / (np.arange(8, len(TEXT)) + 1))
-    assert softmax.even == pytest.approx(even)
+    assert softmax.columns[EVEN] == pytest.approx(even)
     windows = look_inside(TEXT, **INSIDE)
-    assert windows.even == 0  # a window of 4 never sees the first byte from the ninth on
-    assert all(not first.any() for first in windows.sink.values())
+    assert not windows.columns[EVEN].any()  # 4 bytes never see the first from the ninth on
+    assert all(not first.any() for first in sinks(windows).values())
+    hidden = np.asarray(reading.seen.hidden[:, 29])
     np.testing.assert_allclose(
-        np.linalg.norm(np.asarray(reading.seen.hidden[2, 29])), softmax.size[2], rtol=1e-6
+        np.linalg.norm(hidden[2]), softmax.columns["size of h"][1], rtol=1e-6
     )
+    change = np.linalg.norm(hidden[2] - hidden[1])
+    np.testing.assert_allclose(change, softmax.columns["change of h"][1], rtol=1e-6)
 
 
 @every_pattern
 def test_costs_are_those_of_the_library_and_of_the_compiler(pattern: str) -> None:
-    view = look_inside(TEXT, **INSIDE | {"pattern": pattern})
+    columns = look_inside(TEXT, **INSIDE | {"pattern": pattern}).columns
     config = small_model(pattern, False).config.with_options(window={"sliding_window": 4})
-    assert view.cache[3] == cache_bytes_per_sequence(config, 4096)
+    assert columns["cache (bytes)"][3] == cache_bytes_per_sequence(config, 4096)
     operations, _ = loop_costs(config, 4096)
-    assert view.operations[3] == operations
-    steps = np.diff(view.operations)
+    assert columns["operations per token (FLOP)"][3] == operations
+    steps = np.diff(columns["operations per token (FLOP)"])
     np.testing.assert_array_equal(steps, steps[0])
 
 
@@ -203,7 +211,7 @@ def test_short_and_long_texts() -> None:
     assert view.token == MAX_TOKENS - 1
     assert "last 36 bytes did not fit" in view.sentence()
     short = look_inside("ab", **INSIDE)
-    assert np.isfinite(short.size).all()
+    assert np.isfinite(short.columns["size of h"]).all()
     assert short.sentence()
 
 
@@ -213,8 +221,8 @@ def test_words_and_tables_tell_the_numbers() -> None:
     assert "Measured here" in said
     assert f"{view.loss[-1]:.2f} nats per byte" in said
     assert "more is new to it" in said
-    assert len(table.rows) == len(TEXT)
-    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert len(table.rows) == 3 + 2 * BEST + 2 * len(TEXT)
+    assert table.columns == ("what", "byte", *(f"loop {n}" for n in range(1, 7)))
     inside = look_inside(TEXT, **INSIDE | {"loops": MAX_LOOPS})
     assert "Modelled at 4,096 tokens" in inside.sentence()
     assert len(inside.table().rows) == MAX_LOOPS

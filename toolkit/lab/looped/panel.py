@@ -11,12 +11,10 @@ from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.plots import BestPlot, ChancePlot, InfluencePlot, LossPlot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
-from toolkit.lab.looped.view import MOST, LoopView, look
+from toolkit.lab.looped.view import LoopView, look
 
 TEXT = "The class statement defines a class object. The class"
 ON_OFF = {"on": True, "off": False}
-# Bottom and height of the two rows of plots, parts of the figure.
-UPPER, LOWER = (0.545, 0.385), (0.125, 0.3)
 
 
 class TextPanel(Panel):
@@ -24,8 +22,9 @@ class TextPanel(Panel):
 
     text = Words("Text", TEXT, f"Up to {MAX_TOKENS} bytes; press Enter")
     token = Number(
-        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, explanation="Whose prediction is traced"
-    )
+        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, maximum=lambda view: view.count,
+        explanation="Whose prediction is traced",
+    )  # fmt: skip
     loops = Number(
         "Loops", 4, low=1, high=MAX_LOOPS, is_continuous=False,
         explanation="How often the layers run; trained with 4",
@@ -65,20 +64,13 @@ class LoopPanel(TextPanel):
         return look(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
-        figure.text(
-            0.07, 0.014,
-            f"Red line: as far as a path can lead (modelled), in bytes; grey beyond it. Dashed: "
-            f"{MOST:.0%} of the influence lies to its right. Measured here.", fontsize=9,
+        places = {"left": 0.07, "right": 0.982, "top": 0.93, "bottom": 0.125}
+        grid = figure.add_gridspec(
+            2, 2, **places, width_ratios=(0.605, 0.217), height_ratios=(0.385, 0.3),
+            wspace=0.22, hspace=0.35,
         )  # fmt: skip
-        return [
-            InfluencePlot(figure, UPPER),
-            ChancePlot(figure, LOWER),
-            BestPlot(figure.add_axes((0.765, UPPER[0], 0.225, UPPER[1]))),
-            LossPlot(figure.add_axes((0.765, LOWER[0], 0.225, LOWER[1]))),
-        ]
-
-    def adjust(self, view: LoopView) -> None:
-        self._control_widgets["token"].set_maximum(len(view.raw))
+        plots = (InfluencePlot, BestPlot, ChancePlot, LossPlot)
+        return [plot(figure.add_subplot(grid[place])) for place, plot in enumerate(plots)]
 
 
 @functools.cache

@@ -36,12 +36,4 @@ class LoopStatePanel(TextPanel):
         figure.subplots_adjust(
             left=0.07, right=0.985, top=0.925, bottom=0.125, wspace=0.37, hspace=0.5
         )
-        figure.text(
-            0.07, 0.014,
-            "Measured here, at the byte looked at; the plots of cost are modelled. Bars at rho: "
-            "one deviation over channels. Grey: untrained loops.", fontsize=9,
-        )  # fmt: skip
         return [*loop_plots(figure.subplots(2, 3).flat)]
-
-    def adjust(self, view: StateView) -> None:
-        self._control_widgets["token"].set_maximum(view.count)

@@ -11,9 +11,8 @@ from toolkit.figures import FAINT, INK, look, short
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS
-from toolkit.lab.looped.state_view import StateView, sink_heading
+from toolkit.lab.looped.state_view import EVEN, StateView, sink_heading
 
-Limits = tuple[float, float]
 GATED, PLAIN = look("gdn"), look("full")
 LAYER_MARKERS = {1: "o", 2: "s"}
 DASHED = (0, (5, 2))
@@ -30,7 +29,7 @@ class LoopPlot(Plot):
         axes: Axes,
         title: str,
         lines: dict[str, tuple[str, str, str, Any]],  # heading -> label, colour, marker, dashes
-        limits: Callable[[StateView], Limits],
+        limits: Callable[[np.ndarray], tuple[float, float]],  # of all that may be drawn
         *,
         spread: str = "",  # heading of bars around the last line
         unit: str = "",
@@ -58,20 +57,24 @@ class LoopPlot(Plot):
             axes.yaxis.set_major_formatter(
                 lambda value, _: f"{100 * value:.3g}%" if unit == "%" else short(value, unit)
             )
+            axes.tick_params(axis="y", labelsize=8.8)
         if legend:
             axes.legend(loc="upper left", **legend)
 
     def show(self, view: StateView) -> None:
         data = view.data()
+        shown = [heading for heading in self.lines if heading in data]
         for heading, line in self.lines.items():
             line.set_data(*((data["loop"], data[heading]) if heading in data else ([], [])))
-        is_empty = not any(heading in data for heading in self.lines)
-        self.nothing.set_text("no recurrent layer" if is_empty else "")
+        self.nothing.set_text("" if shown else "no recurrent layer")
+        # Of all loops and bytes: a moved limit draws everything anew.
+        values = [(view.columns | view.everywhere)[name].ravel() for name in shown]
         if self._spread:
-            middle = data[[*self.lines][-1]]
-            bars = zip(data["loop"], middle, data[self._spread], strict=True)
-            self._bars.set_segments([[(at, y - d), (at, y + d)] for at, y, d in bars])
-        limits = self._limits(view)
+            middle, spread = view.columns[shown[-1]], view.columns[self._spread]
+            values += [middle - spread, middle + spread]
+            bars = zip(data["loop"], *values[-2:], strict=False)
+            self._bars.set_segments([[(at, low), (at, high)] for at, low, high in bars])
+        limits = self._limits(np.concatenate(values) if values else np.ones(1))
         # Ticks at whole numbers of a binary unit.
         if set_limits(self.axes, y=limits) and self._unit == "bytes":
             self.axes.set_yticks(np.linspace(*limits, 5))
@@ -103,51 +106,41 @@ def loop_plots(six: Iterable[Axes]) -> list[LoopPlot]:
                 "size of h": ("size", INK, "o", "-"),
                 "change of h": ("change", PLAIN.colour, "s", DASHED),
             },
-            _hidden_limits, fontsize=9.5,
+            decades, fontsize=9.5,
         ),
         LoopPlot(
             state, "Size of the recurrent state",
             {f"state, layer {n}": ("", GATED.colour, m, "-") for n, m in LAYER_MARKERS.items()},
-            lambda view: (0, coarse(max((n.max() for n in view.state.values()), default=1.0))),
+            lambda values: (0, coarse(values.max())),
         ),
         LoopPlot(
-            rho, "Residual gate rho", {"rho, mean": ("mean", INK, "o", "-")}, _rho_limits,
+            rho, "Residual gate rho", {"rho, mean": ("mean", INK, "o", "-")},
+            lambda values: (-(most := coarse(max(0.05, np.abs(values).max()))), most),
             spread="rho, spread",
         ),
         LoopPlot(
             sink, "Attention to the first byte",
-            {"first byte, even share": ("even share", FAINT, "", (0, (4, 3))), **sinks},
-            _sink_limits, unit="%", fontsize=7.8, ncols=2, handlelength=1.5, columnspacing=0.7,
+            {EVEN: ("even share", FAINT, "", (0, (4, 3))), **sinks},
+            lambda values: (0, coarse(1.6 * max(0.01, values.max()))),  # room for the legend
+            unit="%", fontsize=7.6, ncols=2, handlelength=1.5, columnspacing=1.1,
         ),
         LoopPlot(
             operations, "Operations per token", costs[0],
-            lambda view: (0, coarse(1.3 * max(view.operations[-1], view.reference_operations[-1]))),
-            unit="FLOP", fontsize=8.5,
+            lambda values: (0, coarse(1.3 * values.max())), unit="FLOP", fontsize=8.5,
         ),
         LoopPlot(
             cache, "Bytes kept per sequence", costs[1],
-            lambda view: (0, binary(1.1 * max(view.cache[-1], view.reference_cache[-1]))),
-            unit="bytes", fontsize=8.5,
+            lambda values: (0, binary(1.1 * values.max())), unit="bytes", fontsize=8.5,
         ),
     ]  # fmt: skip
 
 
-# Limits that hold what is drawn, in coarse steps: a moved limit draws everything anew.
+# Limits in coarse steps.
 
 
-def _hidden_limits(view: StateView) -> Limits:
-    smallest = min(view.change.min(), view.size[1:].min())
-    return 10 ** np.floor(np.log10(smallest)), 10 ** np.ceil(np.log10(view.size.max()))
-
-
-def _rho_limits(view: StateView) -> Limits:
-    most = coarse(max(0.05, np.abs(view.rho).max() + view.rho_spread.max()))
-    return -most, most
-
-
-def _sink_limits(view: StateView) -> Limits:
-    shares = [0.01, view.even, *(first.max() for first in view.sink.values())]
-    return 0, coarse(1.6 * max(shares))  # room for the legend
+def decades(values: np.ndarray) -> tuple[float, float]:
+    """The powers of ten around all values."""
+    return 10 ** np.floor(np.log10(values.min())), 10 ** np.ceil(np.log10(values.max()))
 
 
 def coarse(value: float) -> float:

@@ -7,88 +7,69 @@ from typing import Any
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.figures import in_words
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.reader import MAX_LOOPS, loop_gates
-from toolkit.lab.looped.view import Reading, in_loops, read, visible
+from toolkit.lab.looped.view import Reading, read, visible
 from toolkit.looped import LAYERS, LoopedConfig, cache_bytes_per_sequence
 from toolkit.looped.parameters import layer_parameters
+from toolkit.measure.words import counted, in_words
 
 SETTLED = 8
 """Bytes at the start of a text that are left out of the mean attention to the first: they have
 few others to attend to."""
 
 REFERENCE = "full full"
+EVEN = "first byte, even share (share)"
 
 
 @dataclasses.dataclass(frozen=True)
 class StateView(View):
-    """Arrays have an entry for each of `MAX_LOOPS` loops, `size` one more for the embedding."""
+    """What every loop of `MAX_LOOPS` does, of which the first `loops` are shown."""
 
-    loops: int  # how many of them are shown
+    loops: int
     here: str  # the byte looked at
     count: int  # bytes of the text read
     pattern: str
     context: int  # tokens the costs are for
-    size: np.ndarray  # norm of the hidden state at the byte
-    change: np.ndarray  # norm of what a loop changes in it
-    state: dict[int, np.ndarray]  # layer number -> norm of its recurrent state there
-    rho: np.ndarray  # mean of the residual gate over channels
-    rho_spread: np.ndarray  # its standard deviation
-    sink: dict[tuple[bool, int], np.ndarray]  # (output gate, layer) -> attention to the first byte
-    even: float  # that of equal weights on all a layer sees
-    operations: np.ndarray  # FLOPs per token, all loops so far
-    cache: np.ndarray  # bytes of decode-time state of a sequence, all loops so far
-    reference_operations: np.ndarray  # those of `REFERENCE`
-    reference_cache: np.ndarray
+    columns: Data  # heading -> numbers of each loop
+    everywhere: dict[str, np.ndarray]  # those that depend on the byte, of all bytes: [loops, time]
 
     def data(self) -> Data:
-        columns = {
-            "loop": np.arange(MAX_LOOPS) + 1,
-            "size of h": self.size[1:],
-            "change of h": self.change,
-            **{f"state, layer {layer}": norms for layer, norms in self.state.items()},
-            "rho, mean": self.rho,
-            "rho, spread": self.rho_spread,
-            **{sink_heading(*which): share for which, share in self.sink.items()},
-            "first byte, even share": np.full(MAX_LOOPS, self.even),
-            "operations per token (FLOP)": self.operations,
-            "cache (bytes)": self.cache,
-            "operations per token, full attention twice (FLOP)": self.reference_operations,
-            "cache, full attention twice (bytes)": self.reference_cache,
-        }
-        return {heading: values[: self.loops] for heading, values in columns.items()}
+        return {heading: values[: self.loops] for heading, values in self.columns.items()}
+
+    def footnote(self) -> str:
+        return (
+            "Measured here, at the byte looked at; the plots of cost are modelled. Bars at rho: "
+            "one deviation over channels. Grey: untrained loops."
+        )
 
     def sentence(self) -> str:
-        last = self.loops - 1
-        before, change = self.size[last], self.change[last]
-        highest = {
-            gate: max(
-                share[: self.loops].max() for (has, _), share in self.sink.items() if has == gate
+        data, last = self.data(), {name: cells[-1] for name, cells in self.cells().items()}
+        share = in_words(data["change of h"][-1] / data["size of h"][-1], "share")
+        sink = "The windows have moved past the first byte."
+        if data[EVEN][-1]:
+            without, with_gate = (
+                in_words(max(data[name].max() for name in data if name.endswith(end)), "share")
+                for end in (" without gate (share)", " with gate (share)")
             )
-            for gate in (False, True)
-        }
-        sink = (
-            f"The first byte gets at most {highest[False]:.1%} of the attention without output "
-            f"gate and {highest[True]:.1%} with it; an even share is {self.even:.1%}."
-            if self.even
-            else "The windows have moved past the first byte."
-        )
+            sink = (
+                f"The first byte gets at most {without} of the attention without output gate and "
+                f"{with_gate} with it; an even share is {last['first byte, even share']}."
+            )
         return (
-            f"At “{self.here}”, loop {self.loops} of “{self.pattern}” changes a hidden state of "
-            f"norm {before:.3g} by {change:.3g} ({change / before:.0%}); its residual gate has "
-            f"mean {self.rho[last]:.3f}, spread {self.rho_spread[last]:.3f}. {sink} Measured here. "
-            f"Modelled at {self.context:,} tokens: {in_loops(self.loops)} take "
-            f"{in_words(self.operations[last], 'FLOP')} per token and keep "
-            f"{in_words(self.cache[last], 'bytes')}; with full attention twice "
-            f"{in_words(self.reference_operations[last], 'FLOP')} and "
-            f"{in_words(self.reference_cache[last], 'bytes')}."
+            f"At “{self.here}”, loop {self.loops} of “{self.pattern}” changes the hidden state by "
+            f"{last['change of h']}, {share} of the norm of {last['size of h']} that it then has; "
+            f"its residual gate has mean {last['rho, mean']}, spread {last['rho, spread']}. {sink} "
+            f"Measured here. Modelled at {self.context:,} tokens: {counted(self.loops, 'loop')} "
+            f"take {last['operations per token']} per token and keep {last['cache']}; with full "
+            f"attention twice {last['operations per token, full attention twice']} and "
+            f"{last['cache, full attention twice']}."
         )
 
 
 def sink_heading(has_gate: bool, layer: int) -> str:
     """The heading of the attention to the first byte in a layer."""
-    return f"first byte, layer {layer}, {'with' if has_gate else 'without'} gate"
+    return f"first byte, layer {layer}, {'with' if has_gate else 'without'} gate (share)"
 
 
 def look_inside(
@@ -108,41 +89,33 @@ def look_inside(
     """
     both = {gate: read(text, pattern, window, gate, residual_gate) for gate in (False, True)}
     reading = both[output_gate]
-    at = min(token, len(reading.raw)) - 1
-    hidden = np.asarray(reading.seen.hidden[:, at])
-    states = np.asarray(reading.seen.inside.state[:, :, at])
+    count = len(reading.raw)
+    at = min(token, count) - 1
+    hidden = np.asarray(reading.seen.hidden)[:, :count]
     rho = np.asarray(loop_gates(reading.small.model, residual_gate))
     config = reading.small.config.with_options(window={"sliding_window": window})
-    own, reference = (
-        _costs(dataclasses.replace(config, pattern=p), context_length) for p in (pattern, REFERENCE)
-    )
-    return StateView(
-        loops=loops,
-        here=visible(reading.raw[at]),
-        count=len(reading.raw),
-        pattern=pattern,
-        context=context_length,
-        size=np.linalg.norm(hidden, axis=-1),
-        change=np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
-        state={
-            layer + 1: states[:, layer]
-            for layer in range(len(config.layers))
-            if not np.isnan(states[0, layer])
-        },
-        rho=rho.mean(axis=-1),
-        rho_spread=rho.std(axis=-1),
-        sink={
-            (gate, layer + 1): first
-            for gate, one in both.items()
-            for layer, first in enumerate(first_byte(one))
-            if not np.isnan(first).any()
-        },
-        even=_even_share(len(reading.raw), window if "full" not in config.layers else None),
-        operations=own[0],
-        cache=own[1],
-        reference_operations=reference[0],
-        reference_cache=reference[1],
-    )
+    everywhere = {
+        "size of h": np.linalg.norm(hidden[1:], axis=-1),
+        "change of h": np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
+    }
+    states = np.asarray(reading.seen.inside.state)[:, :, :count]
+    for layer in range(len(config.layers)):
+        if not np.isnan(states[:, layer]).any():
+            everywhere[f"state, layer {layer + 1}"] = states[:, layer]
+    columns = {"loop": np.arange(MAX_LOOPS) + 1}
+    columns |= {heading: values[:, at] for heading, values in everywhere.items()}
+    columns |= {"rho, mean": rho.mean(axis=-1), "rho, spread": rho.std(axis=-1)}
+    for gate, one in both.items():
+        for layer, first in enumerate(first_byte(one), 1):
+            if not np.isnan(first).any():
+                columns[sink_heading(gate, layer)] = first
+    even = _even_share(count, window if "full" not in config.layers else None)
+    columns[EVEN] = np.full(MAX_LOOPS, even)
+    for layers, what in ((pattern, ""), (REFERENCE, ", full attention twice")):
+        operations, cache = _costs(dataclasses.replace(config, pattern=layers), context_length)
+        columns |= {f"operations per token{what} (FLOP)": operations, f"cache{what} (bytes)": cache}
+    here = visible(reading.raw[at])
+    return StateView(loops, here, count, pattern, context_length, columns, everywhere)
 
 
 def first_byte(reading: Reading) -> np.ndarray:

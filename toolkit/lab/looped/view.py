@@ -44,53 +44,107 @@ class Reading:
 class LoopView(View):
     """What one byte's prediction rests on, loop by loop. Arrays have a row per loop shown."""
 
-    raw: bytes
+    reading: Reading
     left_out: int  # bytes at the end that did not fit
     token: int  # index of the byte looked at
-    pattern: str
-    trained_loops: int
     share: np.ndarray  # of the influence on the prediction, [loops, time]; 0 where no path leads
     reach: tuple[int | None, ...]  # bytes a path can lead from, itself included; None: all
-    right: np.ndarray  # probability of the byte that does follow, [loops, time - 1]
-    best: tuple[tuple[tuple[str, float], ...], ...]  # likeliest next bytes, with probabilities
-    loss: np.ndarray  # mean over the text, nats per byte
-    held_out_loss: float  # recorded after training, nats per byte
+
+    @property
+    def raw(self) -> bytes:
+        return self.reading.raw
+
+    @property
+    def count(self) -> int:
+        """Bytes read."""
+        return len(self.raw)
 
     @property
     def loops(self) -> int:
         """Loops shown."""
-        return len(self.loss)
+        return len(self.reach)
+
+    @functools.cached_property
+    def losses(self) -> np.ndarray:
+        """Nats of each byte but the first, [loops, time - 1]."""
+        return self.reading.losses()[: self.loops]
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Mean over the text, nats per byte."""
+        return self.losses.mean(axis=1)
+
+    @property
+    def held_out_loss(self) -> float:
+        """Recorded after training, nats per byte."""
+        return self.reading.small.held_out_loss
+
+    @property
+    def chances(self) -> np.ndarray:
+        """What each byte was given by those before it, [loops, time]; NaN for the first."""
+        return np.pad(np.exp(-self.losses), ((0, 0), (1, 0)), constant_values=np.nan)
+
+    @functools.cached_property
+    def best(self) -> list[list[tuple[str, float]]]:
+        """The likeliest next bytes with their probabilities, the likeliest first."""
+        rows = np.exp(self.reading.log_probabilities[: self.loops, self.token])
+        best = np.argsort(-rows, axis=-1)[:, :BEST]
+        return [
+            [(visible(int(byte)), float(row[byte])) for byte in bytes_]
+            for row, bytes_ in zip(rows, best, strict=True)
+        ]
 
     def distance(self, loop: int) -> int:
         """Bytes back within which `MOST` of the influence lies; 0 is the byte itself."""
         return int(np.argmax(np.cumsum(self.share[loop, self.token :: -1]) >= MOST))
 
     def data(self) -> Data:
-        right = np.pad(self.right, ((0, 0), (0, 1)), constant_values=np.nan)
-        return {
-            "byte": np.arange(len(self.raw)) + 1,
-            "character": [visible(byte) for byte in self.raw],
-            **{f"share, loop {loop + 1}": row for loop, row in enumerate(self.share)},
-            **{f"next byte, loop {loop + 1}": row for loop, row in enumerate(right)},
-        }
+        """A column per loop; a row per number of the loop, then one per byte of the text."""
+        loops, ranks = range(self.loops), enumerate(("likeliest", "second", "third"))
+        rows = [
+            ("loss of the text, nats per byte", "", self.loss),
+            ("reach in bytes, modelled", "", [reach or "all" for reach in self.reach]),
+            (f"bytes back to {MOST:.0%} of influence", "", [self.distance(n) for n in loops]),
+            *(
+                (what, "", [row[n][part] for row in self.best])
+                for n, rank in ranks
+                for part, what in enumerate((f"{rank} next byte", "its chance"))
+            ),
+        ]
+        for what, values in (("share of influence", self.share), ("chance it had", self.chances)):
+            named = (f"{at} {visible(byte)}" for at, byte in enumerate(self.raw, 1))
+            rows += zip([what] * self.count, named, values.T, strict=True)
+        what, byte, values = zip(*rows, strict=True)
+        columns = {f"loop {n + 1}": [row[n] for row in values] for n in loops}
+        return {"what": what, "byte": byte, **columns}
+
+    def footnote(self) -> str:
+        return (
+            "Red line: as far as a path can lead (modelled), in bytes; grey beyond it. Dashed: "
+            f"{MOST:.0%} of the influence lies to its right. Measured here."
+        )
 
     def sentence(self) -> str:
-        reach = self.reach[-1]
-        can = "every byte before it" if reach is None else f"{in_bytes(reach)}, itself included"
+        reach, config = self.reach[-1], self.reading.small.config
+        can = (
+            "every byte before it"
+            if reach is None
+            else f"{counted(reach, 'byte')}, itself included"
+        )
         byte, chance = self.best[-1][0]
         said = (
-            f"At “{visible(self.raw[self.token])}” (byte {self.token + 1} of {len(self.raw)}), "
-            f"after {in_loops(self.loops)} of “{self.pattern}”: the prediction can rest on {can}; "
-            f"{MOST:.0%} of the influence comes from it and the {in_bytes(self.distance(-1))} "
-            f"before it. It would write “{byte}” ({chance:.0%}). Mean loss of the text after each "
-            f"loop: {', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; "
-            f"the reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen "
-            "text."
+            f"At “{visible(self.raw[self.token])}” (byte {self.token + 1} of {self.count}), "
+            f"after {counted(self.loops, 'loop')} of “{config.pattern}”: the prediction can rest "
+            f"on {can}; {MOST:.0%} of the influence comes from it and the "
+            f"{counted(self.distance(-1), 'byte')} before it. It would write “{byte}” "
+            f"({chance:.0%}). Mean loss of the text after each loop: "
+            f"{', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; the "
+            f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
         )
-        if self.loops > self.trained_loops:
-            said += f" Trained with {in_loops(self.trained_loops)}: more is new to it."
+        if self.loops > config.loops:
+            said += f" Trained with {counted(config.loops, 'loop')}: more is new to it."
         if self.left_out:
-            said += f" The last {in_bytes(self.left_out)} did not fit and are left out."
+            said += f" The last {counted(self.left_out, 'byte')} did not fit and are left out."
         return said
 
 
@@ -110,33 +164,14 @@ def look(
     output gates; without `residual_gate` rho of the trained model is zero.
     """
     reading = read(text, pattern, window, output_gate, residual_gate)
-    count = len(reading.raw)
-    at = min(token, count) - 1
-    small, switches = reading.small, reading.small.switches(window, residual_gate)
-    place, number = jnp.asarray(at), jnp.asarray(loops)
-    moved = influence(small.model, reading.seen, place, number, switches)
+    count, small = len(reading.raw), reading.small
+    at, switches = min(token, count) - 1, small.switches(window, residual_gate)
+    moved = influence(small.model, reading.seen, jnp.asarray(at), jnp.asarray(loops), switches)
     share = np.asarray(moved)[:loops, :count]
-    chances = np.exp(reading.log_probabilities[:loops, at])
-    order = np.argsort(-chances, axis=-1)[:, :BEST]
-    losses = reading.losses()[:loops]
-    narrowed = small.config.with_options(window={"sliding_window": window})
+    config = small.config.with_options(window={"sliding_window": window})
+    reach = (tokens_reached(dataclasses.replace(config, loops=n + 1)) for n in range(loops))
     return LoopView(
-        raw=reading.raw,
-        left_out=len(text.encode()) - count,
-        token=at,
-        pattern=pattern,
-        trained_loops=narrowed.loops,
-        share=share / share.sum(axis=1, keepdims=True),
-        reach=tuple(
-            tokens_reached(dataclasses.replace(narrowed, loops=loop + 1)) for loop in range(loops)
-        ),
-        right=np.exp(-losses),
-        best=tuple(
-            tuple((visible(int(byte)), float(row[byte])) for byte in bytes_)
-            for row, bytes_ in zip(chances, order, strict=True)
-        ),
-        loss=losses.mean(axis=1),
-        held_out_loss=small.held_out_loss,
+        reading, len(text.encode()) - count, at, share / share.sum(1, keepdims=True), tuple(reach)
     )
 
 
@@ -158,13 +193,3 @@ def read(text: str, pattern: str, window: int, output_gate: bool, residual_gate:
 def visible(byte: int) -> str:
     """A byte as one character: itself, or a stand-in for blanks and what has no shape."""
     return STAND_INS.get(chr(byte), chr(byte) if 32 < byte < 127 else "·")
-
-
-def in_bytes(count: int) -> str:
-    """A number of bytes in words."""
-    return counted(count, "byte")
-
-
-def in_loops(count: int) -> str:
-    """A number of loops in words."""
-    return counted(count, "loop")
