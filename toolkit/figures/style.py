@@ -75,6 +75,11 @@ class Look:
     marker: str
     hatch: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """What matplotlib calls the look of a line."""
+        return {"color": self.colour, "linestyle": self.dashes}
+
 
 LOOKS: dict[str, Look] = {
     "full": Look("#0072b2", "-", "o", ""),

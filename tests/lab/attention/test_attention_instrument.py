@@ -95,7 +95,11 @@ def test_empty_sentence_shows_its_error_and_recovers() -> None:
 def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
     panel = CostPanel(heads=2, head_size=32, window=32)
     pieces = measurement.measure_pieces
-    monkeypatch.setattr(instrument, "measure_pieces", lambda sizes: pieces(sizes, lengths=(64,)))
+    monkeypatch.setattr(
+        instrument,
+        "measure_pieces",
+        lambda sizes: pieces(sizes, lengths={PREFILL: (64,), DECODE: (64,)}),
+    )
     png = panel.png
     pieces_of_panel = panel._measure_pieces()
     next(pieces_of_panel)  # stopped after the check: nothing is kept as measured

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from toolkit.lab.tour import costs, tour
+from toolkit.lab.tour import tour
 from toolkit.looped import LoopedConfig, parameter_count
 
 SMALL = {"width": 32, "feed_forward": 32}
@@ -20,8 +20,7 @@ def small_tour(monkeypatch):
     }
     monkeypatch.setattr(tour, "contenders", lambda: models)
     monkeypatch.setattr(tour, "SAMPLE_LENGTH", 16)
-    monkeypatch.setattr(costs, "PREFILL_CONTEXTS", (64, 128))
-    monkeypatch.setattr(costs, "DECODE_CONTEXTS", (64, 128))
+    monkeypatch.setattr(tour, "LENGTHS", {"prefill": (64, 128), "decode": (64, 128)})
 
 
 def test_the_three_models_have_matched_parameters():
@@ -65,8 +64,3 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="no tour"):
         tour.run_tour(tmp_path, steps=10, fresh=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-def test_state_bytes_grow_for_softmax_only():
-    assert costs.state_bytes("full", 2048) == 2 * costs.state_bytes("full", 1024)
-    assert costs.state_bytes("gdn", 2048) == costs.state_bytes("gdn", 1024)

@@ -45,7 +45,7 @@ class CostCurves(Plot):
         axes.set_title(title, y=1 + (0.21 * rows + 0.07) * inch[1])
         self._lines, self._points, self._dots, self._names, self._values = ({} for _ in range(5))
         for place, (name, seen) in enumerate(looks.items()):
-            self._lines[name] = self.line(color=seen.colour, linestyle=seen.dashes)
+            self._lines[name] = self.line(**seen.line)
             self._points[name] = self.line(
                 color=seen.colour, marker=seen.marker, markersize=MARKER_SIZES[place],
                 linestyle="none", markeredgecolor="white", markeredgewidth=1.2, zorder=4,
@@ -55,7 +55,7 @@ class CostCurves(Plot):
             left, height = column / columns, 1 + 0.21 * (rows - row - 0.3) * inch[1]
             above: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
             sample = [left, left + (name_inches - 0.1) * inch[0]], [height, height]
-            axes.plot(*sample, color=seen.colour, linestyle=seen.dashes, **above)
+            axes.plot(*sample, **seen.line, **above)
             above |= {"y": height, "va": "center"}
             self._names[name] = axes.text(left + name_inches * inch[0], s="", **above)
             self._values[name] = self.text(

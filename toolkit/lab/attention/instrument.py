@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, INK
 from toolkit.lab.attention.cost_curves import BEHIND_WORDS, CostCurves
-from toolkit.lab.attention.measurement import Sizes, measure_pieces
+from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.attention.view import (
     CHUNK_OF_THE_KERNEL,
     DECODE,
     KEPT,
     PREFILL,
     Costs,
+    Layer,
     Machine,
     Memory,
     Point,
@@ -111,8 +112,8 @@ class CostPanel(Panel):
     )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
-        self.points: dict[Sizes, tuple[Point, ...]] = {}
-        self._all_measured: set[Sizes] = set()
+        self.points: dict[Layer, tuple[Point, ...]] = {}
+        self._all_measured: set[Layer] = set()
         self._job = Job(
             "Measure here",
             self._measure_pieces,
@@ -130,7 +131,7 @@ class CostPanel(Panel):
         self._job.run()
 
     def compute(self, *, machine: str, **state: Any) -> Costs:
-        measured = self.points.get(_sizes(state), ()) if machine == HERE else ()
+        measured = self.points.get(measured_layer(**state), ()) if machine == HERE else ()
         return costs(machine=machine_named(machine), measured=measured, **state)
 
     def plots(self, figure: Figure) -> list[Plot]:
@@ -145,21 +146,24 @@ class CostPanel(Panel):
         return [self._job]
 
     def _measure_pieces(self) -> Iterator[Progress]:
-        sizes = _sizes(self.state)
-        if sizes in self._all_measured:
+        layer = measured_layer(**self.state)
+        if layer in self._all_measured:
             yield 1, 1, "already measured with these sizes"
             return
         found: list[Point] = []
-        for done, total, what, new in measure_pieces(sizes):
+        for done, total, what, new in measure_pieces(layer):
             found += new
-            self.points[sizes] = tuple(found)
+            self.points[layer] = tuple(found)
             if done == total:  # a stopped measurement keeps its points and can be taken up again
-                self._all_measured.add(sizes)
+                self._all_measured.add(layer)
             yield done, total, what
 
 
-def _sizes(state: Any) -> Sizes:
-    return state["heads"], state["head_size"], state["window"], state["softmax"]
+def measured_layer(
+    *, heads: int, head_size: int, window: int, softmax: str, **others: Any
+) -> Layer:
+    """What a measurement depends on, of the controls of a `CostPanel`."""
+    return Layer(heads, head_size, window, softmax=softmax)
 
 
 class MemoryPanel(Panel):

@@ -57,9 +57,14 @@ class Layer:
     softmax: str = "blockwise"  # or "dense", whose prefill writes and reads every float32 score
     chunk: int = CHUNK_OF_THE_KERNEL  # tokens the gated delta net's prefill takes at once
 
+    def row(self, name: str) -> Mixer:
+        """The row of `MIXERS`, with this window where it has one."""
+        row = mixer(name)
+        return mixer(name, sliding_window=self.window) if "sliding_window" in row.options else row
+
     def cost(self, name: str, what: str, unit: str, tokens: int) -> float:
         """`"FLOP"` or `"bytes"` of a prefill or decode step, bytes kept: by its row of `MIXERS`."""
-        row = mixer_row(name, self.window)
+        row = self.row(name)
         sizes = self.sequences, tokens, self.heads, self.head_size, self.head_size
         if unit == "FLOP":
             if what == DECODE:
@@ -261,12 +266,6 @@ def decode_memory(
         described=f"{layers} layers, {layer.heads} heads of {layer.head_size}, "
         f"{layer.sequences} at once",
     )
-
-
-def mixer_row(name: str, window: int) -> Mixer:
-    """The row of `MIXERS`, with this window where it has one."""
-    row = mixer(name)
-    return mixer(name, sliding_window=window) if "sliding_window" in row.options else row
 
 
 def _short_names(mixers: tuple[str, ...]) -> dict[str, str]:

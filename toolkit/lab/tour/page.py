@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.figures import in_words
+from toolkit.lab.attention.view import DECODE, PREFILL
 from toolkit.lab.tour import figures, report
 from toolkit.language import TrainedModel, TrainingRun
 from toolkit.language.train import LOG_EVERY
@@ -23,7 +24,7 @@ class TourResults:
     trained: dict[str, TrainedModel]
     prompt: str  # the text that every model continued
     samples: dict[str, str]  # continuations
-    costs: dict[str, Any]  # what `measure_costs` returned
+    costs: list[dict[str, Any]]  # what `measure_costs` returned
     sharded: dict[str, Any]  # what `sharded_step_facts` returned
     corpus: Corpus
 
@@ -45,20 +46,16 @@ def write_tour_page(tour: TourResults, directory: Path) -> Path:
 def _lead(tour: TourResults) -> str:
     labels, costs = tour.labels, tour.costs
     losses = {name: model.evaluation_loss for name, model in tour.trained.items()}
-    best = min(losses, key=losses.__getitem__)
-    longest = max(row["context"] for row in costs["decode"])
-    softmax, delta = (
-        next(r for r in costs["decode"] if r["mixer"] == name and r["context"] == longest)
-        for name in ("full", "gdn")
-    )
-    ranking = ", ".join(
-        f"{labels[name]} {losses[name]:.3f}" for name in sorted(losses, key=losses.__getitem__)
-    )
+    ranked = sorted(losses, key=losses.__getitem__)
+    longest = max(row["tokens"] for row in costs if row["phase"] == DECODE)
+    last = (row for row in costs if row["tokens"] == longest)
+    kept = {row["mixer"]: in_words(row["kept"], "bytes") for row in last}
+    ranking = ", ".join(f"{labels[name]} {losses[name]:.3f}" for name in ranked)
     return (
-        f"After the same number of steps at matched parameters the {labels[best]} predicts the "
-        f"held-out text best (nats per byte: {ranking}). To write on after {longest:,} tokens, one "
-        f"softmax layer reads {in_words(softmax['bytes'], 'bytes')} per token, one Gated DeltaNet "
-        f"layer {in_words(delta['bytes'], 'bytes')}, whatever the context."
+        f"After the same number of steps at matched parameters the {labels[ranked[0]]} predicts "
+        f"the held-out text best (nats per byte: {ranking}). To write on after {longest:,} tokens, "
+        f"one softmax layer reads {kept['full']} per token, one Gated DeltaNet layer "
+        f"{kept['gdn']}, whatever the context."
     )
 
 
@@ -68,21 +65,15 @@ def _training_section(tour: TourResults) -> str:
     )
     rows = []
     for name, model in tour.trained.items():
-        run = tour.runs[name]
-        config, bytes_per_step = run.config, run.batch * run.sequence_length
+        run, loss = tour.runs[name], model.evaluation_loss
         usual = statistics.median(row["seconds"] for row in model.history) / LOG_EVERY
         rows.append(
             (
-                tour.labels[name],
-                config.pattern,
-                str(config.loops),
-                f"{model.parameters:,}",
-                f"{model.evaluation_loss:.3f}",
-                f"{math.exp(model.evaluation_loss):.2f}",
-                in_words(usual, "seconds"),
-                f"{bytes_per_step / usual:,.0f}",
+                tour.labels[name], run.config.pattern, str(run.config.loops),
+                f"{model.parameters:,}", f"{loss:.3f}", f"{math.exp(loss):.2f}",
+                in_words(usual, "seconds"), f"{run.batch * run.sequence_length / usual:,.0f}",
             )
-        )
+        )  # fmt: skip
     header = (
         "model", "layers", "loops", "parameters", "held-out loss", "perplexity", "step", "bytes/s",
     )  # fmt: skip
@@ -122,22 +113,16 @@ def _sample_section(tour: TourResults) -> str:
     return "".join(parts)
 
 
-def _cost_section(costs: dict[str, Any]) -> str:
+def _cost_section(costs: list[dict[str, Any]]) -> str:
     header = ("context", "softmax prefill", "GDN prefill", "softmax decode", "GDN decode")
-    contexts = sorted({row["context"] for rows in costs.values() for row in rows})
-
-    def cell(table: str, name: str, context: int) -> str:
-        for row in costs[table]:
-            if row["mixer"] == name and row["context"] == context:
-                return in_words(row["seconds"], "seconds")
-        return ""
-
+    places = [(phase, name) for phase in (PREFILL, DECODE) for name in figures.MIXER_LABELS]
+    found = {
+        (row["tokens"], row["phase"], row["mixer"]): in_words(row["seconds"], "seconds")
+        for row in costs
+    }
     rows = [
-        (
-            f"{context:,}",
-            *(cell(t, n, context) for t in ("prefill", "decode") for n in ("full", "gdn")),
-        )
-        for context in contexts
+        (f"{tokens:,}", *(found.get((tokens, *place), "") for place in places))
+        for tokens in sorted({row["tokens"] for row in costs})
     ]
     return (
         report.paragraph(
@@ -160,15 +145,12 @@ def _sharded_section(sharded: dict[str, Any]) -> str:
     header = ("layout", "collective", "runs", "result bytes", "sent per device")
     rows = [
         (
-            layout,
-            item["kind"],
-            f"{item['count']}",
-            f"{item['bytes']:,}",
+            layout, item["kind"], f"{item['count']}", f"{item['bytes']:,}",
             f"{item['bytes_sent']:,.0f}",
         )
         for layout, facts in sharded["layouts"].items()
         for item in facts["collectives"]
-    ]
+    ]  # fmt: skip
     error = max(facts["difference"] for facts in sharded["layouts"].values())
     return (
         report.paragraph(

@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.lab.tour.costs import measure_costs
+from tqdm import tqdm
+
+from toolkit.lab.attention.measurement import measure_pieces
+from toolkit.lab.attention.view import DECODE, KEPT, PREFILL, Layer
 from toolkit.lab.tour.page import TourResults, write_tour_page
 from toolkit.language import (
     TrainedModel,
@@ -31,6 +34,10 @@ from toolkit.training import Corpus, load_corpus
 PROMPT = "The statement "
 SAMPLE_LENGTH = 400
 BATCH, SEQUENCE_LENGTH = 8, 128
+
+# Of the layer whose costs are measured, in float32.
+LAYER = Layer(heads=8, head_size=64, bytes_per_number=4)
+LENGTHS = {PREFILL: (512, 1024, 2048, 4096, 8192), DECODE: (1024, 4096, 16384, 65536)}
 
 LABELS = {
     "plain": "plain softmax",
@@ -122,6 +129,23 @@ def run_tour(
     page = write_tour_page(results, directory)
     print(f"\n{time.perf_counter() - started:.0f} seconds")
     return page
+
+
+def measure_costs() -> list[dict[str, Any]]:
+    """Seconds of a prefill and of a decode step at each context, and the bytes kept (modelled).
+
+    Softmax and Gated DeltaNet, each first compared with its reference. It takes about 20 seconds on
+    two cores, most of it compilation.
+    """
+    points = []
+    places = 1 + sum(map(len, LENGTHS.values()))
+    pieces = measure_pieces(LAYER, lengths=LENGTHS, mixers=("full", "gdn"), rounds=3)
+    for _, _, _, new in tqdm(pieces, total=places, desc="costs", unit="piece"):
+        points += new
+    return [
+        dataclasses.asdict(point) | {"kept": LAYER.cost(point.mixer, KEPT, "bytes", point.tokens)}
+        for point in points
+    ]
 
 
 def _open_folder(
