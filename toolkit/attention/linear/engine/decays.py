@@ -2,11 +2,12 @@ r"""How much survives between two tokens of a chunk, without overflow and withou
 
 Between a token j that writes and a later one i that reads, the state decays by the product of the
 decays in between: e^(G_i - G_j) with running sums G of the log-decay g. One decay for all
-channels makes that a C x C matrix. With one decay per channel it has to be taken apart into a
-factor of the reader and a factor of the writer:
+channels makes that a C x C matrix, of differences without rounding: beside an abrupt gate, mild
+ones would otherwise drown in G. With one decay per channel it has to be taken apart into a
+factor of the reader and a factor of the writer, both products of e^g:
 
 * From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential per number and one matrix
-  product, as long as no channel decays by more than e^`LEAST_SUM` within the chunk.
+  product, as long as no channel decays by more than `LEAST_FACTOR` in the chunk.
 * By halves, for any decay: what the second half of a block reads in its first half passes the
   border between them, so (decay from j to the border) times (decay from the border to i), both
   at most 1. Doubling a block multiplies both by what survives its other half. A decay of zero
@@ -16,6 +17,7 @@ The first holds for nearly every chunk of a trained model; which one is needed i
 the program runs, for the chunks computed together.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._precision import precise_einsum
 
-LEAST_SUM = -64.0  # e^64 times any sensible key is far from the largest float32
+LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
 
 
 class Documents(NamedTuple):
@@ -39,8 +41,8 @@ class Documents(NamedTuple):
 class Decays(NamedTuple):
     """How much survives between places of a chunk; 0 where a document ends in between."""
 
-    g: Float[Array, "*chunks C channels"]
-    running: Float[Array, "*chunks C channels"]  # G
+    own: Float[Array, "*chunks C channels"]  # e^g
+    running: tuple[Float[Array, "*chunks C channels"], ...]  # parts of G
     since_entry: Float[Array, "*chunks C channels"]  # e^G, across documents too
     entry: Float[Array, "*chunks C channels"]  # from the incoming state to token i
     exit: Float[Array, "*chunks C channels"]  # from token j to the outgoing state
@@ -48,15 +50,62 @@ class Decays(NamedTuple):
     documents: Documents | None
 
 
+def _exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
+    """Running sums of g in two parts, whose differences lose nothing to rounding.
+
+    Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
+    """
+    coarse = jnp.round(64 * g) / 64
+    return jnp.cumsum(coarse, axis=-2), jnp.cumsum(g - coarse, axis=-2)
+
+
+def _doubled_blocks(own: Float[Array, "*chunks C channels"]) -> Iterator[tuple[Array, Array]]:
+    """Decays from a block's entry to its tokens, and from them to its exit.
+
+    As [*chunks, blocks, w, channels], for blocks of w = 1, 2, 4, ... C tokens.
+    """
+    entry = through = own[..., None, :]
+    leaving = jnp.ones_like(entry)
+    yield entry, leaving
+    while entry.shape[-3] > 1:
+        (entry, late), (early, leaving), (through, last) = (
+            (x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in (entry, leaving, through)
+        )
+        entry = jnp.concatenate([entry, late * through], axis=-2)
+        leaving = jnp.concatenate([early * last, leaving], axis=-2)
+        through = through * last
+        yield entry, leaving
+
+
+@jax.custom_jvp
+def _exponential(value: Array, exponent: Array) -> Array:
+    """e^exponent, of which the value is known better than the exponent: differentiated as that."""
+    return value
+
+
+@_exponential.defjvp
+def _exponential_jvp(primals, tangents):
+    value = _exponential(*primals)
+    return value, value * tangents[1]
+
+
 def chunk_decays(
     g: Float[Array, "*chunks C channels"], documents: Documents | None = None
 ) -> Decays:
     """Decays inside chunks of C tokens, a power of two, from their log-decays."""
+    own = jnp.exp(g)
     # Finite, so that differences are defined; e^g below the smallest normal number is zero.
-    running = jnp.cumsum(jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype)), axis=-2)
-    last = running[..., -1:, :]
-    entry = since_entry = jnp.exp(running)
-    leaving, through = jnp.exp(last - running), since_entry[..., -1:, :]
+    g = jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
+    if g.shape[-1] == 1:
+        running = _exact_sums(g)
+        since_entry = jnp.exp(sum(running))
+        leaving = jnp.exp(sum(x[..., -1:, :] - x for x in running))
+    else:
+        (total,) = running = (jnp.cumsum(g, axis=-2),)
+        *_, (since_entry, leaving) = _doubled_blocks(lax.stop_gradient(own))
+        since_entry = _exponential(since_entry[..., 0, :, :], total)
+        leaving = _exponential(leaving[..., 0, :, :], total[..., -1:, :] - total)
+    entry, through = since_entry, since_entry[..., -1:, :]
     if documents is not None:
         token, incoming = documents.token, documents.incoming[..., None]
         outgoing = token[..., -1:]
@@ -64,7 +113,7 @@ def chunk_decays(
         leaving = jnp.where((token == outgoing)[..., None], leaving, 0)
         through = jnp.where((incoming == outgoing)[..., None], through, 0)
     through = jnp.swapaxes(through, -1, -2)
-    return Decays(g, running, since_entry, entry, leaving, through, documents)
+    return Decays(own, running, since_entry, entry, leaving, through, documents)
 
 
 def decayed_scores(
@@ -76,54 +125,47 @@ def decayed_scores(
 
     P_ij = sum_c r_ic w_jc a_(j+1)c ... a_ic   for j <= i
     """
-    channels = decays.g.shape[-1]
-    if channels == 1:
-        between = decays.running - jnp.swapaxes(decays.running, -1, -2)
+    if decays.own.shape[-1] == 1:
+        between = sum(x - jnp.swapaxes(x, -1, -2) for x in decays.running)
         causal = jnp.tril(jnp.ones_like(between, dtype=bool))
         # Masked before exp: the other half would overflow.
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
         scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
         return scores * between[..., :, None, :]
-    return _channel_scores(readers, writers, decays.g, decays.running)
-
-
-def _channel_scores(readers, writers, g, running):
-    is_mild = jnp.all(running[..., -1, :] > LEAST_SUM)
-    return lax.cond(is_mild, _scores_from_entry, _scores_by_halves, readers, writers, g, running)
-
-
-@partial(jax.checkpoint, prevent_cse=False)
-def _scores_from_entry(readers, writers, g, running):
-    late, early = readers * jnp.exp(running), writers * jnp.exp(-running)[..., None, :, :]
-    causal = jnp.tril(jnp.ones((g.shape[-2],) * 2, bool))[:, None, :]
-    return jnp.where(causal, precise_einsum("...ik,...wjk->...iwj", late, early), 0)
+    (total,), since_entry = decays.running, decays.since_entry
+    is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
+    arrays = (readers, writers, decays.own, since_entry, total)
+    return lax.cond(is_mild, _scores_from_entry, _scores_by_halves, *arrays)
 
 
 @partial(jax.checkpoint, prevent_cse=False)
-def _scores_by_halves(readers, writers, g, running):
+def _scores_from_entry(readers, writers, own, since_entry, total):
+    # Finite where it is not chosen either: `vmap` computes both.
+    until = _exponential(1 / jnp.maximum(since_entry, LEAST_FACTOR), -total)
+    causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
+    scores = precise_einsum(
+        "...ik,...wjk->...iwj", readers * since_entry, writers * until[..., None, :, :]
+    )
+    return jnp.where(causal, scores, 0)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _scores_by_halves(readers, writers, own, since_entry, total):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
     blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
-    entry = jnp.exp(g)[..., None, :]  # of blocks of one token: [*chunks, blocks, w, channels]
-    leaving = jnp.ones_like(entry)
-    through = entry
-    width = 1
-    while width < size:
-        entry_first, entry_second = entry[..., 0::2, :, :], entry[..., 1::2, :, :]
-        leaving_first, leaving_second = leaving[..., 0::2, :, :], leaving[..., 1::2, :, :]
-        through_first, through_second = through[..., 0::2, :, :], through[..., 1::2, :, :]
+    for entry, leaving in _doubled_blocks(own):
+        width = entry.shape[-2]
+        if width == size:
+            break
         halves = (size // (2 * width), 2, width, key)
         late = readers.reshape(*readers.shape[:-2], *halves)[..., 1, :, :]
         early = writers.reshape(*writers.shape[:-2], *halves)[..., 0, :, :]
-        late, early = late * entry_second, early * leaving_first[..., None, :, :, :]
+        late, early = late * entry[..., 1::2, :, :], early * leaving[..., None, 0::2, :, :]
         lower = precise_einsum("...nik,...wnjk->...niwj", late, early)
         first, second = blocks[..., 0::2, :, :, :], blocks[..., 1::2, :, :, :]
         upper = jnp.concatenate([first, jnp.zeros_like(lower)], axis=-1)
         blocks = jnp.concatenate([upper, jnp.concatenate([lower, second], axis=-1)], axis=-3)
-        entry = jnp.concatenate([entry_first, entry_second * through_first], axis=-2)
-        leaving = jnp.concatenate([leaving_first * through_second, leaving_second], axis=-2)
-        through = through_first * through_second
-        width *= 2
     return blocks[..., 0, :, :, :]
 
 
