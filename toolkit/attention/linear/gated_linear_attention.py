@@ -68,7 +68,7 @@ def gated_linear_attention(
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs and
-        2 exponentials per key channel, per token and value head forward; about 2.5 times as much
+        one exponential per key channel, per token and value head forward; about 2.5 times as much
         more backward. In a chunk where a channel decays below 1e-28, scores are log2(C) products
         instead of one. Reads q, k, v and g once.
 

@@ -84,7 +84,7 @@ def rwkv7(
 
     Cost:
         With chunks of C = 16 tokens (32 beyond 4096), 2 (4 K V + 4 C K + 4 C V) FLOPs and
-        3 K exponentials per token and head forward, about 2.3 times as much more backward. Reads
+        2 K exponentials per token and head forward, about 2.3 times as much more backward. Reads
         the inputs once.
 
     Source:
