@@ -144,7 +144,7 @@ def test_the_ledger_adds_up_and_the_loss_is_that_of_the_rates_shown(settings: Se
             state, _ = task.run(state, Request("train", view.run.rates[None].astype(np.float32)))
         assert view.run.loss == pytest.approx(task.loss(state), rel=FIVE_DIGITS)
     assert view.is_over
-    assert view.ledger["left"] == 0
+    assert view.ledger["unspent"] == 0
     assert in_cell(view.run.loss) in view.sentence()
     assert ("closed form" in view.sentence()) == (settings.problem != "network")
 

@@ -38,6 +38,10 @@ class Plot:
         """A line, or markers, that moves."""
         return self.moving(self.axes.plot([], [], **look)[0])
 
+    def marks(self, colour: str, marker: str, **look: Any) -> Line2D:
+        """Markers that move."""
+        return self.line(color=colour, marker=marker, linestyle="none", **look)
+
     def text(self, x: float = 0, y: float = 0, **look: Any) -> Text:
         """Words that move."""
         return self.moving(self.axes.text(x, y, "", **look))

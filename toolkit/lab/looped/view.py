@@ -34,11 +34,6 @@ class Reading:
     seen: Trace
     log_probabilities: np.ndarray  # of every byte after each loop, [loops, time, vocabulary]
 
-    def losses(self) -> np.ndarray:
-        """Nats of each byte of the text but the first, after each loop: [loops, time - 1]."""
-        ahead = np.arange(len(self.raw) - 1)
-        return -self.log_probabilities[:, ahead, list(self.raw[1:])]
-
 
 @dataclasses.dataclass(frozen=True)
 class LoopView(View):
@@ -67,7 +62,8 @@ class LoopView(View):
     @functools.cached_property
     def losses(self) -> np.ndarray:
         """Nats of each byte but the first, [loops, time - 1]."""
-        return self.reading.losses()[: self.loops]
+        ahead = np.arange(self.count - 1)
+        return -self.reading.log_probabilities[: self.loops, ahead, [*self.raw[1:]]]
 
     @property
     def loss(self) -> np.ndarray:

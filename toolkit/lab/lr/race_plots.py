@@ -83,9 +83,7 @@ class EndPlot(RacerPlot):
         axes.spines["left"].set_visible(False)
         self._dots, self._words = {}, {}
         for row, (name, look) in enumerate((name, RACER_LOOKS[name]) for name in RACERS):
-            self._dots[name] = self.line(
-                color=look.colour, marker=look.marker, markersize=9, linestyle="none"
-            )
+            self._dots[name] = self.marks(look.colour, look.marker, markersize=9)
             self._words[name] = self.text(1, row - 0.18, fontsize=9, va="bottom", ha="right")
 
     def show(self, view: RaceView) -> None:

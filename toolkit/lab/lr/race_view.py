@@ -40,16 +40,6 @@ class RaceView(View):
     runs: dict[str, Run]  # of those that have run, in the order of `RACERS`
 
     @property
-    def is_exact(self) -> bool:
-        """Whether losses are closed forms."""
-        return problem(self.problem).is_exact
-
-    @property
-    def provenance(self) -> str:
-        """Where the losses come from."""
-        return "closed form" if self.is_exact else "measured here"
-
-    @property
     def missing(self) -> tuple[str, ...]:
         """Names of those that have not run."""
         return tuple(name for name in racers(self.problem) if name not in self.runs)
@@ -69,7 +59,9 @@ class RaceView(View):
     def curves(self) -> dict[str, list[np.ndarray]]:
         """Racer -> evaluations, rates and losses that are drawn; yours before it has run."""
         yours = [np.arange(self.steps), self.rates, np.full(self.steps, np.nan)]
-        drawn = {name: plotted(run, self.is_exact) for name, run in self.runs.items()}
+        drawn = {
+            name: plotted(run, problem(self.problem).is_exact) for name, run in self.runs.items()
+        }
         return {"yours": yours} | drawn
 
     def sentence(self) -> str:
@@ -86,10 +78,10 @@ class RaceView(View):
         if others := [n for n in others if np.isfinite(runs[n].loss)]:
             first = min(others, key=lambda n: runs[n].loss)
             words += f". Best of the others: {names[first]}, {losses[first]}"
-        return f"{words}. Losses: {self.provenance}."
+        return f"{words}. Losses: {problem(self.problem).provenance}."
 
     def footnote(self) -> str:
-        if self.is_exact:
+        if problem(self.problem).is_exact:
             return (
                 "Losses: closed form. The rates of the best were found beforehand. Tuning is not "
                 "charged, searching is."
@@ -108,7 +100,7 @@ class RaceView(View):
             "highest rate": [run.rates.max(initial=0.0) for run in runs] + missing,
             "evaluations, search": [run.searched for run in runs] + missing,
             "evaluations, training": [len(run.rates) for run in runs] + missing,
-            f"final loss, {self.provenance}": [
+            f"final loss, {problem(self.problem).provenance}": [
                 *(run.loss for run in runs), *("not run yet" for _ in missing),
             ],
             f"over {RACERS[self.reference]}": [self.ratio(name) for name in names],

@@ -46,10 +46,6 @@ class RoundPlot(Plot):
         """Move everything to a round."""
         raise NotImplementedError
 
-    def marks(self, colour: str, marker: str, **more: Any) -> Any:
-        """Markers without a line that move."""
-        return self.line(color=colour, marker=marker, linestyle="none", **more)
-
 
 class CandidatePlot(RoundPlot):
     """Loss curves of a stage's candidates, and where each is expected to end."""

@@ -6,7 +6,7 @@ never changed, so a candidate's is simply thrown away.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +39,9 @@ WRONG_LABELS = 0.1
 class QuadraticProblem:
     """Gradient descent on a noisy quadratic, in expectation; a state is the second moment."""
 
-    name: str
     quadratic: NoisyQuadratic
-    is_exact: bool = True  # losses are expectations in closed form, not measurements
+    is_exact: ClassVar = True  # losses are expectations in closed form, not measurements
+    provenance: ClassVar = "closed form"
 
     @property
     def lr_range(self) -> tuple[float, float]:
@@ -71,9 +71,9 @@ class NetworkProblem:
     is wrong, so that noise stays and the end of the schedule matters.
     """
 
-    name = "network"
     lr_range = (1e-4, 1e-1)
     is_exact = False
+    provenance = "measured here"
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -130,8 +130,8 @@ def problem(name: str) -> Problem:
         return NetworkProblem()
     if name == "quadratic 1d":
         curvature, noise, start = np.array([[0.7], [0.3], [2.0]])
-        return QuadraticProblem(name, NoisyQuadratic(curvature, noise, start))
-    return QuadraticProblem(name, NoisyQuadratic.harmonic(int(name.split()[1])))
+        return QuadraticProblem(NoisyQuadratic(curvature, noise, start))
+    return QuadraticProblem(NoisyQuadratic.harmonic(int(name.split()[1])))
 
 
 class Run(NamedTuple):

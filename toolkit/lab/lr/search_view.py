@@ -55,20 +55,10 @@ class SearchView(View):
         return self.search.request_after(self.round) is None
 
     @property
-    def provenance(self) -> str:
-        """Where the losses come from."""
-        return "closed form" if problem(self.settings.problem).is_exact else "measured here"
-
-    @property
     def ledger(self) -> dict[str, int]:
-        """Evaluations that went into what, in the end the whole budget."""
+        """Evaluations that went into what; together the budget."""
         spent = {"search": self.run.searched, "training": len(self.run.rates)}
-        return spent | {"left": self.settings.budget - sum(spent.values())}
-
-    @property
-    def depth(self) -> int:
-        """Sequential steps, if candidates asked together run together."""
-        return self.taken[-1].after.ledger.sequential_depth
+        return spent | {"unspent": self.settings.budget - sum(spent.values())}
 
     def is_new(self, one: Candidate) -> bool:
         """Whether it was tried in the round looked at."""
@@ -77,7 +67,7 @@ class SearchView(View):
     def sentence(self) -> str:
         what, value, _ = self.cells().values()
         cell = dict(zip(what, value, strict=True))
-        loss = f"The loss is {cell['loss now']} ({self.provenance})"
+        loss = f"The loss is {cell['loss now']} ({problem(self.settings.problem).provenance})"
         if self.best is not None:
             loss += f"; the best schedule ends at {cell['loss, best schedule']}"
         return (
@@ -108,13 +98,14 @@ class SearchView(View):
         return "forecast" if self.horizon else "score"
 
     def footnote(self) -> str:
+        source = problem(self.settings.problem).provenance
         return (
-            f"Losses: {self.provenance}. Known schedules: found beforehand. Red: new in this "
+            f"Losses: {source}. Known schedules: found beforehand. Red: new in this "
             "round.\nBars and bands: two standard deviations. On an edge: beyond the plot."
         )
 
     def data(self) -> Data:
-        source = self.provenance
+        source, now = problem(self.settings.problem).provenance, self.taken[-1].after.ledger
         rows: list[tuple[str, Any, str]] = []
         for one in self.candidates:
             what = f"candidate, rate {one.rate:.4g}"
@@ -124,10 +115,9 @@ class SearchView(View):
                 (what, expected, f"{self._expectation}, from its losses"),
             ]
         rows += [
-            ("evaluations, search", self.ledger["search"], "counted"),
-            ("evaluations, training", self.ledger["training"], "counted"),
-            ("evaluations, unspent", self.ledger["left"], "counted"),
-            ("sequential depth, steps", self.depth, "counted"),
+            *((f"evaluations, {what}", count, "counted") for what, count in self.ledger.items()),
+            # If candidates asked together run together.
+            ("sequential depth, steps", now.sequential_depth, "counted"),
             ("rate now", self.run.rates[-1] if len(self.run.rates) else "none yet", "kept"),
             ("loss now", self.run.loss, source),
             *([("loss, best schedule", self.best.loss, source)] if self.best else []),

@@ -35,7 +35,7 @@ class SchedulePlot(RoundPlot):
         # Neighbours meet without a seam.
         searched = PolyCollection([], facecolor="#e6eaee", linewidth=0, antialiased=False)
         self._searched = self.moving(axes.add_collection(searched))
-        self._tried = self.line(color=FAINT, marker=".", markersize=3.5, linestyle="none")
+        self._tried = self.marks(FAINT, ".", markersize=3.5)
         self._best = self.line(color=KNOWN, linewidth=1.5, linestyle=(0, (1, 1.2)))
         self._planned = self.line(color=ACCENT, linewidth=1.6, linestyle=PLAN)
         self.done = self.line(color=INK, linewidth=2.4)
@@ -98,9 +98,9 @@ class LedgerPlot(RoundPlot):
         for bar, word, (name, count) in parts:
             bar.set(x=start, width=count)
             word.set_position((start + count / 2, 0))
-            word.set_text(f"{name} {count:,}" if count > 0.17 * view.settings.budget else "")
+            word.set_text(f"{name} {count:,}" if count > 0.22 * view.settings.budget else "")
             start += count
-        self._depth.set_text(f"depth {view.depth:,} steps")
+        self._depth.set_text(f"depth {view.taken[-1].after.ledger.sequential_depth:,} steps")
 
 
 class BoughtPlot(RoundPlot):
@@ -113,7 +113,7 @@ class BoughtPlot(RoundPlot):
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         self.dots = [
-            self.line(color=colour, marker=marker, markersize=8, linestyle="none")
+            self.marks(colour, marker, markersize=8)
             for colour, marker in ((FAINT, "o"), (ACCENT, "D"), (KNOWN, "s"), (KNOWN, "*"))
         ]
         self._words = [self.text(va="center", fontsize=9) for _ in range(LOSSES)]
