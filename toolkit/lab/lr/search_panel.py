@@ -120,7 +120,7 @@ class SearchPanel(Panel):
         grid = figure.add_gridspec(
             2, 2, left=0.085, right=0.97, top=0.95, bottom=0.155, wspace=0.2, hspace=0.53
         )
-        below = grid[1, 1].subgridspec(2, 1, height_ratios=(0.5, 1), hspace=0.62)
+        below = grid[1, 1].subgridspec(2, 1, height_ratios=(0.5, 1), hspace=0.74)
         spent, losses = (figure.add_subplot(place) for place in below)
         for axes in (spent, losses):  # room for the names beside the losses
             box = axes.get_position()
