@@ -64,6 +64,7 @@ def train(
     seed: int = 0,
     layout: Literal["single", "data_parallel", "fully_sharded"] = "single",
     simulated_devices: int = 1,
+    cores: int | None = None,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -87,11 +88,17 @@ def train(
         seed: of initialisation and of the order of the data.
         layout: one device, or all of them: data parallel or fully sharded (ZeRO-3).
         simulated_devices: make the CPU show itself as so many devices, to try a layout out.
+        cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
+            as there are and divide the batch.
     """
-    from toolkit.parallel import simulate_devices
+    from toolkit.language.cores import run_cores
+    from toolkit.parallel import simulate_devices, use_cores
 
+    shared = 1
     if simulated_devices != 1:
         simulate_devices(simulated_devices)
+    elif layout == "single":
+        shared = use_cores(run_cores(directory, batch) if cores is None else cores)
     from toolkit.language import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
@@ -118,6 +125,7 @@ def train(
         learning_rate=learning_rate,
         seed=seed,
         layout=layout,
+        cores=shared,
     )
     result = train_language_model(run, directory)
     if result.stopped_by is not None:

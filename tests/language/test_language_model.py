@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
+from toolkit.language.cores import run_cores
 from toolkit.looped import LoopedConfig
-from toolkit.training import DivergedError
+from toolkit.training import CheckpointError, DivergedError
 
 LOSS_TOLERANCE = 1e-4
 TEXT = "a rose is a rose is a rose. " * 60
@@ -129,3 +130,17 @@ def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
         load_language_model(tmp_path)
     with pytest.raises(ValueError, match="prompt"):
         stream_text(None, "", 4)
+
+
+def test_cores_share_a_batch_and_belong_to_the_run(run, tmp_path):
+    shared = dataclasses.replace(run, cores=2)
+    whole = train_language_model(shared, tmp_path / "whole")
+    alone = train_language_model(run, tmp_path / "alone")
+    assert whole.evaluation_loss == pytest.approx(alone.evaluation_loss, abs=LOSS_TOLERANCE)
+    assert train_language_model(shared, tmp_path / "part", stop=lambda: True).step == 10
+    resumed = train_language_model(shared, tmp_path / "part")
+    for a, b in zip(jax.tree.leaves(whole.model), jax.tree.leaves(resumed.model), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert run_cores(tmp_path / "part", 8) == 2
+    with pytest.raises(CheckpointError, match="cores"):
+        train_language_model(run, tmp_path / "part")

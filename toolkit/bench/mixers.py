@@ -7,7 +7,6 @@ way a user calls it, and longer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import MIXERS, Mixer, mixer, retention, retention_log_decay
+from toolkit.attention import MIXERS, Mixer, mixer
 from toolkit.bench import linear_time, mixer_steps, mixers_gpu
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
 from toolkit.bench.matrix_products import matrix_flops
 from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
-from toolkit.bench.peers import over_heads, torch_contender
+from toolkit.bench.peers import plain_and_spread, torch_contender
 from toolkit.bench.transformers_forms import transformers_form
 
 TIME, HEADS = 2048, 8
@@ -81,14 +80,13 @@ def sequence_case(
     arrays = mixer_inputs(row, time, HEADS, size)
     weight = output_weight(row, arrays)
     args = (weight, *arrays) if backward else tuple(arrays)
-    spread = replace(row, function=_retention_of_device) if row.name == "retention" else row
-
-    def contender(implementation: str) -> Callable[[], Any]:
-        return over_heads(mixer_form(spread, implementation, backward=backward), args, cores)
-
-    contenders = {OURS: contender("xla")}
+    form = partial(mixer_form, row, backward=backward)
+    contenders = plain_and_spread(OURS, form(implementation=None), args, cores)
+    ours = list(contenders)[-1]
     if size <= 64:
-        contenders[SCAN] = contender("scan")
+        contenders[SCAN] = plain_and_spread(
+            SCAN, form(implementation="scan"), args, cores
+        ).popitem()[1]
     if (peer := _transformers(row, arrays, weight if backward else None, cores)) is not None:
         contenders[PEER] = peer
     if backward:
@@ -100,10 +98,10 @@ def sequence_case(
     return Case(
         name=name,
         contenders=contenders,
-        check=_check(row, args, backward, alone=len(contenders) == 1),
-        ours=OURS,
+        check=_check(row, args, backward, alone=SCAN not in contenders and PEER not in contenders),
+        ours=ours,
         targets=WANTED if backward else {},
-        note=f"{how}: {flops / 1e9:.2f} GFLOP; our heads on {cores} host devices, torch on "
+        note=f"{how}: {flops / 1e9:.2f} GFLOP; the token scan after use_cores(), torch on "
         f"{cores} threads",
         yardstick=matmul_yardstick(flops, SIZES.get(size)),
     )
@@ -127,11 +125,8 @@ def _gated_delta_net_case(
     weight = output_weight(row, arrays)
     args = (weight, *arrays) if backward else tuple(arrays)
     chunked, scan = (mixer_form(row, form, backward=backward) for form in ("xla", "scan"))
-    best = OURS
-    contenders = {OURS: bound(jax.jit(chunked), args)}
-    if cores > 1:
-        best = f"{OURS}, heads on devices"
-        contenders[best] = over_heads(chunked, args, cores)
+    contenders = plain_and_spread(OURS, chunked, args, cores)
+    best = list(contenders)[-1]
     if not (backward and time > MOST_SCANNED):
         contenders[SCAN] = bound(jax.jit(scan), args)
     if (peer := _transformers(row, arrays, weight if backward else None, cores)) is not None:
@@ -171,14 +166,6 @@ def matmul_yardstick(flops: float, least: float | None) -> Yardstick:
         unit="FLOP",
         least=least,
     )
-
-
-def _retention_of_device(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
-    """Retention numbers its heads: a device that holds some of them says which."""
-    heads = arrays[0].shape[2]
-    first = jax.lax.axis_index("heads") * heads
-    log_decay = jax.lax.dynamic_slice_in_dim(retention_log_decay(HEADS), first, heads)
-    return retention(*arrays, log_decay=log_decay, **options)
 
 
 def _check(

@@ -16,6 +16,7 @@ from toolkit.bench.harness import FRACTION
 from toolkit.bench.mixers import MATMUL, OURS, SIZES, WANTED
 from toolkit.bench.mixers_gpu import LEAST_RATIO
 from toolkit.bench.mixers_gpu import PEER as FLA
+from toolkit.bench.peers import AFTER
 from toolkit.figures import INK, look, new_figure, style
 from toolkit.measure import Record
 
@@ -58,7 +59,7 @@ def mixer_figure_data(records: Iterable[Record]) -> MixerFigureData:
     yardstick = MATMUL
     for case, values in seconds.items():
         mixer, direction, size = _NAME.findall(case)[0]
-        ours = values.get(OURS, values.get("toolkit", 0.0))
+        ours = values.get(OURS + AFTER, values.get(OURS, values.get("toolkit", 0.0)))
         for contender in LINES.keys() & values.keys():
             if direction == "forward+backward":
                 _keep_least(ratios.setdefault(contender, {}), mixer, values[contender] / ours)

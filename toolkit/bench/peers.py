@@ -1,4 +1,4 @@
-"""The contenders from outside: torch and transformers, when the `oracle` extra is installed."""
+"""Contenders: ours as a user calls it, and torch's, when the `oracle` extra is installed."""
 
 import importlib.util
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from toolkit.parallel import make_mesh
+from toolkit.bench.harness import bound
+from toolkit.parallel import use_cores
 
 
 def has_torch() -> bool:
@@ -18,19 +17,22 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def over_heads(
-    function: Callable[..., Any], args: tuple[jax.Array, ...], devices: int
-) -> Callable[[], Any]:
-    """Run `function` with axis 2, the heads, spread over host devices.
+AFTER = ", after use_cores()"
 
-    XLA's CPU backend runs the body of a scan on one core; heads are independent, so a device a
-    core puts all of them to work. Every argument and result must have its heads on axis 2.
-    """
-    mesh = make_mesh({"heads": devices}, devices=jax.devices()[:devices])
-    spec = P(None, None, "heads")
-    sharded = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec))
-    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x in args]
-    return lambda: sharded(*placed)
+
+def plain_and_spread(
+    name: str, form: Callable[..., Any], args: tuple[jax.Array, ...], cores: int
+) -> dict[str, Callable[[], Any]]:
+    """The plain jitted call without any set-up, and, on several cores, after the one line."""
+    contenders = {}
+    for label, count in {name: 1, name + AFTER: cores}.items():
+        if count > 1 or label == name:
+            use_cores(count)
+            # A function of its own, or jax would take the program it has; compiled here and now.
+            contenders[label] = bound(jax.jit(lambda *args: form(*args)), args)
+            jax.block_until_ready(contenders[label]())
+    use_cores(1)
+    return contenders
 
 
 def torch_contender(

@@ -9,7 +9,7 @@ import numpy as np
 from toolkit.attention import mixer, softmax_attention
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, bound, weighted_gradient
-from toolkit.bench.peers import over_heads, torch_sdpa
+from toolkit.bench.peers import plain_and_spread, torch_sdpa
 from toolkit.measure import program_cost
 
 FORWARD_TOLERANCE = 1e-4
@@ -42,11 +42,10 @@ def cases(cores: int) -> Iterator[Case]:
                 )
                 contenders[name] = bound(compiled, args)
                 memory.append(f"{name} {program_cost(compiled).temp_bytes / 2**20:.0f} MiB")
-            ours = "toolkit, blockwise"
-            if cores > 1:
-                ours = "toolkit, blockwise, heads on devices"
-                form = weighted_gradient(blockwise, 3) if backward else blockwise
-                contenders[ours] = over_heads(form, args, cores)
+            form = weighted_gradient(blockwise, 3) if backward else blockwise
+            spread = plain_and_spread("toolkit, blockwise", form, args, cores)
+            ours = list(spread)[-1]
+            contenders = spread | contenders
             peer = torch_sdpa(
                 [np.asarray(x) for x in (q, k, v)], np.asarray(weight) if backward else None, cores
             )

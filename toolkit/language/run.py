@@ -28,6 +28,8 @@ class TrainingRun:
         seed: of initialisation and of the order of the data.
         layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
             devices; the batch must be a multiple of their number.
+        cores: cores of a CPU that share every batch under layout "single", after
+            `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
 
     Example:
         >>> from toolkit.looped import LoopedConfig
@@ -45,12 +47,13 @@ class TrainingRun:
     weight_decay: float = 0.1
     seed: int = 0
     layout: str = "single"
+    cores: int = 1
 
     def __post_init__(self):
         check_fields(self)
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
-        for name in ("steps", "batch", "sequence_length"):
+        for name in ("steps", "batch", "sequence_length", "cores"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
         rate = self.learning_rate

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -144,8 +145,12 @@ def train_language_model(
     else:
         step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
         result = fit(state, step, tokens, options, **kept)
+    params = result.state.params
+    if run.layout == "single" and run.cores > 1:
+        # On no device in particular: what is written with it next needs one core, or all of them.
+        params = jax.tree.map(jnp.asarray, jax.device_get(params))
     return TrainedModel(
-        model=nnx.merge(graph, result.state.params),
+        model=nnx.merge(graph, params),
         step=int(result.state.step),
         parameters=parameter_count(run.config),
         history=result.history,
@@ -156,13 +161,15 @@ def train_language_model(
 def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
     """A fresh model's parameters, laid out on the devices as the run says."""
     graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
-    if run.layout == "single":
+    if run.layout == "single" and run.cores == 1:
         return graph, params, None
-    devices = len(jax.devices())
-    if run.batch % devices:
-        raise ValueError(f"batch: got {run.batch}, wanted a multiple of the {devices} devices")
-    strategy = data_parallel if run.layout == "data_parallel" else fully_sharded
-    layout = strategy(params, make_mesh({"data": devices}))
+    devices = jax.devices() if run.layout != "single" else jax.devices()[: run.cores]
+    if run.layout == "single" and len(devices) < run.cores:
+        raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
+    if run.batch % len(devices):
+        raise ValueError(f"batch: got {run.batch}, wanted a multiple of {len(devices)} devices")
+    strategy = fully_sharded if run.layout == "fully_sharded" else data_parallel
+    layout = strategy(params, make_mesh({"data": len(devices)}, devices=devices))
     return graph, layout.apply(params), layout
 
 

@@ -2,6 +2,7 @@
 
 `pjit`, the name many know this by, is `jax.jit` with shardings today; nothing here needs more.
 
+* `use_cores`: the token mixers put all cores of a CPU to work
 * `simulate_devices`: the CPU shows itself as many devices
 * `make_mesh`: a grid of devices with named axes, its axis type said
 * `Layout`: path -> (PartitionSpec, reason): printed, edited, checked, applied
@@ -12,7 +13,7 @@
 * `sharded_train_step`: the same step with its communication written down
 """
 
-from toolkit.parallel.devices import simulate_devices
+from toolkit.parallel.devices import simulate_devices, use_cores
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
@@ -27,4 +28,5 @@ __all__ = [
     "partitioned_train_step",
     "sharded_train_step",
     "simulate_devices",
+    "use_cores",
 ]

@@ -1,10 +1,49 @@
 """Several devices where there is one: the CPU shows itself to jax as many.
 
 Simulated devices run the same programs and the same collectives as real ones, on shares of one
-processor. What they compute, communicate and hold is exact; how long they take means nothing.
+processor. What they compute, communicate and hold is exact; how long they take means nothing,
+unless each has a core to itself.
 """
 
 import jax
+
+from toolkit.attention._cores import set_cores
+from toolkit.measure import available_cores
+
+
+def use_cores(count: int | None = None) -> int:
+    """Puts the cores of a CPU to work on the token mixers. Call it before anything else.
+
+    XLA's CPU backend spreads large products over cores, but walks through a scan, which is what a
+    mixer is, on one. After this call every core is a jax device, and a call of a mixer divides its
+    sequences among them, or else its heads, if their number allows it; inside and outside
+    `jax.jit`, value and gradient. Programs that lay out their arrays themselves (under
+    `jax.set_mesh` or in `jax.shard_map`) stay as they are, and so does everything on a GPU or TPU.
+
+    Args:
+        count: cores to use; None for all physical ones that this process may use, 1 for a mixer on
+            one core again.
+
+    Returns:
+        The number of cores that mixers now use: 1 where jax's default device is no CPU.
+
+    Raises:
+        ValueError: count < 1.
+        RuntimeError: jax has already started with fewer devices.
+
+    Cost:
+        Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
+        that were put on one device by name (`jax.device_put(x, device)`) cannot be: jax refuses.
+
+    Example:
+        >>> use_cores() >= 1
+        True
+    """
+    count = available_cores() if count is None else count
+    _show_cpu_as(count, "use_cores")
+    is_cpu = jax.default_backend() == "cpu"
+    set_cores(jax.local_devices()[:count] if is_cpu else None)
+    return count if is_cpu else 1
 
 
 def simulate_devices(count: int) -> None:
@@ -25,6 +64,12 @@ def simulate_devices(count: int) -> None:
         >>> len(jax.devices())
         8
     """
+    if _show_cpu_as(count, "simulate_devices", is_exact=True):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _show_cpu_as(count: int, caller: str, *, is_exact: bool = False) -> bool:
+    """Sets the number of CPU devices; False if jax runs already, with as many (or more)."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count={count!r}: want an integer of at least 1")
     try:
@@ -32,11 +77,11 @@ def simulate_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         devices = jax.devices()
-        if len(devices) == count:
-            return
+        if len(devices) == count or (len(devices) > count and not is_exact):
+            return False
         raise RuntimeError(
-            f"simulate_devices({count}) came too late: jax already runs with {len(devices)} "
+            f"{caller}({count}) came too late: jax already runs with {len(devices)} "
             f"{devices[0].platform} device(s). Call it right after the imports, before the first "
             "array (in a notebook: restart the kernel and run this cell first)."
         ) from error
-    jax.config.update("jax_platforms", "cpu")
+    return True

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._checks import check_choice
+from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator, precise_einsum
 from toolkit.attention._shapes import (
     Key,
@@ -95,18 +96,23 @@ def run(
     is_power = isinstance(chunk, Integral) and chunk >= 16 and not chunk & (chunk - 1)
     if chunk is not None and not is_power:
         raise ValueError(f"chunk must be a power of two and at least 16; got {chunk}.")
-    return _run(rule, tokens, initial_state, segment_ids, implementation, chunk)
+    return _run(rule, implementation, chunk, free_cores(), tokens, initial_state, segment_ids)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnames=("rule", "implementation", "chunk"))
-def _run(
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(rule, implementation, chunk, cores, *arrays) -> Outputs:
+    share = partial(_run_share, rule, implementation, chunk)
+    return over_cores(cores, share, arrays, heads=(2, 1, None), heads_out=(2, 1))
+
+
+def _run_share(
     rule: Rule,
+    implementation: str | None,
+    chunk: int | None,
     tokens: Tokens,
     initial_state: State | None,
     segment_ids: SegmentIds | None,
-    implementation: str | None,
-    chunk: int | None,
 ) -> Outputs:
     _, k, v, *_ = tokens.arrays
     key, value = k.shape[-1], v.shape[-1]
