@@ -28,7 +28,9 @@ def tour(
         text: a file or folder to train on instead of the language manual (repeatable).
     """
     from toolkit.lab import run_tour
+    from toolkit.parallel import use_cores
 
+    use_cores()
     page = run_tour(directory, steps=steps, text=text, fresh=fresh)
     print(f"\nThe tour is written: {page}")
     print("Open it in a browser. Go on with:  toolkit lab")

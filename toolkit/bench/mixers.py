@@ -84,9 +84,8 @@ def sequence_case(
     contenders = plain_and_spread(OURS, form(implementation=None), args, cores)
     ours = list(contenders)[-1]
     if size <= 64:
-        contenders[SCAN] = plain_and_spread(
-            SCAN, form(implementation="scan"), args, cores
-        ).popitem()[1]
+        scan = plain_and_spread(SCAN, form(implementation="scan"), args, cores)
+        contenders[SCAN] = scan.popitem()[1]
     if (peer := _transformers(row, arrays, weight if backward else None, cores)) is not None:
         contenders[PEER] = peer
     if backward:
