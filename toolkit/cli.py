@@ -28,10 +28,12 @@ def tour(
         text: a file or folder to train on instead of the language manual (repeatable).
     """
     from toolkit.lab import run_tour
+    from toolkit.lab.tour.tour import BATCH
+    from toolkit.language.cores import run_cores
     from toolkit.parallel import use_cores
 
-    use_cores()
-    page = run_tour(directory, steps=steps, text=text, fresh=fresh)
+    cores = use_cores(run_cores(directory / "plain", BATCH))
+    page = run_tour(directory, steps=steps, text=text, fresh=fresh, cores=cores)
     print(f"\nThe tour is written: {page}")
     print("Open it in a browser. Go on with:  toolkit lab")
 

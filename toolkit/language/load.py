@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.language.run import TrainingRun, make_optimizer
@@ -62,8 +60,7 @@ def load_language_model(directory: Path) -> LoopedLM:
         raise FileNotFoundError(
             f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
         )
-    # Committed to no device, so that it may run on all cores (`toolkit.parallel.use_cores`).
-    return nnx.merge(graph, jax.tree.map(jnp.asarray, jax.device_get(restored[0].params)))
+    return nnx.merge(graph, restored[0].params)
 
 
 def _check_size(config: LoopedConfig, described: Path) -> None:

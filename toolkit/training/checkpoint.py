@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from toolkit.training.identity import (
     as_json,
@@ -163,7 +164,8 @@ class Checkpoints:
         none is left that is an error, so that no run silently starts again or continues another.
 
         Args:
-            template: a state of this run; the result has its structure, dtypes and shardings.
+            template: a state of this run; the result has its structure, dtypes and shardings, and
+                is bound to no device (uncommitted) where it is not.
             expected: metadata that must agree with the checkpoint's, key by key.
 
         Returns:
@@ -267,7 +269,7 @@ class Checkpoints:
         found = checksums(restored.state)
         if changed := [name for name in named if found[name] != saved.get(name)]:
             raise _Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
-        leaves = [restored.state[name] for name in named]
+        leaves = [_bound_as(like, restored.state[name]) for name, like in named.items()]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def _set_aside(self, newer_than: int) -> None:
@@ -306,6 +308,12 @@ class Checkpoints:
 
 class _Refused(Exception):
     """This checkpoint cannot be used; an older one may be."""
+
+
+def _bound_as(like, array):
+    """What orbax puts on a device could not join arrays on several; the template's perhaps can."""
+    is_bound = getattr(like, "committed", True)
+    return array if is_bound else jnp.array(jax.device_get(array))
 
 
 def _require_same_run(

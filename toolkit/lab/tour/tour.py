@@ -63,7 +63,12 @@ def contenders() -> dict[str, LoopedConfig]:
 
 
 def run_tour(
-    directory: Path, *, steps: int = 160, text: Sequence[Path] = (), fresh: bool = False
+    directory: Path,
+    *,
+    steps: int = 160,
+    text: Sequence[Path] = (),
+    fresh: bool = False,
+    cores: int = 1,
 ) -> Path:
     """The whole story on this machine.
 
@@ -72,6 +77,7 @@ def run_tour(
         steps: training steps of each model.
         text: files and folders to train on; none means the language manual's prose.
         fresh: throw away what an earlier tour left in `directory`.
+        cores: cores that share every batch, after `toolkit.parallel.use_cores`.
 
     Returns:
         The path of `index.html`.
@@ -94,7 +100,9 @@ def run_tour(
     source = tuple(str(path) for path in text) or "prose"
     corpus = load_corpus(source)
     runs = {
-        name: TrainingRun(config, source, steps=steps, batch=BATCH, sequence_length=SEQUENCE_LENGTH)
+        name: TrainingRun(
+            config, source, steps=steps, batch=BATCH, sequence_length=SEQUENCE_LENGTH, cores=cores
+        )
         for name, config in contenders().items()
     }
     _open_folder(directory, runs, corpus, fresh)
