@@ -6,19 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def assert_both_are_shown(kind: type, one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Numbers and picture follow a control there and back; the picture fits a saved output."""
-    panel = kind(**one)
-    words, table, png = panel.view.sentence(), panel.view.table(), panel.png
-    panel.change(**other)
-    assert (panel.view.sentence(), panel.view.table()) != (words, table)
-    assert panel.png != png
-    assert panel._image.value == panel.png
-    assert len(panel.png) < 140_000  # as base64 below the 200 kB a saved output may have
-    panel.change(**one)
-    assert panel.png == png
-
-
 def quickest_update(panel: Any, control: str, values: Iterable[Any], moves: int = 12) -> float:
     """Seconds of the quickest of some moves of a slider, over and over through the values.
 

@@ -43,29 +43,24 @@ if TYPE_CHECKING:
     from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
-    "Choice": "toolkit.lab.kit.controls",
-    "CostPanel": "toolkit.lab.attention.instrument",
-    "LoopPanel": "toolkit.lab.looped.panel",
-    "LoopStatePanel": "toolkit.lab.looped.state_panel",
-    "MemoryPanel": "toolkit.lab.attention.instrument",
-    "MixerCostPanel": "toolkit.lab.mixers.cost_panel",
-    "MixerPanel": "toolkit.lab.mixers.panel",
-    "NotebookRun": "toolkit.lab.notebooks.execute",
-    "Number": "toolkit.lab.kit.controls",
-    "Panel": "toolkit.lab.kit.panel",
-    "RacePanel": "toolkit.lab.lr.race_panel",
-    "ReadingPanel": "toolkit.lab.attention.reading_panel",
-    "SearchPanel": "toolkit.lab.lr.search_panel",
-    "TrainedModel": "toolkit.language",
-    "TrainingRun": "toolkit.language",
-    "Words": "toolkit.lab.kit.controls",
-    "export_language_model": "toolkit.language",
-    "load_language_model": "toolkit.language",
-    "run_notebook": "toolkit.lab.notebooks.execute",
-    "run_tour": "toolkit.lab.tour.tour",
-    "stream_text": "toolkit.language",
-    "train_language_model": "toolkit.language",
-}
+    "lab.attention.instrument": ("CostPanel", "MemoryPanel"),
+    "lab.attention.reading_panel": ("ReadingPanel",),
+    "lab.kit.controls": ("Choice", "Number", "Words"),
+    "lab.kit.panel": ("Panel",),
+    "lab.looped.panel": ("LoopPanel",),
+    "lab.looped.state_panel": ("LoopStatePanel",),
+    "lab.lr.race_panel": ("RacePanel",),
+    "lab.lr.search_panel": ("SearchPanel",),
+    "lab.mixers.cost_panel": ("MixerCostPanel",),
+    "lab.mixers.panel": ("MixerPanel",),
+    "lab.notebooks.execute": ("NotebookRun", "run_notebook"),
+    "lab.tour.tour": ("run_tour",),
+    "language": (
+        "TrainedModel", "TrainingRun", "export_language_model", "load_language_model",
+        "stream_text", "train_language_model",
+    ),
+}  # fmt: skip
+_HOME_OF = {name: f"toolkit.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Choice",
@@ -88,8 +83,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module 'toolkit.lab' has no attribute {name!r}")
 
 

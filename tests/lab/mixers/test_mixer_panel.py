@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from panel_moves import assert_both_are_shown, quickest_update
 
 pytest.importorskip("ipywidgets")
 
@@ -17,48 +16,7 @@ from toolkit.lab.mixers.panel import MixerPanel
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
 
-MAX_WARM_SECONDS = 0.1
 EVERY = list(recurrent_mixers())
-
-MOVES = [
-    (MixerPanel, {"left": "linear"}, {"left": "gla"}),
-    (MixerPanel, {"right": "mamba2"}, {"right": "hgrn2"}),
-    (MixerPanel, {"text": "one two one"}, {"text": "three four five six"}),
-    (MixerPanel, {"token": 3}, {"token": 9}),
-    (MixerPanel, {"head": 0}, {"head": 3}),
-    (MixerPanel, {"decay_strength": 0.5}, {"decay_strength": 2.0}),
-    (MixerPanel, {"write_strength": 0.2}, {"write_strength": 1.5}),
-    (MixerPanel, {"seed": 0}, {"seed": 1}),
-    (MixerCostPanel, {"left": "linear"}, {"left": "gla"}),
-    (MixerCostPanel, {"context_length": 1000}, {"context_length": 200_000}),
-    (MixerCostPanel, {"heads": 2}, {"heads": 40}),
-    (MixerCostPanel, {"head_size": 32}, {"head_size": 256}),
-    (MixerCostPanel, {"bytes_per_number": 4}, {"bytes_per_number": 1}),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "one", "other"), MOVES, ids=lambda x: x.__name__ if isinstance(x, type) else str(x)
-)
-def test_every_control_changes_the_numbers_and_the_picture(kind, one: dict, other: dict) -> None:
-    assert_both_are_shown(kind, one, other)
-
-
-@pytest.mark.parametrize(
-    ("kind", "control", "values"),
-    [
-        (MixerPanel, "token", [3, 4, 5, 6, 7, 8]),
-        (MixerPanel, "head", [0, 1, 2, 3]),
-        (MixerPanel, "decay_strength", np.linspace(0, 4, 12)),
-        (MixerPanel, "write_strength", np.linspace(0, 2, 12)),
-        (MixerPanel, "seed", range(1, 13)),
-        (MixerCostPanel, "context_length", [256, 1024, 4096, 16384, 65536, 262144]),
-        (MixerCostPanel, "heads", range(1, 13)),
-    ],
-)
-@pytest.mark.timed
-def test_a_warm_update_is_quick(kind, control: str, values) -> None:
-    assert quickest_update(kind(), control, values) < MAX_WARM_SECONDS
 
 
 @pytest.mark.parametrize("name", EVERY)

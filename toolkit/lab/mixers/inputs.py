@@ -10,7 +10,6 @@ queries, keys, values and rates, so what differs between two of them is their ru
 import functools
 import inspect
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ VALUE_SIZE = 16
 CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
+_KNOWN = ("q", "k", "v", "g", "dt", "removal_key")
 _SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE}
 
 
@@ -81,7 +81,8 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
     made: dict[str, np.ndarray] = {}
     for one in row.inputs:
         makers = corrections if "steps" in one.axes else corrections[:1]
-        arrays = [_MAKERS.get(one.name, _gate)(maker, one) for maker in makers]
+        method = one.name if one.name in _KNOWN else "gate"
+        arrays = [getattr(maker, method)(one) for maker in makers]
         made[one.name] = np.stack(arrays, axis=2) if "steps" in one.axes else arrays[0]
     constants = {}
     log_decay = np.zeros((MAX_TOKENS, HEADS))
@@ -96,14 +97,14 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
     return Inputs(arrays, constants, log_decay)
 
 
+@dataclass(frozen=True)
 class _Maker:
-    """Projections of the features, and the row whose inputs are wanted."""
+    """Makes the inputs of a row from the features: one method per name of `_KNOWN`."""
 
-    def __init__(
-        self, row: Mixer, features: np.ndarray, settings: Settings, correction: int
-    ) -> None:
-        self.row, self.features, self.settings = row, features, settings
-        self.correction = correction
+    mixer: Mixer
+    features: np.ndarray
+    settings: Settings
+    correction: int
 
     def project(self, name: str, *axes: int) -> np.ndarray:
         """Features times a fixed random matrix: [MAX_TOKENS, *axes], entries of unit variance."""
@@ -115,74 +116,56 @@ class _Maker:
         """Of a gate: one per number it has."""
         return self.project(one.name, *(_SIZES[axis] for axis in one.axes if axis in _SIZES))
 
-    def channels(self) -> tuple[int, ...]:
-        """`(KEY_SIZE,)` if every channel decays on its own."""
-        return (KEY_SIZE,) if "key" in self.row.input("g").axes else ()
+    def q(self, one: Input) -> np.ndarray:
+        return _unit(self.project("k", HEADS, KEY_SIZE) + self.project("q", HEADS, KEY_SIZE))
 
-    def steps(self) -> np.ndarray:
-        """Time steps dt: softplus of the logit and a bias that spreads them over 0.001 to 0.1."""
-        channels = self.channels()
+    def removal_key(self, one: Input) -> np.ndarray:
+        return _unit(self.project("k", HEADS, KEY_SIZE))
+
+    def k(self, one: Input) -> np.ndarray:
+        keys = self.removal_key(one)
+        # RWKV-7 writes its key as strongly as it removes the old one.
+        has_rate = "rate" in self.mixer.names
+        return keys * self.gate(self.mixer.input("rate")) if has_rate else keys
+
+    def v(self, one: Input) -> np.ndarray:
+        return self.project("v", HEADS, VALUE_SIZE) / np.sqrt(VALUE_SIZE)
+
+    def dt(self, one: Input) -> np.ndarray:
+        """Time steps: softplus of the logit and a bias that spreads them over 0.001 to 0.1."""
+        channels = self._channels()
         place = _uniform("dt", self.settings.seed, (HEADS, *channels))
         # One head in each quarter of the range, head 0 the quickest to forget.
         heads = np.arange(HEADS).reshape(HEADS, *(1 for _ in channels))
-        log_step = np.log(0.1) + (heads + place) / HEADS * np.log(1e-3 / 0.1)
-        step = np.exp(log_step)
+        step = np.exp(np.log(0.1) + (heads + place) / HEADS * np.log(1e-3 / 0.1))
         bias = step + np.log(-np.expm1(-step))
-        return _softplus(self.project("g", HEADS, *channels) + bias)
+        return np.logaddexp(0, self.project("g", HEADS, *channels) + bias)
 
-    def rates(self) -> np.ndarray:
-        """A, uniform between 1 and 16, one per head."""
-        rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
-        return rates[:, None] if self.channels() else rates
+    def g(self, one: Input) -> np.ndarray:
+        """The log-decay of the paper whose gates these are, told by what else the mixer takes."""
+        row, strength, channels = self.mixer, self.settings.decay_strength, self._channels()
+        if np.isfinite(one.values.low):  # RWKV-7: from slow to quick channels
+            slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
+            return strength * one.values.low * _sigmoid(self.logit(one) + slowness)
+        if row.gates != ("g",) or not channels:  # Mamba-2, Gated DeltaNet, Kimi
+            # A, uniform between 1 and 16, one per head.
+            rates = 1 + 15 * _uniform("A", self.settings.seed, (HEADS,))
+            return -strength * (rates[:, None] if channels else rates) * self.dt(one)
+        divisor = _GLA_TEMPERATURE if "k" in row.names else 1.0  # HGRN2 makes its keys of g
+        return -strength * np.logaddexp(0, -self.logit(one)) / divisor
 
+    def gate(self, one: Input) -> np.ndarray:
+        """Strengths and rates start at the write strength, any other input where its row says."""
+        logit, high = self.logit(one), one.values.high
+        if one.values.low != 0:
+            return one.values.of(logit)
+        part = min(self.settings.write_strength / high, 1.0)
+        with np.errstate(divide="ignore"):  # at 0 and 1 the gate is closed and open for good
+            return high * _sigmoid(logit + float(np.log(part) - np.log1p(-part)))
 
-def _queries(made: _Maker, one: Input) -> np.ndarray:
-    shared = made.project("k", HEADS, KEY_SIZE) + made.project("q", HEADS, KEY_SIZE)
-    return _unit(shared)
-
-
-def _unit_keys(made: _Maker, one: Input) -> np.ndarray:
-    return _unit(made.project("k", HEADS, KEY_SIZE))
-
-
-def _keys(made: _Maker, one: Input) -> np.ndarray:
-    keys = _unit_keys(made, one)
-    # RWKV-7 writes its key as strongly as it removes the old one.
-    return keys * _gate(made, made.row.input("rate")) if "rate" in made.row.names else keys
-
-
-def _values(made: _Maker, one: Input) -> np.ndarray:
-    return made.project("v", HEADS, VALUE_SIZE) / np.sqrt(VALUE_SIZE)
-
-
-def _log_decay(made: _Maker, one: Input) -> np.ndarray:
-    """Of the paper whose gates these are, told by what else the mixer takes."""
-    row, strength = made.row, made.settings.decay_strength
-    if np.isfinite(one.values.low):  # RWKV-7: from slow to quick channels
-        slowness = -6.5 + 5 * (np.arange(KEY_SIZE) / (KEY_SIZE - 1)) ** 0.85
-        return strength * one.values.low * _sigmoid(made.logit(one) + slowness)
-    if row.gates != ("g",) or not made.channels():  # Mamba-2, Gated DeltaNet, Kimi
-        return -strength * made.rates() * made.steps()
-    divisor = _GLA_TEMPERATURE if "k" in row.names else 1.0  # HGRN2 makes its keys of g
-    return -strength * _softplus(-made.logit(one)) / divisor
-
-
-def _gate(made: _Maker, one: Input) -> np.ndarray:
-    """Strengths and rates start at the write strength, any other input where its row says."""
-    logit, high = made.logit(one), one.values.high
-    if one.values.low != 0:
-        return one.values.of(logit)
-    return high * _sigmoid(logit + _logit(min(made.settings.write_strength / high, 1.0)))
-
-
-_MAKERS: dict[str, Callable[[_Maker, Input], np.ndarray]] = {
-    "q": _queries,
-    "k": _keys,
-    "v": _values,
-    "g": _log_decay,
-    "dt": lambda made, one: made.steps(),
-    "removal_key": _unit_keys,
-}
+    def _channels(self) -> tuple[int, ...]:
+        """`(KEY_SIZE,)` if every channel decays on its own."""
+        return (KEY_SIZE,) if "key" in self.mixer.input("g").axes else ()
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:
@@ -205,13 +188,3 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 def _sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
-
-
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.logaddexp(0, x)
-
-
-def _logit(probability: float) -> float:
-    """Infinite at 0 and 1, where the sigmoid closes and opens the gate for good."""
-    with np.errstate(divide="ignore"):
-        return float(np.log(probability) - np.log1p(-probability))

@@ -7,6 +7,7 @@ or anything else that differs from run to run. The tests run notebooks with the 
 """
 
 import argparse
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -103,21 +104,18 @@ def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     Widget state and widget views go (the still picture beside them stays), and so do execution
     counts, cell timings and the kernel's version.
     """
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        }
+        {"kernelspec": kernel, "language_info": {"name": "python"}}
     )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        if cell.cell_type != "code":
-            continue
-        cell.execution_count = None
-        for output in cell.outputs:
-            if "execution_count" in output:
-                output.execution_count = None
-            output.get("data", {}).pop(WIDGET_VIEW, None)
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = None
+                output.get("data", {}).pop(WIDGET_VIEW, None)
     return notebook
 
 
@@ -130,8 +128,7 @@ class _PeakMemory:
     """Largest resident set of a process while the block runs."""
 
     def __init__(self, process: psutil.Process) -> None:
-        self.peak_bytes = 0
-        self._process = process
+        self.peak_bytes, self._process = 0, process
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -144,13 +141,11 @@ class _PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        is_over = False
-        while not is_over:
-            try:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while True:
                 self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
-            except psutil.NoSuchProcess:
-                return
-            is_over = self._is_over.wait(0.1)
+                if self._is_over.wait(0.1):
+                    return
 
 
 def _complaints(notebook: nbformat.NotebookNode) -> list[str]:
@@ -168,17 +163,16 @@ def main() -> int:
     """The command line: run each notebook given and write it back if nothing complained."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("notebooks", nargs="+", type=Path)
-    failed = 0
+    failed = False
     for path in parser.parse_args().notebooks:
         run = run_notebook(path)
         print(f"{path}: {run.seconds:.1f} s, {run.peak_memory_bytes / 1e6:.0f} MB")
         for complaint in run.complaints:
             print(f"  {complaint}")
-        if run.complaints:
-            failed = 1
-        else:
+        failed |= bool(run.complaints)
+        if not run.complaints:
             save(run.notebook, path)
-    return failed
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,8 @@ def _merged(found: list[Any]) -> list[dict[str, Any]]:
     """One row per kind: runs, result bytes and bytes sent over the whole step."""
     rows: dict[str, dict[str, Any]] = {}
     for item in found:
-        row = rows.setdefault(
-            item.kind, {"kind": item.kind, "count": 0, "bytes": 0, "bytes_sent": 0.0}
-        )
+        nothing = {"kind": item.kind, "count": 0, "bytes": 0, "bytes_sent": 0.0}
+        row = rows.setdefault(item.kind, nothing)
         row["count"] += item.count
         row["bytes"] += item.bytes * item.count
         row["bytes_sent"] += item.total_bytes_sent
