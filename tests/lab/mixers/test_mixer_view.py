@@ -172,7 +172,7 @@ def test_words_table_and_data_tell_the_same_numbers() -> None:
     assert "Measured here" in view.sentence()
     assert len(table.rows) == len(data["word"]) == 10
     column = table.columns.index("left: share")
-    shares = data["left: share (share)"]
+    shares = data["left: share"]
     np.testing.assert_array_equal(shares, view.left.share(3, 1))
-    assert [row[column] for row in table.rows] == [in_words(share, "share") for share in shares]
+    assert [row[column] for row in table.rows] == [in_words(share) for share in shares]
     assert f"the {view.left.distance(3, 1)} token" in view.sentence()

@@ -63,8 +63,8 @@ class ReadingPanel(Panel):
         return [
             WeightMap(weights),
             StateMap(state),
-            BarPlot(weight, "softmax weight (share)", "full", "weight in\nmarked row"),
-            BarPlot(recall, "returned by the state (share)", "gdn", "returned\nby the state"),
+            BarPlot(weight, "softmax weight", "full", "weight in\nmarked row"),
+            BarPlot(recall, "returned by the state", "gdn", "returned\nby the state"),
         ]
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from toolkit.attention import gated_delta_net_step
 from toolkit.lab.kit.view import Data, View
-from toolkit.measure.words import counted
+from toolkit.measure.words import counted, in_words
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
 MAX_TOKENS = 24
@@ -63,17 +63,17 @@ class Reading(TextView):
     recall: np.ndarray  # part of value s that the state after t returns for key s, [t, s]
 
     def sentence(self) -> str:
-        said, (weights, returned) = self.cells(), [*self.data().values()][2:]
+        _, words, weights, returned = self.data().values()
         most, count = int(np.argmax(weights)), self.token + 1
         out_of_reach = count - self.window
         unseen = f" and cannot see {counted(out_of_reach, 'token')} before its window"
         return (
-            f"At “{said['word'][-1]}” (token {count} of {len(self.words)}) softmax attention gives "
-            f"its largest weight, {said['softmax weight'][most]}, to “{said['word'][most]}” (token "
-            f"{most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
+            f"At “{words[-1]}” (token {count} of {len(self.words)}) softmax attention gives "
+            f"its largest weight, {in_words(weights[most], 'share')}, to “{words[most]}” "
+            f"(token {most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
             f"{KEY_SIZE} × {VALUE_SIZE} numbers whatever the length, still returns at least half "
             f"of the value of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of "
-            f"“{said['word'][0]}” (token 1) it returns {said['returned by the state'][0]}."
+            f"“{words[0]}” (token 1) it returns {in_words(returned[0], 'share')}."
             f"{self.left_out_in_words}"
         )
 
@@ -82,8 +82,8 @@ class Reading(TextView):
         return {
             "token": np.arange(self.token + 1) + 1,
             "word": self.words[read],
-            "softmax weight (share)": self.weights[self.token, read],
-            "returned by the state (share)": self.recall[self.token, read],
+            "softmax weight": self.weights[self.token, read],
+            "returned by the state": self.recall[self.token, read],
         }
 
 

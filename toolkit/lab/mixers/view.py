@@ -113,7 +113,7 @@ class Comparison(TextView):
             columns |= {
                 f"{side}: state norm": memory.state_norm[:, self.head],
                 f"{side}: |d out_{self.token + 1} / d v|": memory.reach[self.token, :, self.head],
-                f"{side}: share (share)": memory.share(self.token, self.head),
+                f"{side}: share": memory.share(self.token, self.head),
                 f"{side}: decay e^g": np.exp(memory.log_decay[:, self.head]),
             }
         return columns
