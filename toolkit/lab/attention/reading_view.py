@@ -68,9 +68,9 @@ class Reading(TextView):
         out_of_reach = count - self.window
         unseen = f" and cannot see {counted(out_of_reach, 'token')} before its window"
         return (
-            f"At “{words[-1]}” (token {count} of {len(self.words)}) softmax attention gives "
-            f"its largest weight, {in_words(weights[most], 'share')}, to “{words[most]}” "
-            f"(token {most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
+            f"At “{words[-1]}” (token {count} of {len(self.words)}) softmax attention gives its "
+            f"largest weight, {in_words(weights[most], 'share')}, to “{words[most]}” (token "
+            f"{most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
             f"{KEY_SIZE} × {VALUE_SIZE} numbers whatever the length, still returns at least half "
             f"of the value of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of "
             f"“{words[0]}” (token 1) it returns {in_words(returned[0], 'share')}."
