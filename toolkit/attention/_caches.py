@@ -53,9 +53,10 @@ def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> 
     if isinstance(cache.length, jax.core.Tracer) or isinstance(segment_ids, jax.core.Tracer):
         length, wanted = 0, time if segment_ids is None else 0
     else:
-        after = np.asarray(length_after(cache.length, segment_ids, time))
+        with jax.ensure_compile_time_eval():  # known, though the caller may be tracing
+            after = np.asarray(length_after(cache.length, segment_ids, time))
         row = int(after.argmax())
-        length, wanted = int(cache.length[row]), int(after[row])
+        length, wanted = int(np.asarray(cache.length)[row]), int(after[row])
     if wanted > cache.capacity:
         raise ValueError(
             f"a row of the cache holds {length} of {cache.capacity} tokens and cannot take "

@@ -67,6 +67,11 @@ class Mixer:
         """Names of those that are gates."""
         return tuple(given.name for given in self.inputs if given.is_gate)
 
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Implementations with derivatives in both modes and of any order, not a gradient alone."""
+        return tuple(name for name in self.implementations if name != "pallas")
+
     def input(self, name: str) -> Input:
         """The input of that name."""
         return self.inputs[self.names.index(name)]

@@ -33,7 +33,9 @@ ABILITIES = """## What each can do
 
 Gates are log-decays (`g`, at most 0), strengths and time steps: one number per token and head, or
 one per channel where it says so; an indexer serves all heads. *Packed*: several documents in one
-sequence, told apart by `segment_ids`. *Initial state*: continues where an earlier call ended.
+sequence, told apart by `segment_ids`. *Initial state*: continues where an earlier call ended. Every
+implementation has a gradient; those in the last column also have forward mode and derivatives of
+any order, at any length.
 `implementation=None` picks "xla" (or, for softmax, by length; "masked" or "gathered" by cost).
 "pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
 generation (H100, H200, GH200; bfloat16), forward, backward and the decode step; nobody has timed
@@ -49,9 +51,10 @@ def mixer_page() -> str:
         [_costs(row) for row in MIXERS.values()],
     )  # fmt: skip
     abilities = _table(
-        ("name", "inputs", "gates", "causal", "packed", "initial state", "implementations"),
+        ("name", "inputs", "gates", "causal", "packed", "initial state", "implementations",
+         "forward mode, second derivatives"),
         [_abilities(row) for row in MIXERS.values()],
-    )
+    )  # fmt: skip
     papers = "\n".join(
         f"* **{row.title}** (`{row.name}`): {_ARXIV.sub(_LINK, row.paper)}"
         for row in MIXERS.values()
@@ -90,7 +93,7 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
-        ", ".join(f"`{name}`" for name in row.implementations),
+        *(", ".join(f"`{name}`" for name in x) for x in (row.implementations, row.differentiable)),
     )
 
 

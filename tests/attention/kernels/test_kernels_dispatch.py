@@ -71,6 +71,36 @@ def test_the_decode_step_equals_the_xla_form(tpu_interpreted, name):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_derivatives_that_kernels_lack_are_refused(tpu_interpreted):
+    row = mixer("gdn")
+    inputs = draw_inputs(row, 3, batch=1, heads=1, key=8, value=8)
+    tokens, state = [x[:, 0] for x in inputs], jnp.zeros((1, 1, 8, 8))
+
+    def loss(x):
+        return jnp.sum(row.function(x, *inputs[1:], implementation="pallas")[0])
+
+    def step(x):
+        return jnp.sum(row.step(x, *tokens[1:], state, implementation="pallas")[0])
+
+    def along(function):
+        return lambda x: jax.jvp(function, (x,), (x,))[1]
+
+    gradient = jax.grad(loss)
+    of_cotangents = jax.grad(lambda x: jnp.sum(jax.vjp(loss, inputs[0])[1](jnp.sum(x))[0]))
+    for run, what in (
+        (along(loss), "no forward mode"),
+        (along(gradient), "the gradient"),
+        (jax.grad(lambda x: jnp.sum(gradient(x))), "the gradient"),
+        (of_cotangents, "the gradient"),
+        (along(step), "the step"),
+        (jax.grad(step), "the step"),
+    ):
+        x = inputs[0] if what != "the step" else tokens[0]
+        for call in (run, jax.jit(run)):
+            with pytest.raises(NotImplementedError, match=rf'{what}.*; implementation="xla" has'):
+                call(x)
+
+
 @pytest.mark.parametrize(
     ("name", "platform", "kernel"),
     [

@@ -7,6 +7,7 @@ decays by e^g, per token or per key channel, with (beta) or without the delta ru
 
 From the mixers
     dispatch      heads to rows, time to whole chunks, and the device's functions
+    refusals      one line where a derivative is asked for that no kernel has
 
 TPU (Mosaic TPU; v5e and v6e)
     tpu_chunked   chunked: a grid over rows and chunks, the state in VMEM; and its gradient

@@ -14,6 +14,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float
 
+from toolkit.attention.kernels.refusals import gradient_only, no_derivative
+
 CHUNK = 64
 
 
@@ -95,6 +97,7 @@ def run_kernels(
     chunk: int | None,
 ) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
     """Run (q, k, v) or (q, k, v, beta) through the device's chunked kernel."""
+    tokens, g, state = gradient_only((tokens, g, state))
     batch, time, heads, _ = g.shape
     size = CHUNK if chunk is None else chunk
     padding = -time % size
@@ -129,6 +132,7 @@ def step_kernels(
     state: Float[Array, "batch heads key value"],
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads value"]]:
     """Run one token (q, k, v) or (q, k, v, beta) through the device's decode kernel."""
+    tokens, g, state = no_derivative("the step", (tokens, g, state))
     batch, heads = g.shape[:2]
     rows = lambda x: x.reshape(batch * heads, *x.shape[2:])  # noqa: E731
     q, k, v, beta = _arguments(tokens)

@@ -65,6 +65,7 @@ from toolkit.attention.kernels.gpu_outputs import outputs
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu_walk import walk, walk_backward
+from toolkit.attention.kernels.refusals import no_derivative
 
 
 def chunked(
@@ -123,6 +124,11 @@ def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Arra
     return _forward(q, k, v, g, beta, documents, initial_state, interpret)[0]
 
 
+def _kept(q, k, v, g, beta, documents, initial_state, interpret):
+    inputs = no_derivative("the gradient", (q, k, v, g, beta, documents, initial_state))
+    return _forward(*inputs, interpret)
+
+
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
     matrices = factors(q, k, v, g, beta, documents)
     solution = None
@@ -136,7 +142,7 @@ def _forward(q, k, v, g, beta, documents, initial_state, interpret):
 
 def _backward(interpret, saved, cotangents):
     q, k, v, g, beta, documents, states, written, inverse = saved
-    d_out, d_final_state = cotangents
+    d_out, d_final_state = no_derivative("the gradient", cotangents)
     matrices, pull = jax.vjp(partial(factors, documents=documents), q, k, v, g, beta)
     d_out = cut(d_out)
     # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
@@ -171,4 +177,4 @@ def _backward(interpret, saved, cotangents):
 
 
 _differentiable = jax.custom_vjp(_values, nondiff_argnums=(7,))
-_differentiable.defvjp(_forward, _backward)
+_differentiable.defvjp(_kept, _backward)

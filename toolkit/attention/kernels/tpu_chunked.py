@@ -43,6 +43,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
+from toolkit.attention.kernels.refusals import no_derivative
 from toolkit.attention.kernels.tpu_call import (
     VMEM_BYTES,
     cost,
@@ -194,13 +195,14 @@ def _chunked(chunk: Chunk, initial_state: Array, grid: _Grid):
 
 
 def _chunked_forward(chunk, initial_state, grid):
+    chunk, initial_state = no_derivative("the gradient", (chunk, initial_state))
     out, states, final_state = _forward(chunk, initial_state, grid, keeps_states=True)
     return (out, final_state), (chunk, states)
 
 
 def _chunked_backward(grid, saved, cotangents):
     chunk, states = saved
-    d_out, d_final_state = cotangents
+    d_out, d_final_state = no_derivative("the gradient", cotangents)
     d_out, d_final_state, states = vary_alike((d_out, d_final_state, states))
     grid = grid._replace(is_reversed=True)
     differentiable = chunk._replace(documents=None)
