@@ -17,6 +17,7 @@ The first holds for nearly every chunk of a trained model; which one is needed i
 the program runs, for the chunks computed together.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -79,7 +80,11 @@ def _doubled_blocks(own: Float[Array, "*chunks C channels"]) -> Iterator[tuple[A
 
 @jax.custom_jvp
 def _exponential(value: Array, exponent: Array) -> Array:
-    """e^exponent, of which the value is known better than the exponent: differentiated as that."""
+    """e^exponent, where the value is known better: a product, differentiated as an exponential.
+
+    The value needs a right derivative too, for JAX forgets this rule in second derivatives of a
+    loop (it evaluates the loop's body to find what does not change, without rules).
+    """
     return value
 
 
@@ -102,7 +107,7 @@ def chunk_decays(
         leaving = jnp.exp(sum(x[..., -1:, :] - x for x in running))
     else:
         (total,) = running = (jnp.cumsum(g, axis=-2),)
-        *_, (since_entry, leaving) = _doubled_blocks(lax.stop_gradient(own))
+        *_, (since_entry, leaving) = _doubled_blocks(own)
         since_entry = _exponential(since_entry[..., 0, :, :], total)
         leaving = _exponential(leaving[..., 0, :, :], total[..., -1:, :] - total)
     entry, through = since_entry, since_entry[..., -1:, :]
@@ -141,7 +146,10 @@ def decayed_scores(
 @partial(jax.checkpoint, prevent_cse=False)
 def _scores_from_entry(readers, writers, own, since_entry, total):
     # Finite where it is not chosen either: `vmap` computes both.
-    until = _exponential(1 / jnp.maximum(since_entry, LEAST_FACTOR), -total)
+    total = jnp.maximum(total, math.log(LEAST_FACTOR))
+    # 1 / e^G, without the overflow of its derivative -1 / e^2G.
+    rough = jnp.exp(-total)
+    until = _exponential(rough / (rough * jnp.maximum(since_entry, LEAST_FACTOR)), -total)
     causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
     scores = precise_einsum(
         "...ik,...wjk->...iwj", readers * since_entry, writers * until[..., None, :, :]
