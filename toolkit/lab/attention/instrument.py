@@ -115,10 +115,7 @@ class CostPanel(Panel):
         self.points: dict[Layer, tuple[Point, ...]] = {}
         self._all_measured: set[Layer] = set()
         self._job = Job(
-            "Measure here",
-            self._measure_pieces,
-            after_piece=self.refresh,
-            on_error=self.show_error,
+            "Measure here", self._pieces, after_piece=self.refresh, on_error=self.show_error
         )
         super().__init__(**values)
 
@@ -145,7 +142,7 @@ class CostPanel(Panel):
     def extra_widgets(self) -> list[widgets.Widget]:
         return [self._job]
 
-    def _measure_pieces(self) -> Iterator[Progress]:
+    def _pieces(self) -> Iterator[Progress]:
         layer = measured_layer(**self.state)
         if layer in self._all_measured:
             yield 1, 1, "already measured with these sizes"

@@ -1,4 +1,4 @@
-"""Where what comes with the toolkit lies: models and schedules, found beforehand."""
+"""Where what comes with the toolkit lies: notebooks, and models and schedules found beforehand."""
 
 from pathlib import Path
 
@@ -6,9 +6,10 @@ import toolkit
 
 
 def stored_folder(name: str) -> Path:
-    """The folder "models" or "schedules": beside the package in a checkout, inside a wheel."""
+    """The folder of this name: beside the package in a checkout, inside it in a wheel."""
     package = Path(toolkit.__file__).parent
-    for folder in (package.parent / "data" / name, package / f"_{name}"):
+    beside = package.parent
+    for folder in (beside / "data" / name, beside / name, package / f"_{name}"):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(

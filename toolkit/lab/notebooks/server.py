@@ -8,19 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import toolkit
-
-
-def notebooks_folder() -> Path:
-    """Where the notebooks live: beside the package in a checkout, inside it in a wheel."""
-    package = Path(toolkit.__file__).parent
-    for folder in (package.parent / "notebooks", package / "_notebooks"):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"notebooks: not found beside or inside {package.name!r}; "
-        "reinstall with: python -m pip install 'mlsys-toolkit[lab]'"
-    )
+from toolkit.lab.kit.stored import stored_folder
 
 
 def serve(*, port: int = 8888, browser: bool = True) -> int:
@@ -46,7 +34,7 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
                 f"port: {port} cannot be used ({error.strerror}); "
                 f"choose another, e.g. toolkit lab --port {port % 65535 + 1}"
             ) from None
-    folder = notebooks_folder()
+    folder = stored_folder("notebooks")
     if folder.name == "_notebooks":
         own = Path("toolkit-notebooks")
         if not own.exists():

@@ -2,9 +2,7 @@
 
 import html
 import io
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,21 +44,19 @@ mark { background: #ffd8a8; color: #1b1f24; border-radius: .2rem; padding: 0 .1r
 
 def paragraph(text: str, kind: str | None = None) -> str:
     """One paragraph of prose, labelled with the kind of its numbers, such as "measured here"."""
-    label = f' <span class="kind">{html.escape(kind)}</span>' if kind else ""
-    return f"<p>{html.escape(text)}{label}</p>"
+    return f"<p>{html.escape(text)}{_label(kind)}</p>"
 
 
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, kind: str | None = None
 ) -> str:
     """A table with its caption above it; the first cell names the row."""
-    label = f' <span class="kind">{html.escape(kind)}</span>' if kind else ""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return (
-        f'<div class="scroll"><table><caption>{html.escape(caption)}{label}</caption>'
+        f'<div class="scroll"><table><caption>{html.escape(caption)}{_label(kind)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -81,7 +77,7 @@ def picture(figure: Figure, caption: str, alt: str) -> str:
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[tuple[str, str]]) -> Path:
-    """Write a report of (heading, HTML) sections, whole or not at all."""
+    """Write a report of (heading, HTML) sections."""
     body = "".join(
         f"<section><h2>{html.escape(heading)}</h2>{content}</section>"
         for heading, content in sections
@@ -92,9 +88,15 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[tuple[str, 
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>"
         f"<body><h1>{html.escape(title)}</h1>{paragraph(lead)}{body}</body></html>\n"
     )
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".html")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(document)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-    return path
+    return write_whole(path, document)
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    return unfinished.replace(path)
+
+
+def _label(kind: str | None) -> str:
+    return f' <span class="kind">{html.escape(kind)}</span>' if kind else ""

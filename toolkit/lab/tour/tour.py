@@ -21,6 +21,7 @@ from tqdm import tqdm
 from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.attention.view import DECODE, KEPT, PREFILL, Layer
 from toolkit.lab.tour.page import TourResults, write_tour_page
+from toolkit.lab.tour.report import write_whole
 from toolkit.language import (
     TrainedModel,
     TrainingRun,
@@ -182,7 +183,7 @@ def _open_folder(
             "versions; start over with --fresh, or choose another --directory"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(marker, {"fingerprint": fingerprint})
+    write_whole(marker, json.dumps({"fingerprint": fingerprint}))
 
 
 def _once(path: Path, work: Callable[[], Any]) -> Any:
@@ -191,14 +192,8 @@ def _once(path: Path, work: Callable[[], Any]) -> Any:
         print(f"      already done: {path.name}")
         return json.loads(path.read_text())
     result = work()
-    _write_json(path, result)
+    write_whole(path, json.dumps(result))
     return result
-
-
-def _write_json(path: Path, content: Any) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(content))
-    unfinished.replace(path)
 
 
 def _sharded_step() -> dict[str, Any]:
