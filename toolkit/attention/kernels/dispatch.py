@@ -4,16 +4,14 @@ The kernels of every device take [rows, time, ...], where a row is one head of o
 the log-decays of `decays.py`, bounded so that they are finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float
 
+from toolkit.attention._platforms import run_on
 from toolkit.attention.kernels.refusals import gradient_only, no_derivative
 
 CHUNK = 64
@@ -40,7 +38,6 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
     A platform whose kernel does not take these inputs is as one without kernels.
     """
-
     arrays = {} if documents is None else {"documents": documents}
 
     def branch(kernel):
@@ -50,11 +47,11 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
         return run
 
-    branches, faults, shapes = {}, {}, None
+    branches, faults = {}, {}
     for platform, kernel in KERNELS.items():
         run = branch(kernel(name))
         try:
-            shapes = jax.eval_shape(run, rows, arrays)
+            jax.eval_shape(run, rows, arrays)
         except (NotImplementedError, TypeError, ValueError) as fault:
             faults[platform] = fault
         else:
@@ -62,31 +59,9 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
     here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     if here in faults or not branches:
         raise faults.get(here) or next(iter(faults.values()))
-
-    def refuse(*_):
-        refusal = _REFUSAL.bind(reason="; ".join(f"on {p}: {f}" for p, f in faults.items()))
-        return jax.tree.map(lambda x: jnp.full(x.shape, refusal.astype(x.dtype)), shapes)
-
-    return lax.platform_dependent(rows, arrays, **branches, default=refuse)
-
-
-# A number whose program cannot be lowered: what no kernel can compute is refused then, since only
-# then the platform is known. It depends on nothing, so it can be differentiated and mapped.
-_REFUSAL = Primitive("no_kernel")
-_REFUSAL.def_abstract_eval(lambda *, reason: jax.core.ShapedArray((), jnp.float32))
-
-
-def _fail(platforms: Sequence[str], reason: str) -> None:
-    raise ValueError(
-        'implementation="pallas" needs a TPU or an NVIDIA GPU of the Hopper generation; this is '
-        f"{' and '.join(platforms)}. " + (reason or 'implementation="xla" runs everywhere.')
-    )
-
-
-_REFUSAL.def_impl(lambda *, reason: _fail([jax.default_backend()], reason))
-mlir.register_lowering(
-    _REFUSAL, lambda context, *, reason: _fail(context.module_context.platforms, reason)
-)
+    needs = 'implementation="pallas" needs a TPU or an NVIDIA GPU of the Hopper generation'
+    reasons = [f" ({platform}: {fault})" for platform, fault in faults.items()]
+    return run_on(branches, rows, arrays, otherwise=needs + "".join(reasons))
 
 
 def run_kernels(

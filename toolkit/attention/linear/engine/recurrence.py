@@ -32,6 +32,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.best_known import in_best_form
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.rule import Rule, act
@@ -102,13 +103,14 @@ def run(
 # Compiled as a whole, or an eager call would compile its loops anew every time.
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _run(rule, implementation, chunk, cores, *arrays) -> Outputs:
-    share = partial(_run_share, rule, implementation, chunk)
+    form = lambda implementation: partial(_run_share, rule, implementation, chunk)  # noqa: E731
+    share = partial(in_best_form, "recurrent", implementation, form)
     return over_cores(cores, share, arrays, heads=(2, 1, None), heads_out=(2, 1))
 
 
 def _run_share(
     rule: Rule,
-    implementation: str | None,
+    implementation: str,
     chunk: int | None,
     tokens: Tokens,
     initial_state: State | None,

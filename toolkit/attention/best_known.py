@@ -1,0 +1,67 @@
+"""What `implementation=None` means: the best form that a record shows, platform by platform.
+
+A form that nobody has measured is not claimed to be the best: the kernels for GPUs and TPUs
+("pallas", "cudnn", "splash") have to be asked for by name until a record in data/measurements shows
+what they gain, and a row here cites it. Below some length the forms of XLA differ by little and
+are chosen by length (`DENSE_UP_TO`); NSA and DSA count what their two forms cost.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import lax
+
+
+class Known(NamedTuple):
+    """A form known to be the best of a family on a platform.
+
+    Attributes:
+        family: "softmax", or "recurrent" for all mixers with a state.
+        platform: "cpu", "cuda", "tpu" or "rocm"; None for all that have no row of their own.
+        implementation: the form.
+        record: file in data/measurements.
+        case: the case in it, with its contenders: the form, and what it is faster than.
+        form: the name of the form there.
+        slower: the name of what it is faster than.
+    """
+
+    family: str
+    platform: str | None
+    implementation: str
+    record: str
+    case: str
+    form: str
+    slower: str
+
+
+BEST_KNOWN = (
+    Known(
+        "softmax",
+        None,
+        "blockwise",
+        "amd-epyc-2-cores/softmax.json",
+        "softmax forward+backward causal B=1 T=2048 H=8 D=64 float32 | 1 cores",
+        "toolkit, blockwise",
+        "jax.nn",
+    ),
+    Known(
+        "recurrent",
+        None,
+        "xla",
+        "amd-epyc-2-cores/mixers.json",
+        "gdn forward+backward B=1 T=2048 H=8 D=64 float32 | 2 cores",
+        "toolkit, chunked",
+        "toolkit, token scan",
+    ),
+)
+
+
+def in_best_form(
+    family: str, implementation: str | None, form: Callable[[str], Callable[..., Any]], *args: Any
+) -> Any:
+    """form(implementation)(*args); None for the best known of the platform that runs it."""
+    if implementation is not None:
+        return form(implementation)(*args)
+    rows = {row.platform: form(row.implementation) for row in BEST_KNOWN if row.family == family}
+    default = rows.pop(None)
+    return lax.platform_dependent(*args, **rows, default=default) if rows else default(*args)
