@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import MIXERS, KVCache, draw_inputs, mixer
-from toolkit.attention.softmax.dense import softmax_attention
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.table import mixer_page
 from toolkit.bench.matrix_products import matrix_flops
 

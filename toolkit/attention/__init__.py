@@ -3,6 +3,7 @@
 Softmax attention, full, grouped or windowed (`softmax/`)
     softmax_attention            attend over a sequence; into a cache when given one
     softmax_attention_reference  the same as the bare equation
+    merge_attention              join what attention to parts of the keys gave
     softmax_attention_step       decode one token against a cache
     KVCache                      the keys and values of earlier tokens, time last; in int8 if wanted
     quantisation_error           what int8 costs in exactness
@@ -98,8 +99,10 @@ from toolkit.attention.mixers import MIXERS, mixer
 from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
-from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+from toolkit.attention.softmax.merge import merge_attention
 from toolkit.attention.softmax.quantisation import quantisation_error
+from toolkit.attention.softmax.reference import softmax_attention_reference
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.sparse import (
     BlockCache,
     IndexedCache,
@@ -154,6 +157,7 @@ __all__ = [
     "mamba2",
     "mamba2_reference",
     "mamba2_step",
+    "merge_attention",
     "mixer",
     "native_sparse_attention",
     "native_sparse_attention_reference",

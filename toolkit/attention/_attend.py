@@ -40,14 +40,16 @@ class Attended(NamedTuple):
 
 def masked_softmax(scores: Float[Array, "*rows keys"], visible: Bool[Array, "*#rows keys"]):
     """A `Softmax` over the last axis, of the visible scores."""
-    scores = jnp.where(visible, scores, -jnp.inf)
-    # The maximum of a row that sees nothing is the lowest *finite* number: -inf + inf is NaN.
+    # The largest of a row that sees nothing is -inf, of one whose scores overflowed the lowest
+    # finite number: the first gives 0, the other 0 / 0.
     lowest = float(jnp.finfo(scores.dtype).min)
-    largest = lax.stop_gradient(scores.max(axis=-1, keepdims=True, initial=lowest))
-    exponentials = jnp.exp(scores - largest)
+    bounded = jnp.where(visible, jnp.maximum(scores, lowest), -jnp.inf)
+    largest = lax.stop_gradient(bounded.max(axis=-1, keepdims=True))
+    is_empty = largest == -jnp.inf
+    largest = jnp.where(is_empty, 0, largest)
+    exponentials = jnp.exp(jnp.where(visible, scores, -jnp.inf) - largest)
     total = exponentials.sum(axis=-1, keepdims=True)
-    is_empty = total == 0
-    total = jnp.where(is_empty, 1, total)
+    total = jnp.where(is_empty, 1, jnp.where(total == 0, jnp.nan, total))
     return Softmax(exponentials, total, jnp.where(is_empty, -jnp.inf, largest + jnp.log(total)))
 
 

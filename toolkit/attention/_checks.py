@@ -146,6 +146,21 @@ def check_shapes(
     return sizes
 
 
+def check_broadcasts(name: str, array: Array | None, wanted: Mapping[str, int]) -> None:
+    """Refuse an `array` that does not have the `wanted` axes, each as long or 1; None passes."""
+    if array is None:
+        return
+    if not hasattr(array, "ndim"):
+        raise TypeError(f"{name} must be an array; got {type(array).__name__}.")
+    check_rank(name, array, " ".join(wanted))
+    for axis, size, most in zip(wanted, array.shape, wanted.values(), strict=True):
+        if size not in (1, most):
+            raise ValueError(
+                f"{name} [{', '.join(wanted)}] must have {most} or 1 along {axis}; "
+                f"got shape {tuple(array.shape)}."
+            )
+
+
 # Where one head serves several: the axis of the many, of the few, and how both are called.
 _GROUPED = (
     ("value_heads", "heads", "the heads of v", "the heads of q and k"),

@@ -25,6 +25,16 @@ class Extent(NamedTuple):
     key_stop: Int[Array, "..."] | int
 
 
+# How many keys a query sees before and after its own place; None for all of them.
+Window = tuple[int | None, int | None]
+
+
+def seen_window(is_causal: bool, sliding_window: int | None) -> Window:
+    """The window in which a token sees `sliding_window` tokens on a side, itself included."""
+    reach = None if sliding_window is None else sliding_window - 1
+    return reach, 0 if is_causal else reach
+
+
 class Segments(NamedTuple):
     """Document numbers of queries and keys; a query sees the keys of its own document only."""
 
@@ -33,22 +43,15 @@ class Segments(NamedTuple):
 
 
 def sees(
-    query: Int[Array, "*times"],
-    key: Int[Array, "*times"],
-    extent: Extent,
-    *,
-    is_causal: bool,
-    sliding_window: int | None,
+    query: Int[Array, "*times"], key: Int[Array, "*times"], extent: Extent, window: Window
 ) -> Bool[Array, "*times"]:
-    """Whether the query at index `query` sees the key at index `key`, whatever their documents.
-
-    `sliding_window` is how many keys a query sees on one side, itself included; None for all.
-    """
+    """Whether the query at index `query` sees the key at index `key`, whatever their documents."""
+    left, right = window
     visible = (key >= extent.key_start) & (key < extent.key_stop)
-    if is_causal:
-        visible &= key <= query
-    if sliding_window is not None:
-        visible &= (query - key < sliding_window) & (key - query < sliding_window)
+    if left is not None:
+        visible &= query - key <= left
+    if right is not None:
+        visible &= key - query <= right
     return visible
 
 

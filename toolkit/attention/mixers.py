@@ -85,7 +85,8 @@ from toolkit.attention.linear.retention import retention, retention_reference, r
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.row import Mixer, recurrent
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
-from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+from toolkit.attention.softmax.reference import softmax_attention_reference
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.sparse import costs as sparse_costs
 
 

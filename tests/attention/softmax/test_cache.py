@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
-from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
 from toolkit.attention.softmax.quantisation import quantisation_error
+from toolkit.attention.softmax.reference import softmax_attention_reference
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 
 FLOAT32_TOLERANCE = 2e-6
 FLOAT64_TOLERANCE = 1e-12

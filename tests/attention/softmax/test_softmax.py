@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from toolkit.attention.softmax.dense import softmax_attention, softmax_attention_reference
+from toolkit.attention.softmax.reference import softmax_attention_reference
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 
 FLOAT64_TOLERANCE = 1e-12
 FLOAT32_TOLERANCE = 2e-5
@@ -273,7 +274,7 @@ def bad_inputs():
     ids = jnp.zeros((BATCH, 5), jnp.int32)
     return [
         ((q[0], k, v), {}, ValueError, "q must have 4 axes"),
-        ((q, k[:, :4], v), {}, ValueError, "k .* must have shape"),
+        ((q, k[:, :4], v), {}, ValueError, "v .* must have shape"),
         ((q, k, v[:1]), {}, ValueError, "v .* must have shape"),
         ((q[:, :, :3], k, v), {}, ValueError, "multiple"),
         ((q, k[..., :4], v), {}, ValueError, "k .* must have shape"),

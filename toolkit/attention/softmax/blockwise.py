@@ -17,12 +17,12 @@ Backward. With P = exp(S - lse) recomputed tile by tile, o = V P and the loss's 
     dK = Q dS^T        dQ = K dS          (times the scale of the scores)
 
 delta is the softmax Jacobian's correction, summed over the values instead of over all the keys
-(the two are equal because o = V P), so no row of P is ever held whole.
+(the two are equal because o = V P), so no row of P is ever held whole. A gradient of lse adds to
+dP, since d lse / dS = P.
 
 Scores are stored keys x queries, so the maximum and the sum over keys run down the rows, many
 queries at a time, and every product is rows x columns: S = K Q with K [time, key], Q [key, time],
 and O = V P with V [value, time]. This layout, not the tile size, is what makes it fast on a CPU.
-Query heads that share a key head lie side by side in the columns, in the order (time, group).
 
 Non-finite numbers. A masked position must not show even when it holds NaN, but 0 * NaN is NaN in
 a matrix product. So a key or value with a non-finite entry is taken out of the products: its value
@@ -35,8 +35,7 @@ algorithms 1 and 4; Dao (2023), arXiv:2307.08691.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,241 +43,169 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._precision import accumulator
-from toolkit.attention._visibility import Extent, Segments, sees
-
-LARGEST_TILE = 256  # 256 x 256 float32 scores are 256 kB and stay in a core's L2 cache
-
-
-class Tiling(NamedTuple):
-    """What is fixed at compile time.
-
-    Attributes:
-        query_tile: queries in a tile, counted in time steps.
-        key_tile: keys in a tile.
-        group: query heads that share one key head.
-        scale: factor of the scores.
-        is_causal: a query sees no key after itself.
-        sliding_window: keys a query sees, itself included; None for all.
-    """
-
-    query_tile: int
-    key_tile: int
-    group: int
-    scale: float
-    is_causal: bool
-    sliding_window: int | None
+from toolkit.attention._visibility import Segments
+from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.tiles import HeadTiles, Tiling, add_to_tile, pad, tile
 
 
-def blockwise_attention(
-    q: Float[Array, "batch query_time heads key"],
-    k: Float[Array, "batch key_heads key key_time"],
-    v: Float[Array, "batch key_heads value key_time"],
-    extent: Extent,
-    segments: Segments | None,
-    *,
-    scale: float,
-    is_causal: bool,
-    sliding_window: int | None,
-) -> Float[Array, "batch query_time heads value"]:
-    """Softmax attention of `q` over `k, v` (time last), in tiles."""
-    batch, time, heads, _ = q.shape
-    key_heads, key_time = k.shape[1], k.shape[3]
-    group = heads // key_heads
-    # In a window, narrower tiles waste less work on keys outside it.
-    largest = LARGEST_TILE if sliding_window is None else min(LARGEST_TILE, max(64, sliding_window))
-    query_tile = _even_tile(time, max(largest // group, 16))
-    key_tile = _even_tile(key_time, largest)
-    tiling = Tiling(query_tile, key_tile, group, float(scale), is_causal, sliding_window)
+def attend_tiles(
+    options: Options, tiling: Tiling, inputs: Inputs, context: Context
+) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
+    """Output and log-sum-exp, tile by tile."""
+    shape = inputs.q.shape
+    tiles = _tiles(options, tiling, inputs, context)
 
-    q = _pad_time(q, query_tile, axis=1).reshape(batch, -1, key_heads, group, q.shape[3])
-    q = q.transpose(0, 2, 4, 1, 3).reshape(batch, key_heads, q.shape[4], -1)
-    k = _pad_time(k, key_tile, axis=3).swapaxes(2, 3)
-    v = _pad_time(v, key_tile, axis=3)
-    if segments is not None:
-        segments = Segments(
-            jnp.repeat(_pad_time(segments.query, query_tile, axis=1), group, axis=1),
-            _pad_time(segments.key, key_tile, axis=1),
-        )
-    # Adding zeros that vary like q, k and v makes all three vary over the same axes of `shard_map`;
-    # differentiation then sums the gradient of a replicated one over the axes it is shared by.
-    zero = sum(jnp.zeros_like(array, shape=()) for array in (q, k, v))
-    extent = Extent(*(jnp.asarray(index, jnp.int32) for index in extent))
-    out: Array = _attend(tiling, q + zero, k + zero, v + zero, extent, segments)
-    out = out.reshape(batch, key_heads, v.shape[2], -1, group)[:, :, :, :time]
-    return out.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, v.shape[2])
+    def head(shared, number, *arrays):
+        return shared, _head_forward(tiles(number), *arrays)
+
+    arrays = _columns(inputs.q, tiling), *_keys_and_values(inputs.k, inputs.v, tiling)
+    _, (out, lse) = _each_head(head, (), tiling.at_once, *arrays)
+    return _from_columns(out, shape, tiling), _from_columns(lse, shape, tiling)[..., 0]
 
 
-def _even_tile(time: int, largest: int) -> int:
-    """Split `time` in as few equal tiles as `largest` allows, a multiple of 16 wide."""
-    tiles = -(-time // largest)
-    return -(-time // (16 * tiles)) * 16
-
-
-def _pad_time(array: Array, tile: int, *, axis: int) -> Array:
-    """Lengthen `axis` with zeros to a whole number of tiles."""
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, -array.shape[axis] % tile)
-    return jnp.pad(array, widths)
-
-
-# ---------------------------------------------------------------- which keys a query sees
-
-
-def _key_zones(tiling: Tiling, extent: Extent, query_tile: Array, *, has_segments: bool):
-    """Key tiles that query tile number `query_tile` walks, as zones (start, stop, needs a mask).
-
-    Tiles outside the zones are seen by no query and skipped, tiles in the middle by all of them.
-    """
-    first_query = extent.query_start + query_tile * tiling.query_tile
-    last_query = first_query + tiling.query_tile - 1
-    # Keys [seen, seen_stop) are seen by some query of the tile, [whole, whole_stop) by all of them.
-    seen = whole = extent.key_start
-    seen_stop = whole_stop = extent.key_stop
-    if tiling.is_causal:
-        seen_stop = jnp.minimum(seen_stop, last_query + 1)
-        whole_stop = jnp.minimum(whole_stop, first_query + 1)
-    if tiling.sliding_window is not None:
-        seen = jnp.maximum(seen, first_query - tiling.sliding_window + 1)
-        whole = jnp.maximum(whole, last_query - tiling.sliding_window + 1)
-        if not tiling.is_causal:
-            seen_stop = jnp.minimum(seen_stop, last_query + tiling.sliding_window)
-            whole_stop = jnp.minimum(whole_stop, first_query + tiling.sliding_window)
-    start, stop = seen // tiling.key_tile, -(-seen_stop // tiling.key_tile)
-    if has_segments:
-        return [(start, stop, True)]
-    if tiling.sliding_window is None:
-        stop_whole = jnp.clip(whole_stop // tiling.key_tile, start, jnp.maximum(start, stop))
-        return [(start, stop_whole, False), (stop_whole, stop, True)]
-    start_whole = jnp.clip(-(-whole // tiling.key_tile), start, jnp.maximum(start, stop))
-    stop_whole = whole_stop // tiling.key_tile
-    stop_whole = jnp.clip(stop_whole, start_whole, jnp.maximum(start_whole, stop))
-    return [
-        (start, start_whole, True),
-        (start_whole, stop_whole, False),
-        (stop_whole, stop, True),
-    ]
-
-
-def _visible(
-    tiling: Tiling, extent: Extent, segments: Segments | None, query_tile, key_tile
-) -> Array:
-    """Which keys (rows) of a tile each query column sees."""
-    column = jnp.arange(tiling.query_tile * tiling.group, dtype=jnp.int32) // tiling.group
-    query = (extent.query_start + query_tile * tiling.query_tile + column)[None, :]
-    key = (key_tile * tiling.key_tile + jnp.arange(tiling.key_tile, dtype=jnp.int32))[:, None]
-    visible = sees(
-        query, key, extent, is_causal=tiling.is_causal, sliding_window=tiling.sliding_window
+def attend_tiles_backward(
+    options: Options,
+    tiling: Tiling,
+    outputs,
+    inputs: Inputs,
+    context: Context,
+    d_outputs,
+    is_wanted,
+) -> Inputs:
+    """Gradients of the inputs, tile by tile; of bias and slopes if wanted."""
+    (out, lse), (d_out, d_lse), (q, k, v, bias, slopes) = outputs, d_outputs, inputs
+    precise, (batch, _, heads, _), keys = accumulator(q.dtype), q.shape, k.shape[3]
+    # A row without a gradient contributes 0 even if it saw NaN, and so does one that sees nothing;
+    # a NaN gradient is passed on.
+    has_gradient = ((d_out != 0).any(axis=-1) | (d_lse != 0)) & (lse != -jnp.inf)
+    is_finite = jnp.isfinite(d_out).all(axis=-1) & jnp.isfinite(d_lse)
+    lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
+    q = jnp.where(has_gradient[..., None], q, 0)
+    q, k, v, out, d_out, d_lse = (
+        jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v, out, d_out, d_lse)
     )
-    if segments is not None:
-        query_segment = _tile(segments.query, query_tile, tiling.query_tile * tiling.group)
-        key_segment = _tile(segments.key, key_tile, tiling.key_tile)
-        visible &= key_segment[:, None] == query_segment[None, :]
-    return visible
+    delta = (out.astype(precise) * d_out.astype(precise)).sum(axis=-1) - d_lse.astype(precise)
+    # The bias's gradient may be shared by heads and sequences, so it is summed in one place.
+    d_bias = ()
+    if is_wanted.bias:
+        d_bias = (jnp.zeros_like(_tiled(bias, tiling), dtype=precise),)
+    tiles = _tiles(options, tiling, inputs, context)
 
+    def head(d_bias, number, *arrays):
+        return _head_backward(tiles(number), d_bias, *arrays)
 
-def _walk(zones: list, step: Callable, carry: Any) -> Any:
-    """Fold `step(key_tile, carry, is_masked)` over the zones of `_key_zones`."""
-    for start, stop, is_masked in zones:
-        carry = lax.fori_loop(start, stop, partial(step, is_masked=is_masked), carry)
-    return carry
+    d_bias, (d_q, d_k, d_v, d_slopes) = _each_head(
+        head,
+        d_bias,
+        tiling.at_once,
+        _columns(q, tiling),
+        *_keys_and_values(k, v, tiling),
+        _columns(lse[..., None], tiling, jnp.inf),
+        _columns(delta[..., None], tiling),
+        _columns(d_out, tiling),
+    )
+    d_k, d_v = (x.reshape(batch, -1, *x.shape[1:]) for x in (d_k, d_v))
+    return Inputs(
+        _from_columns(d_q, q.shape, tiling),
+        d_k[:, :, :keys].swapaxes(2, 3),
+        d_v[..., :keys],
+        d_bias[0][:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype) if d_bias else None,
+        None if slopes is None else d_slopes.reshape(batch, heads).sum(axis=0).astype(slopes.dtype),
+    )
 
 
 # ---------------------------------------------------------------- one head
 # q [key, columns]; k [key_time, key]; v [value, key_time]; out, d_out [value, columns];
-# lse [1, columns].
+# lse, delta [1, columns].
 
 
-def _head_forward(tiling: Tiling, extent: Extent, segments: Segments | None, q, k, v):
+def _head_forward(tiles: HeadTiles, q, k, v):
     """Output [value, columns] and lse [1, columns] of one key head."""
-    columns = tiling.query_tile * tiling.group
+    columns, key_tile = tiles.tiling.columns, tiles.tiling.key_tile
     precise = accumulator(q.dtype)
     k_is_finite, v_is_finite = jnp.isfinite(k), jnp.isfinite(v)
     both_are_finite = k_is_finite.all(axis=1) & v_is_finite.all(axis=0)
     k, v = jnp.where(both_are_finite[:, None], k, jnp.nan), jnp.where(v_is_finite, v, 0)
 
     def query_tile(i):
-        q_i = _tile(q, i, columns)
+        q_i = tile(q, i, columns)
 
         def step(j, carry, is_masked):
-            largest, total, out = carry
-            k_j, v_j = _tile(k, j, tiling.key_tile, axis=0), _tile(v, j, tiling.key_tile)
-            scores = _matmul("sk,kt->st", k_j, q_i) * tiling.scale
+            largest, total, out, sees_any = carry
+            k_j, v_j = tile(k, j, key_tile, axis=0), tile(v, j, key_tile)
+            scores, _ = tiles.scores(i, j, _matmul("sk,kt->st", k_j, q_i))
             if is_masked:
-                scores = jnp.where(_visible(tiling, extent, segments, i, j), scores, -jnp.inf)
+                visible = tiles.visible(i, j)
+                scores = jnp.where(visible, scores, -jnp.inf)
+                sees_any |= visible.any(axis=0, keepdims=True)
+            else:
+                sees_any = jnp.ones_like(sees_any)
             new_largest = jnp.maximum(largest, scores.max(axis=0, keepdims=True))
             p = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
             total = rescale * total + p.sum(axis=0, keepdims=True)
-            out = rescale * out + _matmul("vs,st->vt", v_j, p.astype(v.dtype))
-            return new_largest, total, out
+            p = tiles.dropped(i, j, p).astype(v.dtype)
+            out = rescale * out + _matmul("vs,st->vt", v_j, p)
+            return new_largest, total, out, sees_any
 
         # The maximum starts at the lowest *finite* number: -inf - (-inf) would be NaN.
         lowest = float(jnp.finfo(precise).min)
         largest = jnp.full_like(q, lowest, shape=(1, columns), dtype=precise)
         total = jnp.zeros_like(largest)
         out = jnp.zeros_like(q, shape=(v.shape[0], columns), dtype=precise)
-        zones = _key_zones(tiling, extent, i, has_segments=segments is not None)
-        largest, total, out = _walk(zones, step, (largest, total, out))
-        # A query that sees no key gives 0, and lse = +inf makes its p = exp(s - lse) vanish too.
-        sees_nothing = total == 0
-        out = out / jnp.where(sees_nothing, 1, total)
-        return out, jnp.where(sees_nothing, jnp.inf, largest + jnp.log(total))
+        start = largest, total, out, jnp.zeros_like(total, dtype=bool)
+        largest, total, out, sees_any = tiles.walk(i, step, start)
+        # A query that sees no key gives 0. One whose scores all overflowed to -inf gives 0 / 0.
+        out = out / jnp.where(sees_any, total, 1)
+        lse = jnp.where(total == 0, jnp.nan, largest + jnp.log(total))
+        return out, jnp.where(sees_any, lse, -jnp.inf)
 
     out, lse = lax.map(query_tile, jnp.arange(q.shape[1] // columns, dtype=jnp.int32))
     return _join_tiles(out).astype(q.dtype), _join_tiles(lse)
 
 
-def _head_backward(
-    tiling: Tiling, extent: Extent, segments: Segments | None, q, k, v, out, lse, d_out
-):
-    """Gradients of one key head: dq by query tile, dk and dv summed in place over query tiles."""
-    columns = tiling.query_tile * tiling.group
+def _head_backward(tiles: HeadTiles, d_bias, q, k, v, lse, delta, d_out):
+    """Gradients of one key head: dq by query tile, the others summed in place over query tiles."""
+    columns, key_tile, group = tiles.tiling.columns, tiles.tiling.key_tile, tiles.tiling.group
     precise = accumulator(q.dtype)
-    # A row without a gradient contributes 0 even if it saw NaN; a NaN gradient is passed on.
-    has_gradient, is_finite = (
-        (d_out != 0).any(0, keepdims=True),
-        jnp.isfinite(d_out).all(0, keepdims=True),
-    )
-    lse = jnp.where(has_gradient, jnp.where(is_finite, lse, jnp.nan), jnp.inf)
-    q, k, v, out, d_out = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v, out, d_out))
-    delta = (out.astype(precise) * d_out.astype(precise)).sum(0, keepdims=True)
 
-    def query_tile(d_keys_values, i):
-        q_i, d_out_i = _tile(q, i, columns), _tile(d_out, i, columns)
-        lse_i, delta_i = _tile(lse, i, columns), _tile(delta, i, columns)
+    def query_tile(summed, i):
+        q_i, d_out_i, lse_i, delta_i = (tile(x, i, columns) for x in (q, d_out, lse, delta))
 
         def step(j, carry, is_masked):
-            d_q, d_k, d_v = carry
-            k_j, v_j = _tile(k, j, tiling.key_tile, axis=0), _tile(v, j, tiling.key_tile)
-            p = jnp.exp(_matmul("sk,kt->st", k_j, q_i) * tiling.scale - lse_i)
+            d_q, d_k, d_v, d_slopes, d_bias = carry
+            k_j, v_j = tile(k, j, key_tile, axis=0), tile(v, j, key_tile)
+            products = _matmul("sk,kt->st", k_j, q_i)
+            scores, slope_of_cap = tiles.scores(i, j, products, is_backward=True)
+            p = jnp.exp(scores - lse_i)
             if is_masked:
-                p = jnp.where(_visible(tiling, extent, segments, i, j), p, 0)
-            d_scores = p * (_matmul("vs,vt->st", v_j, d_out_i) - delta_i)
-            p, d_scores = p.astype(q.dtype), d_scores.astype(q.dtype)
-            d_v = _add_to_tile(d_v, j, _matmul("vt,st->vs", d_out_i, p), axis=1)
-            d_k = _add_to_tile(d_k, j, _matmul("st,kt->sk", d_scores, q_i), axis=0)
-            return d_q + _matmul("sk,st->kt", k_j, d_scores), d_k, d_v
+                p = jnp.where(tiles.visible(i, j), p, 0)
+            d_p = tiles.dropped(i, j, _matmul("vs,vt->st", v_j, d_out_i))
+            d_scores = p * (d_p - delta_i)
+            d_bias = tuple(tiles.add_to_bias(d, i, j, d_scores) for d in d_bias)
+            if tiles.slopes is not None:
+                d_slopes -= (tiles.distance(i, j) * d_scores).sum(axis=0)
+            if slope_of_cap is not None:
+                d_scores *= slope_of_cap
+            p, d_scores = tiles.dropped(i, j, p).astype(q.dtype), d_scores.astype(q.dtype)
+            d_v = add_to_tile(d_v, j, _matmul("vt,st->vs", d_out_i, p), axis=1)
+            d_k = add_to_tile(d_k, j, _matmul("st,kt->sk", d_scores, q_i), axis=0)
+            return d_q + _matmul("sk,st->kt", k_j, d_scores), d_k, d_v, d_slopes, d_bias
 
-        zones = _key_zones(tiling, extent, i, has_segments=segments is not None)
-        start = (jnp.zeros_like(q_i, dtype=precise), *d_keys_values)
-        d_q, d_k, d_v = _walk(zones, step, start)
-        return (d_k, d_v), d_q
+        d_q, *summed = tiles.walk(i, step, (jnp.zeros_like(q_i, dtype=precise), *summed))
+        return tuple(summed), d_q
 
-    start = jnp.zeros_like(k, dtype=precise), jnp.zeros_like(v, dtype=precise)
-    tiles = jnp.arange(q.shape[1] // columns, dtype=jnp.int32)
-    (d_k, d_v), d_q = lax.scan(query_tile, start, tiles)
-    d_q, d_k = _join_tiles(d_q) * tiling.scale, d_k * tiling.scale
-    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
-
-
-def _tile(array: Array, tile, width: int, axis: int = -1) -> Array:
-    return lax.dynamic_slice_in_dim(array, tile * width, width, axis)
-
-
-def _add_to_tile(array: Array, tile, addition: Array, axis: int) -> Array:
-    width = addition.shape[axis]
-    total = _tile(array, tile, width, axis) + addition
-    return lax.dynamic_update_slice_in_dim(array, total, tile * width, axis)
+    start = (
+        jnp.zeros_like(k, dtype=precise),
+        jnp.zeros_like(v, dtype=precise),
+        jnp.zeros_like(q, shape=columns, dtype=precise),
+        d_bias,
+    )
+    numbers = jnp.arange(q.shape[1] // columns, dtype=jnp.int32)
+    (d_k, d_v, d_slopes, d_bias), d_q = lax.scan(query_tile, start, numbers)
+    scale = tiles.options.scale
+    d_q, d_k = (_join_tiles(d_q) * scale).astype(q.dtype), (d_k * scale).astype(k.dtype)
+    return d_bias, (d_q, d_k, d_v.astype(v.dtype), d_slopes.reshape(-1, group).sum(axis=0))
 
 
 def _join_tiles(tiles: Float[Array, "tiles size columns"]) -> Float[Array, "size all_columns"]:
@@ -289,49 +216,76 @@ def _matmul(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=accumulator(a.dtype))
 
 
-# ---------------------------------------------------------------- every head, and the gradient
+# ---------------------------------------------------------------- every head
 
 
-def _each_head(function: Callable, extent: Extent, segments: Segments | None, *arrays: Array):
-    """Apply `function(extent, segments, *arrays)` to every batch entry and head.
+def _each_head(function: Callable, shared: Any, at_once: bool, *arrays: Array) -> Any:
+    """Apply `shared, out = function(shared, number, *arrays)` to every head of every sequence.
 
     One after another on a CPU, where one product of two matrices is fast and a batch of them is
-    not; all at once on an accelerator, which needs the parallel work.
+    not, and wherever they add to something shared; all at once on an accelerator, which needs the
+    parallel work.
     """
+    numbers = jnp.arange(arrays[0].shape[0], dtype=jnp.int32)
 
-    def one_by_one(extent, segments, *arrays):
-        extent = Extent(*(jnp.broadcast_to(index, arrays[0].shape[:1]) for index in extent))
+    def in_turn(shared, *arrays):
+        return lax.scan(lambda shared, head: function(shared, *head), shared, arrays)
 
-        def entry(of_entry):
-            extent, segments, *heads = of_entry
-            return lax.map(lambda head: function(extent, segments, *head), tuple(heads))
+    def together(shared, *arrays):
+        return shared, jax.vmap(lambda *head: function(shared, *head)[1])(*arrays)
 
-        return lax.map(entry, (extent, segments, *arrays))
-
-    def at_once(extent, segments, *arrays):
-        heads = jax.vmap(function, in_axes=(None, None, *(0 for _ in arrays)))
-        of_entry = Extent(*(0 if index.ndim else None for index in extent))
-        return jax.vmap(heads, in_axes=(of_entry, *(0 for _ in (segments, *arrays))))(
-            extent, segments, *arrays
-        )
-
-    return lax.platform_dependent(extent, segments, *arrays, cpu=one_by_one, default=at_once)
+    if jax.tree.leaves(shared):
+        return in_turn(shared, numbers, *arrays)
+    if at_once:
+        return together(shared, numbers, *arrays)
+    return lax.platform_dependent(shared, numbers, *arrays, cpu=in_turn, default=together)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(tiling: Tiling, q, k, v, extent, segments):
-    return _attend_forward(tiling, q, k, v, extent, segments)[0]
+def _columns(x: Array, tiling: Tiling, value: float = 0) -> Float[Array, "heads size columns"]:
+    """[batch, time, heads, size] by key head, padded to whole tiles."""
+    x = pad(x, tiling.query_tile, axis=1, value=value)
+    batch, time, _, size = x.shape
+    x = x.reshape(batch, time, tiling.key_heads, tiling.group, size).transpose(0, 2, 4, 1, 3)
+    return x.reshape(-1, size, time * tiling.group)
 
 
-def _attend_forward(tiling: Tiling, q, k, v, extent, segments):
-    out, lse = _each_head(partial(_head_forward, tiling), extent, segments, q, k, v)
-    return out, (q, k, v, out, lse, extent, segments)
+def _from_columns(x: Array, shape: tuple[int, ...], tiling: Tiling) -> Array:
+    """[batch, time, heads, size] again, with the first three axes of `shape`."""
+    batch, time, heads, _ = shape
+    x = x.reshape(batch, tiling.key_heads, x.shape[1], -1, tiling.group)[:, :, :, :time]
+    return x.transpose(0, 3, 1, 4, 2).reshape(batch, time, heads, -1)
 
 
-def _attend_backward(tiling: Tiling, residuals, d_out):
-    *arrays, extent, segments = residuals
-    d_inputs = _each_head(partial(_head_backward, tiling), extent, segments, *arrays, d_out)
-    return *d_inputs, None, None
+def _keys_and_values(k: Array, v: Array, tiling: Tiling) -> tuple[Array, Array]:
+    """Keys [heads, time, key] and values [heads, value, time], padded to whole tiles."""
+    k, v = (pad(x, tiling.key_tile, axis=3) for x in (k, v))
+    return k.swapaxes(2, 3).reshape(-1, k.shape[3], k.shape[2]), v.reshape(-1, *v.shape[2:])
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+def _tiled(x: Array | None, tiling: Tiling) -> Array | None:
+    """What broadcasts to [batch, heads, queries, keys], padded to whole tiles."""
+    for axis, width in ((2, tiling.query_tile), (3, tiling.key_tile)):
+        if x is not None and x.shape[axis] > 1:
+            x = pad(x, width, axis=axis)
+    return x
+
+
+def _tiles(options: Options, tiling: Tiling, inputs: Inputs, context: Context) -> Callable:
+    """The function from a head's number to its `HeadTiles`."""
+    segments, slopes = context.segments, inputs.alibi_slopes
+    if segments is not None:
+        query = jnp.repeat(pad(segments.query, tiling.query_tile, axis=1), tiling.group, axis=1)
+        segments = Segments(query, pad(segments.key, tiling.key_tile, axis=1))
+    extent = type(context.extent)(*(jnp.asarray(x, jnp.int32) for x in context.extent))
+    mask = _tiled(context.mask, tiling)
+    context = context._replace(extent=extent, segments=segments, mask=mask)
+    bias = _tiled(inputs.bias, tiling)
+    if slopes is not None:
+        slopes = slopes.astype(accumulator(inputs.q.dtype)).reshape(-1, tiling.group)
+
+    def of_head(number):
+        own = None if slopes is None else slopes[number % tiling.key_heads]
+        own = None if own is None else jnp.tile(own, tiling.query_tile)
+        return HeadTiles(options, tiling, context, number, bias, own)
+
+    return of_head

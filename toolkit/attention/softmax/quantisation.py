@@ -7,7 +7,7 @@ from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SharedKeys, SharedValues
 from toolkit.attention.softmax.cache import KVCache
-from toolkit.attention.softmax.dense import softmax_attention
+from toolkit.attention.softmax.softmax_attention import softmax_attention
 
 
 def quantisation_error(

@@ -8,8 +8,8 @@ I is the lightning indexer's (`indexer.py`). All heads share one selection, whic
 gradient: the index inputs get none from here, see `indexer_loss`. When the context fits in k,
 nothing is scored and this is softmax attention.
 
-Numbers: as in `softmax/dense.py`. A number that is not finite shows in the queries that attend to
-it, in the index keys in all queries that may see it.
+Numbers: as in `softmax/softmax_attention.py`. A number that is not finite shows in the queries that
+attend to it, in the index keys in all queries that may see it.
 """
 
 from dataclasses import replace

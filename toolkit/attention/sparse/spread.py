@@ -18,9 +18,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._shapes import HeadValues, Queries
-from toolkit.attention._visibility import Extent, Segments
-from toolkit.attention.softmax.blockwise import blockwise_attention
-from toolkit.attention.softmax.dense import DENSE_UP_TO, dense_attention
+from toolkit.attention._visibility import Extent, Segments, seen_window
+from toolkit.attention.softmax.forms import attend_to_keys
+from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 QUERIES = 64  # in a chunk
 
@@ -39,17 +39,9 @@ def attend_to_past(
     sliding_window: int | None = None,
 ) -> HeadValues:
     """Softmax attention to all earlier rows, or to the last of them."""
-    attention = dense_attention if k.shape[2] <= DENSE_UP_TO else blockwise_attention
-    return attention(
-        q,
-        k.swapaxes(2, 3),
-        v.swapaxes(2, 3),
-        extent,
-        documents,
-        scale=scale,
-        is_causal=True,
-        sliding_window=sliding_window,
-    )
+    inputs = Inputs(q, k.swapaxes(2, 3), v.swapaxes(2, 3))
+    options = Options(scale, seen_window(True, sliding_window))
+    return attend_to_keys(inputs, Context(extent, documents), options)[0]
 
 
 def in_cheaper_form(

@@ -1,0 +1,54 @@
+"""The forms of softmax attention with their derivatives: one function for whoever attends to keys.
+
+Dense computes whole rows of scores forward and one tile for all backward; blockwise goes in tiles.
+Derivatives of both beyond the first gradient are those of rows in chunks, so memory is linear in
+time there too.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from toolkit.attention._derivatives import differentiable
+from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
+from toolkit.attention.softmax.rows import attend_chunks, attend_rows
+from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.tiles import Tiling, even_tile, tiling
+
+# Measured on one CPU core, 8 heads of 64: dense is 1.3x faster forward up to 256 keys, blockwise
+# is 1.6x faster forward and backward from 128 keys on.
+DENSE_UP_TO = 128
+
+
+def attend_to_keys(
+    inputs: Inputs, context: Context, options: Options, implementation: str | None = None
+) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
+    """Output and log-sum-exp of softmax attention to keys and values that have time last."""
+    time, heads = inputs.q.shape[1:3]
+    key_heads, keys = inputs.k.shape[1], inputs.k.shape[3]
+    if implementation is None:
+        implementation = "dense" if keys <= DENSE_UP_TO else "blockwise"
+    if implementation == "dense":
+        forward = partial(attend_rows, options)
+        whole = even_tile(time, time), even_tile(keys, keys)
+        cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)
+    else:
+        cut = tiling(time, keys, heads, key_heads, options.window)
+        forward = partial(attend_tiles, options, cut)
+    backward = partial(attend_tiles_backward, options, cut)
+    function = differentiable(forward, backward, partial(attend_chunks, options))
+    return function(_vary_alike(inputs), context)
+
+
+def _vary_alike(inputs: Inputs) -> Inputs:
+    """Inputs that vary over the same axes inside `shard_map`.
+
+    Adding zeros that vary like all of them does it; differentiation then sums the gradient of a
+    replicated one over the axes it is shared by.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return inputs
+    zeros = [jnp.zeros_like(x, shape=()) for x in jax.tree.leaves(inputs)]
+    return jax.tree.map(lambda x: x + sum(zero.astype(x.dtype) for zero in zeros), inputs)

@@ -1,0 +1,72 @@
+r"""Attention to parts of the keys becomes attention to all of them.
+
+A part p gives its output o_p and the logarithm of its sum of exponentials, L_p. Then
+
+    L = log sum_p exp(L_p)        o = sum_p exp(L_p - L) o_p
+
+Ring attention passes keys around and merges what each part gave; split-k decoding cuts one long
+cache. An attention sink is a part whose value is 0: all it does is take weight.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from toolkit.attention._shapes import HeadGates, HeadValues
+
+
+def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, HeadGates]:
+    """Merge what attention to disjoint parts of the keys returned.
+
+        L = log sum_p exp(L_p)        o = sum_p exp(L_p - L) o_p
+
+    Args:
+        *parts: of each part its output [batch, time, heads, value] and its residual
+            [batch, time, heads], as `softmax_attention(..., return_residual=True)` returns them.
+
+    Returns:
+        Output and residual of attention to all of the keys; differentiable any number of times.
+
+    Raises:
+        ValueError: no part.
+
+    Source: Dao et al. (2022), arXiv:2205.14135, section 3.1; Liu et al. (2023), arXiv:2310.01889
+        (ring attention).
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 4, 2, 4))
+        >>> halves = []
+        >>> for keys in (slice(0, 2), slice(2, 4)):
+        ...     out, _, residual = softmax_attention(
+        ...         q, k[:, keys], v[:, keys], is_causal=False, return_residual=True
+        ...     )
+        ...     halves.append((out, residual))
+        >>> out, residual = merge_attention(*halves)
+        >>> out.shape, residual.shape
+        ((1, 4, 2, 4), (1, 4, 2))
+    """
+    if not parts:
+        raise ValueError("merge_attention needs at least one part; got none.")
+    residuals = jnp.stack([residual for _, residual in parts])
+    largest = lax.stop_gradient(residuals.max(axis=0))
+    largest = jnp.where(largest == -jnp.inf, 0, largest)  # no part sees anything
+    weights = jnp.exp(residuals - largest)
+    total = weights.sum(axis=0)
+    is_empty = total == 0
+    total = jnp.where(is_empty, 1, total)
+    shares = (weights / total)[..., None]
+    out = sum(
+        share * out.astype(share.dtype) for share, (out, _) in zip(shares, parts, strict=True)
+    )
+    residual = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
+    return out.astype(parts[0][0].dtype), residual
+
+
+def with_sinks(
+    out: HeadValues, residual: HeadGates, sinks: Float[Array, "heads"]
+) -> tuple[HeadValues, HeadGates]:
+    """Merge with a part whose score is the head's sink and whose value is 0."""
+    sinks = sinks.astype(residual.dtype).reshape(1, 1, -1)
+    share = jax.nn.sigmoid(residual - sinks)[..., None]
+    return (share * out.astype(share.dtype)).astype(out.dtype), jnp.logaddexp(residual, sinks)

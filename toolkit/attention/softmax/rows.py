@@ -1,0 +1,119 @@
+"""Softmax attention by whole rows of the matrix of scores.
+
+All rows at once are the "dense" form. Some at a time, recomputed wherever they are needed, take
+memory linear in time and are differentiated by JAX: what `_derivatives.py` calls the equation.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._attend import masked_softmax
+from toolkit.attention._precision import accumulator
+from toolkit.attention._visibility import Extent, sees
+from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
+
+ROWS = 128  # in a chunk
+
+
+def attend_rows(
+    options: Options, inputs: Inputs, context: Context, first: Int[Array, ""] | int = 0
+) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
+    """Output and log-sum-exp of consecutive queries, the first of which is number `first`.
+
+    What has a query axis (q, bias, mask, documents) holds these queries only.
+    """
+    q, k, v, bias, slopes = inputs
+    batch, time, heads, _ = q.shape
+    key_heads, keys, precise = k.shape[1], k.shape[3], accumulator(q.dtype)
+    group = heads // key_heads
+
+    def by_group(x):  # [batch, heads, ...] with heads in groups, either of them perhaps 1
+        return x[:, :, None] if x.shape[1] == 1 else x.reshape(-1, key_heads, group, *x.shape[2:])
+
+    query, key = first + jnp.arange(time, dtype=jnp.int32), jnp.arange(keys, dtype=jnp.int32)
+    extent = Extent(*(jnp.asarray(x, jnp.int32).reshape(-1, 1, 1, 1, 1) for x in context.extent))
+    position = extent.query_start + query[:, None].reshape(1, 1, 1, time, 1)
+    key_position = key.reshape(1, 1, 1, 1, keys)
+    visible = sees(position, key_position, extent, options.window)
+    if context.segments is not None:
+        same = context.segments.query[:, :, None] == context.segments.key[:, None, :]
+        visible = visible & same[:, None, None]
+    if context.mask is not None:
+        visible = visible & by_group(context.mask)
+
+    # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
+    q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))
+    is_finite = (k_is_finite.all(axis=2) & v_is_finite.all(axis=2))[:, :, None, None]
+    is_sound = (is_finite | ~visible).all(axis=-1)
+    is_sound = is_sound & by_group(q_is_finite.all(axis=-1).swapaxes(1, 2))
+    q, k, v = (
+        jnp.where(ok, x, 0)
+        for ok, x in zip((q_is_finite, k_is_finite, v_is_finite), (q, k, v), strict=True)
+    )
+    q = by_group(q.swapaxes(1, 2))
+    products = jnp.einsum("bngtk,bnks->bngts", q, k, preferred_element_type=precise)
+    scores = capped(products, options)
+    if bias is not None:
+        scores = scores + by_group(bias.astype(precise))
+    if slopes is not None:
+        distance = jnp.abs(position - key_position).astype(precise)
+        scores = scores - slopes.astype(precise).reshape(1, key_heads, group, 1, 1) * distance
+    exponentials, total, lse = masked_softmax(scores, visible)
+    weights = exponentials / total
+    if options.dropout_rate:
+        entry, head, query, key = jnp.indices((batch, heads, time, keys), jnp.int32, sparse=True)
+        numbers = entry, head, first + query, key
+        keep = kept(context.dropout_key, options.dropout_rate, *numbers)
+        weights = jnp.where(by_group(keep), weights / (1 - options.dropout_rate), 0)
+    out = jnp.einsum(
+        "bngts,bnvs->btngv", weights.astype(v.dtype), v, preferred_element_type=precise
+    )
+    nan = jnp.where(is_sound, 0, jnp.nan).astype(precise)
+    lse = (lse[..., 0] + nan).reshape(batch, heads, time).swapaxes(1, 2)
+    out = out + nan.transpose(0, 3, 1, 2)[..., None]
+    return out.reshape(batch, time, heads, -1).astype(q.dtype), lse
+
+
+def attend_chunks(options: Options, inputs: Inputs, context: Context):
+    """As `attend_rows`, for all queries in chunks, which every pass over them computes anew."""
+    time = inputs.q.shape[1]
+    if time <= ROWS:
+        return attend_rows(options, inputs, context)
+    chunks = -(-time // ROWS)
+
+    def split(x, axis):  # [chunks, ...], or None where there is nothing, or the same for all
+        if x is None or x.shape[axis] == 1:
+            return None
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, chunks * ROWS - time)
+        x = jnp.pad(x, widths).reshape(*x.shape[:axis], chunks, ROWS, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    segments = context.segments
+    of_chunks = (
+        split(inputs.q, 1),
+        split(inputs.bias, 2),
+        split(context.mask, 2),
+        split(segments and segments.query, 1),
+    )
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def chunk(first, of_chunk, inputs, context):
+        q, bias, mask, documents = of_chunk
+        inputs = inputs._replace(q=q, bias=inputs.bias if bias is None else bias)
+        context = context._replace(
+            mask=context.mask if mask is None else mask,
+            segments=segments and segments._replace(query=documents),
+        )
+        return attend_rows(options, inputs, context, first)
+
+    def join(x):
+        return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], chunks * ROWS, *x.shape[3:])[:, :time]
+
+    firsts = ROWS * jnp.arange(chunks, dtype=jnp.int32)
+    run = lambda x: chunk(*x, inputs, context)  # noqa: E731
+    return tuple(map(join, lax.map(run, (firsts, of_chunks))))

@@ -1,0 +1,78 @@
+r"""What a score is, for the forms of softmax attention that compute it.
+
+    s_ij = c tanh(scale q_i . k_j / c) + bias_ij - slope |i - j|
+    p_ij = exp(s_ij - lse_i) for the keys j that query i sees, of which dropout keeps some
+
+c is `logits_soft_cap`. The cap comes before the bias, as in FlashAttention.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._visibility import Extent, Segments, Window
+
+
+class Options(NamedTuple):
+    """What is fixed when compiling.
+
+    Attributes:
+        scale: factor of the products of queries and keys.
+        window: keys that a query sees before and after its own place.
+        logits_soft_cap: bound of the scaled products; None for none.
+        dropout_rate: share of the weights that dropout takes.
+    """
+
+    scale: float
+    window: Window
+    logits_soft_cap: float | None = None
+    dropout_rate: float = 0.0
+
+
+class Inputs(NamedTuple):
+    """What attention is differentiated by; keys and values have time last."""
+
+    q: Float[Array, "batch query_time heads key"]
+    k: Float[Array, "batch key_heads key key_time"]
+    v: Float[Array, "batch key_heads value key_time"]
+    bias: Float[Array, "#batch #heads #query_time #key_time"] | None = None
+    alibi_slopes: Float[Array, "heads"] | None = None
+
+
+class Context(NamedTuple):
+    """What else it depends on; see `Extent` and `Segments`."""
+
+    extent: Extent
+    segments: Segments | None = None
+    mask: Bool[Array, "#batch #heads #query_time #key_time"] | None = None
+    dropout_key: Array | None = None
+
+
+def capped(products: Array, options: Options) -> Array:
+    """The scaled products, bounded."""
+    products = products * options.scale
+    cap = options.logits_soft_cap
+    return products if cap is None else cap * jnp.tanh(products / cap)
+
+
+def kept(
+    key: Array,
+    rate: float,
+    entry: Int[Array, "*#sizes"],
+    head: Int[Array, "*#sizes"],
+    query: Int[Array, "*#sizes"],
+    key_number: Int[Array, "*#sizes"],
+) -> Bool[Array, "*sizes"]:
+    """Which weights dropout keeps, each by a number of its own.
+
+    The number follows from the key, the batch entry, the head, the query and the key alone, so any
+    tile of it is drawn without the rest, and again in the backward pass.
+    """
+    fold = jax.vmap(jax.random.fold_in)
+    for number in (entry, head, query, key_number):
+        shape = jnp.broadcast_shapes(key.shape, number.shape)
+        key, number = (jnp.broadcast_to(x, shape).reshape(-1) for x in (key, number))
+        key = fold(key, number).reshape(shape)
+    return jax.random.key_data(key)[..., 0] >= jnp.uint32(round(rate * 2**32))

@@ -1,0 +1,255 @@
+r"""Softmax attention, exact: causal or not, grouped queries, windows, packed documents, biases.
+
+    o_i = sum_j p_ij v_j        p_ij = exp(s_ij) / sum_j' exp(s_ij')        s_ij = scale q_i . k_j
+
+where j runs over the keys that query i sees. `softmax_attention_reference` is this equation;
+"dense" computes it with the whole matrix of scores (`rows.py`), and "blockwise" in tiles
+(`blockwise.py`). What may be added to a score, and when, says `scores.py`.
+
+Numbers: scores, exponentials and sums are float32 for bfloat16 and float16 inputs, and float64
+for float64. A query that sees no key gives 0. What a query does not see never shows in its output
+or in the gradients of a loss on it, even NaN; a query that sees a number that is not finite gives
+NaN, and so does one whose scores overflow.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import show_overflow
+from toolkit.attention._checks import (
+    check_broadcasts,
+    check_choice,
+    check_count,
+    check_floating,
+    check_inputs,
+)
+from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
+from toolkit.attention._visibility import Extent, Window, packed, seen_window
+from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
+from toolkit.attention.softmax.forms import attend_to_keys
+from toolkit.attention.softmax.merge import with_sinks
+from toolkit.attention.softmax.scores import Context, Inputs, Options
+
+
+def softmax_attention(
+    q: Queries,
+    k: OtherKeys,
+    v: OtherValues,
+    *,
+    bias: Float[Array, "#batch #heads #time #key_time"] | None = None,
+    mask: Bool[Array, "#batch #heads #time #key_time"] | None = None,
+    scale: float | Float[Array, ""] | None = None,
+    is_causal: bool = True,
+    query_offset: int | Int[Array, "*batch"] | None = None,
+    query_seq_lengths: Int[Array, "batch"] | None = None,
+    key_value_seq_lengths: Int[Array, "batch"] | None = None,
+    sliding_window: int | None = None,
+    local_window_size: int | tuple[int | None, int | None] | None = None,
+    logits_soft_cap: float | None = None,
+    alibi_slopes: Float[Array, "heads"] | None = None,
+    sinks: Float[Array, "heads"] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    segment_ids: SegmentIds | None = None,
+    initial_state: KVCache | None = None,
+    return_residual: bool = False,
+    implementation: str | None = None,
+) -> tuple[Any, ...]:
+    """Softmax attention of every token to the tokens it sees.
+
+        o_i = sum_j softmax_j(s_ij) v_j
+        s_ij = c tanh(scale q_i . k_j / c) + bias_ij - slope |i - j|
+
+    Every argument may be combined with every other, except that `initial_state` goes without the
+    arguments that count keys: bias, mask, query_offset, the lengths and local_window_size.
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, key_time, key_value_heads, key]; heads is a multiple of key_value_heads,
+            and consecutive query heads share a key head (grouped queries).
+        v: values [batch, key_time, key_value_heads, value].
+        bias: added to the scores; [batch, heads, time, key_time], of which any may be 1.
+        mask: whether a query sees a key, as far as the rest allows; the same axes, boolean.
+        scale: factor of the products, a number or a traced one; None for key ** -0.5.
+        is_causal: a token sees no token after itself.
+        query_offset: place of the first query among the keys, one for all or one per sequence
+            [batch]. With None, which is 0, query i sees keys up to i as in jax.nn; a chunk at the
+            end of a prompt has key_time - time.
+        query_seq_lengths: queries that count [batch]; those after them give 0.
+        key_value_seq_lengths: keys that count [batch].
+        sliding_window: tokens seen, itself included (on each side if not causal); None for all.
+        local_window_size: tokens seen before and after itself (left, right), itself apart, or one
+            number for both; None in place of either for all. Another way to say `sliding_window`.
+        logits_soft_cap: bound c of the scaled products; None for none.
+        alibi_slopes: slope per head [heads] of a penalty on distance.
+        sinks: score per head [heads] of a key without a value, which every query sees.
+        dropout_rate: share of the weights that become 0, while the others grow to make up for it.
+        dropout_key: random key of the dropout. Both implementations drop the same weights.
+        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
+            document, and a token sees its own.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended.
+        return_residual: return the log-sum-exp as well.
+        implementation: "dense", "blockwise", or None for dense on short and blockwise on long
+            inputs. Both compute the same function.
+
+    Returns:
+        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
+        `initial_state`). With `return_residual` third the logarithm of every query's sum of
+        exponentials, the sink's included, [batch, time, heads] in the precision of sums;
+        -inf where nothing is seen. `merge_attention` needs it.
+
+    Raises:
+        ValueError: shapes that do not fit, a window below 1 or above the cache's capacity, an
+            unknown implementation, a full cache, arguments that exclude each other.
+        TypeError: not floating point, different dtypes, segment_ids that are not integers.
+
+    Cost:
+        2 batch heads time^2 (key + value) FLOPs, half of it when causal, time * window instead of
+        time^2 in a window; the backward pass 2.5 times that. Memory: linear in time when blockwise,
+        batch heads time^2 when dense. Forward mode and derivatives beyond the first gradient work
+        for both, linear in time, but skip nothing: as many FLOPs as without mask or window.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.2.1; Ainslie et al. (2023),
+        arXiv:2305.13245 (grouped queries); Beltagy et al. (2020), arXiv:2004.05150 (window); Press
+        et al. (2021), arXiv:2108.12409 (ALiBi); Gemma Team (2024), arXiv:2408.00118 (cap); OpenAI
+        (2025), arXiv:2508.10925 (sinks).
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 3, 2, 4))
+        >>> out, _ = softmax_attention(q, k, v)
+        >>> out.shape
+        (1, 3, 2, 4)
+    """
+    window = window_of(is_causal, sliding_window, local_window_size)
+    counted = {
+        "bias": bias,
+        "mask": mask,
+        "query_offset": query_offset,
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+        "local_window_size": local_window_size,
+    }
+    of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads)
+    check_choice("implementation", implementation, (None, "dense", "blockwise"))
+    if logits_soft_cap is not None and not logits_soft_cap > 0:
+        raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
+    q, scale = fixed_scale(q, scale)
+    options = Options(
+        scale, window, logits_soft_cap and float(logits_soft_cap), float(dropout_rate)
+    )
+    dropout_key = _checked_key(dropout_rate, dropout_key)
+    out, cache, residual = _attend(
+        Inputs(q, k, v, bias, alibi_slopes),
+        sinks,
+        (0 if query_offset is None else query_offset, query_seq_lengths, key_value_seq_lengths),
+        mask,
+        segment_ids,
+        initial_state,
+        dropout_key,
+        options=options,
+        sliding_window=sliding_window if sliding_window is None else int(sliding_window),
+        implementation=implementation,
+    )
+    return (out, cache, residual) if return_residual else (out, cache)
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnames=("options", "sliding_window", "implementation"))
+def _attend(
+    inputs,
+    sinks,
+    places,
+    mask,
+    segment_ids,
+    initial_state,
+    dropout_key,
+    *,
+    options,
+    sliding_window,
+    implementation,
+):
+    offset, query_lengths, key_lengths = places
+    time = inputs.q.shape[1]
+    keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
+    stop = keys.shape[3] if key_lengths is None else jnp.minimum(key_lengths, keys.shape[3])
+    extent, cache = Extent(offset, 0, stop), None
+    segments = packed(segment_ids)
+    if initial_state is not None:
+        keys, values, extent, segments, cache = append(
+            initial_state, keys, values, segment_ids, is_ring=sliding_window is not None
+        )
+    inputs, context = (
+        inputs._replace(k=keys, v=values),
+        Context(extent, segments, mask, dropout_key),
+    )
+    out, residual = attend_to_keys(inputs, context, options, implementation)
+    if sinks is not None:
+        out, residual = with_sinks(out, residual, sinks)
+    if query_lengths is not None:
+        counts = (jnp.arange(time) < query_lengths[:, None])[..., None]
+        out = jnp.where(counts[..., None], out, 0)
+        residual = jnp.where(counts, residual, -jnp.inf)
+    if cache is not None and sliding_window is None:
+        out = show_overflow(out, cache)
+    return out, cache, residual
+
+
+def window_of(is_causal, sliding_window, local_window_size) -> Window:
+    """The one window that the arguments describe."""
+    window = seen_window(is_causal, check_window(sliding_window))
+    if local_window_size is None:
+        return window
+    if sliding_window is not None:
+        raise ValueError("sliding_window and local_window_size say the same; give one of them.")
+    is_pair = isinstance(local_window_size, tuple) and len(local_window_size) == 2
+    left, right = local_window_size if is_pair else (local_window_size,) * 2
+    for side in (left, right):
+        if side is not None or not is_pair:
+            check_count("local_window_size", side, 0, " on a side")
+    left, right = (side if side is None else int(side) for side in (left, right))
+    return left, 0 if is_causal else right
+
+
+def _checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
+    """The random key of a dropout whose arguments fit each other; None without dropout."""
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
+    if not dropout_rate:
+        return None
+    if dropout_key is None:
+        raise ValueError("dropout_rate needs a dropout_key, such as jax.random.key(0).")
+    is_typed = jax.dtypes.issubdtype(dropout_key.dtype, jax.dtypes.prng_key)
+    return dropout_key if is_typed else jax.random.wrap_key_data(dropout_key)
+
+
+def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads) -> None:
+    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids, **of_heads}
+    lengths = ("query_seq_lengths", "key_value_seq_lengths")
+    arrays |= {name: counted[name] for name in lengths}
+    sizes = check_inputs(softmax_attention, **arrays)
+    axes = {axis: sizes[axis] for axis in ("batch", "heads", "time", "key_time")}
+    check_broadcasts("bias", counted["bias"], axes)
+    check_broadcasts("mask", counted["mask"], axes)
+    if counted["bias"] is not None:
+        check_floating("bias", counted["bias"])
+    if counted["mask"] is not None and counted["mask"].dtype != bool:
+        raise TypeError(f"mask must be boolean; got {counted['mask'].dtype}.")
+    same = None if initial_state is None else "initial_state"
+    same = same if segment_ids is None else "segment_ids"
+    if same is not None and sizes["time"] != sizes["key_time"]:
+        raise ValueError(
+            f"with {same} queries and keys are the same tokens; "
+            f"got {sizes['time']} and {sizes['key_time']} of them."
+        )
+    if initial_state is not None:
+        for name, value in counted.items():
+            if value is not None:
+                raise ValueError(f"{name} counts keys without a cache; give no initial_state.")
+        check_kv_cache(initial_state, sizes, k, sliding_window, segment_ids)
