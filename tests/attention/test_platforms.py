@@ -29,8 +29,8 @@ def test_heads_are_one_batch_on_accelerators_and_one_by_one_on_a_cpu(name):
         for platform in ("cpu", "cuda", "tpu")
     }
     assert loops["cuda"] == loops["tpu"]
-    # Forward and backward, over sequences and over heads.
-    assert loops["cpu"] >= loops["cuda"] + 4
+    # Forward and backward.
+    assert loops["cpu"] >= loops["cuda"] + 2
 
 
 def test_the_cheaper_selection_is_the_platforms():

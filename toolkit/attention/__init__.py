@@ -4,6 +4,7 @@ Softmax attention, full, grouped or windowed (`softmax/`)
     softmax_attention            attend over a sequence; into a cache when given one
     softmax_attention_reference  the same as the bare equation
     merge_attention              join what attention to parts of the keys gave
+    online_softmax               the softmax of tiles, and how often its sums are rescaled
     softmax_attention_step       decode one token against a cache
     KVCache                      the keys and values of earlier tokens, time last; in int8 if wanted
     quantisation_error           what int8 costs in exactness
@@ -100,6 +101,7 @@ from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.merge import merge_attention
+from toolkit.attention.softmax.online import online_softmax
 from toolkit.attention.softmax.quantisation import quantisation_error
 from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.softmax_attention import softmax_attention
@@ -162,6 +164,7 @@ __all__ = [
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
+    "online_softmax",
     "quantisation_error",
     "retention",
     "retention_log_decay",

@@ -59,6 +59,8 @@ def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
     One that is an array, as a learned temperature is, multiplies the queries instead.
     """
     if isinstance(scale, Array):
+        if scale.ndim:
+            raise ValueError(f"scale must be one number; got shape {tuple(scale.shape)}.")
         precise = accumulator(q.dtype)
         return (q.astype(precise) * scale.astype(precise)).astype(q.dtype), 1.0
     return q, float(q.shape[-1] ** -0.5 if scale is None else scale)

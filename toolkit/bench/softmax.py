@@ -7,6 +7,10 @@ import jax
 import numpy as np
 
 from toolkit.attention import mixer, softmax_attention
+from toolkit.attention._visibility import Extent, seen_window
+from toolkit.attention.softmax.forms import attend_to_keys
+from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.tiles import largest_tile
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, bound, weighted_gradient
 from toolkit.bench.peers import plain_and_spread, torch_sdpa
@@ -19,6 +23,7 @@ HEADS, SIZE = 8, 64
 
 def cases(cores: int) -> Iterator[Case]:
     """Causal attention forward and forward+backward at 2048 and 4096 tokens."""
+    other_side = 512 if largest_tile() == 256 else 256  # than the one that follows the cores
     for time in (2048, 4096):
         q, k, v, weight = (
             jax.random.normal(key, (1, time, HEADS, SIZE))
@@ -28,6 +33,12 @@ def cases(cores: int) -> Iterator[Case]:
         def blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return softmax_attention(q, k, v, implementation="blockwise")[0]
 
+        def other_tiles(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            inputs = Inputs(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1))
+            context = Context(Extent(0, 0, k.shape[1]))
+            options = Options(SIZE**-0.5, seen_window(True, None))
+            return attend_to_keys(inputs, context, options, "blockwise", other_side)[0]
+
         def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
@@ -36,7 +47,11 @@ def cases(cores: int) -> Iterator[Case]:
             args = (weight, q, k, v) if backward else (q, k, v)
             contenders: dict[str, Callable[[], Any]] = {}
             memory = []
-            for name, form in {"toolkit, blockwise": blockwise, "jax.nn": dense}.items():
+            for name, form in {
+                "toolkit, blockwise": blockwise,
+                f"toolkit, tiles of {other_side}": other_tiles,
+                "jax.nn": dense,
+            }.items():
                 compiled = (
                     jax.jit(weighted_gradient(form, 3) if backward else form).lower(*args).compile()
                 )

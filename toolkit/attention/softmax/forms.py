@@ -23,7 +23,11 @@ DENSE_UP_TO = 128
 
 
 def attend_to_keys(
-    inputs: Inputs, context: Context, options: Options, implementation: str | None = None
+    inputs: Inputs,
+    context: Context,
+    options: Options,
+    implementation: str | None = None,
+    largest_tile: int | None = None,
 ) -> tuple[Float[Array, "batch query_time heads value"], Float[Array, "batch query_time heads"]]:
     """Output and log-sum-exp of softmax attention to keys and values that have time last."""
     time, heads = inputs.q.shape[1:3]
@@ -35,7 +39,7 @@ def attend_to_keys(
         whole = even_tile(time, time), even_tile(keys, keys)
         cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)
     else:
-        cut = tiling(time, keys, heads, key_heads, options.window)
+        cut = tiling(time, keys, heads, key_heads, options.window, largest_tile)
         forward = partial(attend_tiles, options, cut)
     backward = partial(attend_tiles_backward, options, cut)
     function = differentiable(forward, backward, partial(attend_chunks, options))
