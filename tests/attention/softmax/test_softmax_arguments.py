@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from jax import lax
 
 from toolkit.attention import (
     merge_attention,
@@ -29,8 +28,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "largest_tile", lambda: 16)
 
 
-def numbers(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float64)
+def numbers(seed, *shape, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def broadcasting(*sizes):
@@ -101,7 +100,9 @@ def holds(call):
         assert_close(got, wanted)
 
 
-FEW = settings(max_examples=4, deadline=None, derandomize=True, database=None)
+FEW = settings(
+    max_examples=4, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
+)
 MANY = settings(FEW, max_examples=40, suppress_health_check=list(HealthCheck))
 
 
@@ -187,7 +188,7 @@ def test_derivatives_of_any_mode_are_the_equations(form, mode, monkeypatch):
 
 def test_merged_parts_are_the_whole():
     """Ring attention and split-k: keys in parts of any length, one of them seen by no query."""
-    q, k, v = (numbers(seed, BATCH, 24, HEADS, KEY).astype(jnp.float32) for seed in range(3))
+    q, k, v = (numbers(seed, BATCH, 24, HEADS, KEY, dtype=np.float32) for seed in range(3))
 
     def whole(q, k, v):
         return softmax_attention(q, k, v, return_residual=True)[::2]
@@ -227,8 +228,10 @@ def test_merged_parts_are_the_whole():
 def test_overflowing_scores_give_nan_as_in_jax_nn(form):
     q = jnp.full((1, 3, 1, 4), 1e30, jnp.float32)
     for k in (q, -q):
-        wanted = jax.nn.dot_product_attention(q, k, q, is_causal=True)
-        out, _, residual = softmax_attention(q, k, q, implementation=form, return_residual=True)
+        wanted = jax.nn.dot_product_attention(q, k, q)
+        out, _, residual = softmax_attention(
+            q, k, q, is_causal=False, implementation=form, return_residual=True
+        )
         assert jnp.isnan(wanted).all()
         assert jnp.isnan(out).all()
         assert jnp.isnan(residual).all()
@@ -236,7 +239,7 @@ def test_overflowing_scores_give_nan_as_in_jax_nn(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gradient_that_is_not_finite_stays_in_its_document(form):
-    q, k, v = (numbers(seed, 1, 20, 2, KEY).astype(jnp.float32) for seed in range(3))
+    q, k, v = (numbers(seed, 1, 20, 2, KEY, dtype=np.float32) for seed in range(3))
     segment_ids = (jnp.arange(20) >= 10).astype(jnp.int32)[None]
     attend = partial(softmax_attention, segment_ids=segment_ids, implementation=form)
     _, backward = jax.vjp(lambda *qkv: attend(*qkv)[0], q, k, v)
@@ -249,10 +252,10 @@ def test_a_gradient_that_is_not_finite_stays_in_its_document(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_huge_token_that_a_loss_does_not_reach_leaves_its_gradient_alone(form):
-    q, k, v = (numbers(seed, 1, 20, 2, KEY).astype(jnp.float32) for seed in range(3))
+    q, k, v = (numbers(seed, 1, 20, 2, KEY, dtype=np.float32) for seed in range(3))
     loss = lambda q, k, v: softmax_attention(q, k, v, implementation=form)[0][:, :15].sum()  # noqa: E731
     gradient = jax.grad(loss, argnums=(0, 1, 2))
-    q, k = q.at[:, 15:].set(1e30), k.at[:, 15:].set(1e30)
+    q[:, 15:], k[:, 15:] = 1e30, 1e30
     assert all(jnp.isfinite(x).all() for x in gradient(q, k, v))
 
 
@@ -313,7 +316,7 @@ def test_rescaling_less_often_changes_nothing_but_the_count():
     """Scores that grow along the keys, as when attention is to what is near."""
     rows, keys = 50, 170
     with jax.enable_x64(True):
-        scores = numbers(0, rows, keys) + jnp.linspace(0, 6, keys)
+        scores = numbers(0, rows, keys) + np.linspace(0, 6, keys)
         values = numbers(1, keys, VALUE)
         wanted = jax.nn.softmax(scores, axis=-1) @ values
         counts = []
@@ -321,19 +324,9 @@ def test_rescaling_less_often_changes_nothing_but_the_count():
             out, lse, rescales = online_softmax(scores, values, tile=16, slack=slack)
             assert_close((out, lse), (wanted, jax.nn.logsumexp(scores, axis=-1)), 1e-13)
             counts.append(int(rescales.sum()))
-        raised = (
-            jnp.diff(
-                lax.cummax(
-                    jnp.pad(scores, ((0, 0), (0, 6)), constant_values=-9.0)
-                    .reshape(rows, -1, 16)
-                    .max(axis=2),
-                    axis=1,
-                ),
-                axis=1,
-            )
-            > 0
-        )
-    assert counts[0] == raised.sum()
+    padded = np.pad(scores, ((0, 0), (0, -keys % 16)), constant_values=-9)
+    largest = np.maximum.accumulate(padded.reshape(rows, -1, 16).max(axis=2), axis=1)
+    assert counts[0] == np.sum(np.diff(largest, axis=1) > 0)
     assert counts[1] < counts[0] / 3
     # Where nothing is seen yet, or ever, there is nothing to rescale.
     out, lse, rescales = online_softmax(jnp.full((1, 8), -jnp.inf), jnp.ones((8, 2)), tile=4)

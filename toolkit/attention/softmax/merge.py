@@ -51,11 +51,11 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
     residuals = jnp.stack([residual for _, residual in parts])
     largest = lax.stop_gradient(residuals.max(axis=0))
     largest = jnp.where(largest == -jnp.inf, 0, largest)  # no part sees anything
-    weights = jnp.exp(residuals - largest)
+    weights = jnp.exp(residuals - largest[None])
     total = weights.sum(axis=0)
     is_empty = total == 0
     total = jnp.where(is_empty, 1, total)
-    shares = (weights / total)[..., None]
+    shares = (weights / total[None])[..., None]
     out = sum(
         share * out.astype(share.dtype) for share, (out, _) in zip(shares, parts, strict=True)
     )

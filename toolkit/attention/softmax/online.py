@@ -76,7 +76,8 @@ def online_softmax(
         rescale = jnp.where(is_raised, jnp.exp(largest - raised), 1)
         total = rescale * total + p.sum(axis=1, keepdims=True)
         out = rescale * out + p @ values
-        return (raised, total, out, rescales + (is_raised & (largest > -jnp.inf))), None
+        is_rescaled = is_raised & (largest > -jnp.inf)
+        return (raised, total, out, rescales + is_rescaled.astype(jnp.int32)), None
 
     start = (
         jnp.full_like(scores, -jnp.inf, shape=(rows, 1)),

@@ -65,16 +65,18 @@ def softmax_attention_reference(
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
     time, keys = q.shape[1], k.shape[1]
 
-    query = jnp.arange(time).reshape(1, 1, -1, 1)
-    key = jnp.arange(keys).reshape(1, 1, 1, -1)
-    place = query if past is None else query + jnp.asarray(past).reshape(-1, 1, 1, 1)
+    query = jnp.arange(time, dtype=jnp.int32).reshape(1, 1, -1, 1)
+    key = jnp.arange(keys, dtype=jnp.int32).reshape(1, 1, 1, -1)
+    place = query if past is None else query + jnp.asarray(past, jnp.int32).reshape(-1, 1, 1, 1)
     visible = jnp.ones((1, 1, time, keys), bool) if mask is None else mask
     if left is not None:
         visible = visible & (key >= place - left)
     if right is not None:
         visible = visible & (key <= place + right)
     if key_value_seq_lengths is not None:
-        visible = visible & (key < key_value_seq_lengths.reshape(-1, 1, 1, 1))
+        visible = visible & (
+            key < jnp.asarray(key_value_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
+        )
     if segment_ids is not None:
         visible = visible & (segment_ids[:, :, None] == documents[:, None, :])[:, None]
 
@@ -94,7 +96,7 @@ def softmax_attention_reference(
         p = p * jax.nn.sigmoid(residual - sinks)
         residual = jnp.logaddexp(residual, sinks)
     if query_seq_lengths is not None:
-        counts = query < query_seq_lengths.reshape(-1, 1, 1, 1)
+        counts = query < jnp.asarray(query_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
         p, residual = jnp.where(counts, p, 0), jnp.where(counts, residual, -jnp.inf)
     if dropout_rate:
         numbers = jnp.indices(scores.shape, dtype=jnp.int32, sparse=True)

@@ -193,7 +193,8 @@ def _attend(
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
     if query_lengths is not None:
-        counts = (jnp.arange(time) < query_lengths[:, None])[..., None]
+        numbers = jnp.arange(time, dtype=jnp.int32)
+        counts = (numbers[None] < query_lengths.astype(jnp.int32)[:, None])[..., None]
         out = jnp.where(counts[..., None], out, 0)
         residual = jnp.where(counts, residual, -jnp.inf)
     if cache is not None and sliding_window is None:
