@@ -17,6 +17,7 @@ FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
 )  # fmt: skip
+WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
@@ -81,6 +82,18 @@ def test_numbers_are_given_once_and_controls_are_documented(name: str) -> None:
     table = panel.view.table()
     assert [*panel.view.row(-1).values()] == [*table.rows[-1]]
     assert all(f"\n    {control}: " in type(panel).__doc__ for control in panel._controls)
+
+
+@pytest.mark.parametrize(
+    "name", ["ReadingPanel", *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_TEXT)]
+)
+def test_token_slider_is_as_long_as_the_text(name: str) -> None:
+    panel = getattr(lab, name)(token=12)
+    slider = panel._control_widgets["token"].inputs[0]
+    panel.text = "a b c"
+    assert slider.max == panel.view.token + 1 == (5 if name == "LoopPanel" else 3)
+    slider.value = 1
+    assert panel.view.token == 0
 
 
 @pytest.mark.parametrize("name", [*FIRST_TIER, "MixerPanel", "MixerCostPanel"])

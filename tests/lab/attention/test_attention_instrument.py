@@ -6,7 +6,6 @@ pytest.importorskip("ipywidgets")
 
 from toolkit.lab.attention import instrument, measurement
 from toolkit.lab.attention.instrument import CostPanel
-from toolkit.lab.attention.reading_panel import ReadingPanel
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Machine
 
 
@@ -14,26 +13,6 @@ from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Machine
 def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("this machine", 1e11, 1e10, 4)
     monkeypatch.setattr(instrument, "this_machine", lambda: machine)
-
-
-def test_token_slider_is_as_long_as_the_sentence() -> None:
-    panel = ReadingPanel(token=12)
-    slider = panel._control_widgets["token"].inputs[0]
-    assert slider.max == 16
-    panel.text = "only three words"
-    assert slider.max == 3
-    assert panel.view.token == 2
-    slider.value = 1
-    assert panel.view.token == 0
-
-
-def test_empty_sentence_shows_its_error_and_recovers() -> None:
-    panel = ReadingPanel()
-    (words,) = panel._control_widgets["text"].inputs
-    words.value = "  "
-    assert "wanted some words" in panel.error
-    words.value = "all is well"
-    assert panel.error == ""
 
 
 @pytest.mark.slow

@@ -61,26 +61,6 @@ def test_dots_mark_the_same_word_up_to_the_token() -> None:
     np.testing.assert_allclose(plot.same.get_ydata(), panel.view.right.share(2, 0)[[0, 2]])
 
 
-def test_the_second_panel_follows_the_menus_of_the_first() -> None:
-    panel = MixerPanel(left="linear", right="gla")
-    costs = MixerCostPanel().follow(panel)
-    assert (costs.left, costs.right) == ("linear", "gla")
-    panel.left = "hgrn2"
-    (menu,) = panel._control_widgets["right"].inputs
-    menu.value = "mamba2"
-    assert (costs.left, costs.right) == ("hgrn2", "mamba2")
-    costs.left = "gdn"  # its own menus still move it alone
-    assert (costs.left, panel.left) == ("gdn", "hgrn2")
-
-
-def test_token_slider_is_as_long_as_the_text() -> None:
-    panel = MixerPanel()
-    slider = panel._control_widgets["token"].inputs[0]
-    panel.text = "only three words"
-    assert slider.max == 3
-    assert panel.view.token == 2
-
-
 def test_a_state_that_outgrows_the_axes_stretches_both() -> None:
     panel = MixerPanel(left="linear", right="gdn")
     norms = 1000 * panel.view.left.state_norm
