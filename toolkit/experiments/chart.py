@@ -1,11 +1,14 @@
 """What the figures of experiments have in common, in the house style."""
 
+import itertools
+from collections.abc import Iterator, Sequence
+
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.figures import FAINT, Look, new_figure
+from toolkit.experiments.results import Results
+from toolkit.figures import FAINT, INK, Look, new_figure
 from toolkit.figures import LOOKS as _NAMED
 
 LOOKS = (
@@ -24,19 +27,34 @@ def two_panels(height: float = 4.6) -> tuple[Figure, tuple[Axes, Axes]]:
     return figure, (left, right)
 
 
-def curve_with_band(
+def looks(results: Results) -> Iterator[tuple[str, Look]]:
+    """The settings that were run, each with its look."""
+    return zip(results.labels, itertools.cycle(LOOKS), strict=False)
+
+
+def draw_curves(
     axes: Axes,
-    x: Float[np.ndarray, "points"],
-    curves: Float[np.ndarray, "seeds points"],
-    look: Look,
-    label: str,
+    results: Results,
+    name: str,
+    x: Sequence[float] | np.ndarray | None = None,
     *,
-    markers: int | tuple[int, int] = 3,
+    has_band: bool = True,
+    every: int = 3,
 ) -> None:
-    """The mean of the seeds as a line with a marker now and then, all seeds as a band."""
-    axes.plot(x, curves.mean(0), color=look.colour, linestyle=look.dashes, marker=look.marker,
-              markevery=markers, label=label)  # fmt: skip
-    axes.fill_between(x, curves.min(0), curves.max(0), color=look.colour, alpha=0.15)
+    """A curve of each setting over `x`, or the training steps: mean, band of all seeds, markers."""
+    for index, (label, look) in enumerate(looks(results)):
+        curves = results.curves(label, name)
+        at = results.curves(label, "step")[0] if x is None else x[: curves.shape[1]]
+        axes.plot(at, curves.mean(0), color=look.colour, linestyle=look.dashes, label=label,
+                  marker=look.marker, markevery=(index % every, every))  # fmt: skip
+        if has_band:
+            axes.fill_between(at, curves.min(0), curves.max(0), color=look.colour, alpha=0.15)
+
+
+def draw_bar(axes: Axes, place: float, samples: list[float], look: Look, width: float) -> None:
+    """The mean of the seeds as a bar, all seeds as dots."""
+    axes.bar(place, np.mean(samples), width, color=look.colour, hatch=look.hatch, edgecolor="white")
+    axes.plot([place] * len(samples), samples, ".", color=INK, markersize=4)
 
 
 def caption_below(figure: Figure, text: str) -> None:

@@ -5,14 +5,12 @@ seed share the teacher and stage 1, whose checkpoints lie beside the runs' own f
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from toolkit.conversion.distillation import divergence_by_loop
@@ -22,12 +20,11 @@ from toolkit.conversion.student import restore
 from toolkit.experiments.chart import LOOKS, caption_below, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
 from toolkit.experiments.results import Results
-from toolkit.experiments.synthetic import answer_loss
+from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
 from toolkit.experiments.verdicts import Claim, above, in_words
 from toolkit.looped import ConversionPlan, LoopedConfig, LoopedLM, restoration_benefits
 from toolkit.looped import student_from as new_student
-from toolkit.training import FitOptions, TrainState, adamw, fit, make_train_step
 
 LAYERS = 3
 TASK = MultiQueryRecall(pairs=4, length=16, vocabulary=32)
@@ -42,7 +39,6 @@ _FINAL = "after stage 2"
 SUPERVISION = {"scheduled": (0.1, 0.7), "every loop": (0.0, 1.0), "last loop": (0.0, 0.0)}
 # Batches no training step draws.
 HELD_OUT, HELD_OUT_BATCH = 1_000_003, 1024
-_LOG_EVERY = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,25 +120,10 @@ def _teacher(seed: int, directory: Path) -> LoopedLM:
     """
     model = LoopedLM(MODEL, rngs=nnx.Rngs(seed))
     model.embedding.embedding[...] *= MODEL.width**0.5
-    graph, params = nnx.split(model)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, TEACHER_STEPS // 20, TEACHER_STEPS)
-    optimizer = adamw(schedule, weight_decay=0.01)
-
-    def sample(seed, step):
-        return TASK.draw(jax.random.fold_in(jax.random.key(seed), step), TEACHER_BATCH)
-
-    result = fit(
-        TrainState.create(params, optimizer),
-        make_train_step(
-            functools.partial(answer_loss, graph), optimizer, sample=sample, most_steps=_LOG_EVERY
-        ),
-        jnp.int32(seed),
-        FitOptions(TEACHER_STEPS, log_every=_LOG_EVERY, keep=1, is_progress_shown=False),
-        directory=directory,
-    )
-    if result.stopped_by is not None:
-        raise Stopped
-    return nnx.merge(graph, result.state.params)
+    recipe = Recipe(MODEL, TASK, steps=TEACHER_STEPS, batch=TEACHER_BATCH)
+    place = Workspace(directory, lambda share: None)
+    trained = train(recipe, seed, place, start=nnx.split(model)[1])
+    return nnx.merge(trained.graph, trained.params)
 
 
 @jax.jit

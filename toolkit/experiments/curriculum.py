@@ -76,7 +76,7 @@ def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels(5.4)
     figure.subplots_adjust(left=0.16)
     for index, label in enumerate(results.labels):
-        look = LOOKS[index // len(_LOOPS) % len(LOOKS)]
+        look = LOOKS[index // len(_LOOPS)]
         samples = results.samples(label, _SOLVED)
         left.barh(index, np.mean(samples), color=look.colour, hatch=look.hatch, edgecolor="white")
         left.plot(samples, [index] * len(samples), ".", color="#1f2933")

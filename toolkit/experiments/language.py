@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.chart import caption_below, draw_curves, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
 from toolkit.experiments.results import Outcome, Results
 from toolkit.experiments.verdicts import Claim, below, in_words
@@ -156,20 +156,15 @@ def _claim(text: str, winner: str, loser: str) -> Claim:
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
-    for index, label in enumerate(results.labels):
-        look = LOOKS[index % len(LOOKS)]
-        style = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
-        curves = results.curves(label, "perplexity by step")
-        left.plot(results.curves(label, "step")[0], curves.mean(0), label=label, **style)
-        rates = results.curves(label, _DECODE)
-        right.plot(CONTEXTS[: rates.shape[1]], rates.mean(0), **style)
+    draw_curves(left, results, "perplexity by step", has_band=False, every=1)
+    draw_curves(right, results, _DECODE, CONTEXTS, has_band=False, every=1)
     left.set(xlabel="training step", ylabel="perplexity of a held-out byte",
              title="At matched parameters and tokens")  # fmt: skip
     left.legend(loc="upper right")
     right.set_xscale("log", base=2)
     right.set_xticks(CONTEXTS, [short(context, "tokens") for context in CONTEXTS])
     right.set_ylim(bottom=0)
-    right.set(xlabel="tokens in the cache", title="decoded tokens per second, one sequence")
+    right.set(xlabel="tokens in the cache", title="decoded tokens per second")
     caption_below(figure, f"Means over the seeds. {caption}")
     return figure
 

@@ -3,9 +3,7 @@
 MQAR at a size that two cores can learn. Every model has two layers of the same width.
 """
 
-import numpy as np
-
-from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
+from toolkit.experiments.chart import caption_below, draw_bar, draw_curves, looks, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.results import Results
 from toolkit.experiments.synthetic import Recipe, train
@@ -52,16 +50,11 @@ def _accuracy(pairs: int) -> str:
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
-    for index, label in enumerate(results.labels):
-        look = LOOKS[index % len(LOOKS)]
-        steps = results.curves(label, "step")[0]
-        curve_with_band(left, steps, results.curves(label, "accuracy by step"), look, label)
+    draw_curves(left, results, "accuracy by step")
+    for index, (label, look) in enumerate(looks(results)):
         for place, pairs in enumerate(PAIRS):
             samples = results.samples(label, _accuracy(pairs))
-            right.bar(place + 0.25 * (index - 1), np.mean(samples), 0.22, color=look.colour,
-                      hatch=look.hatch, edgecolor="white")  # fmt: skip
-            right.plot([place + 0.25 * (index - 1)] * len(samples), samples, ".", color="#1f2933",
-                       markersize=4)  # fmt: skip
+            draw_bar(right, place + 0.25 * (index - 1), samples, look, 0.22)
     left.set(xlabel="training step", ylabel="accuracy", ylim=(0, 1.05),
              title=f"{PAIRS[0]} pairs among {TASK.length} tokens, while training")  # fmt: skip
     left.legend(loc="upper left")

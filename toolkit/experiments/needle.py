@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
+from toolkit.experiments.chart import caption_below, draw_curves, looks, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.results import Results
 from toolkit.experiments.synthetic import Recipe, train
@@ -100,16 +100,11 @@ def _curves(results: Results) -> Iterator[tuple[int, np.ndarray]]:
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
-    for label, look in zip(results.labels, LOOKS, strict=False):
-        curves = results.curves(label, _BY_DISTANCE)
-        distance = 1 + np.arange(curves.shape[1])
-        style = {"color": look.colour, "linestyle": look.dashes, "label": label}
-        curve_with_band(left, distance, curves, look, label, markers=7)
-        left.axvline(_reach(LOOPS[list(EXPERIMENT.settings).index(label)]), color=look.colour,
-                     linewidth=0.8)  # fmt: skip
-        steps = results.curves(label, "step")[0]
-        right.plot(steps, results.curves(label, "accuracy by step").mean(0), marker=look.marker,
-                   markevery=4, **style)  # fmt: skip
+    draw_curves(left, results, _BY_DISTANCE, 1 + np.arange(FARTHEST), every=7)
+    draw_curves(right, results, "accuracy by step", has_band=False, every=4)
+    for label, look in looks(results):
+        reach = _reach(EXPERIMENT.settings[label].model.loops)
+        left.axvline(reach, color=look.colour, linewidth=0.8)
     left.axhline(CHANCE, color="#8a949e", linewidth=1)
     left.set(xlabel="distance of the needle (tokens)", ylabel="accuracy", ylim=(0, 1.05),
              title=f"A window of {WINDOW} tokens, T loops")  # fmt: skip

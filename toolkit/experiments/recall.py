@@ -8,10 +8,9 @@ throughout (`StateBasedRecall.draw_easier`); the accuracies are those of the tas
 import functools
 
 import jax
-import numpy as np
 from flax import nnx
 
-from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
+from toolkit.experiments.chart import caption_below, draw_bar, draw_curves, looks, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.results import Results
 from toolkit.experiments.synthetic import Recipe, Trained, train
@@ -75,14 +74,9 @@ def _execute(recipe: Recipe, seed: int, workspace: Workspace) -> dict:
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels()
-    for index, label in enumerate(results.labels):
-        look = LOOKS[index % len(LOOKS)]
-        steps = results.curves(label, "step")[0]
-        curve_with_band(left, steps, results.curves(label, "accuracy by step"), look, label)
-        samples = results.samples(label, _MOVED)
-        right.bar(index, np.mean(samples), 0.6, color=look.colour, hatch=look.hatch,
-                  edgecolor="white")  # fmt: skip
-        right.plot([index] * len(samples), samples, ".", color="#1f2933")
+    draw_curves(left, results, "accuracy by step")
+    for index, (label, look) in enumerate(looks(results)):
+        draw_bar(right, index, results.samples(label, _MOVED), look, 0.6)
     left.axhline(PASS, color="#8a949e", linewidth=1)
     left.text(0.01, PASS + 0.01, "passes the stage", color="#8a949e", fontsize=9,
               transform=left.get_yaxis_transform())  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from toolkit.experiments.chart import LOOKS, caption_below, curve_with_band, two_panels
+from toolkit.experiments.chart import caption_below, draw_curves, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.results import Outcome, Results
 from toolkit.experiments.synthetic import Recipe, train
@@ -72,15 +72,8 @@ def make_draw(chance: float, title: str) -> Callable[[Results, str], object]:
 
     def draw(results: Results, caption: str):
         figure, (left, right) = two_panels()
-        for index, label in enumerate(results.labels):
-            look = LOOKS[index % len(LOOKS)]
-            style = {"color": look.colour, "linestyle": look.dashes, "label": label}
-            curves = results.curves(label, _BY_POSITION)
-            position = 1 + np.arange(curves.shape[1])
-            curve_with_band(left, position, curves, look, label, markers=(index, 8))
-            steps = results.curves(label, "step")[0]
-            right.plot(steps, results.curves(label, "accuracy by step").mean(0),
-                       marker=look.marker, markevery=(index, 4), **style)  # fmt: skip
+        draw_curves(left, results, _BY_POSITION, 1 + np.arange(LONGER), every=8)
+        draw_curves(right, results, "accuracy by step", has_band=False, every=4)
         left.axvline(TRAINED, color="#8a949e", linewidth=0.8)
         left.axhline(chance, color="#8a949e", linewidth=1)
         left.text(

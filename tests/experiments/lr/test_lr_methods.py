@@ -184,4 +184,4 @@ def test_a_killed_experiment_goes_on_to_the_same_numbers(problem, tmp_path, monk
         return [record["samples"] for record in json.loads(text)]
 
     assert numbers(killed) == numbers((tmp_path / "whole" / "results.json").read_text())
-    assert "not tested" in capsys.readouterr().out
+    assert "not shown" in capsys.readouterr().out
