@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     draw=_draw,
     beyond="language models of millions of parameters, where a search pays off or does not; give "
     "`toolkit.lr.search` such a loss.",
-    minutes=180,
+    minutes=290,
     work=work,
     report=lambda results: report(_cells(results)),
     seeds_together=SEEDS,
