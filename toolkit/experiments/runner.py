@@ -202,9 +202,7 @@ def _report(
     if changed:
         names = ", ".join(repr(name) for name in dict.fromkeys(changed))
         print(f"\nFrom a tree with uncommitted changes, to be run again: {names}.")
-    print(
-        "\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, where all"
-    )
+    print("\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, where")
     print(f"all of at least {LEAST_SEEDS} seeds agree. The claims:\n")
     for verdict in experiment.verdicts(results):
         print(verdict)
