@@ -11,7 +11,8 @@ import optax
 import pytest
 
 from toolkit.lr import MODES, ProbeThenDecay, Request, TrainState, ask, init, search, tell
-from toolkit.lr.candidates import STEPS_PER_CALL, TIMED_STEPS, CandidateRunner
+from toolkit.lr.batches import STEPS_PER_CALL
+from toolkit.lr.candidates import TIMED_STEPS, CandidateRunner
 
 SAME = 2e-4  # relative, float32 over 24 steps
 OVERHEAD = 0.01  # of a step
@@ -72,7 +73,7 @@ def test_candidates_on_many_devices_do_not_talk(runner, state):
     )
     program = runner._programs.several["sharded"]
     start = TrainState(state.step, *copies)
-    compiled = program.lower(start, runner._data, np.int32(2), rates).compile()
+    compiled = program.lower(start, DATA, np.int32(2), rates).compile()
     text = compiled.as_text()
     assert not any(word in text for word in ("all-reduce", "all-gather", "collective-permute"))
 

@@ -1,5 +1,7 @@
 """Drives a search with losses made up, as a training loop would with real ones."""
 
+import numpy as np
+
 from toolkit.lr import ask, init, tell
 
 
@@ -7,6 +9,9 @@ def drive(searcher, losses_of, controller=None, most=None):
     """The controller at the end, or after `most` requests, and (request, is_kept) of each."""
     controller, requests = init(searcher) if controller is None else controller, []
     while (request := ask(searcher, controller)) is not None and len(requests) != most:
-        controller, is_kept = tell(searcher, controller, request, losses_of(request))
+        losses = np.array(losses_of(request), float)
+        if request.kind == "probe" and not request.validate_every:
+            losses[:, 0] = losses[0, 0]  # before the first update candidates are alike
+        controller, is_kept = tell(searcher, controller, request, losses)
         requests.append((request, is_kept))
     return controller, requests

@@ -19,7 +19,8 @@ Search
 * `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
 * `LR_RANGE`: the rates it looks at unless told otherwise
 * `MODES`: the ways to run candidates
-* `SearchProgress`: a search in the middle, as a checkpoint may hold it, with the `TrainState`
+* `SearchProgress`: a search in the middle, as a checkpoint or file may hold it, with the
+  `TrainState`
 
 The same for loops that keep control
 * `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing

@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from toolkit.lr.batches import batch_source
 from toolkit.lr.protocol import Request
 from toolkit.parallel import make_mesh
 from toolkit.parallel.updates import (
@@ -28,7 +29,6 @@ from toolkit.parallel.updates import (
     run_along,
 )
 
-STEPS_PER_CALL = 256
 CANDIDATES_PER_MAP = 4
 TIMED_STEPS = 4
 PROGRAMS_KEPT = 4  # of the last searches: another one with the same functions compiles nothing
@@ -40,8 +40,8 @@ MODES = {
     "vmap": "all in one program, batched",
     "sharded": "all in one program, cut over the devices",
 }
-# Of a state, where candidates share the step and with it every batch.
-_AXES: Any = (None, 0, 0)
+# Candidates share the step, and with it every batch.
+_AXES: Any = TrainState(None, 0, 0, 0)  # pyright: ignore
 
 
 class CandidateRunner:
@@ -59,10 +59,8 @@ class CandidateRunner:
         validation: Callable | None = None,
         sample: Callable | None = None,
     ):
-        # Arrays are passed to the programs, not baked into them.
-        self._data = None if callable(batches) else jax.tree.map(jnp.asarray, batches)
-        drawn = batches if callable(batches) else None
-        self._programs = _programs(loss_fn, optimizer, drawn, sample, validation)
+        self.source = batch_source(batches, sample)
+        self._programs = _programs(loss_fn, optimizer, self.source.draw, validation)
 
     def run(
         self, state: TrainState, request: Request, mode: str = "loop"
@@ -86,11 +84,11 @@ class CandidateRunner:
             padding = np.repeat(rates[-1:], -count % mesh.size, axis=0)
             rates = np.concatenate([rates, padding])
             place = partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec("candidate")))
-        params, optimizer_state = jax.tree.map(
+        copies = jax.tree.map(
             lambda leaf: place(jnp.broadcast_to(leaf, (len(rates), *jnp.shape(leaf)))),
-            (state.params, state.optimizer_state),
+            (state.params, state.optimizer_state, state.model_state),
         )
-        start = TrainState(state.step, params, optimizer_state)
+        start = TrainState(state.step, *copies)
         program, evaluate = self._programs.several[mode], self._programs.evaluate_several
         return self._run(program, evaluate, start, request, rates)[1][:count]
 
@@ -138,17 +136,18 @@ class CandidateRunner:
         rates: np.ndarray,
     ) -> tuple[TrainState, np.ndarray]:
         total, done, curves = rates.shape[-1], 0, []
-        every = request.validate_every
+        every, most, begin = request.validate_every, self.source.steps_per_call, state.step
         while done < total or not curves:
-            count = min(total - done, STEPS_PER_CALL, every - done % every if every else total)
-            padded = np.zeros((*rates.shape[:-1], STEPS_PER_CALL), np.float32)
+            count = min(total - done, most, every - done % every if every else total)
+            padded = np.zeros((*rates.shape[:-1], most), np.float32)
             padded[..., :count] = rates[..., done : done + count]
-            state, losses = program(state, self._data, np.int32(count), padded)
+            data = self.source.data(begin, done, count)
+            state, losses = program(state, data, np.int32(count), padded)
             done += count
             if not every:
                 curves.append(losses[..., :count])
             elif done % every == 0:
-                curves.append(evaluate(state.params)[..., None])
+                curves.append(evaluate(state.params, state.model_state)[..., None])
         return state, np.concatenate([np.atleast_2d(curve) for curve in curves], axis=-1)
 
 
@@ -166,39 +165,38 @@ class _Programs(NamedTuple):
 def _programs(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
-    batches: Callable | None,
-    sample: Callable | None,
+    draw: Callable,
     validation: Callable | None,
 ) -> _Programs:
-    draw = sample or _row_of if batches is None else lambda data, step: batches(step)
     update = make_update(loss_fn, optimizer, draw)
     steps = partial(run_along, update)
-    evaluate = validation if validation is not None else lambda params: jnp.nan
+
+    def evaluate(params: Any, model_state: Any) -> Array:
+        if validation is None:
+            return jnp.array(jnp.nan)
+        return validation(params) if model_state is None else validation(params, model_state)
 
     def one_step(state: TrainState, data: Any, rate: Array, *, layout: tuple) -> tuple:
         state, metrics = update(state, data, rate)
         state = held(state, layout)
         return state, nan_if_diverged(state.params, metrics["loss"].astype(jnp.float32))
 
-    axes = TrainState(*_AXES)
-    batched = jax.vmap(steps, in_axes=(axes, None, None, 0), out_axes=(axes, 0))
+    batched = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
 
     def mapped(state: TrainState, data: Any, count: Array, rates: Array) -> tuple:
         def one(candidate: tuple) -> tuple:
-            params, optimizer_state, rates = candidate
-            start = TrainState(state.step, params, optimizer_state)
-            reached, losses = steps(start, data, count, rates)
-            return reached.params, reached.optimizer_state, losses
+            *own, rates = candidate
+            reached, losses = steps(TrainState(state.step, *own), data, count, rates)
+            return reached.params, reached.optimizer_state, reached.model_state, losses
 
-        candidates = (state.params, state.optimizer_state, rates)
+        candidates = (state.params, state.optimizer_state, state.model_state, rates)
         *reached, losses = jax.lax.map(one, candidates, batch_size=CANDIDATES_PER_MAP)
         return TrainState(state.step + count, *reached), losses
 
     several = {"map": jax.jit(mapped), "vmap": jax.jit(batched)}
     if jax.local_device_count() > 1:
         none, along = PartitionSpec(), PartitionSpec("candidate")
-        specs: Any = (none, along, along)
-        states = TrainState(*specs)
+        states: Any = TrainState(none, along, along, along)  # pyright: ignore
         several["sharded"] = jax.jit(
             jax.shard_map(
                 batched,
@@ -221,7 +219,3 @@ def _programs(
 def _mesh() -> jax.sharding.Mesh:
     devices = jax.local_devices()
     return make_mesh({"candidate": len(devices)}, devices=devices)
-
-
-def _row_of(data: Any, step: Array) -> Any:
-    return jax.tree.map(lambda leaf: leaf[step % len(leaf)], data)

@@ -279,14 +279,14 @@ def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
     peak = find_stage_peak(controller, stage)
     longest = searcher.probe_steps * LONGER * AROUND
     can_pay = steps_left(searcher, controller) > searcher.budget // 2 + longest
-    is_inconclusive = _is_inconclusive(controller, stage, peak)
-    if not (peak.edge and can_pay) or (is_inconclusive and stage == GRID):
+    is_unsure = is_inconclusive(controller, stage, peak)
+    if not (peak.edge and can_pay) or (is_unsure and stage == GRID):
         return False
     beyond = np.exp(peak.log_rate) * _spacing(searcher, stage) ** peak.edge
     low, high = searcher.lr_range
     is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
     if not is_inside:
-        return controller.extended < searcher.extensions and not is_inconclusive
+        return controller.extended < searcher.extensions and not is_unsure
     return _rows(controller, stage).sum() - AROUND < MOST_MOVES
 
 
@@ -307,12 +307,12 @@ def find_stage_peak(controller: ProbeController, stage: int) -> PeakRate:
 def _grid_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:
     """The peak of the first probes; the middle of the range where they have no say."""
     peak = find_stage_peak(controller, GRID)
-    if _is_inconclusive(controller, GRID, peak):
+    if is_inconclusive(controller, GRID, peak):
         return PeakRate(float(np.log(np.prod(searcher.lr_range)) / 2), 0)
     return peak
 
 
-def _is_inconclusive(controller: ProbeController, stage: int, peak: PeakRate) -> bool:
+def is_inconclusive(controller: ProbeController, stage: int, peak: PeakRate) -> bool:
     """Whether the lowest rate is the best of probes too short to tell, none of which diverged."""
     rows = _rows(controller, stage)
     is_short = controller.table["steps"][rows].max() < EVIDENCE

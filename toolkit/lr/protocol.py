@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+UNPAIRED = 2e-3  # relative; programs of one and of many candidates round differently
 FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
 
 
@@ -227,7 +228,8 @@ def tell(
         The new controller, and whether to go on from the state that the request led to.
 
     Raises:
-        ValueError: losses has another shape; or a warm-up, which is not searched, diverged.
+        ValueError: losses has another shape; the first losses of a probe, which no rate has touched
+            yet, differ between candidates; or a warm-up, which is not searched, diverged.
 
     Cost:
         For AutoLRS one forecast per candidate, some 10 ms each.
@@ -247,6 +249,8 @@ def tell(
         raise ValueError(
             f"losses of this request must be [{candidates}, {points}], got {losses.shape}"
         )
+    if request.kind == "probe" and not request.validate_every:
+        _require_paired(losses[:, 0])
     is_kept = request.kind != "probe" and searcher.keeps(controller, request, losses)
     ledger = controller.ledger
     forward = candidates * points * searcher.validation_batches if request.validate_every else 0
@@ -262,6 +266,17 @@ def tell(
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
     told = replace(controller, ledger=ledger, rates=rates)
     return searcher.tell(told, request, losses, is_kept), is_kept
+
+
+def _require_paired(first: np.ndarray) -> None:
+    """Candidates start alike: before any update, only other data or other draws tell them apart."""
+    finite = first[np.isfinite(first)]
+    if len(finite) and np.ptp(finite) > UNPAIRED * np.abs(finite).max():
+        raise ValueError(
+            "losses[:, 0] is the loss before any update, one for all candidates, but goes from "
+            f"{finite.min():.6g} to {finite.max():.6g}: run all from the same state, on the same "
+            "batches and with the same random keys"
+        )
 
 
 def steps_left(searcher: Searcher, controller: Controller) -> int:

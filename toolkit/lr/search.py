@@ -1,8 +1,9 @@
 """The search as one call: trains, tries candidates from a snapshot, returns what was found."""
 
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from toolkit.lr.arguments import check_loss, warn_of_own_rate
+from toolkit.lr.batches import Batches, require_function_of_step
 from toolkit.lr.candidates import MODES, CandidateRunner
 from toolkit.lr.compile_clock import compile_seconds
+from toolkit.lr.files import described, read_search, require_same, write_search
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import (
     Controller,
@@ -22,6 +26,7 @@ from toolkit.lr.protocol import (
     init,
     tell,
 )
+from toolkit.lr.reasons import reason_of
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.parallel.updates import TrainState
 
@@ -35,10 +40,13 @@ DEFAULT_OPTIMIZER = optax.adamw(1.0)
 class SearchProgress:
     """A search at some point, ready for a checkpoint: a pytree of arrays and numbers.
 
+    `save` writes it as a safetensors file, from which `search(..., start=path)` goes on.
+
     Attributes:
         controller: what the search knows.
         state: what the training has reached.
         timings: seconds that a step of all candidates takes by each mode; empty if not measured.
+        searcher: the constants that it was begun with.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
@@ -50,6 +58,11 @@ class SearchProgress:
     controller: Controller
     state: TrainState
     timings: dict[str, float]
+    searcher: Searcher = field(metadata={"static": True})
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes arrays by name and the constants to a safetensors file, whole or not at all."""
+        write_search(path, self)
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class SearchResult:
         ledger: what it cost.
         table: one row per candidate; see `Controller`.
         params: trained by the search itself along that schedule.
+        reason: why these rates, in a line: among which candidates they were best, or that all of
+            them diverged, the budget paid for none, or a better one may lie beyond the range.
         progress: to go on from, if the search was stopped; its `timings` are the measured modes.
 
     Example:
@@ -75,23 +90,25 @@ class SearchResult:
     ledger: Ledger
     table: dict[str, np.ndarray]
     params: Any
+    reason: str
     progress: SearchProgress
 
 
 def search(
-    loss_fn: Callable[[Any, Any], Float[Array, ""]],
+    loss_fn: Callable[..., Any],
     params: Any,
-    batches: Any,
+    batches: Any | Iterable,
     *,
+    model_state: Any = None,
     lr_range: tuple[float, float] = LR_RANGE,
     budget: int = 4000,
     searcher: Callable[[tuple[float, float], int], Searcher] = ProbeThenDecay,
     optimizer: optax.GradientTransformation | None = None,
-    validation: Callable[[Any], Float[Array, ""]] | None = None,
+    validation: Callable[..., Float[Array, ""]] | None = None,
     validation_batches: int = 1,
     sample: Callable[[Any, Any], Any] | None = None,
     evaluation: str = "loop",
-    start: SearchProgress | None = None,
+    start: SearchProgress | str | os.PathLike | None = None,
     callback: Callable[[SearchProgress, Request, np.ndarray], Any] | None = None,
 ) -> SearchResult:
     """Trains with a learning rate that nobody tuned: finds the schedule, then follows it.
@@ -106,24 +123,30 @@ def search(
         optimizer = optax.adamw(result.schedule)
 
     Args:
-        loss_fn: (params, batch) -> scalar loss, traceable.
+        loss_fn: (params, batch) -> scalar loss, traceable; with `model_state`
+            (params, model_state, batch) -> (loss, model_state).
         params: any pytree of arrays; not consumed.
-        batches: (step int32) -> batch, traceable and always the same for the same step; or a
-            pytree of arrays, by default [batches, ...], gone through again and again.
+        batches: (step int32) -> batch, traceable and always the same for the same step; a pytree
+            of arrays, by default [batches, ...], gone through again and again; or an iterator or
+            data loader, at its first batch, whose batches are kept until no candidate asks for them
+            again. Random keys, for dropout, are part of a batch: candidates need the same.
+        model_state: what the loss itself changes, such as the averages of batch normalisation;
+            candidates start from the same. Of an nnx model all that `nnx.split` separates from the
+            parameters.
         lr_range: lowest and highest rate of the first probes; the default spans what Adam and its
             like are ever given, and needs no tuning.
         budget: gradient evaluations in all, those of candidates included; kept to exactly.
         searcher: (lr_range, budget) -> its constants, for instance `AutoLRS.paper` or
             `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
         optimizer: an optax transformation with learning rate 1; None for `optax.adamw(1.0)`.
-        validation: params -> scalar loss on a few fixed batches, traceable; None for training
-            losses throughout. Never give it test data: the schedule is chosen by it.
+        validation: params (and model_state) -> scalar loss on a few fixed batches, traceable; None
+            for training losses throughout. Never give it test data: the schedule is chosen by it.
         validation_batches: how many batches those are; each costs a third of a step.
         sample: (batches, step) -> batch, traceable, where `batches` are arrays.
         evaluation: how to run candidates proposed together, a key of `MODES`; or "measured", to
             time each on a few steps of this very search and take the fastest.
-        start: from the `progress` of a stopped search, or from a checkpoint of it; all other
-            arguments as they were.
+        start: from the `progress` of a stopped search, or the file that it was saved to; all other
+            arguments as they were, since rates have been planned for them.
         callback: given a `SearchProgress` after every request, with that request and its losses
             [candidates, points]; True stops the search.
 
@@ -131,8 +154,9 @@ def search(
         A `SearchResult`.
 
     Raises:
-        ValueError: evaluation is unknown or impossible here, a warm-up diverged, or the constants
-            contradict one another.
+        ValueError: evaluation is unknown or impossible here, a warm-up diverged, the constants
+            contradict one another or those of `start`, the loss has another form, or `batches`
+            would be one batch for all steps.
 
     Cost:
         `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
@@ -152,9 +176,20 @@ def search(
         constants = replace(constants, validation_batches=validation_batches)
     optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
     runner = CandidateRunner(loss_fn, optimizer, batches, validation, sample)
-    if start is None:
-        start = SearchProgress(init(constants), TrainState.create(params, optimizer), {})
-    progress, controller, state, timings = start, start.controller, start.state, start.timings
+    state = TrainState.create(params, optimizer, model_state)
+    progress = SearchProgress(init(constants), state, {}, constants)
+    if isinstance(start, SearchProgress):
+        progress = start
+    elif start is not None:
+        progress = read_search(start, progress)
+    else:
+        if callable(batches) and isinstance(runner.source, Batches):
+            require_function_of_step(batches)
+        data = runner.source.data(state.step, 0, 1)
+        check_loss(loss_fn, state, jax.eval_shape(runner.source.draw, data, state.step))
+        warn_of_own_rate(optimizer)
+    require_same(described(progress.searcher), described(constants))
+    controller, state, timings = progress.controller, progress.state, progress.timings
     if evaluation not in (*(possible := runner.modes(state)), "measured"):
         raise ValueError(f"evaluation {evaluation!r} cannot run here: want {', '.join(possible)}")
     while (request := ask(constants, controller)) is not None:
@@ -177,12 +212,17 @@ def search(
             constants, controller, request, losses, seconds=seconds, compile_seconds=compiled
         )
         state = reached if is_kept else state
-        progress = SearchProgress(controller, state, timings)
+        progress = SearchProgress(controller, state, timings, constants)
         if callback is not None and callback(progress, request, losses) is True:
             break
     rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
     return SearchResult(
-        tabulated_schedule(rates), controller.ledger, controller.table, state.params, progress
+        tabulated_schedule(rates),
+        controller.ledger,
+        controller.table,
+        state.params,
+        reason_of(constants, controller),
+        progress,
     )
 
 

@@ -32,6 +32,8 @@ class TrainState:
         step: int32 scalar, the updates made so far; seeds every random choice of the next one.
         params: any pytree of arrays, for instance an `nnx.State`.
         optimizer_state: what the optax transformation keeps.
+        model_state: what the loss itself changes, such as the averages of batch normalisation or
+            the counts of random streams; None if it changes nothing.
 
     Example:
         >>> import optax
@@ -43,15 +45,18 @@ class TrainState:
     step: Int[Array, ""]
     params: Params
     optimizer_state: Any
+    model_state: Any = None
 
     @classmethod
-    def create(cls, params: Params, optimizer: optax.GradientTransformation) -> "TrainState":
+    def create(
+        cls, params: Params, optimizer: optax.GradientTransformation, model_state: Any = None
+    ) -> "TrainState":
         """Starts at step 0 with a copy of `params` (a train step donates its state, not yours).
 
         Optimiser state follows the sharding of the parameters; scalars are put on their mesh.
         """
-        params = jax.tree.map(jnp.copy, params)
-        state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        params, model_state = jax.tree.map(jnp.copy, (params, model_state))
+        state = cls(jnp.zeros((), jnp.int32), params, optimizer.init(params), model_state)
         shardings = (leaf.sharding for leaf in jax.tree.leaves(params) if _is_on_mesh(leaf))
         if (first := next(shardings, None)) is None:
             return state
@@ -62,20 +67,32 @@ class TrainState:
 
 
 def make_update(
-    loss_fn: Callable[[Params, Batch], Float[Array, ""]],
+    loss_fn: Callable,
     optimizer: optax.GradientTransformation,
     sample: Callable[[Any, Int[Array, ""]], Batch],
     metrics_of: Callable[[Array, Params, Any], Metrics] | None = None,
 ) -> Callable[[TrainState, Any, Array | None], tuple[TrainState, Metrics]]:
     """One update, (state, data, rate) -> (state, metrics): scaled by `rate` unless that is None.
 
-    `metrics_of` takes loss, gradients and new optimiser state; None for the loss alone.
+    `loss_fn` is (params, batch) -> loss; with a model state in the TrainState (params, model_state,
+    batch) -> (loss, model_state). `metrics_of` takes loss, gradients and new optimiser state; None
+    for the loss alone.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(state: TrainState, data: Any, rate: Array | None) -> tuple[TrainState, Metrics]:
         batch = sample(data, state.step)
-        loss, gradients = jax.value_and_grad(loss_fn)(state.params, batch)
+        model_state = state.model_state
+        if model_state is None:
+            loss, gradients = jax.value_and_grad(loss_fn)(state.params, batch)
+        else:
+
+            def loss_of(params: Params) -> tuple:
+                # Built anew in this trace: a loss may change what it is given, as nnx does.
+                return loss_fn(params, jax.tree.map(lambda leaf: leaf, model_state), batch)
+
+            gradient = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, model_state), gradients = gradient(state.params)
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer_state, state.params, value=loss
         )
@@ -85,7 +102,7 @@ def make_update(
         metrics = {"loss": loss}
         if metrics_of is not None:
             metrics = metrics_of(loss, gradients, optimizer_state)
-        return TrainState(state.step + 1, params, optimizer_state), metrics
+        return TrainState(state.step + 1, params, optimizer_state, model_state), metrics
 
     return update
 

@@ -126,13 +126,13 @@ def search_rate(
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
     run = {"configuration": configuration or {}, "search": repr(constants)}
-    start = lr.SearchProgress(lr.init(constants), state, {})
+    start = lr.SearchProgress(lr.init(constants), state, {}, constants)
     with ExitStack() as stack:
         checkpoints, restored = restore(stack, directory, options, state, run)
         if restored is not None:
             state, record = restored
             controller = decoded(record["controller"], start.controller)
-            start = lr.SearchProgress(controller, state, record["timings"])
+            start = lr.SearchProgress(controller, state, record["timings"], constants)
         log = open_log(stack, directory, int(state.step))
         ledger = start.controller.ledger
         bar = stack.enter_context(progress_bar(options, ledger.gradient_evaluations))

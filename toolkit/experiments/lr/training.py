@@ -20,7 +20,7 @@ from toolkit.parallel.updates import TrainState, make_update, run_along
 STEPS_PER_CALL = 500
 EVALUATED_TOGETHER = 512
 # Lanes have parameters and optimiser state of their own, but one step.
-_AXES: Any = (None, 0, 0)
+_AXES: Any = TrainState(None, 0, 0)  # pyright: ignore
 
 
 class LaneTrainer:
@@ -43,10 +43,11 @@ class LaneTrainer:
         self.optimizer = optimizer
         self.sample = lambda data, step: workload.sample(data[0], step, data[1])
         self.evaluations = 0
-        axes = TrainState(*_AXES)
         steps = functools.partial(run_along, make_update(workload.loss, optimizer, self.sample))
-        along_rates = jax.vmap(steps, in_axes=(axes, None, None, 0), out_axes=(axes, 0))
-        along_seeds = jax.vmap(along_rates, in_axes=(axes, (None, 0), None, 0), out_axes=(axes, 0))
+        along_rates = jax.vmap(steps, in_axes=(_AXES, None, None, 0), out_axes=(_AXES, 0))
+        along_seeds = jax.vmap(
+            along_rates, in_axes=(_AXES, (None, 0), None, 0), out_axes=(_AXES, 0)
+        )
         self._program = jax.jit(along_seeds)
         self._init = jax.jit(self._initial, static_argnames="lanes")
         self._losses = jax.jit(functools.partial(_losses, workload.loss, evaluation_params))

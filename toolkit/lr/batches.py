@@ -1,0 +1,153 @@
+"""Where a search's batches come from: arrays, a function of the step, or anything to iterate over.
+
+Candidates start from one state and must see the very batches that the training after them will see,
+or their losses differ by the data and not by the rate. Arrays and functions give the same batch for
+the same step; what can only be gone through once is kept, from the step that the next candidate may
+start at, until training has passed it.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+STEPS_PER_CALL = 256
+REPLAYED_PER_CALL = 32  # batches that lie on the device at once
+
+
+class Batches:
+    """Arrays or a function of the step.
+
+    Attributes:
+        draw: (data, step) -> batch, traceable; equal ones make the same program.
+        steps_per_call: most steps that `data` is good for.
+    """
+
+    steps_per_call = STEPS_PER_CALL
+
+    def __init__(self, batches: Any, sample: Callable | None):
+        # Arrays are passed to the programs, not baked into them.
+        self._arrays = None if callable(batches) else jax.tree.map(jnp.asarray, batches)
+        self.draw = _OfStep(batches) if callable(batches) else sample or _row_of
+
+    def data(self, start: Any, done: int, count: int) -> Any:
+        """What `draw` is to be given for `count` steps, `done` steps after `start`, at which the
+        next candidate starts too.
+        """
+        return self._arrays
+
+
+class ReplayedBatches:
+    """Batches of an iterable, kept for as long as a candidate may ask for them again."""
+
+    steps_per_call = REPLAYED_PER_CALL
+
+    def __init__(self, batches: Iterable):
+        self._batches, self._iterator = batches, iter(batches)
+        self._begin, self._kept = 0, []  # the step of the first batch kept
+        self.draw = _replayed
+
+    def data(self, start: Any, done: int, count: int) -> Any:
+        """The batches of these steps, stacked; the last is repeated up to `steps_per_call`."""
+        start = int(start)
+        while self._begin < start:  # a resumed search goes past what it has seen
+            self._kept = self._kept or [self._next()]
+            self._kept, self._begin = self._kept[1:], self._begin + 1
+        while len(self._kept) < done + count:
+            self._kept.append(self._next())
+        rows = self._kept[done : done + count]
+        rows += rows[-1:] * (self.steps_per_call - count)
+        return jax.tree.map(_stacked, *rows), np.int32(start + done)
+
+    def _next(self) -> Any:
+        batch = next(self._iterator, None)
+        if batch is None and self._iterator is not self._batches:
+            self._iterator = iter(self._batches)
+            batch = next(self._iterator, None)
+        if batch is None:
+            raise ValueError(
+                f"batches: the iterator ended after {self._begin + len(self._kept)} batches; give "
+                "one without end, or what can be gone through again, such as a data loader"
+            )
+        batch = jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else np.asarray(leaf), batch)
+        if self._kept and _shapes(batch) != _shapes(self._kept[0]):
+            raise ValueError(
+                f"batches: all must have the same shapes, got {_shapes(batch)} after "
+                f"{_shapes(self._kept[0])}; drop the last, smaller one of a pass"
+            )
+        return batch
+
+
+def batch_source(batches: Any, sample: Callable | None = None) -> Batches | ReplayedBatches:
+    """The source of what `search` takes as `batches`."""
+    is_array = hasattr(batches, "shape") or not jax.tree_util.all_leaves([batches])
+    is_iterable = hasattr(batches, "__iter__") and not is_array
+    return ReplayedBatches(batches) if is_iterable else Batches(batches, sample)
+
+
+def require_function_of_step(batches: Callable) -> None:
+    """Refuses a function whose batches a compiled program would not draw anew for every step."""
+    mend = "give the iterator or data loader itself, or arrays [batches, ...]"
+    try:
+        # Another function each time: a trace of the same one would be remembered.
+        first, again = (jax.make_jaxpr(functools.partial(batches))(jnp.int32(0)) for _ in range(2))
+    except jax.errors.JAXTypeError as error:
+        raise ValueError(
+            f"batches: (step) -> batch must be traceable ({type(error).__name__}); {mend}"
+        ) from None
+    if not used_inputs(first)[0]:
+        raise ValueError(
+            "batches: the batch does not depend on the step, so that all steps would train on "
+            f"one; {mend}"
+        )
+    pairs = itertools.zip_longest(first.consts, again.consts)
+    if not all(a is b or np.array_equal(a, b) for a, b in pairs):
+        raise ValueError(
+            f"batches: two calls with the same step differ, and only one would be seen; {mend}"
+        )
+
+
+def used_inputs(closed: Any) -> list[bool]:
+    """Whether the outputs of a jaxpr depend on each of its inputs, as far as its top level says."""
+    jaxpr = closed.jaxpr
+    is_variable = lambda atom: not hasattr(atom, "val")  # noqa: E731
+    used = set(filter(is_variable, jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if not used.isdisjoint(equation.outvars):
+            used.update(filter(is_variable, equation.invars))
+    return [variable in used for variable in jaxpr.invars]
+
+
+@dataclass(frozen=True)
+class _OfStep:
+    batches: Callable
+
+    def __call__(self, data: Any, step: Array) -> Any:
+        return self.batches(step)
+
+
+def _row_of(data: Any, step: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[step % len(leaf)], data)
+
+
+def _replayed(data: tuple[Any, Array], step: Array) -> Any:
+    rows, first = data
+    return jax.tree.map(lambda leaf: leaf[step - first], rows)
+
+
+def _stacked(*leaves: Any) -> Any:
+    return jnp.stack(leaves) if _is_jax(leaves[0]) else np.stack(leaves)
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
+
+
+def _is_jax(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)

@@ -1,0 +1,94 @@
+"""A search on disk: arrays by name, and its constants, in one safetensors file."""
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+def write_search(path: str | os.PathLike, progress: Any) -> None:
+    """Writes a `SearchProgress`, all or nothing."""
+    from safetensors.numpy import save
+
+    arrays = {name: _stored(leaf) for name, leaf in _named(progress).items()}
+    facts = {"constants": described(progress.searcher), "timings": progress.timings}
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(save(arrays, {"search": json.dumps(facts)}))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_search(path: str | os.PathLike, like: Any) -> Any:
+    """The search of a file, in the structure of one at its beginning."""
+    from safetensors import SafetensorError, safe_open
+
+    name = Path(path).name
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = json.loads((file.metadata() or {}).get("search", "null"))
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"start: {name!r} is no safetensors file ({error})") from None
+    if not isinstance(facts, dict):
+        raise ValueError(f"start: {name!r} holds no search, but other arrays")
+    require_same(facts["constants"], described(like.searcher))
+    wanted = _named(like)
+    if missing := sorted(wanted.keys() - arrays.keys()):
+        raise ValueError(f"start: {name!r} has no array {missing[0]!r}, which this search wants")
+    if foreign := sorted(arrays.keys() - wanted.keys()):
+        raise ValueError(f"start: {name!r} has an array {foreign[0]!r}, unknown to this search")
+    leaves = [_restored(key, arrays[key], leaf) for key, leaf in wanted.items()]
+    found = jax.tree.unflatten(jax.tree.structure(dataclasses.replace(like, timings={})), leaves)
+    return dataclasses.replace(found, timings=facts["timings"])
+
+
+def described(searcher: Any) -> dict[str, Any]:
+    """The constants of a searcher, and which it is, as they come back from JSON."""
+    facts = {"searcher": type(searcher).__name__, **dataclasses.asdict(searcher)}
+    return json.loads(json.dumps(facts))
+
+
+def require_same(begun: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuses to go on with other constants: they have been planned with."""
+    changed = [key for key in {**begun, **wanted} if begun.get(key) != wanted.get(key)]
+    if begun["searcher"] != wanted["searcher"]:
+        changed = ["searcher"]
+    if changed:
+        old, new = ({key: facts.get(key) for key in changed} for facts in (begun, wanted))
+        raise ValueError(f"start: the search was begun with {old} and goes on with that, got {new}")
+
+
+def _named(progress: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(dataclasses.replace(progress, timings={}))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _stored(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _restored(name: str, array: np.ndarray, like: Any) -> Any:
+    if not isinstance(like, Array):  # of the controller, whose arrays grow
+        return array if isinstance(like, np.ndarray) else type(like)(array.item())
+    if _is_key(like):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
+    if (array.shape, array.dtype) != (like.shape, like.dtype):
+        came, wanted = (f"{x.dtype}{list(x.shape)}" for x in (array, like))
+        raise ValueError(f"start: {name!r} is {came}, and {wanted} is to go on")
+    return jax.device_put(array, like.sharding)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,70 @@
+"""Why a search ended with the rate it has, in one line."""
+
+from typing import Any
+
+import numpy as np
+
+from toolkit.lr.autolrs import AutoLRS
+from toolkit.lr.probe_then_decay import (
+    AROUND_PEAK,
+    GRID,
+    ProbeThenDecay,
+    find_stage_peak,
+    is_inconclusive,
+)
+from toolkit.lr.protocol import Controller
+
+
+def reason_of(constants: Any, controller: Controller) -> str:
+    """What decided the rates of this controller, and what may be wrong with them."""
+    table, ledger = controller.table, controller.ledger
+    if not ledger.gradient_evaluations:
+        return "nothing was run"
+    if not len(table["rate"]):
+        why = "the budget pays for no candidates: the middle of lr_range"
+    elif not np.isfinite(table["forecast"]).any():
+        why = f"all {len(table['rate'])} candidates diverged: the lowest rate"
+    elif isinstance(constants, ProbeThenDecay):
+        why = _by_probes(controller)
+    elif isinstance(constants, AutoLRS):
+        why = _by_forecasts(constants, controller)
+    else:
+        why = f"chosen among {len(table['rate'])} candidates"
+    thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
+    if thrown_away:
+        why += f"; {thrown_away} steps of training diverged and were made again at lower rates"
+    return why if ledger.kept_steps else f"{why}; no training was kept"
+
+
+def _by_probes(controller: Any) -> str:
+    stage = AROUND_PEAK if (controller.table["stage"] == AROUND_PEAK).any() else GRID
+    rows = controller.table["stage"] == stage
+    rates, steps = controller.table["rate"][rows], controller.table["steps"][rows].max()
+    if not np.isfinite(controller.table["forecast"][rows]).any():
+        return f"all {len(rates)} probes around the best of the first ones diverged: the lowest"
+    peak = find_stage_peak(controller, stage)
+    if controller.law.size:
+        return "the lowest loss at the end of the run by the law fitted to the probes"
+    if stage == GRID and is_inconclusive(controller, stage, peak):
+        return f"probes of {steps} steps are too short to tell: the middle of lr_range"
+    if peak.edge:
+        which = "highest" if peak.edge > 0 else "lowest"
+        return (
+            f"the {which} rate tried, {np.exp(peak.log_rate):.2g}, is the best in probes of "
+            f"{steps} steps: a better one may lie beyond it"
+        )
+    return (
+        f"probes of {steps} steps are best at {np.exp(peak.log_rate):.2g}, of rates from "
+        f"{rates.min():.2g} to {rates.max():.2g}"
+    )
+
+
+def _by_forecasts(constants: AutoLRS, controller: Controller) -> str:
+    table, edges = controller.table, 0
+    stages = np.unique(table["stage"])
+    for stage in stages:
+        rows = np.flatnonzero(table["stage"] == stage)
+        best = table["rate"][rows[np.argmin(table["forecast"][rows])]]
+        edges += bool(np.isclose(best, constants.lr_range, rtol=1e-3).any())
+    why = f"the lowest forecast in each of {len(stages)} stages"
+    return f"{why}, in {edges} of them at the edge of lr_range" if edges else why
