@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from toolkit.lr import MODES, ProbeThenDecay, Request, TrainState, ask, init, search, tell
-from toolkit.lr.batches import STEPS_PER_CALL
-from toolkit.lr.candidates import TIMED_STEPS, CandidateRunner
+from toolkit.lr.running.batches import STEPS_PER_CALL
+from toolkit.lr.running.candidates import TIMED_STEPS, CandidateRunner
 
 SAME = 2e-4  # relative, float32 over 24 steps
 OVERHEAD = 0.01  # of a step

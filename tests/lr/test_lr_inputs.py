@@ -14,8 +14,8 @@ import pytest
 from flax import nnx
 
 from toolkit.lr import AutoLRS, ProbeThenDecay, Request, TrainState, ask, init, search, tell
-from toolkit.lr.batches import REPLAYED_PER_CALL
-from toolkit.lr.candidates import CandidateRunner
+from toolkit.lr.running.batches import REPLAYED_PER_CALL
+from toolkit.lr.running.candidates import CandidateRunner
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 300
@@ -248,7 +248,7 @@ def test_a_file_of_another_search_is_refused(stopped, tmp_path):
     ],
 )
 def test_an_optimizer_with_a_rate_of_its_own_is_noticed(optimizer, rate, recwarn):
-    from toolkit.lr.arguments import warn_of_own_rate
+    from toolkit.lr.running.arguments import warn_of_own_rate
 
     if rate is None:
         warn_of_own_rate(optimizer)

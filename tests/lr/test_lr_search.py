@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from toolkit.lr import AutoLRS, ProbeThenDecay, Request, TrainState, ask, init, search, tell
-from toolkit.lr.candidates import CandidateRunner
+from toolkit.lr.running.candidates import CandidateRunner
 
 LR_RANGE = (1e-3, 1.0)
 EXACT = 1e-5  # float32

@@ -47,7 +47,6 @@ Ground truth
 """
 
 from toolkit.lr.autolrs import AutoLRS
-from toolkit.lr.candidates import MODES
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
 from toolkit.lr.convex_bound import last_iterate_bound
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
@@ -62,6 +61,7 @@ from toolkit.lr.noisy_momentum import momentum_losses
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
+from toolkit.lr.running.candidates import MODES
 from toolkit.lr.schedules import (
     cooldown_schedule,
     power_schedule,

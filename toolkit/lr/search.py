@@ -11,11 +11,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from toolkit.lr.arguments import check_loss, warn_of_own_rate
-from toolkit.lr.batches import Batches, require_function_of_step
-from toolkit.lr.candidates import MODES, CandidateRunner
-from toolkit.lr.compile_clock import compile_seconds
-from toolkit.lr.files import described, read_search, require_same, write_search
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import (
     Controller,
@@ -27,6 +22,11 @@ from toolkit.lr.protocol import (
     tell,
 )
 from toolkit.lr.reasons import reason_of
+from toolkit.lr.running.arguments import check_loss, warn_of_own_rate
+from toolkit.lr.running.batches import Batches, require_function_of_step
+from toolkit.lr.running.candidates import MODES, CandidateRunner
+from toolkit.lr.running.compile_clock import compile_seconds
+from toolkit.lr.running.files import described, read_search, require_same, write_search
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.parallel.updates import TrainState
 

@@ -25,7 +25,7 @@ from toolkit.experiments.lr.methods import (
 from toolkit.experiments.lr.training import LaneTrainer
 from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, Workload
 from toolkit.lr import contender, search, shape_rates
-from toolkit.lr.candidates import CandidateRunner
+from toolkit.lr.running.candidates import CandidateRunner
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

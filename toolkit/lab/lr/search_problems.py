@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from toolkit.lr import NoisyQuadratic, Request, TrainState
-from toolkit.lr.candidates import CandidateRunner
+from toolkit.lr.running.candidates import CandidateRunner
 
 PROBLEMS = {
     "noisy quadratic, batch 10": "quadratic 10",

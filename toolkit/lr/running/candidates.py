@@ -17,8 +17,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from toolkit.lr.batches import batch_source
 from toolkit.lr.protocol import Request
+from toolkit.lr.running.batches import batch_source
 from toolkit.parallel import make_mesh
 from toolkit.parallel.updates import (
     TrainState,

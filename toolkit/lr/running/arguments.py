@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from toolkit.lr.batches import used_inputs
+from toolkit.lr.running.batches import used_inputs
 from toolkit.parallel.updates import TrainState
 
 GRADIENT = 1e-3  # so small that no clipping touches it

@@ -1,0 +1,1 @@
+"""Runs what a search asks for: batches, candidates, what is checked before and kept on disk."""
