@@ -123,7 +123,7 @@ class CostPanel(Panel):
         """Measure with the sizes now set, what the button does; results are kept.
 
         Raises:
-            RuntimeError: when a mixer disagrees with its reference; nothing is timed then.
+            ValueError: when a mixer disagrees with its reference; nothing is timed then.
         """
         self._job.run()
 

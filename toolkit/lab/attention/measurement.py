@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import Mixer, draw_inputs
+from toolkit.bench.agreement import agree
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
 
@@ -72,14 +73,10 @@ def check_against_reference(name: str, layer: Layer) -> None:
     # The references loop over tokens in Python, so compiling them would take minutes.
     expected = row.reference(*inputs, **row.options)[0]
     prefilled, decoded = prefill_and_decode(*inputs)
-    pairs = {PREFILL: (prefilled, expected), DECODE: (decoded, expected[:, -1])}
-    for phase, (ours, theirs) in pairs.items():
-        error = float(jnp.max(jnp.abs(ours - theirs)) / jnp.max(jnp.abs(theirs)))
-        if not error < TOLERANCE:
-            raise RuntimeError(
-                f"{row.title}, {phase}: differs from its reference by {error:.1e}, "
-                f"wanted less than {TOLERANCE:.0e}; nothing is timed"
-            )
+    for phase, ours, theirs in (
+        (PREFILL, prefilled, expected), (DECODE, decoded, expected[:, -1]),
+    ):  # fmt: skip
+        agree(TOLERANCE)({"its reference": theirs, f"{row.title}, {phase}": ours})
 
 
 def _inputs(row: Mixer, tokens: int, layer: Layer) -> list[jax.Array]:

@@ -8,6 +8,7 @@ nothing jumps. The same PNG is what a reader without a kernel sees.
 """
 
 import base64
+import functools
 import html
 import inspect
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
-from toolkit.lab.kit.controls import Control, ControlWidgets, Number
+from toolkit.lab.kit.controls import Control, Number
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View, as_html
 
@@ -76,7 +77,8 @@ class Panel(widgets.VBox):
         self._state = {name: control.default for name, control in self._controls.items()}
         self._state.update(self._checked(values))
         self._control_widgets = {
-            name: self._make_control(name, control) for name, control in self._controls.items()
+            name: control.widgets(functools.partial(self._user_moved, name))
+            for name, control in self._controls.items()
         }
         width, height = (f"{inches * PIXELS_PER_INCH_ON_PAGE:.0f}px" for inches in self.figure_size)
         # A fixed height: the page does not move while one picture replaces another.
@@ -192,9 +194,6 @@ class Panel(widgets.VBox):
                 known = ", ".join(self._controls)
                 raise ValueError(f"{name}: no such control, wanted one of {known}")
         return {name: self._controls[name].check(value) for name, value in values.items()}
-
-    def _make_control(self, name: str, control: Control) -> ControlWidgets:
-        return control.widgets(lambda value: self._user_moved(name, value))
 
     def _user_moved(self, name: str, value: Any) -> None:
         try:
