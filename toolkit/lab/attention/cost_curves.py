@@ -43,7 +43,7 @@ class CostCurves(Plot):
         inch = 1 / (box.width * figure.get_figwidth()), 1 / (box.height * figure.get_figheight())
         rows = -(-len(looks) // columns)
         axes.set_title(title, y=1 + (0.21 * rows + 0.07) * inch[1])
-        self._lines, self._points, self._dots, self._names, self._values = ({} for _ in range(5))
+        self._lines, self._points, self._dots, self._titles, self._values = ({} for _ in range(5))
         for place, (name, seen) in enumerate(looks.items()):
             self._lines[name] = self.line(**seen.line)
             self._points[name] = self.line(
@@ -57,7 +57,7 @@ class CostCurves(Plot):
             sample = [left, left + (name_inches - 0.1) * inch[0]], [height, height]
             axes.plot(*sample, **seen.line, **above)
             above |= {"y": height, "va": "center"}
-            self._names[name] = axes.text(left + name_inches * inch[0], s="", **above)
+            self._titles[name] = axes.text(left + name_inches * inch[0], s="", **above)
             self._values[name] = self.text(
                 left + value_inches * inch[0], fontweight="bold", **above
             )
@@ -78,7 +78,7 @@ class CostCurves(Plot):
         for name, line in self._lines.items():
             line.set_data(view.tokens, curves[name])
             self._dots[name].set_data([view.chosen], [values[name]])
-            self._names[name].set_text(view.names[name])
+            self._titles[name].set_text(view.names[name])
             self._values[name].set_text(view.said(self._plot, name))
             own = [point for point in measured if point.mixer == name]
             self._points[name].set_data([p.tokens for p in own], [p.seconds for p in own])
