@@ -176,12 +176,12 @@ def test_a_killed_experiment_goes_on_to_the_same_numbers(problem, tmp_path, monk
     assert not run_experiment(small, tmp_path, seeds=3)
     assert run_experiment(small, tmp_path, seeds=3)
     assert len(calls) == 2  # the second trained all seeds in one program
-    killed = (tmp_path / "results.json").read_text()
+    killed = (tmp_path / "runs.jsonl").read_text()
     experiment._blocks.clear()
     assert run_experiment(small, tmp_path / "whole", seeds=3)
 
     def numbers(text):
-        return [record["samples"] for record in json.loads(text)]
+        return [json.loads(line)["outcome"] for line in text.splitlines()]
 
-    assert numbers(killed) == numbers((tmp_path / "whole" / "results.json").read_text())
+    assert numbers(killed) == numbers((tmp_path / "whole" / "runs.jsonl").read_text())
     assert "not shown" in capsys.readouterr().out
