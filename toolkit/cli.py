@@ -69,6 +69,8 @@ def train(
     layout: Literal["single", "data_parallel", "fully_sharded"] = "single",
     simulated_devices: int = 1,
     cores: int | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_minutes: float | None = None,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -94,6 +96,8 @@ def train(
         simulated_devices: make the CPU show itself as so many devices, to try a layout out.
         cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
             as there are and divide the batch.
+        checkpoint_every: steps between checkpoints; by default an eighth of the run.
+        checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
     """
     from toolkit.language.cores import run_cores
     from toolkit.parallel import simulate_devices, use_cores
@@ -131,7 +135,9 @@ def train(
         layout=layout,
         cores=shared,
     )
-    result = train_language_model(run, directory)
+    result = train_language_model(
+        run, directory, checkpoint_every=checkpoint_every, checkpoint_minutes=checkpoint_minutes
+    )
     if result.stopped_by is not None:
         sys.exit(130)  # what was saved, and how to go on, has been said
     print(f"\nheld-out loss {result.evaluation_loss:.4f} nats per byte after {result.step} steps")

@@ -1,5 +1,7 @@
 """A wrong call is refused in one line that names the argument, whatever the mixer."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,8 @@ from toolkit.attention import (
     mamba2,
     mixer,
     native_sparse_attention,
+    retention,
+    retention_log_decay,
     rwkv7,
     softmax_attention,
     softmax_attention_reference,
@@ -53,7 +57,9 @@ def test_sizes_that_are_no_whole_numbers():
     row = mixer("gdn")
     inputs = draw_inputs(row, 4)
     message = "chunk must be a power of two and at least 16"
-    refused(lambda: row.function(*inputs, chunk=32.0), ValueError, message)
+    refused(lambda: row.function(*inputs, chunk=33), ValueError, message)
+    message_of_type = "chunk must be an int or None; got 32.0"
+    refused(lambda: row.function(*inputs, chunk=32.0), TypeError, message_of_type)
     traced = jax.jit(lambda chunk: row.function(*inputs, chunk=chunk)[0])
     refused(lambda: traced(32), ValueError, message)
     inputs = draw_inputs(mixer("nsa"), 4)
@@ -80,3 +86,14 @@ def test_a_traced_scale_is_a_learned_temperature(time):
     near = [total(softmax_attention_reference, 0.7 + sign * step) for sign in (-1, 0, 1)]
     np.testing.assert_allclose(got[0], near[1], rtol=TOLERANCE)
     np.testing.assert_allclose(got[1], (near[2] - near[0]) / (2 * step), rtol=1e-2)
+
+
+def test_arguments_of_other_types_and_numbers_that_are_not_finite():
+    q, k, v = draw_inputs(mixer("full"), 4)
+    for name, wrong in {"scale": float("nan"), "implementation": 3, "is_causal": "no"}.items():
+        call = functools.partial(softmax_attention, q, k, v, **{name: wrong})
+        refused(call, (TypeError, ValueError), f"{name} must be")
+    refused(lambda: softmax_attention(None, k, v), TypeError, "q must be an array; got NoneType")
+    refused(lambda: retention_log_decay(1.5), TypeError, "heads must be an int; got 1.5")
+    q, k, v, *_ = draw_inputs(mixer("retention"), 4)
+    refused(lambda: retention(q, k, v, log_decay=1), TypeError, "log_decay must be an array")

@@ -75,7 +75,7 @@ def test_a_searched_rate_trains_and_resumes_to_the_bit(run, tmp_path):
         ({"sequence_length": -1}, "sequence_length"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
-        ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
+        ({"steps": 1.5}, "steps must be an int; got 1.5"),
         ({"config": {}}, "config must be a LoopedConfig"),
         ({"weight_decay": -1.0}, "weight_decay"),
         (

@@ -42,7 +42,7 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("options", {"full": {"output_gate": "no"}}, ["full.output_gate", "'no'"]),
         ("options", {"gdn": {"convolution_size": 10**6}}, ["gdn.convolution_size", "256"]),
         ("feed_forward", -1, ["feed_forward", "1 to", "-1"]),
-        ("feed_forward", "8", ["feed_forward", "a whole number or None", "'8'"]),
+        ("feed_forward", "8", ["feed_forward", "an int or None", "'8'"]),
     ],
 )
 def test_bad_fields_are_named(field, value, words):

@@ -1,6 +1,7 @@
 """Decode-time state and writing: prefill and steps equal the parallel form; sampling is exact."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -262,21 +263,53 @@ def test_sampling_parameters_do_not_recompile():
     ("how", "message"),
     [
         ({"length": 0}, "length"),
+        ({"length": 1.5}, "length must be an int"),
+        ({"prompt": None}, "prompt must be an array"),
+        ({"prompt": [[1, 2], [3]]}, "prompt must be an array"),
+        ({"prompt": jnp.full((1, 3), 50)}, r"tokens must lie in \[0, 50\), the vocabulary; got 50"),
+        ({"prompt": jnp.full((1, 3), -1)}, r"tokens must lie in \[0, 50\)"),
+        (
+            {"temperature": math.nan, "key": jax.random.key(0)},
+            "temperature must be a finite number",
+        ),
+        (
+            {"temperature": math.inf, "key": jax.random.key(0)},
+            "temperature must be a finite number",
+        ),
+        ({"temperature": 1.0, "top_k": 1.5}, "top_k must be an int or None; got 1.5"),
+        ({"stop_token": 1.5}, "stop_token must be an int or None; got 1.5"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0}, "key"),
-        ({"temperature": 1.0, "top_k": 0, "key": 0}, "top_k"),
-        ({"temperature": 1.0, "top_p": 1.5, "key": 0}, "top_p"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k"),
+        ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"prompt": jnp.zeros((1, 0), jnp.int32)}, "empty"),
-        ({"lengths": [1, 17]}, "lengths are"),
-        ({"lengths": [1]}, "lengths are"),
+        ({"lengths": np.array([1, 17])}, "lengths are"),
+        ({"lengths": np.array([1])}, "lengths are"),
         ({"stop_token": 50}, "stop_token"),
     ],
 )
 @pytest.mark.parametrize("write", [generate, stream])
 def test_bad_requests_fail_at_the_call(write, how, message):
     arguments = {"prompt": some_tokens(), "length": 3} | how
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
         write(build("full"), **arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": jnp.array(jnp.nan)}, {"temperature": 0.0}, {"top_k": 1.5}, {"top_p": 1.5}],
+)
+def test_sampling_refuses_numbers_that_make_no_sense(wrong):
+    how = {"temperature": 1.0} | wrong
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))} must"):
+        sample_token(jnp.zeros((1, 5)), jax.random.key(0), **how)
+
+
+def test_more_likely_tokens_than_there_are_means_all_of_them():
+    how = {"temperature": 1.0, "key": jax.random.key(0)}
+    some = generate(build("full"), some_tokens(), 3, top_k=10**12, **how)
+    np.testing.assert_array_equal(some, generate(build("full"), some_tokens(), 3, **how))
 
 
 def test_bad_decode_arguments():

@@ -56,8 +56,8 @@ def test_a_record_knows_where_it_comes_from():
     ("wrong", "message"),
     [
         ({"kind": "guessed"}, "want one of measured, recorded, modelled"),
-        ({"value": float("nan")}, "not finite"),
-        ({"samples": [float("inf")]}, "not finite"),
+        ({"value": float("nan")}, "value must be a finite number; got nan"),
+        ({"samples": [float("inf")]}, "samples must be"),
     ],
 )
 def test_wrong_records_are_refused(wrong, message):

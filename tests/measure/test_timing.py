@@ -4,6 +4,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from toolkit.measure import (
@@ -84,6 +85,13 @@ def test_torch_results_pass_through():
 def test_no_ratio_without_a_check():
     timings = time_contenders({"a": int, "b": int}, rounds=1, min_seconds=0.0)
     with pytest.raises(UncheckedRatioError, match="absent"):
+        speedup(timings, "a", "b")
+
+
+@pytest.mark.parametrize("no", [False, np.False_])
+def test_a_check_that_returns_false_has_failed(no):
+    timings = time_contenders({"a": int, "b": int}, rounds=1, min_seconds=0, check=lambda _: no)
+    with pytest.raises(UncheckedRatioError, match="the check returned False"):
         speedup(timings, "a", "b")
 
 

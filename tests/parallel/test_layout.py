@@ -158,6 +158,13 @@ def test_another_model_is_refused(mesh):
         layout.shardings({"kernel": jnp.ones((64, 48))})
 
 
+def test_a_tree_of_other_names_is_refused(mesh):
+    layout = data_parallel({"w": jnp.ones((8, 4))}, mesh)
+    with pytest.raises(ValueError, match="tree has none of the 1 parameters"):
+        layout.apply({"kernel": jnp.ones((8, 4))})
+    assert layout.apply({"count": jnp.zeros(())})["count"] == 0
+
+
 def test_batches_are_cut_or_refused(mesh):
     layout = data_parallel(some_params(), mesh)
     batch = layout.apply_batch({"tokens": jnp.ones((16, 4), jnp.int32)})

@@ -253,6 +253,9 @@ def test_bad_arguments_are_named(tmp_path):
     with pytest.raises(ValueError, match="keep must be at least 1"):
         Checkpoints(tmp_path, keep=0)
     (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="its name is not UTF-8"):
+        Checkpoints(os.fsencode(tmp_path / "run").decode() + "\udcff")
+    assert not list(tmp_path.glob("run*"))
     with pytest.raises(CheckpointError, match=r"cannot use '.*file'"):
         Checkpoints(tmp_path / "file")
     with Checkpoints(tmp_path / "run") as checkpoints, pytest.raises(TypeError, match="JSON"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def test_folder_is_read_recursively_in_order_and_recorded(tmp_path):
     (tmp_path / "nothing.txt").write_bytes(b"")
     corpus = load_corpus(tmp_path)
     assert corpus.tokens.tobytes() == b"first second"
-    assert corpus.skipped == ("nothing.txt", "picture.png")
+    assert corpus.skipped == ("nothing.txt (empty)", "picture.png (binary)")
     record = json.loads(json.dumps(corpus.record()))
     assert [file["name"] for file in record["files"]] == ["a/z.md", "b.txt"]
     assert record["files"][1]["sha256"] == hashlib.sha256(b"second").hexdigest()
@@ -56,6 +57,7 @@ def test_several_paths_keep_their_order(tmp_path):
         (b"", "is empty"),
         (b"fine until \xff here", "not UTF-8: byte 0xff at offset 11"),
         (b"cut short \xc3", "offset 10"),
+        (b"text" * 4096 + b"\0", "is binary: a byte of value zero at offset 16384"),
     ],
 )
 def test_unusable_file_is_named(tmp_path, text, message):
@@ -87,6 +89,55 @@ def test_unreadable_file_is_refused(tmp_path, monkeypatch):
         load_corpus(path)
 
 
+def test_what_cannot_be_read_to_its_end_is_refused_at_once(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(CorpusError, match="is neither a file nor a folder"):
+            load_corpus(path)
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**43)  # takes no room on the disk
+    with pytest.raises(CorpusError, match=r"huge' has 8.*more than fits into memory"):
+        load_corpus(tmp_path / "huge")
+
+
+def test_a_folder_lists_what_it_does_not_read(tmp_path):
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "deeper").mkdir(parents=True)
+    root.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    (root / "text.txt").write_text("text")
+    (root / "late.bin").write_bytes(b"x" * 10_000 + b"\0")
+    (root / "file").symlink_to(outside / "secret.txt")
+    (root / "folder").symlink_to(outside)
+    (root / "circle").symlink_to(root)
+    (root / "gone").symlink_to(root / "absent")
+    os.mkfifo(root / "pipe")
+    corpus = load_corpus(root)
+    assert corpus.tokens.tobytes() == b"text"
+    assert corpus.skipped == (
+        "circle (link to a folder)",
+        "file (leads out of the folder)",
+        "folder (leads out of the folder)",
+        "gone (no file)",
+        "late.bin (binary)",
+        "pipe (no file)",
+    )
+
+
+def test_a_subfolder_that_cannot_be_read_is_listed(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "locked").mkdir()
+    walk, locked = os.scandir, str(tmp_path / "locked")
+
+    def scandir(path):
+        if str(path) == locked:
+            raise PermissionError(13, "Permission denied", locked)
+        return walk(path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    assert load_corpus(tmp_path).skipped == ("locked (unreadable folder)",)
+
+
 def test_unreadable_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(CorpusError, match=r"cannot read folder '.*': Permission denied"):
@@ -95,7 +146,7 @@ def test_unreadable_folder_is_refused(tmp_path, monkeypatch):
 
 def test_split_is_a_contiguous_tail_without_overlap(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(bytes(range(100)))
+    path.write_bytes(bytes(range(1, 101)))
     corpus = load_corpus(path)
     train, evaluation = corpus.split(0.2)
     assert np.concatenate([train, evaluation]).tobytes() == corpus.tokens.tobytes()
@@ -105,8 +156,8 @@ def test_split_is_a_contiguous_tail_without_overlap(tmp_path):
     for step in range(50):
         batch = sample_batch(jnp.asarray(train), step, seed=0, batch=8, time=4)
         seen_in_training |= set(np.asarray(batch).ravel())
-    assert seen_in_training == set(range(80)), "every training byte can be drawn, and no other"
-    assert seen_in_evaluation <= set(range(80, 100))
+    assert seen_in_training == set(range(1, 81)), "every training byte can be drawn, and no other"
+    assert seen_in_evaluation <= set(range(81, 101))
     with pytest.raises(ValueError, match="evaluation_fraction"):
         corpus.split(1.0)
     with pytest.raises(CorpusError, match="too few"):

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import threading
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +145,22 @@ def test_progress_bar_shows_loss_and_tokens_per_second(capsys):
     assert "tokens/s" in shown
 
 
+def test_minutes_between_checkpoints_add_to_those_of_steps(tmp_path, monkeypatch):
+    times = iter(range(0, 10**6, 45))  # of seconds: a step takes 45
+    clock = SimpleNamespace(monotonic=lambda: next(times), perf_counter=time.perf_counter)
+    monkeypatch.setattr("toolkit.training.loop.time", clock)
+    options = {"checkpoint_every": 100, "checkpoint_minutes": 1.0, "keep": 10}
+    fit_bigram(directory=tmp_path, options=options)
+    saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
+    assert saved == [2, 4, 6]
+
+
 def test_options_are_checked():
+    for name in ("total_steps", "checkpoint_every", "tokens_per_step"):
+        with pytest.raises(ValueError, match=f"{name} must be an int.*; got 1.5"):
+            training.FitOptions(**{"total_steps": 3, name: 1.5})
+    with pytest.raises(ValueError, match="checkpoint_minutes must be positive, got 0"):
+        training.FitOptions(3, checkpoint_minutes=0)
     with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got 0"):
         training.FitOptions(10, checkpoint_every=0)
     with pytest.raises(ValueError, match="log_every=2 exceeds the train step's most_steps=1"):

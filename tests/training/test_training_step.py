@@ -157,5 +157,8 @@ def test_adamw_decays_matrices_only_and_clips():
     np.testing.assert_allclose(first_moment(None), 10 * np.sqrt(6), rtol=FLOAT32_TOLERANCE)
     with pytest.raises(ValueError, match="clip_norm"):
         training.adamw(0.1, clip_norm=0.0)
+    for name, wrong in {"b1": -0.1, "b2": 2.0, "eps": 0.0, "learning_rate": float("nan")}.items():
+        with pytest.raises(ValueError, match=f"{name} must"):
+            training.adamw(**{"learning_rate": 0.1, name: wrong})
     with pytest.raises(ValueError, match="weight_decay"):
         training.adamw(0.1, weight_decay=-1.0)

@@ -8,22 +8,14 @@ Values are known only for concrete arrays, so checks of values are skipped under
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-
-def check_rank(name: str, array: Array, axis_names: str) -> None:
-    """Refuse an `array` without exactly the axes in `axis_names`, such as "batch time"."""
-    wanted = axis_names.split()
-    if array.ndim != len(wanted):
-        raise ValueError(
-            f"{name} must have {len(wanted)} axes [{', '.join(wanted)}]; "
-            f"got shape {tuple(array.shape)}."
-        )
+from toolkit._checks import check_floating, check_integers, check_rank
 
 
 def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:
@@ -49,20 +41,6 @@ def check_sizes(of: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} of {of} must be at least 1; got {size}.")
-
-
-def check_floating(name: str, array: Array) -> None:
-    """Refuse an `array` that is not real floating point of 16 bits at least."""
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"{name} must be floating point; got {array.dtype}.")
-    if jnp.finfo(array.dtype).bits < 16:
-        raise TypeError(f"{name} must have at least 16 bits; got {array.dtype}.")
-
-
-def check_integers(name: str, array: Array) -> None:
-    """Refuse an `array` that does not hold integers."""
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name} must be integers; got {array.dtype}.")
 
 
 def check_same_dtype(**arrays: Array) -> None:
@@ -123,16 +101,16 @@ def check_shapes(
 ) -> dict[str, int]:
     """Hold arrays against the axes that a function or class declares; returns the size of each.
 
-    An axis has one size wherever it is named, or the one `known`. None passes, as not given.
+    An axis has one size wherever it is named, or the one `known`. None passes where it is declared.
     """
     sizes = dict(known)
     for name, array in arrays.items():
-        if array is None:
-            continue
         annotation = declared.__annotations__[name]
+        if array is None and NoneType in get_args(annotation):
+            continue
         shape = next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
         name = prefix + name
-        if not hasattr(array, "ndim"):
+        if array is None or not hasattr(array, "ndim"):
             raise TypeError(f"{name} must be an array; got {type(array).__name__}.")
         check_rank(name, array, shape.dim_str)
         for axis, size in zip(shape.dim_str.split(), array.shape, strict=True):

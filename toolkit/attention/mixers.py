@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from toolkit._checks import checked
 from toolkit.attention import sparse
 from toolkit.attention.costs import (
     additive_forward_flops,
@@ -350,6 +351,7 @@ MIXERS: dict[str, Mixer] = {
 """Every token mixer by name: softmax attention, the recurrent ones, attention to a selection."""
 
 
+@checked
 def mixer(name: str, **options: int) -> Mixer:
     """Look a token mixer up, optionally with other values of its options.
 

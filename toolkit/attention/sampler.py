@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from toolkit._checks import checked
 from toolkit.attention.row import Mixer
 
 
+@checked
 def draw_inputs(
     row: Mixer,
     time: int,

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.conversion.student import new_layers, with_mixers
 from toolkit.looped.model import LoopedLM, run_blocks
 
 
+@checked
 def alignment_losses(
     student: LoopedLM, teacher: LoopedLM, tokens: Int[Array, "batch time"]
 ) -> Float[Array, "loops new_layers"]:

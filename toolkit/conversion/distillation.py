@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.model import LoopedLM
 
 
+@checked
 def top_k_divergence(
     teacher_logits: Float[Array, "... vocabulary"],
     student_logits: Float[Array, "... vocabulary"],
@@ -58,6 +60,7 @@ def top_k_divergence(
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
+@checked
 def loop_weights(
     progress: Float[Array, ""] | float, loops: int, supervision: tuple[float, float]
 ) -> Float[Array, "loops"]:

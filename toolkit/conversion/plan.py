@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from toolkit._checks import check_fields
+
 
 @dataclasses.dataclass(frozen=True)
 class ConversionPlan:
@@ -51,6 +53,7 @@ class ConversionPlan:
     weight_decay: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         for name in ("align_steps", "distil_steps", "extend_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative.")

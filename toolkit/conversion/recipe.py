@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
+from toolkit._checks import checked
 from toolkit.conversion.alignment import alignment_losses
 from toolkit.conversion.plan import ConversionPlan
 from toolkit.conversion.selection import kl_guided, restoration_benefits, uniform
@@ -49,6 +50,7 @@ class Conversion:
     stopped_by: str | None
 
 
+@checked
 def convert(
     teacher: LoopedLM,
     data: Any,

@@ -9,11 +9,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._checks import checked
 from toolkit.conversion.distillation import mean_where_asked, top_k_divergence
 from toolkit.conversion.student import new_layers, with_mixers
 from toolkit.looped.model import LoopedLM
 
 
+@checked
 def restoration_benefits(
     student: LoopedLM,
     teacher: LoopedLM,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
@@ -17,6 +18,7 @@ from toolkit.looped.model import LoopedLM
 from toolkit.looped.patterns import by_loop
 
 
+@checked
 def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM:
     """The teacher with other token mixers, each started from the attention it replaces.
 

@@ -4,9 +4,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from toolkit._checks import checked
 from toolkit.measure import short
 
 
+@checked
 def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
     """Logarithmic axes whose ticks speak the unit: 1k, 32k, 1M tokens; 1 ms, 1 s; 64 KiB, 1 GiB.
 

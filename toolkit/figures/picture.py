@@ -10,9 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from toolkit._checks import checked
 from toolkit.figures.style import style
 
 
+@checked
 def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 130) -> Figure:
     """An empty figure in the house style, owned by nobody but the caller.
 
@@ -26,6 +28,9 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
     Returns:
         A `Figure` with an Agg canvas attached.
 
+    Raises:
+        ValueError: a size that is not positive.
+
     Cost:
         About a millisecond; axes cost tens of milliseconds, so keep and reuse them.
 
@@ -34,6 +39,10 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
         >>> figure.canvas.get_width_height()
         (400, 300)
     """
+    sizes = {"width": width, "height": height, "dots_per_inch": dots_per_inch}
+    for name, size in sizes.items():
+        if size <= 0:
+            raise ValueError(f"{name} must be positive; got {size}.")
     figure = Figure(figsize=(width, height), dpi=dots_per_inch)
     FigureCanvasAgg(figure)
     return figure
@@ -60,6 +69,7 @@ class Picture:
         b'\\x89PNG\\r\\n\\x1a\\n'
     """
 
+    @checked
     def __init__(
         self, figure: Figure, moving: Iterable[Artist] = (), *, has_palette: bool = False
     ) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import matplotlib
 from matplotlib.colors import LinearSegmentedColormap
 
+from toolkit._checks import checked
+
 INK = "#1f2933"
 FAINT = "#8a949e"
 GRID = "#e3e7eb"
@@ -90,6 +92,7 @@ LOOKS: dict[str, Look] = {
 }
 
 
+@checked
 def look(name: str) -> Look:
     """How to draw the contender `name`; unknown names get one of the spare looks.
 

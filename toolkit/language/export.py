@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolkit._checks import checked
 from toolkit.language.load import load_language_model
 from toolkit.looped import parameter_count, save_model
 from toolkit.training import read_metrics
@@ -12,6 +13,7 @@ from toolkit.training import read_metrics
 SUFFIX = ".safetensors"
 
 
+@checked
 def export_language_model(
     directory: Path, path: Path, *, dtype: str = "float16"
 ) -> tuple[Path, Path]:

@@ -4,12 +4,14 @@ from pathlib import Path
 
 from flax import nnx
 
+from toolkit._checks import checked
 from toolkit.language.run import TrainingRun, make_optimizer
 from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count
 from toolkit.looped.tensors import read_json
 from toolkit.training import Checkpoints, TrainState
 
 
+@checked
 def load_language_model(directory: Path) -> LoopedLM:
     """The model with the newest parameters of a run's folder, or of an exported file.
 

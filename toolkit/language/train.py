@@ -19,6 +19,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.language.run import TrainedModel, TrainingRun, make_optimizer
 from toolkit.looped import LoopedLM, parameter_count
 from toolkit.measure import environment
@@ -40,6 +41,7 @@ LOG_EVERY = 10
 EVALUATION_BATCHES = 4
 
 
+@checked
 def next_byte_loss(
     graph: nnx.GraphDef, params: nnx.State, batch: tuple[Int[Array, "batch time"], ...]
 ) -> Float[Array, ""]:
@@ -70,11 +72,14 @@ def next_byte_loss(
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
+@checked
 def train_language_model(
     run: TrainingRun,
     directory: Path,
     *,
     corpus: Corpus | None = None,
+    checkpoint_every: int | None = None,
+    checkpoint_minutes: float | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
     is_progress_shown: bool = True,
@@ -85,6 +90,8 @@ def train_language_model(
         run: what to train.
         directory: the run's folder; made if missing, resumed if it holds this run.
         corpus: the text, when it is loaded already; None loads `run.text`.
+        checkpoint_every: steps between checkpoints; None for an eighth of the run.
+        checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
         stop: asked now and then; True saves and returns.
         callback: given every metrics row.
         is_progress_shown: whether to draw the progress bar.
@@ -111,6 +118,11 @@ def train_language_model(
         [1]
     """
     corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
+    if (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
+        raise ValueError(
+            f"config.vocabulary must be more than {largest}, a byte of the text; got "
+            f"{run.config.vocabulary}"
+        )
     train, held_out = corpus.split()
     evaluation = evaluation_batches(held_out, run.batch, run.sequence_length, EVALUATION_BATCHES)
     graph, params, layout = _placed_parameters(run)
@@ -127,7 +139,8 @@ def train_language_model(
         total_steps=run.steps,
         log_every=LOG_EVERY,
         eval_every=interval,
-        checkpoint_every=interval,
+        checkpoint_every=checkpoint_every or interval,
+        checkpoint_minutes=checkpoint_minutes,
         tokens_per_step=run.batch * run.sequence_length,
         is_progress_shown=is_progress_shown,
     )

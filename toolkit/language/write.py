@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from toolkit._checks import checked
 from toolkit.looped import LoopedLM, stream
 
 
+@checked
 def stream_text(
     model: LoopedLM,
     prompt: str,

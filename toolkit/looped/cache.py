@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from toolkit._checks import checked
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
@@ -92,6 +93,7 @@ def empty_layers(
     return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in words)
 
 
+@checked
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
     """Bytes of decode-time state one sequence needs, nothing allocated.
 
@@ -123,6 +125,7 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
     )
 
 
+@checked
 def cache_bytes_per_token(config: LoopedConfig) -> int:
     """Bytes that every further token adds to that state, once all windows are full.
 

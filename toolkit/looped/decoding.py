@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
 from toolkit.looped.model import LoopedLM, check_tokens, row_of
 
 
+@checked
 def prefill(
     model: LoopedLM,
     tokens: Int[Array, "batch time"],
@@ -56,12 +58,13 @@ def prefill(
         (1, 256)
     """
     tokens = jnp.asarray(tokens)
-    check_tokens(tokens)
+    check_tokens(tokens, model.config.vocabulary)
     if tokens.shape[1] > capacity:
         raise ValueError(f"the prompt has {tokens.shape[1]} tokens, the capacity is {capacity}.")
     return _prefill(model, tokens, capacity, _checked_lengths(lengths, tokens))
 
 
+@checked
 def extend(
     model: LoopedLM, tokens: Int[Array, "batch time"], cache: LoopedCache
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
@@ -96,10 +99,11 @@ def extend(
         (1, 256)
     """
     tokens = jnp.asarray(tokens)
-    check_tokens(tokens)
+    check_tokens(tokens, model.config.vocabulary)
     return _append(model, tokens, cache)
 
 
+@checked
 def decode_step(
     model: LoopedLM, token: Int[Array, "batch"], cache: LoopedCache
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
@@ -140,6 +144,7 @@ def decode_step(
     return _append(model, token, cache)
 
 
+@checked
 def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of different lengths as one batch, filled up in front with token 0.
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.config import LoopedConfig
 
 
@@ -35,6 +36,7 @@ START_STD = (2 / 5) ** 0.5
 """Deviation of the random start, before it is cut at three of them."""
 
 
+@checked
 def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Array, ""]:
     """A number of loops for one step of training: most often somewhat few, now and then many.
 
@@ -75,6 +77,7 @@ def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Arr
     return (START_STD * noise).astype(like.dtype)
 
 
+@checked
 def with_loops(model: Model, loops: int) -> Model:
     """The same model run more or less often, for instance to write with more loops than trained.
 

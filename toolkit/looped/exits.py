@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.model import LoopedLM
 
 
+@checked
 def exit_probabilities(
     model: LoopedLM, hidden: Float[Array, "loops batch time width"]
 ) -> Float[Array, "loops batch time"]:
@@ -43,6 +45,7 @@ def exit_probabilities(
     return jnp.exp(_log_probabilities(model, hidden))
 
 
+@checked
 def exit_loss(
     model: LoopedLM,
     tokens: Int[Array, "batch time"],
@@ -95,6 +98,7 @@ def exit_loss(
     return jnp.mean(jnp.sum(jnp.exp(log_p) * (losses + entropy_weight * log_p), axis=0))
 
 
+@checked
 def exit_loop(probabilities: Float[Array, "loops ..."], threshold: float) -> Int[Array, "..."]:
     """The first loop, from 0, after which stopping has become likely enough.
 

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from toolkit._checks import checked
 from toolkit.looped.cache import cache_bytes_per_token
 from toolkit.looped.decoding import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
-from toolkit.looped.sampling import sample_token
+from toolkit.looped.sampling import check_sampling, sample_token
 
 CHUNK = 32
 """Most tokens one dispatch writes."""
@@ -25,6 +26,7 @@ CAPACITY_STEP = 64
 compiled program."""
 
 
+@checked
 def generate(
     model: LoopedLM,
     prompt: Int[Array, "batch time"],
@@ -72,6 +74,7 @@ def generate(
     return jnp.concatenate(list(_chunks(model, *state, length, CHUNK)), axis=1)
 
 
+@checked
 def stream(
     model: LoopedLM,
     prompt: Int[Array, "batch time"],
@@ -118,7 +121,7 @@ def stream(
 def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token):
     """Check everything, then read the prompt: all that `_chunks` needs."""
     prompt = jnp.asarray(prompt)
-    check_tokens(prompt)
+    check_tokens(prompt, model.config.vocabulary)
     if length is None:
         if cache_bytes_per_token(model.config):
             raise ValueError(
@@ -127,13 +130,8 @@ def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_
             )
     elif length < 1:
         raise ValueError(f"length is {length}; at least one token must be asked for.")
-    if temperature < 0:
-        raise ValueError(f"temperature is {temperature}; it must be 0 or more.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k is {top_k}; it must be at least 1.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}; it must lie in (0, 1].")
-    if temperature > 0 and key is None:
+    check_sampling(temperature or None, top_k, top_p)
+    if temperature and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
     if stop_token is not None and not 0 <= stop_token < model.config.vocabulary:
         raise ValueError(
@@ -142,8 +140,9 @@ def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_
     # Values enter the program as arrays, so moving a slider does not recompile; a greedy program
     # has none of them.
     how = {}
-    if temperature > 0:
-        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if temperature:
+        most = None if top_k is None else min(top_k, model.config.vocabulary)
+        how = {"temperature": temperature, "top_k": most, "top_p": top_p}
         how = {name: jnp.asarray(value) for name, value in how.items() if value is not None}
     stop = None if stop_token is None else jnp.int32(stop_token)
     capacity = -(-(prompt.shape[1] + (length or 0)) // CAPACITY_STEP) * CAPACITY_STEP

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.mixing.deepseek_sparse import Stage, recording
 from toolkit.looped.model import LoopedLM
 
@@ -38,6 +39,7 @@ class IndexerLosses(NamedTuple):
         return jnp.concatenate([self.loops.ravel(), self.outside]).mean()
 
 
+@checked
 def indexer_losses(
     model: LoopedLM,
     tokens: Int[Array, "batch time"],

@@ -6,7 +6,9 @@ from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
@@ -163,7 +165,7 @@ class LoopedLM(nnx.Module):
 
         Source: LT2, architecture section.
         """
-        check_tokens(tokens)
+        check_tokens(tokens, self.config.vocabulary)
         if segment_ids is not None and segment_ids.shape != tokens.shape:
             raise ValueError(
                 f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "
@@ -299,8 +301,11 @@ def row_of(stacked: Any, tau: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[tau], stacked)
 
 
-def check_tokens(tokens: Int[Array, "batch time"]) -> None:
-    """Refuse anything but a non-empty [batch, time] array of whole numbers."""
+def check_tokens(tokens: Int[Array, "batch time"], vocabulary: int) -> None:
+    """Refuse anything but a non-empty [batch, time] array of whole numbers below the vocabulary.
+
+    What is traced cannot be looked at: a number beyond the vocabulary then reads as NaN.
+    """
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(
             f"tokens are {tokens.dtype}{list(tokens.shape)}; "
@@ -308,3 +313,11 @@ def check_tokens(tokens: Int[Array, "batch time"]) -> None:
         )
     if 0 in tokens.shape:
         raise ValueError(f"tokens of shape {tokens.shape} are empty; at least one is needed.")
+    if isinstance(tokens, Tracer):
+        return
+    values = np.asarray(tokens)  # whose smallest is a number, be it inside of a trace
+    lowest, highest = values.min(), values.max()
+    if lowest < 0 or highest >= vocabulary:
+        raise ValueError(
+            f"tokens must lie in [0, {vocabulary}), the vocabulary; got {lowest} to {highest}."
+        )

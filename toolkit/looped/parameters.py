@@ -11,10 +11,12 @@ from collections import Counter
 import jax
 from flax import nnx
 
+from toolkit._checks import checked
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
 
+@checked
 def parameter_count(config: LoopedConfig) -> int:
     """Number of trained parameters, from the sizes alone.
 
@@ -66,6 +68,7 @@ def _traced_parameters(config):
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(layer, nnx.Param)))
 
 
+@checked
 def match_parameters(
     config: LoopedConfig, target: LoopedConfig | int, *, tolerance: float = 0.01
 ) -> LoopedConfig:

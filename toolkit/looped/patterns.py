@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.looped.depth import reconfigured
 from toolkit.looped.model import LoopedLM
 
@@ -32,6 +33,7 @@ VOTES = 5
 """Placements LT2 averages over in evaluation."""
 
 
+@checked
 def interleave(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
@@ -66,6 +68,7 @@ def interleave(
     return " ".join(words[layer % len(words)] for layer in range(layers))
 
 
+@checked
 def bookend(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
@@ -82,6 +85,7 @@ def bookend(
     return _placed(layers, [*range(first), *range(layers - few + first, layers)], cheap, expensive)
 
 
+@checked
 def front_loaded(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
@@ -96,6 +100,7 @@ def front_loaded(
     return _placed(layers, range(_budget(layers, ratio)), cheap, expensive)
 
 
+@checked
 def back_loaded(
     layers: int, cheap: str = "gdn", expensive: str = "full", *, ratio: tuple[int, int] = (4, 1)
 ) -> str:
@@ -111,6 +116,7 @@ def back_loaded(
     return _placed(layers, range(layers - few, layers), cheap, expensive)
 
 
+@checked
 def random_placement(
     layers: int,
     cheap: str,
@@ -135,6 +141,7 @@ def random_placement(
     return _placed(layers, chosen, cheap, expensive)
 
 
+@checked
 def by_loop(parts: Sequence[str]) -> str:
     """Join one text per loop into `LoopedConfig.windows`.
 
@@ -155,6 +162,7 @@ def by_loop(parts: Sequence[str]) -> str:
     return " -> ".join(parts)
 
 
+@checked
 def vote(
     model: LoopedLM,
     tokens: Int[Array, "batch time"],
@@ -192,6 +200,7 @@ def vote(
     return sum(votes[1:], start=votes[0]) / len(votes)
 
 
+@checked
 def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
     """The same model seeing through other windows.
 

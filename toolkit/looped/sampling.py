@@ -1,10 +1,17 @@
 """From logits to a token: greedy, temperature, top-k and top-p, as pure functions."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 
+
+@checked
 def truncated_logits(
     logits: Float[Array, "batch vocabulary"],
     *,
@@ -27,6 +34,9 @@ def truncated_logits(
     Returns:
         Logits of the same shape; their softmax is the distribution.
 
+    Raises:
+        ValueError: a number out of range, where it is not traced.
+
     Cost: one sort of the vocabulary, only if top_k or top_p is given.
 
     Source: Fan et al. 2018 (top-k); Holtzman et al., "The Curious Case of Neural Text
@@ -36,6 +46,7 @@ def truncated_logits(
         >>> truncated_logits(jnp.array([[0.0, 2.0, 1.0]]), top_k=2)
         Array([[-inf,   2.,   1.]], dtype=float32)
     """
+    check_sampling(temperature, top_k, top_p)
     logits = logits / temperature
     if top_k is None and top_p is None:
         return logits
@@ -52,6 +63,7 @@ def truncated_logits(
     return jnp.put_along_axis(jnp.empty_like(logits), order, ranked, axis=-1, inplace=False)
 
 
+@checked
 def sample_token(
     logits: Float[Array, "batch vocabulary"],
     key: Array | None = None,
@@ -73,7 +85,7 @@ def sample_token(
         int32 tokens; of equal largest logits, greedy takes the first in the vocabulary.
 
     Raises:
-        ValueError: if a temperature comes without a key.
+        ValueError: if a temperature comes without a key, or a number is out of range.
 
     Source: see `truncated_logits`.
 
@@ -81,9 +93,27 @@ def sample_token(
         >>> sample_token(jnp.array([[0.0, 2.0, 1.0]]))
         Array([1], dtype=int32)
     """
+    check_sampling(temperature, top_k, top_p)
     if temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. jax.random.key(0).")
     kept = truncated_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
     return jax.random.categorical(key, kept).astype(jnp.int32)
+
+
+def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
+    """Refuse numbers that sampling cannot take; traced ones pass."""
+    numbers = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for name, given in numbers.items():
+        if given is None or isinstance(given, Tracer):
+            continue
+        number = np.asarray(given)
+        is_sound = {
+            "temperature": (number > 0) & np.isfinite(number),
+            "top_k": (number >= 1) & (number % 1 == 0),
+            "top_p": (number > 0) & (number <= 1),
+        }[name]
+        if not is_sound.all():
+            wanted = {"temperature": "finite and above 0", "top_k": "a whole number of at least 1"}
+            raise ValueError(f"{name} must be {wanted.get(name, 'in (0, 1]')}; got {given}.")

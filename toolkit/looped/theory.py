@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
 
+@checked
 def effective_transition(
     keys: Float[Array, "steps key"],
     beta: Float[Array, "steps"],
@@ -70,6 +72,7 @@ def effective_transition(
     return transition
 
 
+@checked
 def permutation_steps(
     permutation: Sequence[int],
 ) -> tuple[Float[np.ndarray, "steps size"], Float[np.ndarray, "steps"]]:
@@ -115,6 +118,7 @@ def permutation_steps(
     return keys, beta
 
 
+@checked
 def tokens_reached(config: LoopedConfig) -> int | None:
     """How many tokens, itself included, a position of a looped model can know of.
 
@@ -141,6 +145,7 @@ def tokens_reached(config: LoopedConfig) -> int | None:
     return None if None in windows else 1 + sum(window - 1 for window in windows if window)
 
 
+@checked
 def influence_bound(distance: int, window: int, layers: int, residual_share: float) -> float:
     """The most a token can weigh in another, `distance` further on, after windowed averaging.
 

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from toolkit._checks import check_fields
 from toolkit.lr.protocol import require
 
 PROPOSALS = ("sequential", "together")
@@ -57,6 +58,7 @@ class AutoLRSConstants:
     seed: int = 0
 
     def __post_init__(self):
+        check_fields(self)
         low, high = self.lr_range
         at_least_one = ("budget", "candidates", "first_stage", "probe_ratio", "shortest_probe")
         ends = f"0 or more, and with the final decay ({self.decay_steps}) fit the budget"

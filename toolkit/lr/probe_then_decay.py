@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass, field, replace
 import jax
 import numpy as np
 
+from toolkit._checks import check_fields
 from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.law_scores import SCORERS, best_by_law, unbroken_curves
 from toolkit.lr.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
@@ -109,6 +110,7 @@ class ProbeThenDecay:
     scorer: str = "tail"
 
     def __post_init__(self):
+        check_fields(self)
         low, high = self.lr_range
         run, stages = self.training_steps, self.corrections
         checks = {

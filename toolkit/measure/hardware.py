@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import psutil
 
+from toolkit._checks import checked
 from toolkit.measure.timing import time_contenders
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -94,6 +95,7 @@ class Hardware:
     memory_bytes_per_second: float | None = None
 
 
+@checked
 def hardware(*, measure: bool = False) -> Hardware:
     """Describes the machine; on request also measures it.
 
@@ -129,6 +131,7 @@ def hardware(*, measure: bool = False) -> Hardware:
     )
 
 
+@checked
 def published_peak(device_kind: str) -> Peak | None:
     """Looks a device up in the table of published peaks (kind: recorded).
 
@@ -151,6 +154,7 @@ def published_peak(device_kind: str) -> Peak | None:
     return PEAKS[max(matches, key=len)] if matches else None
 
 
+@checked
 def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> float:
     """FLOP/s of a square matrix product on the default device, measured here: 2 n^3 / seconds.
 
@@ -182,6 +186,7 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
     return 2.0 * size**3 / timing.median
 
 
+@checked
 def memory_bandwidth(array_bytes: int | None = None) -> float:
     """Bytes/s between the default device and its memory, measured here.
 

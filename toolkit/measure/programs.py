@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from toolkit._checks import checked
 from toolkit.measure.program_text import (
     Instruction,
     group_size,
@@ -93,6 +94,7 @@ class ProgramCost:
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
 
+@checked
 def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     """Lists every communication of a compiled program, with its bytes and how often it runs.
 
@@ -131,6 +133,7 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     return list(_read_program(compiled.as_text() or ""))
 
 
+@checked
 def collective_table(found: list[Collective]) -> str:
     """Writes collectives as a table, one line a distinct one, and their total.
 
@@ -160,6 +163,7 @@ def collective_table(found: list[Collective]) -> str:
     return text_table(rows, "<>>>>>")
 
 
+@checked
 def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     """Reads the compiler's own counts of work and memory, per device.
 

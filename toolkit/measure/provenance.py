@@ -10,7 +10,6 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import math
 import numbers
 import os
 import platform
@@ -26,6 +25,7 @@ from typing import Any
 
 import jax
 
+from toolkit._checks import check_fields, checked
 from toolkit.measure.hardware import available_cores, available_memory, cpu_name
 from toolkit.measure.words import in_words
 
@@ -69,12 +69,12 @@ class Record:
     samples: tuple[float, ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r}: want one of {', '.join(KINDS)}")
-        if not all(math.isfinite(number) for number in (self.value, *self.samples)):
-            raise ValueError(f"record {self.name!r} holds a number that is not finite")
 
 
+@checked
 def record(
     name: str,
     value: float,
@@ -122,6 +122,7 @@ def record(
     )
 
 
+@checked
 def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
     """Writes records as JSON, all or nothing.
 
@@ -157,6 +158,7 @@ def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
         raise
 
 
+@checked
 def read_records(path: str | os.PathLike) -> list[Record]:
     """Reads what `write_records` wrote.
 

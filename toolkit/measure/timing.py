@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
+from toolkit._checks import checked
 from toolkit.measure.words import in_words
 
 PASSED = "passed"
@@ -64,6 +66,7 @@ class Timing:
         )
 
 
+@checked
 def time_contenders(
     contenders: Mapping[str, Callable[[], Any]],
     *,
@@ -85,7 +88,8 @@ def time_contenders(
         rounds: samples per contender.
         warmup: untimed calls per contender, after the first call that the check looks at.
         min_seconds: a sample lasts about this long at least; shorter calls are repeated inside it.
-        check: called once, before any timing, with name -> result; it raises if they are wrong.
+        check: called once, before any timing, with name -> result; it raises, or
+            returns False, if they are wrong.
             A failure does not stop the timing, it makes `speedup` refuse.
         progress: whether to show a tqdm bar over the rounds.
 
@@ -146,6 +150,7 @@ def time_contenders(
     }
 
 
+@checked
 def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
     """How many times faster `ours` is than `peer`: median(peer) / median(ours).
 
@@ -177,6 +182,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
     return timings[peer].median / timings[ours].median
 
 
+@checked
 def interquartile_range(samples: Iterable[float]) -> float:
     """Spread of samples that one slow outlier cannot move: Q3 - Q1.
 
@@ -213,7 +219,8 @@ def _judge(check: Callable[[dict[str, Any]], Any] | None, results: dict[str, Any
     if check is None:
         return ABSENT
     try:
-        check(results)
+        verdict = check(results)
     except Exception as error:  # whatever a check raises is a verdict, not a crash
         return f"failed: {type(error).__name__}: {error}"
-    return PASSED
+    is_denied = isinstance(verdict, bool | np.bool_) and not verdict
+    return "failed: the check returned False" if is_denied else PASSED

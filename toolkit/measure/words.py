@@ -2,6 +2,8 @@
 
 from numbers import Integral
 
+from toolkit._checks import checked
+
 _UNITS: dict[str, tuple[float, tuple[str, ...]]] = {
     "bytes": (1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")),
     "FLOP": (1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),
@@ -11,6 +13,7 @@ SPOKEN_UNITS = ("seconds", *_UNITS, "share", "times")
 """Units whose words depend on the number."""
 
 
+@checked
 def in_words(value: float, unit: str = "") -> str:
     """A number with its unit, as a reader expects it: three digits and a fitting prefix.
 
@@ -53,6 +56,7 @@ def _three_digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
+@checked
 def short(value: float, unit: str) -> str:
     """`in_words` for axis ticks: no trailing zeros.
 

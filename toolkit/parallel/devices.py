@@ -7,10 +7,12 @@ unless each has a core to itself.
 
 import jax
 
+from toolkit._checks import checked
 from toolkit.attention._cores import set_cores
 from toolkit.measure import available_cores
 
 
+@checked
 def use_cores(count: int | None = None) -> int:
     """Puts the cores of a CPU to work on the token mixers. Call it before anything else.
 
@@ -46,6 +48,7 @@ def use_cores(count: int | None = None) -> int:
     return count if is_cpu else 1
 
 
+@checked
 def simulate_devices(count: int) -> None:
     """Makes jax show this machine's CPU as `count` devices. Call it before anything else.
 

@@ -94,8 +94,10 @@ class Layout:
         """
         self.check()
         table = {row.path: row for row in self.placements}
+        placed, others = 0, 0
 
         def spec_of(keys: tuple, leaf: Any) -> PartitionSpec:
+            nonlocal placed, others
             names, shape = _names(keys), tuple(jnp.shape(leaf))
             whole = table.get("/".join(names))
             if whole is not None and whole.shape != shape:
@@ -105,10 +107,17 @@ class Layout:
             for start in range(len(names)):
                 row = table.get("/".join(names[start:]))
                 if row is not None and row.shape == shape:
+                    placed += 1
                     return row.spec
+            others += len(shape) > 0
             return PartitionSpec()
 
-        return jax.tree_util.tree_map_with_path(spec_of, tree)
+        specs = jax.tree_util.tree_map_with_path(spec_of, tree)
+        if others and not placed:
+            raise ValueError(
+                f"tree has none of the {len(table)} parameters the layout was made for"
+            )
+        return specs
 
     def shardings(self, tree: Any) -> Any:
         """`specs` as NamedShardings, for `jax.jit(in_shardings=..., out_shardings=...)`."""

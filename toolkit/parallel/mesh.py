@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
+from toolkit._checks import checked
+
 _AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 
+@checked
 def make_mesh(
     axes: Mapping[str, int],
     *,

@@ -19,6 +19,7 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.parallel.layout import Layout, axes_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Batch = Any
 LossFunction = Callable[[Params, Batch], Float[Array, ""]]
 
 
+@checked
 def partitioned_train_step(
     loss_fn: LossFunction,
     optimizer: "optax.GradientTransformation",
@@ -80,6 +82,7 @@ def partitioned_train_step(
     return jax.jit(step, donate_argnums=(0, 1) if donate else ())
 
 
+@checked
 def sharded_train_step(
     loss_fn: LossFunction,
     optimizer: "optax.GradientTransformation",

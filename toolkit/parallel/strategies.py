@@ -15,9 +15,11 @@ from typing import Any
 
 from jax.sharding import Mesh, PartitionSpec
 
+from toolkit._checks import checked
 from toolkit.parallel.layout import Layout, placements_of
 
 
+@checked
 def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
     """Every device holds all parameters and sees its share of the batch.
 
@@ -51,6 +53,7 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
     return Layout(mesh, rows, PartitionSpec(axis))
 
 
+@checked
 def fully_sharded(
     params: Any, mesh: Mesh, *, axis: str = "data", min_elements: int = 1024
 ) -> Layout:

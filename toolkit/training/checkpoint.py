@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.training.identity import (
     as_json,
     checksums,
@@ -68,10 +69,17 @@ class Checkpoints:
         [1.0, 1.0, 1.0]
     """
 
+    @checked
     def __init__(self, directory: str | os.PathLike, keep: int = 3, *, is_read_only: bool = False):
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.directory = Path(directory).absolute()
+        try:
+            str(self.directory).encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(
+                f"{str(self.directory)!r} cannot hold checkpoints: its name is not UTF-8"
+            ) from None
         self.keep = keep
         self.is_read_only = is_read_only
         self._needed_bytes = 0

@@ -7,8 +7,9 @@ run to resume.
 
 import hashlib
 import os
+import stat
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt8
 
+from toolkit._checks import checked
+from toolkit.measure import available_memory, in_words
+
 BYTE_VOCABULARY = 256
 _NOT_LIBRARY_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-_BINARY_PROBE_BYTES = 8192
 
 
 class CorpusError(ValueError):
@@ -56,7 +59,8 @@ class Corpus:
         files: the sources in the order of `tokens`.
         size: number of tokens (bytes).
         sha256: digest of `tokens`; two corpora with the same digest are the same data.
-        skipped: files of a folder left out because they are empty or binary.
+        skipped: what was left out of a folder, and why: empty and binary files, links that lead
+            out of it, folders that cannot be read.
 
     Example:
         >>> corpus = load_corpus("prose")
@@ -102,6 +106,7 @@ class Corpus:
         }
 
 
+@checked
 def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = None) -> Corpus:
     """Reads text into one array of bytes.
 
@@ -109,7 +114,7 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
     "code" is the source of the standard library. Neither needs a download; both depend only on
     the Python version, which is why the digest belongs in every record. Anything else is a file
     or a folder; a folder is read recursively in the order of its paths, leaving out hidden, empty
-    and binary files.
+    and binary files, folders that cannot be read and links that lead out of it.
 
     Args:
         paths: None, "prose", "code", a path, or several paths. Write "./prose" for a file of that
@@ -119,8 +124,8 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
         The corpus.
 
     Raises:
-        CorpusError: a path is missing, unreadable, empty or not UTF-8 (names the file and the
-            offset).
+        CorpusError: a path is missing, unreadable, no file, larger than memory, empty, binary or
+            not UTF-8 (names the file and the offset).
 
     Example:
         >>> corpus = load_corpus("prose")
@@ -146,6 +151,7 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
     return _corpus(", ".join(str(root) for root in roots), sources, skipped)
 
 
+@checked
 def sample_batch(
     tokens: UInt8[Array, "size"],
     step: Int[Array, ""] | int,
@@ -188,6 +194,7 @@ def sample_batch(
     return windows[:, :-1], windows[:, 1:]
 
 
+@checked
 def evaluation_batches(
     tokens: np.ndarray, batch: int, time: int, count: int
 ) -> tuple[Int[Array, "count batch time"], Int[Array, "count batch time"]]:
@@ -257,28 +264,58 @@ def _library_source() -> list[tuple[str, bytes]]:
 def _read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
     if not os.access(root, os.R_OK | os.X_OK):  # walking it would find nothing and not say why
         raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
-    sources, skipped = [], []
-    for path in _files_below(root):
-        name = path.relative_to(root)
-        if any(part.startswith(".") for part in name.parts):
+    sources, skipped, size = [], [], 0
+
+    def skip(path: str | os.PathLike, reason: str) -> None:
+        skipped.append(f"{Path(path).relative_to(root).as_posix()} ({reason})")
+
+    def skip_folder(error: OSError) -> None:
+        skip(error.filename, "unreadable folder")
+
+    for path in _files_below(root, skip_folder):
+        if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
-        text = _read_bytes(path)
-        if not text or b"\0" in text[:_BINARY_PROBE_BYTES]:
-            skipped.append(name.as_posix())
+        if not path.resolve().is_relative_to(root.resolve()):
+            skip(path, "leads out of the folder")
+        elif path.is_dir():
+            skip(path, "link to a folder")
+        elif not path.is_file():
+            skip(path, "no file")
+        elif not (text := _read_bytes(path)):
+            skip(path, "empty")
+        elif b"\0" in text:
+            skip(path, "binary")
         else:
-            sources.append((name.as_posix(), _checked_text(path, text)))
+            sources.append((path.relative_to(root).as_posix(), _checked_text(path, text)))
+            size += len(text)
+            if size > available_memory():
+                raise CorpusError(f"folder {str(root)!r} holds more text than fits into memory")
     if not sources:
         raise CorpusError(f"folder {str(root)!r} holds no text ({len(skipped)} files skipped)")
-    return sources, skipped
+    return sources, sorted(skipped)
 
 
-def _files_below(root: Path) -> list[Path]:
-    files = (path for path in root.rglob("*") if path.is_file())
-    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
+def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> list[Path]:
+    """What lies in a folder and its folders, links to folders included but not followed."""
+    found = []
+    for folder, folders, files in os.walk(root, onerror=onerror):
+        here = Path(folder)
+        found += [here / name for name in files]
+        found += [here / name for name in folders if (here / name).is_symlink()]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        # Asked first: a pipe would be waited for, a device read for ever.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorpusError(f"{str(path)!r} is neither a file nor a folder")
+        if status.st_size > available_memory():
+            raise CorpusError(
+                f"file {str(path)!r} has {in_words(status.st_size, 'bytes')}, more than fits into "
+                "memory"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise CorpusError(f"no such file or folder: {str(path)!r}") from None
@@ -289,6 +326,8 @@ def _read_bytes(path: Path) -> bytes:
 def _checked_text(path: Path, text: bytes) -> bytes:
     if not text:
         raise CorpusError(f"file {str(path)!r} is empty")
+    if (offset := text.find(b"\0")) >= 0:
+        raise CorpusError(f"file {str(path)!r} is binary: a byte of value zero at offset {offset}")
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -24,7 +24,10 @@ def describe(tree: Any) -> dict[str, str]:
 
 
 def checksums(state: Any) -> dict[str, int]:
-    """One number per array, the same for every sharding: orbax does not notice a flipped bit."""
+    """One number per array, the same for every sharding: orbax does not notice a flipped bit.
+
+    They guard against accidents, not against anybody who means harm and can make sums agree.
+    """
     named = named_leaves(state)
     sums = jax.device_get(_bit_sums(list(named.values())))
     return {name: int(total) for name, total in zip(named, sums, strict=True)}

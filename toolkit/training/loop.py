@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from toolkit._checks import check_fields, checked
 from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.metrics import MetricsLog
@@ -38,6 +39,7 @@ class FitOptions:
         log_every: at least one metrics row every so many; at most the train step's `most_steps`.
         eval_every: evaluate at multiples of this, and at the end.
         checkpoint_every: save at multiples of this, and at the end.
+        checkpoint_minutes: save also when so many minutes have passed since the last time.
         keep: checkpoints kept.
         tokens_per_step: batch * time, for the tokens per second of the progress bar.
         is_progress_shown: whether to draw the progress bar.
@@ -51,14 +53,18 @@ class FitOptions:
     log_every: int = 10
     eval_every: int = 100
     checkpoint_every: int = 100
+    checkpoint_minutes: float | None = None
     keep: int = 3
     tokens_per_step: int | None = None
     is_progress_shown: bool = True
 
     def __post_init__(self):
+        check_fields(self)
         for name in ("total_steps", "log_every", "eval_every", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.checkpoint_minutes is not None and self.checkpoint_minutes <= 0:
+            raise ValueError(f"checkpoint_minutes must be positive, got {self.checkpoint_minutes}")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class FitResult:
     stopped_by: str | None
 
 
+@checked
 def fit(
     state: TrainState,
     train_step: TrainStep,
@@ -146,7 +153,7 @@ def fit(
         log = open_log(stack, directory, step)
         bar = stack.enter_context(progress_bar(options, step))
         signals = stack.enter_context(remembered_signals())
-        stopped_by = None
+        stopped_by, saved_at = None, time.monotonic()
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
             steps = _next_boundary(step, options) - step
@@ -165,8 +172,9 @@ def fit(
             if not is_last:
                 stopped_by = reason_to_stop(signals, stop)
             is_due = is_last or stopped_by is not None or step % options.checkpoint_every == 0
-            if checkpoints is not None and is_due:
+            if checkpoints is not None and (is_due or is_time_to_save(saved_at, options)):
                 checkpoints.save(step, state, run)
+                saved_at = time.monotonic()
     say_if_stopped(stopped_by, f"step {step} of {options.total_steps}", directory)
     return FitResult(state, log.rows, stopped_by)
 
@@ -223,6 +231,12 @@ def _require_finite(row: dict[str, Any], checkpoints: Checkpoints | None) -> Non
         f"{row['gradient_norm']}); {last}.\n"
         "Lower the learning rate, lengthen the warm-up or clip the gradient."
     )
+
+
+def is_time_to_save(saved_at: float, options: FitOptions) -> bool:
+    """Whether the minutes between checkpoints are over."""
+    minutes = options.checkpoint_minutes
+    return minutes is not None and time.monotonic() - saved_at >= 60 * minutes
 
 
 def reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str | None:

@@ -5,7 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from toolkit._checks import checked
 
+
+@checked
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads the rows of a metrics file, leaving out a last line that a kill cut short.
 
@@ -58,6 +61,7 @@ class MetricsLog:
         [{'step': 10, 'loss': 0.5}]
     """
 
+    @checked
     def __init__(self, path: str | os.PathLike | None, step: int = 0):
         self.path = None if path is None else Path(path)
         self.rows = [] if path is None else [r for r in read_metrics(path) if r["step"] <= step]

@@ -5,7 +5,10 @@ from typing import Any
 import jax
 import optax
 
+from toolkit._checks import checked
 
+
+@checked
 def adamw(
     learning_rate: float | optax.Schedule,
     *,
@@ -37,7 +40,8 @@ def adamw(
         An optax gradient transformation.
 
     Raises:
-        ValueError: clip_norm is not positive, or weight_decay is negative.
+        ValueError: b1 or b2 is not in [0, 1), eps or clip_norm is not positive, or weight_decay
+            is negative.
 
     Source: Loshchilov and Hutter, Decoupled weight decay regularization (arXiv:1711.05101).
 
@@ -48,6 +52,11 @@ def adamw(
     """
     if clip_norm is not None and clip_norm <= 0:
         raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+    for name, memory in (("b1", b1), ("b2", b2)):
+        if not 0 <= memory < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {memory}")
+    if eps <= 0:
+        raise ValueError(f"eps must be positive, got {eps}")
     if weight_decay < 0:
         raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
     clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)

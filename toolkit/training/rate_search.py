@@ -19,11 +19,13 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from toolkit import lr
+from toolkit._checks import checked
 from toolkit.parallel.updates import Batch, Params, TrainState
 from toolkit.training.loop import (
     FitOptions,
     FitResult,
     advance,
+    is_time_to_save,
     open_log,
     progress_bar,
     reason_to_stop,
@@ -53,6 +55,7 @@ class RateSearch(FitResult):
     result: lr.SearchResult
 
 
+@checked
 def search_rate(
     loss_fn: Callable[[Params, Batch], Float[Array, ""]],
     optimizer: optax.GradientTransformation,
@@ -137,12 +140,13 @@ def search_rate(
         ledger = start.controller.ledger
         bar = stack.enter_context(progress_bar(options, ledger.gradient_evaluations))
         signals = stack.enter_context(remembered_signals())
+        saved_at = time.monotonic()
         saved, stopped_by, started = ledger.gradient_evaluations, None, time.perf_counter()
 
         def after_request(
             progress: lr.SearchProgress, request: lr.Request, losses: np.ndarray
         ) -> bool:
-            nonlocal ledger, saved, stopped_by, started
+            nonlocal ledger, saved, saved_at, stopped_by, started
             before, ledger = ledger, progress.controller.ledger
             steps, spent = request.rates.size, ledger.gradient_evaluations
             is_last = lr.ask(constants, progress.controller) is None
@@ -160,10 +164,10 @@ def search_rate(
             if not is_last:
                 stopped_by = reason_to_stop(signals, stop)
             is_due = is_last or stopped_by is not None or spent >= saved + options.checkpoint_every
-            if checkpoints is not None and is_due:
+            if checkpoints is not None and (is_due or is_time_to_save(saved_at, options)):
                 record = {"controller": encoded(progress.controller), "timings": progress.timings}
                 checkpoints.save(spent, progress.state, {**run, **record})
-                saved = spent
+                saved, saved_at = spent, time.monotonic()
             return stopped_by is not None
 
         result = lr.search(

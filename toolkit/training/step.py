@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
 from toolkit.parallel.updates import (
     Batch,
     Metrics,
@@ -56,6 +57,7 @@ class TrainStep:
         return self._program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
 
 
+@checked
 def make_train_step(
     loss_fn: Callable[[Params, Batch], Float[Array, ""]],
     optimizer: optax.GradientTransformation,
@@ -119,6 +121,7 @@ def make_train_step(
     return TrainStep(make_update(loss_in_compute_dtype, optimizer, draw, _metrics), most_steps)
 
 
+@checked
 def make_evaluation(
     loss_fn: Callable[[Params, Batch], Float[Array, ""]],
     batches: Batch,

@@ -21,6 +21,7 @@ linear-attention's `p` are feedback * k. Keys are not normalised here: give unit
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
@@ -57,6 +58,7 @@ def _action(
 COMBA_RULE = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
+@checked
 def comba(
     q: Queries,
     k: Keys,
@@ -126,6 +128,7 @@ def comba(
     return run(COMBA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def comba_reference(
     q: Queries,
     k: Keys,
@@ -164,6 +167,7 @@ def comba_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def comba_step(
     q_t: Query,
     k_t: Key,

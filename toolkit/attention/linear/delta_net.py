@@ -10,6 +10,7 @@ normalised here: give unit keys.
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
@@ -29,6 +30,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
+@checked
 def delta_net(
     q: Queries,
     k: Keys,
@@ -92,6 +94,7 @@ def delta_net(
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def delta_net_reference(
     q: Queries,
     k: Keys,
@@ -125,6 +128,7 @@ def delta_net_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def delta_net_step(
     q_t: Query,
     k_t: Key,

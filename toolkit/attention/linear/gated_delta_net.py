@@ -15,6 +15,7 @@ equation above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
@@ -34,6 +35,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
+@checked
 def gated_delta_net(
     q: Queries,
     k: Keys,
@@ -102,6 +104,7 @@ def gated_delta_net(
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def gated_delta_net_reference(
     q: Queries,
     k: Keys,
@@ -138,6 +141,7 @@ def gated_delta_net_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def gated_delta_net_step(
     q_t: Query,
     k_t: Key,

@@ -12,6 +12,7 @@ is Gated DeltaNet. Keys are not normalised here: give unit keys.
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     ChannelGate,
@@ -38,6 +39,7 @@ def _action(q: Array, k: Array, v: Array, erase: Array, write: Array) -> Action:
 GATED_DELTA_RULE_2 = Rule(_action, correcting_chunk_size)
 
 
+@checked
 def gated_delta_net_2(
     q: Queries,
     k: Keys,
@@ -103,6 +105,7 @@ def gated_delta_net_2(
     return run(GATED_DELTA_RULE_2, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def gated_delta_net_2_reference(
     q: Queries,
     k: Keys,
@@ -139,6 +142,7 @@ def gated_delta_net_2_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def gated_delta_net_2_step(
     q_t: Query,
     k_t: Key,

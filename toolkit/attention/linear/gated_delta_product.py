@@ -13,6 +13,7 @@ through the same engine. Keys are not normalised here: give unit keys.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
@@ -28,6 +29,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
+@checked
 def gated_delta_product(
     q: Queries,
     k: Float[Array, "batch time heads steps key"],
@@ -99,6 +101,7 @@ def gated_delta_product(
     return out[:, steps - 1 :: steps], state
 
 
+@checked
 def gated_delta_product_reference(
     q: Queries,
     k: Float[Array, "batch time heads steps key"],
@@ -138,6 +141,7 @@ def gated_delta_product_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def gated_delta_product_step(
     q_t: Query,
     k_t: Float[Array, "batch heads steps key"],

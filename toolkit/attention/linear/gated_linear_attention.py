@@ -8,6 +8,7 @@ log-decay g from the token, so that the network chooses what to keep.
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     ChannelGate,
@@ -27,6 +28,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
+@checked
 def gated_linear_attention(
     q: Queries,
     k: Keys,
@@ -90,6 +92,7 @@ def gated_linear_attention(
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def gated_linear_attention_reference(
     q: Queries,
     k: Keys,
@@ -125,6 +128,7 @@ def gated_linear_attention_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def gated_linear_attention_step(
     q_t: Query,
     k_t: Key,

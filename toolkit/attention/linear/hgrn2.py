@@ -9,6 +9,7 @@ average of the values, with weights that add up to at most one, so the state sta
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
@@ -16,6 +17,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
+@checked
 def hgrn2(
     q: Queries,
     v: Float[Array, "batch time heads value"],
@@ -75,6 +77,7 @@ def hgrn2(
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def hgrn2_reference(
     q: Queries,
     v: Float[Array, "batch time heads value"],
@@ -107,6 +110,7 @@ def hgrn2_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def hgrn2_step(
     q_t: Query,
     v_t: Float[Array, "batch heads value"],

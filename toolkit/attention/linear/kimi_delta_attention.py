@@ -11,6 +11,7 @@ here: give unit keys.
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     ChannelGate,
@@ -32,6 +33,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 
 
+@checked
 def kimi_delta_attention(
     q: Queries,
     k: Keys,
@@ -101,6 +103,7 @@ def kimi_delta_attention(
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def kimi_delta_attention_reference(
     q: Queries,
     k: Keys,
@@ -139,6 +142,7 @@ def kimi_delta_attention_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def kimi_delta_attention_step(
     q_t: Query,
     k_t: Key,

@@ -8,6 +8,7 @@ map is applied to q and k beforehand.
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Key,
@@ -25,6 +26,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
+@checked
 def linear_attention(
     q: Queries,
     k: Keys,
@@ -82,6 +84,7 @@ def linear_attention(
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def linear_attention_reference(
     q: Queries,
     k: Keys,
@@ -114,6 +117,7 @@ def linear_attention_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def linear_attention_step(
     q_t: Query,
     k_t: Key,

@@ -16,6 +16,7 @@ gate belong to the layer around it.
 
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
@@ -36,6 +37,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
+@checked
 def mamba2(
     q: Queries,
     k: Keys,
@@ -100,6 +102,7 @@ def mamba2(
     return out.astype(v.dtype), state
 
 
+@checked
 def mamba2_reference(
     q: Queries,
     k: Keys,
@@ -134,6 +137,7 @@ def mamba2_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def mamba2_step(
     q_t: Query,
     k_t: Key,

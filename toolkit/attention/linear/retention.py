@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import (
     Gate,
@@ -28,6 +29,7 @@ from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
+@checked
 def retention_log_decay(heads: int) -> Float[Array, "heads"]:
     r"""The rates of retention's heads, from the fastest to forget to the slowest.
 
@@ -49,6 +51,7 @@ def retention_log_decay(heads: int) -> Float[Array, "heads"]:
     return jnp.asarray(np.log1p(-np.exp2(-5.0 - np.arange(heads))))
 
 
+@checked
 def retention(
     q: Queries,
     k: Keys,
@@ -112,6 +115,7 @@ def retention(
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def retention_reference(
     q: Queries,
     k: Keys,
@@ -147,6 +151,7 @@ def retention_reference(
     return scan_tokens(token, initial_state, segment_ids, q=q, k=k, v=v, g=g)
 
 
+@checked
 def retention_step(
     q_t: Query,
     k_t: Key,

@@ -18,6 +18,7 @@ rates and beta = rate it corrects as DeltaNet does.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
@@ -38,6 +39,7 @@ def _action(q: Array, k: Array, v: Array, removal_key: Array, rate: Array) -> Ac
 RWKV7 = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
+@checked
 def rwkv7(
     q: Queries,
     k: Keys,
@@ -104,6 +106,7 @@ def rwkv7(
     return run(RWKV7, tokens, initial_state, segment_ids, implementation, chunk)
 
 
+@checked
 def rwkv7_reference(
     q: Queries,
     k: Keys,
@@ -140,6 +143,7 @@ def rwkv7_reference(
     return scan_tokens(token, initial_state, segment_ids, **arrays)
 
 
+@checked
 def rwkv7_step(
     q_t: Query,
     k_t: Key,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
+from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale, masked_softmax
 from toolkit.attention._caches import (
     Rows,
@@ -110,6 +111,7 @@ class KVCache(Rows):
         return sum(x.nbytes for x in jax.tree.leaves(self)) - self.length.nbytes
 
 
+@checked
 def softmax_attention_step(
     q_t: Query,
     k_t: SharedKey,

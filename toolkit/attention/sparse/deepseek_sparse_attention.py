@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import (
     check_cache,
@@ -48,6 +49,7 @@ from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
 
 
+@checked
 def deepseek_sparse_attention(
     q: Queries,
     k: SharedKeys,
@@ -203,6 +205,7 @@ def _values(cache: IndexedCache, v: Array) -> Array:
     return cache.keys[..., : v.shape[-1]] if cache.values is None else cache.values
 
 
+@checked
 def deepseek_sparse_attention_step(
     q_t: Query,
     k_t: SharedKey,
@@ -276,6 +279,7 @@ def _step(q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale,
     return out.reshape(batch, heads, v_t.shape[2]), cache
 
 
+@checked
 def deepseek_sparse_attention_reference(
     q: Queries,
     k: SharedKeys,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._checks import checked
 from toolkit.attention._attend import attend
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator
@@ -57,6 +58,7 @@ def past(
     return visible & (document[:, None] == key_documents[None])
 
 
+@checked
 def indexer_loss(
     q: Queries,
     k: SharedKeys,

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import (
     check_cache,
@@ -59,6 +60,7 @@ from toolkit.attention.sparse.cache import BlockCache, pool_blocks, pool_last_bl
 from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
 
 
+@checked
 def native_sparse_attention(
     q: Queries,
     k: SharedKeys,
@@ -206,6 +208,7 @@ def _gated(gates, branches) -> Array:
     return total
 
 
+@checked
 def native_sparse_attention_step(
     q_t: Query,
     k_t: SharedKey,
@@ -281,6 +284,7 @@ def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, slidi
     return show_overflow(out, cache).astype(q_t.dtype), cache
 
 
+@checked
 def native_sparse_attention_reference(
     q: Queries,
     k: SharedKeys,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from toolkit._checks import shown
+from toolkit._checks import checked, shown
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
 from toolkit.looped.checkpoints.weights import (
@@ -28,6 +28,7 @@ UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
 guess several tokens ahead, and the eyes of a model that also sees."""
 
 
+@checked
 def load_checkpoint(
     source: str | Path | Mapping[str, Any], *, style: str | None = None, **fields: Any
 ) -> LoopedLM:

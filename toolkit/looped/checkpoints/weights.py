@@ -7,11 +7,13 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array
 
+from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES, WeightRule
 from toolkit.looped.tensors import StoredTensor, files_of, given_tensors, stored_tensors
 
 
+@checked
 def load_layer(
     layer: Any, source: str | Path | Mapping[str, Any], *, style: str, prefix: str = ""
 ) -> Any:

@@ -9,7 +9,7 @@ from flax import nnx
 
 from toolkit._checks import check_fields
 
-MOST = {"loops": 4096, "convolution_size": 256}
+MOST: dict[str, int] = {"loops": 4096, "convolution_size": 256}
 """Numbers beyond which a model would cost memory and hours and be none; for others, what the size
 of an array can be."""
 
@@ -95,7 +95,8 @@ def check_numbers(fields: Any, prefix: str = "") -> None:
     check_fields(fields, prefix)
     for field in dataclasses.fields(fields):
         number = getattr(fields, field.name)
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        most = MOST.get(field.name, 2**31 - 1)
-        if is_number and not 1 <= number <= most:
+        if isinstance(number, bool) or not isinstance(number, int):
+            continue
+        most = MOST.get(field.name) or 2**31 - 1
+        if not 1 <= number <= most:
             raise ValueError(f"{prefix}{field.name} must lie in 1 to {most:,}; got {number}.")
