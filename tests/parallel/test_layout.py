@@ -162,6 +162,9 @@ def test_a_tree_of_other_names_is_refused(mesh):
     layout = data_parallel({"w": jnp.ones((8, 4))}, mesh)
     with pytest.raises(ValueError, match="tree has none of the 1 parameters"):
         layout.apply({"kernel": jnp.ones((8, 4))})
+    alone = fully_sharded(jnp.ones((512, 4)), mesh)
+    moments = optax.adam(1.0).init(jnp.ones((512, 4)))
+    assert alone.apply(jnp.ones((512, 4))).sharding.spec == alone.specs(moments)[0].mu != P()
     assert layout.apply({"count": jnp.zeros(())})["count"] == 0
 
 

@@ -104,7 +104,7 @@ class Layout:
                 raise ValueError(
                     f"{whole.path} has shape {shape}, but the layout was made for {whole.shape}"
                 )
-            for start in range(len(names)):
+            for start in range(len(names) + 1):  # the last is the path of an array by itself
                 row = table.get("/".join(names[start:]))
                 if row is not None and row.shape == shape:
                     placed += 1
