@@ -25,11 +25,11 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("pattern", "gdn mamba", ["'mamba'", "full, window, gdn"]),
         ("pattern", " ", ["no layer"]),
         ("width", 130, ["130", "divisible", "heads 4"]),
-        ("loops", 0, ["loops", "0", "1 to"]),
+        ("loops", 0, ["loops", "0", "at least 1"]),
         ("loops", 1.5, ["loops", "1.5"]),
         ("options", {"full": {"key_value_heads": 3}}, ["heads 4", "full.key_value_heads 3"]),
         ("options", {"gdn": {"value_heads": 6}}, ["gdn.value_heads 6", "multiple"]),
-        ("options", {"delta_product": {"steps": 0}}, ["delta_product.steps", "0", "1 to"]),
+        ("options", {"delta_product": {"steps": 0}}, ["delta_product.steps", "0", "at least 1"]),
         ("options", {"full": {"head_size": 7}}, ["full.head_size is 7", "even"]),
         ("options", {"mamba": {}}, ["unknown layer 'mamba'", "mamba2"]),
         ("options", {"gdn": {"steps": 2}}, ["gdn.steps", "convolution_size"]),
@@ -41,7 +41,7 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
         ("tied_embedding", "no", ["tied_embedding", "True or False", "'no'"]),
         ("options", {"full": {"output_gate": "no"}}, ["full.output_gate", "'no'"]),
         ("options", {"gdn": {"convolution_size": 10**6}}, ["gdn.convolution_size", "256"]),
-        ("feed_forward", -1, ["feed_forward", "1 to", "-1"]),
+        ("feed_forward", -1, ["feed_forward", "at least 1", "-1"]),
         ("feed_forward", "8", ["feed_forward", "an int or None", "'8'"]),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_new_layer_brings_its_options(monkeypatch):
     config = LoopedConfig.tiny("toy full", options={"toy": {"taps": 5}})
     assert config.toy.taps == 5
     assert LoopedConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
-    with pytest.raises(ValueError, match=r"toy\.taps must lie in 1 to .*; got 0"):
+    with pytest.raises(ValueError, match=r"toy\.taps must be at least 1; got 0"):
         config.with_options(toy={"taps": 0})
 
 

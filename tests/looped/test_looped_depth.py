@@ -163,7 +163,7 @@ def test_drawn_loops():
 @pytest.mark.parametrize(
     ("switches", "how", "words"),
     [
-        ({}, {"loops": 0}, ["loops", "0", "1 to"]),
+        ({}, {"loops": 0}, ["loops", "0", "at least 1"]),
         ({"backward_loops": None}, {"loops": jnp.asarray(2)}, ["backward_loops", "int"]),
         ({}, {"loops": jnp.asarray(2), "return_loops": True}, ["return_loops"]),
         ({"random_start": False}, {"key": jax.random.key(0)}, ["key", "random_start"]),

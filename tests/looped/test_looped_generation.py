@@ -318,7 +318,7 @@ def test_bad_decode_arguments():
         prefill(model, tokens, 3)
     with pytest.raises(ValueError, match="prompt 1 has no token"):
         pad_prompts([b"a", b""])
-    with pytest.raises(ValueError, match="token is"):
+    with pytest.raises(ValueError, match="token must have 1 axes"):
         decode_step(model, tokens, LoopedCache.empty(model.config, 2, 16))
     with pytest.raises(ValueError, match="capacity is 0"):
         LoopedCache.empty(model.config, 2, 0)

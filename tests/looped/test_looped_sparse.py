@@ -135,7 +135,7 @@ def test_training_an_indexer_brings_it_near_the_attention():
 def test_losses_want_an_indexer():
     with pytest.raises(ValueError, match='has no "dsa" layer'):
         indexer_losses(build("nsa"), some_tokens())
-    with pytest.raises(ValueError, match="stage is 'warm'"):
+    with pytest.raises(ValueError, match="stage must be 'dense' or 'sparse'; got 'warm'"):
         indexer_losses(build("dsa"), some_tokens(), stage="warm")  # pyright: ignore[reportArgumentType]
 
 

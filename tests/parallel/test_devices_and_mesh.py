@@ -40,7 +40,7 @@ def test_again_with_the_same_number_is_fine():
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "8"])
 def test_counts_that_are_not(count):
-    with pytest.raises((TypeError, ValueError), match="want an integer of at least 1"):
+    with pytest.raises((TypeError, ValueError), match=r"want an integer|must be an int"):
         simulate_devices(count)
 
 

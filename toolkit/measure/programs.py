@@ -94,7 +94,6 @@ class ProgramCost:
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
 
 
-@checked
 def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     """Lists every communication of a compiled program, with its bytes and how often it runs.
 
@@ -163,7 +162,6 @@ def collective_table(found: list[Collective]) -> str:
     return text_table(rows, "<>>>>>")
 
 
-@checked
 def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     """Reads the compiler's own counts of work and memory, per device.
 

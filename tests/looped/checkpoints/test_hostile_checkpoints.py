@@ -60,7 +60,7 @@ def test_a_sound_one_is_read_and_so_is_one_with_an_index(folder):
         ({"hidden_size": "big"}, "config.json has hidden_size 'big'; it must be a int"),
         ({"hidden_size": None}, "config.json does not say 'hidden_size'"),
         ({"hidden_size": 2**30}, "describes .* parameters and holds"),
-        ({"hidden_size": -8}, "width must lie in 1 to"),
+        ({"hidden_size": -8}, "width must be at least 1"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000; the checkpoint has 11 tensors"),
         ({"num_hidden_layers": 2}, "missing .*layers.1"),
         ({"layer_types": ["full_attention"] * 10**6}, "1000000 layer_types"),
@@ -71,7 +71,7 @@ def test_a_sound_one_is_read_and_so_is_one_with_an_index(folder):
         ({"rope_scaling": [1]}, "config.json has rope_scaling"),
         ({"text_config": 3}, "text_config must be an object"),
         ({"model_type": ["llama"]}, "style must be one of"),
-        ({"total_ut_steps": 10**9}, "loops must lie in 1 to 4,096"),
+        ({"total_ut_steps": 10**9}, "loops must be at most 4,096"),
     ],
 )
 def test_settings_that_make_no_sense(folder, change, words):

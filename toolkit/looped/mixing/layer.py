@@ -95,8 +95,9 @@ def check_numbers(fields: Any, prefix: str = "") -> None:
     check_fields(fields, prefix)
     for field in dataclasses.fields(fields):
         number = getattr(fields, field.name)
-        if isinstance(number, bool) or not isinstance(number, int):
+        if number is None or field.type not in (int, int | None):
             continue
         most = MOST.get(field.name) or 2**31 - 1
         if not 1 <= number <= most:
-            raise ValueError(f"{prefix}{field.name} must lie in 1 to {most:,}; got {number}.")
+            bound = "at least 1" if number < 1 else f"at most {most:,}"
+            raise ValueError(f"{prefix}{field.name} must be {bound}; got {number}.")
