@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._shapes import HeadGates, HeadValues
 
 
+@checked
 def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, HeadGates]:
     """Merge what attention to disjoint parts of the keys returned.
 

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import checked
+
 
 class OnlineSoftmax(NamedTuple):
     """What `online_softmax` returns.
@@ -28,6 +30,7 @@ class OnlineSoftmax(NamedTuple):
     rescales: Int[Array, "rows"]
 
 
+@checked
 def online_softmax(
     scores: Float[Array, "rows keys"],
     values: Float[Array, "keys value"],

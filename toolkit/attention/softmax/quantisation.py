@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SharedKeys, SharedValues
@@ -10,6 +11,7 @@ from toolkit.attention.softmax.cache import KVCache
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 
 
+@checked
 def quantisation_error(
     q: Queries,
     k: SharedKeys,

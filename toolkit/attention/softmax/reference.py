@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._checks import checked
 from toolkit.attention._caches import write_token
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
@@ -16,6 +17,7 @@ from toolkit.attention.softmax.scores import kept
 from toolkit.attention.softmax.softmax_attention import window_of
 
 
+@checked
 def softmax_attention_reference(
     q: Queries,
     k: OtherKeys,

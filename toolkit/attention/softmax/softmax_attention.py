@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._caches import show_overflow
 from toolkit.attention._checks import (
@@ -36,6 +37,7 @@ from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 
+@checked
 def softmax_attention(
     q: Queries,
     k: OtherKeys,
