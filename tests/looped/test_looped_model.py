@@ -1,18 +1,15 @@
 """The looped forward pass: what loops share, what they may not see, what the scan must equal."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
-from toolkit.looped.convolution import ShortConvolution, token_before
-from toolkit.looped.layers import rotary_embedding, unit_length
+from toolkit.looped.layers import rotary_embedding
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -236,72 +233,6 @@ def test_rotary_scores_depend_on_distance_only():
     )
     np.testing.assert_allclose(score(9, 4), score(105, 100), rtol=1e-4)
     np.testing.assert_allclose(rotary_embedding(q, jnp.array(0), theta=100.0), q)
-
-
-def test_short_convolution_is_the_sum_in_its_docstring():
-    convolution = ShortConvolution(3, 4, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (2, 7, 3))
-    kernel = np.asarray(convolution.kernel[...])
-    padded = np.concatenate([np.zeros((2, 3, 3)), x], axis=1)
-    wanted = sum(kernel[i] * padded[:, i : i + 7] for i in range(4))
-    out, tail = convolution(x)
-    np.testing.assert_allclose(out, wanted, **FLOAT32_TOLERANCE)
-    np.testing.assert_array_equal(tail, x[:, 4:])
-    # In pieces shorter than the kernel, the tail carries more than the last piece.
-    pieces, tail = [], jnp.zeros((2, 3, 3))
-    for piece in (x[:, :2], x[:, 2:3], x[:, 3:]):
-        out, tail = convolution(piece, tail=tail)
-        pieces.append(out)
-    np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), wanted, **FLOAT32_TOLERANCE)
-
-
-def test_short_convolution_gradient():
-    """Written by hand; with one document all the same, jax derives the sum over taps itself."""
-    convolution = ShortConvolution(3, 4, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
-    graph, weights = nnx.split(convolution)
-    x = jax.random.normal(jax.random.key(0), (2, 7, 3))
-
-    def loss(weights, x, tail, segment_ids=None):
-        return jnp.sum(nnx.merge(graph, weights)(x, tail=tail, segment_ids=segment_ids)[0] ** 2)
-
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    ours = gradient(weights, x, jnp.zeros((2, 3, 3)))
-    wanted = gradient(weights, x, jnp.zeros((2, 3, 3)), jnp.zeros((2, 7), jnp.int32))
-    jax.tree.map(partial(np.testing.assert_allclose, **FLOAT32_TOLERANCE), ours, wanted)
-    # The kernel is whole on every device and the batch is not: its gradient is summed over both.
-    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    spread = jax.shard_map(
-        jax.grad(lambda weights, x: jax.lax.psum(loss(weights, x, None), "data"), argnums=(0, 1)),
-        mesh=mesh,
-        in_specs=(P(), P("data")),
-        out_specs=(P(), P("data")),
-    )
-    ours = jax.jit(spread)(weights, x)
-    jax.tree.map(partial(np.testing.assert_allclose, **FLOAT32_TOLERANCE), ours, wanted)
-
-
-def test_what_continues_a_document_knows_no_other():
-    """The last document is two tokens long, the tails would hold three and one."""
-    convolution = ShortConvolution(3, 4, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (1, 7, 3))
-    documents = jnp.array([[1, 1, 1, 1, 1, 2, 2]])
-    _, tail = convolution(x, segment_ids=documents)
-    np.testing.assert_array_equal(tail, x[:, 4:].at[:, 0].set(0))
-    # A tail handed in belongs to the first document.
-    out, tail = convolution(x[:, :1], tail=x[:, 4:], segment_ids=documents[:, :1])
-    np.testing.assert_array_equal(tail, jnp.concatenate([x[:, 5:], x[:, :1]], axis=1))
-    wanted, _ = convolution(x[:, :1], tail=x[:, 4:])
-    np.testing.assert_allclose(out, wanted, **FLOAT32_TOLERANCE)
-    before, tail = token_before(x, segment_ids=documents)
-    wanted = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :7].at[:, 5].set(0)
-    np.testing.assert_array_equal(before, wanted)
-    np.testing.assert_array_equal(tail, x[:, 6:])
-
-
-def test_unit_length():
-    x = jax.random.normal(jax.random.key(0), (5, 8)).at[0].set(0)
-    norms = jnp.linalg.norm(unit_length(x), axis=-1)
-    np.testing.assert_allclose(norms, [0, 1, 1, 1, 1], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ gated_linear_attention_step)
     gated_linear_attention       one decay per key channel and token
     hgrn2                        likewise, and keys of what the decay lets go
 
+What layers compute before them
+    short_convolution            a causal convolution over a few tokens, and short_convolution_step
+    log_decay                    log-decays from a projection, with a bound if wanted (`gates.py`)
+    unit_length                  vectors of length one
+
 All of these run on one engine (`linear/engine/`): what a token does (`rule.py`) in chunks
 (`chunked.py`), with its decays (`decays.py`), or token by token (`recurrence.py`).
 
@@ -77,6 +82,7 @@ from toolkit.attention.linear.gated_linear_attention import (
     gated_linear_attention_reference,
     gated_linear_attention_step,
 )
+from toolkit.attention.linear.gates import log_decay, unit_length
 from toolkit.attention.linear.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
 from toolkit.attention.linear.kimi_delta_attention import (
     kimi_delta_attention,
@@ -99,6 +105,7 @@ from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, mixer
 from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
+from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.merge import merge_attention
 from toolkit.attention.softmax.online import online_softmax
@@ -156,6 +163,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_reference",
     "linear_attention_step",
+    "log_decay",
     "mamba2",
     "mamba2_reference",
     "mamba2_step",
@@ -173,8 +181,11 @@ __all__ = [
     "rwkv7",
     "rwkv7_reference",
     "rwkv7_step",
+    "short_convolution",
+    "short_convolution_step",
     "softmax_attention",
     "softmax_attention_reference",
     "softmax_attention_step",
+    "unit_length",
     "unit_lower_inverse",
 ]

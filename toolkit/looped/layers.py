@@ -83,10 +83,3 @@ def token_positions(
     changes = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     begins = jax.lax.cummax(jnp.where(changes, index, 0), axis=1)
     return index - begins + jnp.where(begins == 0, length[:, None], 0)
-
-
-def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-    """Scale the last axis to Euclidean length one: x / sqrt(sum x^2 + 1e-6), summed in float32."""
-    # A key longer than 1 would let the delta rule expand the state.
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit.attention import log_decay, unit_length
 from toolkit.looped.convolution import ShortConvolution
-from toolkit.looped.layers import linear, unit_length
-from toolkit.looped.mixing.gates import log_rate, step_bias, time_step
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.gates import log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
     GroupedOptions,
@@ -157,7 +158,7 @@ class GatedDeltaLayer(DeltaLayer):
         self.step_bias = step_bias(rngs, sizes.value_heads)
 
     def _decay(self, x) -> tuple[Float[Array, "batch time heads"]]:
-        return (-jnp.exp(self.log_rate[...]) * time_step(self.decay(x), self.step_bias),)
+        return (log_decay(self.decay(x), self.log_rate[...], self.step_bias[...]),)
 
 
 class GatedDeltaNetLayer(GatedDeltaLayer):

@@ -1,6 +1,5 @@
-"""Parametrisations that several recurrent layers share: decays, time steps, low-rank maps, norms.
-
-Decays and time steps are float32 whatever the compute type: a state multiplies hundreds of them.
+"""Parametrisations that several recurrent layers share: where decays and time steps start,
+low-rank maps, norms.
 """
 
 from collections.abc import Callable
@@ -24,11 +23,6 @@ def step_bias(rngs: nnx.Rngs, channels: int) -> nnx.Param:
     low, high = jnp.log(1e-3), jnp.log(1e-1)
     step = jnp.exp(jax.random.uniform(rngs.params(), (channels,), minval=low, maxval=high))
     return nnx.Param(step + jnp.log(-jnp.expm1(-step)))
-
-
-def time_step(raw: Float[Array, "... channels"], bias: nnx.Param) -> Float[Array, "... channels"]:
-    """dt = softplus(raw + dt_bias), in float32; the log-decay is -exp(A_log) dt."""
-    return jax.nn.softplus(raw.astype(jnp.float32) + bias[...])
 
 
 class LowRank(nnx.Module):

@@ -3,13 +3,13 @@
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit.attention import log_decay
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.delta import DeltaLayer
-from toolkit.looped.mixing.gates import LowRank, log_rate, step_bias, time_step
+from toolkit.looped.mixing.gates import LowRank, log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig
 from toolkit.looped.mixing.recurrent import split_heads
 
@@ -42,5 +42,7 @@ class KimiDeltaLayer(DeltaLayer):
         self.step_bias = step_bias(rngs, channels)
 
     def _decay(self, x) -> tuple[Float[Array, "batch time heads key"]]:
-        dt = split_heads(time_step(self.decay(x), self.step_bias), self.sizes.key_size)
-        return (-jnp.exp(self.log_rate[...])[:, None] * dt,)
+        raw, bias = (
+            split_heads(a, self.sizes.key_size) for a in (self.decay(x), self.step_bias[...])
+        )
+        return (log_decay(raw, self.log_rate[...][:, None], bias),)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from toolkit.looped.convolution import ShortConvolution
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias, time_step
+from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
     GroupedOptions,
@@ -106,7 +106,7 @@ class Mamba2Layer(RecurrentLayer):
         )
         v, k, q = jnp.split(jax.nn.silu(mixed), [values, values + keys], axis=-1)
         q, k, v = split_heads(q, key_size), split_heads(k, key_size), split_heads(v, value_size)
-        dt = time_step(raw_step, self.step_bias)
+        dt = jax.nn.softplus(raw_step.astype(jnp.float32) + self.step_bias[...])
         return Projection((q, k, v, -jnp.exp(self.log_rate[...]) * dt, dt), tail, (z, v))
 
     def finish(self, x, out, aside):

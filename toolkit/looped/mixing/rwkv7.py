@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.looped.convolution import token_before
-from toolkit.looped.layers import linear, unit_length
+from toolkit.attention import unit_length
+from toolkit.attention.short_convolution import token_before
+from toolkit.looped.layers import linear
 from toolkit.looped.mixing.gates import GroupNorm, LowRank
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
@@ -95,7 +96,7 @@ class RWKV7Layer(RecurrentLayer):
 
     def project(self, x, past, segment_ids):
         before, tail = token_before(
-            x, tail=None if past is None else past.tail, segment_ids=segment_ids
+            x, initial_state=None if past is None else past.tail, segment_ids=segment_ids
         )
         r, w, k, v, a, g = (
             x + getattr(self, f"shift_{name}")[...].astype(x.dtype) * (before - x)

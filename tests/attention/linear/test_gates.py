@@ -1,0 +1,58 @@
+"""Log-decays and unit vectors: their equations, and gradients that stay finite at the limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from toolkit.attention import log_decay, unit_length
+
+EXTREMES = jnp.asarray([-1e4, -200.0, 0.0, 200.0, 1e4])
+
+
+def draw(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape))
+
+
+@pytest.mark.parametrize("least", [None, -5.0])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5)])
+def test_log_decays_are_their_equation(shape, least):
+    with jax.enable_x64(True):
+        raw, bias = draw(*shape), draw(*shape[2:])
+        log_rate = draw(4) if len(shape) == 3 else draw(4)[:, None]
+        shifted, rate = np.asarray(raw + bias[None, None]), np.exp(log_rate)
+        wanted = -rate * np.log1p(np.exp(shifted))
+        if least is not None:
+            wanted = least / (1 + np.exp(-rate * shifted))
+
+        def g(*x):
+            return log_decay(*x, least=least)
+
+        np.testing.assert_allclose(g(raw, log_rate, bias), wanted, rtol=1e-12)
+        check_grads(g, (raw, log_rate, bias), order=2, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("least", [None, -5.0])
+def test_gradients_at_the_limits_are_finite(least):
+    def total(raw):
+        return jnp.sum(log_decay(raw, jnp.zeros(5), least=least))
+
+    value, gradient = jax.value_and_grad(total)(EXTREMES)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    assert np.isfinite(jax.grad(lambda x: jnp.sum(unit_length(x)))(jnp.zeros((1, 3)))).all()
+
+
+def test_unit_length():
+    x = draw(2, 3).astype(jnp.bfloat16)
+    assert unit_length(x).dtype == jnp.bfloat16
+    np.testing.assert_allclose(jnp.linalg.norm(unit_length(draw(5, 4)), axis=-1), 1, rtol=1e-5)
+
+
+def test_wrong_arguments_are_named():
+    raw = draw(2, 3, 4)
+    with pytest.raises(ValueError, match=r"log_rate must fit raw \(2, 3, 4\) from the right"):
+        log_decay(raw, jnp.zeros(3))
+    with pytest.raises(ValueError, match="least must be below 0; got 5"):
+        log_decay(raw, jnp.zeros(4), least=5.0)
