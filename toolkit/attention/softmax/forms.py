@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit.attention._derivatives import differentiable
+from toolkit.attention.best_known import in_best_form
 from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
 from toolkit.attention.softmax.rows import attend_chunks, attend_rows
 from toolkit.attention.softmax.scores import Context, Inputs, Options
@@ -32,9 +33,13 @@ def attend_to_keys(
     """Output and log-sum-exp of softmax attention to keys and values that have time last."""
     time, heads = inputs.q.shape[1:3]
     key_heads, keys = inputs.k.shape[1], inputs.k.shape[3]
-    if implementation is None:
-        implementation = "dense" if keys <= DENSE_UP_TO else "blockwise"
-    if implementation == "dense":
+    if implementation is None and keys > DENSE_UP_TO:
+
+        def form(name):
+            return lambda *arrays: attend_to_keys(*arrays, options, name, largest_tile)
+
+        return in_best_form("softmax", None, form, inputs, context)
+    if implementation in (None, "dense"):
         forward = partial(attend_rows, options)
         whole = even_tile(time, time), even_tile(keys, keys)
         cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)

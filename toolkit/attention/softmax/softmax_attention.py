@@ -29,12 +29,14 @@ from toolkit.attention._checks import (
     check_floating,
     check_inputs,
 )
+from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
 from toolkit.attention._visibility import Extent, Window, packed, seen_window
 from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.stock import STOCK, check_stock, stock_attention
 
 
 @checked
@@ -97,8 +99,10 @@ def softmax_attention(
         initial_state: tokens before these, the first document of which these continue; they are
             seen too, and the new ones are appended.
         return_residual: return the log-sum-exp as well.
-        implementation: "dense", "blockwise", or None for dense on short and blockwise on long
-            inputs. Both compute the same function.
+        implementation: "dense", "blockwise", or None for dense on short and what is known to be
+            the best on long inputs (`best_known.py`). Both compute the same function. "cudnn" (of
+            NVIDIA GPUs, half precision) and "splash" (of TPUs) are kernels of others, which compute
+            it for fewer arguments and refuse the rest in one line; see `stock.py`.
 
     Returns:
         The output [batch, time, heads, value] in q's dtype, and the new cache (None without
@@ -139,7 +143,7 @@ def softmax_attention(
     }
     of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
     _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads)
-    check_choice("implementation", implementation, (None, "dense", "blockwise"))
+    check_choice("implementation", implementation, (None, "dense", "blockwise", *STOCK))
     if logits_soft_cap is not None and not logits_soft_cap > 0:
         raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
     q, scale = fixed_scale(q, scale)
@@ -147,6 +151,16 @@ def softmax_attention(
         scale, window, logits_soft_cap and float(logits_soft_cap), float(dropout_rate)
     )
     dropout_key = _checked_key(dropout_rate, dropout_key)
+    lengths = query_seq_lengths, key_value_seq_lengths
+    rare = {"query_offset": query_offset, "bias": bias, "mask": mask, **of_heads}
+    rare["initial_state"] = initial_state
+    if implementation in STOCK:
+        given = {**counted, **rare, "segment_ids": segment_ids, "return_residual": return_residual}
+        del given["local_window_size"]  # it is the window of the options
+        check_stock(implementation, q, k, v, options, given)
+        out = stock_attention(q, k, v, segment_ids, lengths, name=implementation, options=options)
+        return out, None
+    is_plain = all(x is None for x in (*rare.values(), *lengths)) and not dropout_rate
     out, cache, residual = _attend(
         Inputs(q, k, v, bias, alibi_slopes),
         sinks,
@@ -158,12 +172,13 @@ def softmax_attention(
         options=options,
         sliding_window=sliding_window if sliding_window is None else int(sliding_window),
         implementation=implementation,
+        cores=free_cores() if is_plain else None,
     )
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnames=("options", "sliding_window", "implementation"))
+@partial(jax.jit, static_argnames=("options", "sliding_window", "implementation", "cores"))
 def _attend(
     inputs,
     sinks,
@@ -176,6 +191,7 @@ def _attend(
     options,
     sliding_window,
     implementation,
+    cores,
 ):
     offset, query_lengths, key_lengths = places
     time = inputs.q.shape[1]
@@ -187,11 +203,14 @@ def _attend(
         keys, values, extent, segments, cache = append(
             initial_state, keys, values, segment_ids, is_ring=sliding_window is not None
         )
-    inputs, context = (
-        inputs._replace(k=keys, v=values),
-        Context(extent, segments, mask, dropout_key),
-    )
-    out, residual = attend_to_keys(inputs, context, options, implementation)
+
+    def share(q, k, v, segments):
+        shared = inputs._replace(q=q, k=k, v=v)
+        context = Context(extent, segments, mask, dropout_key)
+        return attend_to_keys(shared, context, options, implementation)
+
+    arrays = inputs.q, keys, values, segments
+    out, residual = over_cores(cores, share, arrays, heads=(2, 1, 1, None), heads_out=(2, 2))
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
     if query_lengths is not None:

@@ -1,0 +1,105 @@
+"""Kernels of others: asked for by name, held against the reference, refused what they lack."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention import draw_inputs, mixer, softmax_attention
+
+TIME = 256
+
+
+def inputs(dtype=jnp.bfloat16, size=64):
+    return draw_inputs(mixer("full"), TIME, batch=2, heads=4, key=size, value=size, dtype=dtype)
+
+
+LENGTHS = jnp.array([7, 256], jnp.int32)
+REFUSED = [
+    ("cudnn", {}, jnp.float32, "takes bfloat16 and float16; got float32"),
+    ("cudnn", {"logits_soft_cap": 3.0}, jnp.bfloat16, "has no logits_soft_cap"),
+    ("cudnn", {"segment_ids": jnp.zeros((2, TIME), jnp.int32)}, jnp.bfloat16, "has no segment_ids"),
+    ("cudnn", {"is_causal": False, "sliding_window": 3}, jnp.bfloat16, "windows of causal"),
+    ("cudnn", {"return_residual": True}, jnp.bfloat16, "has no return_residual"),
+    ("splash", {"sinks": jnp.zeros(4)}, jnp.float32, "has no sinks"),
+    ("splash", {"key_value_seq_lengths": LENGTHS}, jnp.float32, "has no key_value_seq_lengths"),
+    ("splash", {"dropout_rate": 0.1, "dropout_key": 0}, jnp.float32, "has no dropout_rate"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "dtype", "message"), REFUSED)
+def test_what_a_kernel_lacks_is_refused(name, options, dtype, message):
+    if "dropout_key" in options:
+        options = options | {"dropout_key": jax.random.key(0)}
+    with pytest.raises(ValueError, match=message):
+        softmax_attention(*inputs(dtype), implementation=name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("cudnn", "does not run"), ("splash", "needs a TPU")]
+)
+def test_without_the_machine_it_is_said_in_one_line(name, message):
+    with pytest.raises(ValueError, match=message):
+        softmax_attention(*inputs(), implementation=name)
+
+
+def gradient(*arrays, **options):
+    def loss(*arrays):
+        return softmax_attention(*arrays, **options)[0].astype(jnp.float32).sum()
+
+    return jax.grad(loss, argnums=(0, 1, 2))(*arrays)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 100}, {"is_causal": False}, {"query_seq_lengths": LENGTHS}],
+)
+def test_programs_for_a_gpu_hold_the_kernel_of_cudnn(options, monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as stock  # asks the machine at tracing
+
+    monkeypatch.setattr(stock, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(stock, "check_compute_capability", lambda capability: True)
+    traced = jax.jit(partial(gradient, implementation="cudnn", **options)).trace(*inputs())
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert program.count("__cudnn$fmha") >= 2  # forward and backward
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 100},
+        {"is_causal": False},
+        {"logits_soft_cap": 3.0, "segment_ids": jnp.repeat(jnp.arange(2), 128)[None].repeat(2, 0)},
+    ],
+)
+def test_programs_for_a_tpu_hold_splash_attention(options):
+    traced = jax.jit(partial(gradient, implementation="splash", **options)).trace(*inputs())
+    program = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert program.count("tpu_custom_call") >= 3  # forward, dq, dk and dv
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 100},
+        {"is_causal": False, "logits_soft_cap": 3.0},
+        {"segment_ids": jnp.asarray(np.repeat([0, 1], [100, 156]))[None].repeat(2, 0)},
+    ],
+)
+def test_splash_attention_interpreted_equals_the_blockwise_form(options, monkeypatch):
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    from toolkit.attention.softmax import stock
+
+    make = partial(splash.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash, "make_splash_mha", make)
+    monkeypatch.setattr(stock, "run_on", lambda branches, *args, otherwise: branches["tpu"](*args))
+    arrays = inputs(jnp.float32)
+    arrays = [arrays[0], *(x[:, :, :2] for x in arrays[1:])]
+    got, _ = softmax_attention(*arrays, implementation="splash", **options)
+    wanted, _ = softmax_attention(*arrays, implementation="blockwise", **options)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
