@@ -182,7 +182,7 @@ def search(
         progress = start
     elif start is not None:
         progress = read_search(start, progress)
-    else:
+    if not progress.controller.ledger.gradient_evaluations:
         if callable(batches) and isinstance(runner.source, Batches):
             require_function_of_step(batches)
         data = runner.source.data(state.step, 0, 1)
