@@ -46,11 +46,11 @@ class CostCurves(Plot):
         self._lines, self._points, self._dots, self._titles, self._values = ({} for _ in range(5))
         for place, (name, seen) in enumerate(looks.items()):
             self._lines[name] = self.line(**seen.line)
-            self._points[name] = self.line(
-                color=seen.colour, marker=seen.marker, markersize=MARKER_SIZES[place],
-                linestyle="none", markeredgecolor="white", markeredgewidth=1.2, zorder=4,
+            self._points[name] = self.marks(
+                seen.colour, seen.marker, markersize=MARKER_SIZES[place], markeredgecolor="white",
+                markeredgewidth=1.2, zorder=4,
             )  # fmt: skip
-            self._dots[name] = self.line(color=ACCENT, marker="o", markersize=5, clip_on=False)
+            self._dots[name] = self.marks(ACCENT, "o", markersize=5, clip_on=False)
             row, column = divmod(place, columns)
             left, height = column / columns, 1 + 0.21 * (rows - row - 0.3) * inch[1]
             above: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}

@@ -61,14 +61,10 @@ def this_machine() -> Machine:
     )
 
 
-def machine_named(key: str) -> Machine:
-    """The roofline of this machine (`"here"`) or of a published accelerator."""
-    if key == HERE:
-        return this_machine()
-    peak = _ACCELERATORS[key]
-    return Machine(
-        f"one {peak.name}, published rates", peak.flops_per_second, peak.bytes_per_second, 2
-    )
+def published_machine(peak: Peak) -> Machine:
+    """The roofline of an accelerator by its maker's figures."""
+    name = f"one {peak.name}, published rates"
+    return Machine(name, peak.flops_per_second, peak.bytes_per_second, 2)
 
 
 class CostPanel(Panel):
@@ -128,8 +124,10 @@ class CostPanel(Panel):
         self._job.run()
 
     def compute(self, *, machine: str, **state: Any) -> Costs:
-        measured = self.points.get(measured_layer(**state), ()) if machine == HERE else ()
-        return costs(machine=machine_named(machine), measured=measured, **state)
+        if machine != HERE:
+            return costs(machine=published_machine(_ACCELERATORS[machine]), **state)
+        measured = self.points.get(measured_layer(**state), ())
+        return costs(machine=this_machine(), measured=measured, **state)
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.76, bottom=0.18, wspace=0.28)

@@ -95,9 +95,7 @@ class WeightMap(MatrixPlot):
         super().__init__(axes, title, shape, WEIGHTS, (0, 1))
         row = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
         self._row = self.moving(axes.add_patch(row))
-        self._pointer = self.line(
-            marker=">", color=ACCENT, markersize=9, clip_on=False, linestyle="none"
-        )
+        self._pointer = self.marks(ACCENT, ">", markersize=9, clip_on=False)
 
     def show(self, view: Reading) -> None:
         # Blank is "not allowed to look"; a zero weight inside the window stays white too.

@@ -5,7 +5,7 @@ on it can beat (the roofline): seconds = max(operations / peak rate, bytes / mem
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class CostView(View):
     units: dict[str, str]  # plot -> "seconds", "FLOP" or "bytes"
     names: dict[str, str]  # line -> its name in words
     curves: dict[str, dict[str, np.ndarray]]  # plot -> line -> cost at `tokens`
-    measured: tuple[Point, ...] = field(default=(), kw_only=True)
+    measured: tuple[Point, ...]
 
     @property
     def at_chosen(self) -> dict[str, dict[str, Any]]:

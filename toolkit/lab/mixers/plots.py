@@ -77,10 +77,8 @@ class ReachPlot(Plot):
                 edgecolor="white", hatch=SIDES[side].hatch, linewidth=0,
             )
         )  # fmt: skip
-        self.same = self.line(
-            color=INK, marker="o", markersize=4.5, markeredgecolor="white", markeredgewidth=0.8,
-            linestyle="none",
-        )  # fmt: skip
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.8}
+        self.same = self.marks(INK, "o", markersize=4.5, **edge)
         self.span = self.line(color=INK, marker="|", linewidth=1.2)
         self.span_words = self.text(0, 1.18, fontsize=9, va="bottom")
 
