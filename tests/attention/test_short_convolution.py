@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 
 from toolkit.attention import short_convolution, short_convolution_step
 from toolkit.attention.short_convolution import token_before
@@ -46,6 +47,9 @@ def test_gradient():
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
     wanted = gradient(kernel, x, jnp.zeros((2, 7), jnp.int32))
     jax.tree.map(assert_close, gradient(kernel, x), wanted)
+    with jax.enable_x64(True):
+        wide = [a.astype(jnp.float64) for a in (kernel, x)]
+        check_grads(loss, wide, order=2, atol=1e-5, rtol=1e-5)
     # The kernel is whole on every device and the batch is not: its gradient is summed over both.
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spread = jax.shard_map(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit.attention._checks import check_inputs, check_same_dtype
+from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
 
 
@@ -68,7 +69,7 @@ def short_convolution(
     if segment_ids is None:
         # Zeros that vary like both: a hand-written gradient needs one set of `shard_map` axes.
         zero = jnp.zeros_like(padded, shape=()) + jnp.zeros_like(kernel, shape=())
-        y = _shifted_products(padded + zero, kernel + zero)
+        (y,) = _convolve((padded + zero, kernel + zero), ())
     else:
         y = x * kernel[-1, None, None]
         for lag in range(1, taps):
@@ -139,39 +140,28 @@ def _last(padded, past, segment_ids):
     return jnp.where((theirs == segment_ids[:, -1:])[..., None], state, 0)
 
 
-@jax.custom_vjp
-def _shifted_products(
-    padded: Float[Array, "batch past_and_time channels"], kernel: Float[Array, "taps channels"]
-) -> Float[Array, "batch time channels"]:
-    """y_t = sum_i w_i x_{t + i}. Its gradient is the same sum with the taps reversed.
-
-    Derived from the forward pass, that gradient would be one padded array per tap.
-    """
-    shifts = _shifts(padded, kernel)
-    y = shifts[0] * kernel[0, None, None]
-    for weight, past in zip(kernel[1:], shifts[1:], strict=True):
-        y += past * weight[None, None]
-    return y
-
-
-def _shifts(padded, kernel):
-    """The window of `padded` that each tap of the kernel meets."""
+def _shifts(inputs):
+    """The window of the padded tokens that each tap of the kernel meets, and its weights."""
+    padded, kernel = inputs
     taps = kernel.shape[0]
     time = padded.shape[1] - taps + 1
-    return [padded[:, i : i + time] for i in range(taps)]
+    return [(padded[:, i : i + time], kernel[i, None, None]) for i in range(taps)]
 
 
-def _shifted_products_forward(padded, kernel):
-    return _shifted_products(padded, kernel), (padded, kernel)
+def _shifted_products(inputs, _=()):
+    """y_t = sum_i w_i x_{t + i}."""
+    y, *rest = (past * weight for past, weight in _shifts(inputs))
+    return (sum(rest, y),)
 
 
-def _shifted_products_backward(saved, d_y):
-    padded, kernel = saved
+def _shifted_products_backward(_, inputs, context, d_outputs, is_wanted):
+    """The same sum with the taps reversed; derived by JAX, it would be one padded array per tap."""
+    (d_y,), (_, kernel) = d_outputs, inputs
     reach = kernel.shape[0] - 1
-    d_padded = _shifted_products(jnp.pad(d_y, ((0, 0), (reach, reach), (0, 0))), kernel[::-1])
-    d_kernel = [jnp.sum(d_y * past, axis=(0, 1)) for past in _shifts(padded, kernel)]
+    (d_padded,) = _shifted_products((jnp.pad(d_y, ((0, 0), (reach, reach), (0, 0))), kernel[::-1]))
+    d_kernel = [jnp.sum(d_y * past, axis=(0, 1)) for past, _ in _shifts(inputs)]
     # Without the barrier XLA sums the taps inside the transposition its next product asks for.
     return jax.lax.optimization_barrier(d_padded), jnp.stack(d_kernel)
 
 
-_shifted_products.defvjp(_shifted_products_forward, _shifted_products_backward)
+_convolve = differentiable(_shifted_products, _shifted_products_backward, _shifted_products)
