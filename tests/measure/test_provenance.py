@@ -4,14 +4,16 @@ import dataclasses
 import getpass
 import json
 import os
+import re
 import socket
+import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.measure import Record, environment, read_records, record, write_records
+from toolkit.measure import Record, environment, provenance, read_records, record, write_records
 
 
 def test_records_come_back_equal(tmp_path):
@@ -121,3 +123,22 @@ def test_record_is_a_plain_frozen_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.value = 2
     assert made == Record(**dataclasses.asdict(made))
+
+
+def test_a_changed_tree_is_named_and_records_are_no_change(tmp_path, monkeypatch):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for name in ("toolkit/measure/provenance.py", "data/experiments/a.jsonl", "data/other.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "toolkit/measure/provenance.py"))
+    commit = provenance._commit.__wrapped__
+    (tmp_path / "data/experiments/a.jsonl").unlink()
+    assert re.fullmatch(r"[0-9a-f]{12}", commit())
+    (tmp_path / "data/other.txt").write_text("after")
+    assert re.fullmatch(r"[0-9a-f]{12}\+changes", commit())
