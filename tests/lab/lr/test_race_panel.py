@@ -169,10 +169,9 @@ def test_on_the_network_a_race_waits_stops_and_goes_on() -> None:
     assert "not run yet" in str(panel.view.table().rows)
 
 
-def test_curves_are_thinned_and_broken_where_a_search_was_paid(panel: RacePanel) -> None:
+def test_curves_are_broken_where_a_search_was_paid() -> None:
     run = RacePanel(problem="quadratic 10", budget=4000).view.runs["robust"]
     spent, rates, losses = plotted(run, True)
-    assert len(spent) < len(run.spent) / 2
     gaps = (np.diff(run.spent) > 1).sum()
     assert np.isnan(spent).sum() == np.isnan(rates).sum() == np.isnan(losses).sum() == gaps > 0
     assert (spent[0], losses[0]) == (run.spent[0], run.losses[0])

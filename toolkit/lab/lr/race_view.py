@@ -26,7 +26,6 @@ RACERS = {
 SEARCHED = {"probe": 7, "robust": 10}
 """Racers that find their schedule within the budget -> candidates."""
 
-MOST_POINTS = 1000
 SMOOTHED = 0.02  # of a run: losses of single batches hide everything else
 
 
@@ -108,19 +107,15 @@ class RaceView(View):
 
 
 def plotted(run: Run, is_exact: bool) -> list[np.ndarray]:
-    """Evaluations, rates and losses that are drawn of a run, [points] each.
+    """What is drawn of a run: evaluations, rates and losses, with gaps where it searched.
 
-    Fewer points, losses of batches averaged, gaps where it searched.
+    Losses of batches are averaged.
     """
-    count, losses = len(run.losses), run.losses
-    window = max(int(SMOOTHED * count), 1)
-    if not is_exact and window > 1:
+    losses, window = run.losses, max(int(SMOOTHED * len(run.losses)), 1)
+    if not is_exact:
         padded = np.pad(losses, (window // 2, window - 1 - window // 2), mode="edge")
         losses = np.convolve(padded, np.full(window, 1 / window), mode="valid")
-    ends = np.flatnonzero(np.diff(run.spent, append=np.inf) > 1)  # of training between searches
-    every = max(-(-count // MOST_POINTS), 1)
-    drawn = np.unique(np.concatenate([np.arange(0, count, every), ends, ends[:-1] + 1]))
-    return with_gaps(*(column[drawn] for column in (run.spent, run.rates, losses)), most=every)
+    return with_gaps(run.spent, run.rates, losses)
 
 
 def racers(name: str) -> tuple[str, ...]:

@@ -116,9 +116,9 @@ def kept(rounds: tuple[Round, ...]) -> Run:
     return Run(spent, rates, losses, rounds[-1].loss, searched)
 
 
-def with_gaps(x: np.ndarray, *columns: np.ndarray, most: float = 1) -> list[np.ndarray]:
+def with_gaps(x: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
     """NaN where x leaps over what was spent on candidates: no line is drawn across it."""
-    gaps = np.flatnonzero(np.diff(x) > most) + 1
+    gaps = np.flatnonzero(np.diff(x) > 1) + 1
     return [np.insert(column.astype(float), gaps, np.nan) for column in (x, *columns)]
 
 
