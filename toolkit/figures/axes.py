@@ -44,6 +44,12 @@ def log_ticks(axis: Axis, *parts: float, count: int | None = None) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
+def few_log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic axis, as close as its limits leave room for."""
+    span = high / low
+    log_ticks(axis, *((1, 1.2, 1.5, 2, 3) if span < 4 else (1, 2, 5) if span < 300 else (1,)))
+
+
 def count_ticks(axis: Axis, count: int) -> None:
     """At most so many ticks with commas between thousands."""
     axis.set_major_locator(MaxNLocator(count))

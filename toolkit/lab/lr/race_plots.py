@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from toolkit.figures import ACCENT, FAINT, INK, LOOKS, Look
-from toolkit.figures.axes import count_ticks, log_ticks, set_limits
+from toolkit.figures.axes import count_ticks, few_log_ticks, set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.lr.race_view import RACERS, RaceView, racers
 from toolkit.lab.lr.search_problems import problem
@@ -15,7 +15,6 @@ RACER_LOOKS = {
     "best": Look(INK, (0, (1, 1.2)), "*", ""),
     **dict(zip(("linear", "cosine", "wsd", "probe", "robust"), LOOKS.values(), strict=True)),
 }
-NARROW = 4  # limits of which the upper is at most this many times the lower need more ticks
 
 
 class RacerPlot(Plot):
@@ -57,7 +56,6 @@ class LossPlot(RacerPlot):
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
         axes.set_ylabel("loss")
         count_ticks(axes.xaxis, 6)
-        log_ticks(axes.yaxis, 1, 2, 5, count=5)
         middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
         self.waiting = self.text(0.5, 0.5, color=FAINT, **middle)
 
@@ -69,7 +67,8 @@ class LossPlot(RacerPlot):
         finite = np.concatenate([[], *others])
         finite = finite[np.isfinite(finite)]
         low, high = (finite.min(), finite.max()) if len(finite) else (0.1, 1.0)
-        set_limits(self.axes, y=(low / 1.2, high * 1.2))
+        if set_limits(self.axes, y=(low / 1.2, high * 1.2)):
+            few_log_ticks(self.axes.yaxis, low, high)
 
 
 class EndPlot(RacerPlot):
@@ -83,7 +82,7 @@ class EndPlot(RacerPlot):
         axes.spines["left"].set_visible(False)
         self._dots, self._words = {}, {}
         for row, (name, look) in enumerate((name, RACER_LOOKS[name]) for name in RACERS):
-            self._dots[name] = self.marks(look.colour, look.marker, markersize=9)
+            self._dots[name] = self.marks(look.colour, look.marker, markersize=9, clip_on=False)
             self._words[name] = self.text(1, row - 0.18, fontsize=9, va="bottom", ha="right")
 
     def show(self, view: RaceView) -> None:
@@ -91,8 +90,7 @@ class EndPlot(RacerPlot):
         others = [r for name, r in ratios.items() if np.isfinite(r) and name != "yours"]
         low, high = 0.9 * min(others, default=1.0), max(1.25 * max(others, default=2.0), 1.5)
         if set_limits(self.axes, x=(low, high)):
-            ticks = (1, 1.2, 1.5, 2, 3) if high < NARROW * low else (1, 2, 5)
-            log_ticks(self.axes.xaxis, *ticks, count=5)
+            few_log_ticks(self.axes.xaxis, low, high)
         for row, (name, words) in enumerate(self._words.items()):
             has_ratio = view.ratio(name) is not None
             end = [np.clip(ratios[name], low, high)] if has_ratio else []

@@ -10,14 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from toolkit.figures import ACCENT, FAINT, INK
-from toolkit.figures.axes import count_ticks, log_ticks
+from toolkit.figures.axes import count_ticks, few_log_ticks, log_ticks
 from toolkit.lab.lr.search_plots import KNOWN, PLAN, RoundPlot, legend_below
 from toolkit.lab.lr.search_problems import problem
 from toolkit.lab.lr.search_rounds import with_gaps
 from toolkit.lab.lr.search_view import SearchView
 
 LOSSES = 4  # at the start, now, tuned linear, best
-MANY_TICKS = 30  # times the lowest: powers of ten suffice
 NEARLY = 0.97  # of the run: the last rates before zero need no room
 
 
@@ -122,8 +121,7 @@ class BoughtPlot(RoundPlot):
         start, _, *known = self._losses(view)
         lowest, highest = np.nanmin([start, *known]) / 1.25, np.nanmax([start, *known]) * 2.2
         self.axes.set_xlim(lowest, highest)
-        parts = (1,) if highest > MANY_TICKS * lowest else (1, 2, 5)
-        log_ticks(self.axes.xaxis, *parts, count=6)
+        few_log_ticks(self.axes.xaxis, lowest, highest)
         last = "best there is" if view.best else "best: not known"
         names = ["at the start", "now", "tuned linear", last]
         self.axes.set_yticks(range(LOSSES), names, fontsize=9)
