@@ -1,12 +1,14 @@
 """Log-decays and unit vectors: their equations, and gradients that stay finite at the limits."""
 
+from inspect import signature
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from toolkit.attention import log_decay, unit_length
+from toolkit.attention import MIXERS, draw_inputs, log_decay, mixer, unit_length
 
 EXTREMES = jnp.asarray([-1e4, -200.0, 0.0, 200.0, 1e4])
 
@@ -48,6 +50,24 @@ def test_unit_length():
     x = draw(2, 3).astype(jnp.bfloat16)
     assert unit_length(x).dtype == jnp.bfloat16
     np.testing.assert_allclose(jnp.linalg.norm(unit_length(draw(5, 4)), axis=-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [row.name for row in MIXERS.values() if "normalize_qk" in signature(row.step).parameters],
+)
+def test_queries_and_keys_are_brought_to_unit_length_inside_the_call(name):
+    with jax.enable_x64(True):
+        row = mixer(name)
+        q, k, *others = draw_inputs(row, 5, batch=1, key=4, value=3, dtype=jnp.float64)
+        scaled, unit = (3 * q, k / 2), (unit_length(3 * q), unit_length(k / 2))
+        for function in (row.function, row.reference):
+            got = function(*scaled, *others, normalize_qk=True)
+            for a, b in zip(got, function(*unit, *others), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+        token = [x[:, 0] for x in (*scaled, *others)]
+        out, _ = row.step(*token, jnp.zeros((1, 2, 4, 3)), normalize_qk=True)
+        np.testing.assert_allclose(out, got[0][:, 0], rtol=1e-10, atol=1e-12)
 
 
 def test_wrong_arguments_are_named():

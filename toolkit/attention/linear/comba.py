@@ -15,7 +15,7 @@ The paper's names on the left, those of this room on the right:
     d                                  correction
 
 The paper learns one b and one d per head; here every token may have its own. The keys of flash-
-linear-attention's `p` are feedback * k. Keys are not normalised here: give unit keys.
+linear-attention's `p` are feedback * k. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ from toolkit.attention.linear.engine.recurrence import (
     step,
 )
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
+from toolkit.attention.linear.gates import unit_length
 
 
 def _action(
@@ -69,6 +70,7 @@ def comba(
     correction: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -90,6 +92,7 @@ def comba(
             [0, 1]. Where beta b exceeds 1 + e^g the state grows.
         correction: [batch, time, value_heads] share d of the key taken from the query.
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -124,6 +127,8 @@ def comba(
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     arrays |= {"feedback": feedback, "correction": correction}
     check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     tokens = _tokens(q, k, v, g, beta, feedback, correction, scale)
     return run(COMBA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -139,6 +144,7 @@ def comba_reference(
     correction: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -161,6 +167,8 @@ def comba_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta, feedback, correction):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g) * S + beta * jnp.outer(k, v - feedback * (S.T @ k))
         return S, scale * (S.T @ (q - correction * k))
 
@@ -179,6 +187,7 @@ def comba_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -201,6 +210,8 @@ def comba_step(
     arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t, "beta_t": beta_t}
     arrays |= {"feedback_t": feedback_t, "correction_t": correction_t}
     check_inputs(comba_step, **arrays, state=state)
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = _tokens(q_t, k_t, v_t, g_t, beta_t, feedback_t, correction_t, scale)
     return step(COMBA_RULE, tokens, state)
 

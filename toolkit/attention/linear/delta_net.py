@@ -4,8 +4,8 @@ r"""DeltaNet: a linear-time memory that corrects what it holds under a key.
     o   = scale S^T q
 
 The delta rule of Widrow and Hoff, one step of gradient descent on |v - S^T k|^2 / 2 with rate
-beta for every token. beta = 1 with a unit key overwrites what was under it. Keys are not
-normalised here: give unit keys.
+beta for every token. beta = 1 with a unit key overwrites what was under it. Keys must be
+of unit length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
+from toolkit.attention.linear.gates import unit_length
 
 
 @checked
@@ -38,6 +39,7 @@ def delta_net(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -54,6 +56,7 @@ def delta_net(
             head of q and k serves a group of consecutive value heads.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -90,6 +93,8 @@ def delta_net(
     """
     arrays = {"q": q, "k": k, "v": v, "beta": beta}
     check_inputs(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=None, scale=scale)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -102,6 +107,7 @@ def delta_net_reference(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -122,6 +128,8 @@ def delta_net_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, beta):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = S + beta * jnp.outer(k, v - S.T @ k)
         return S, scale * (S.T @ q)
 
@@ -137,6 +145,7 @@ def delta_net_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     implementation: str | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
@@ -158,5 +167,7 @@ def delta_net_step(
         ((1, 2, 4), (1, 2, 4, 4))
     """
     check_inputs(delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, beta_t=beta_t, state=state)
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)

@@ -10,7 +10,8 @@ what the memory holds under its key by its own value, to the fraction beta:
 beta = 1 with a unit key overwrites; beta = 2 reflects (a negative eigenvalue), with which a state
 can follow permutations. One mathematics in four forms: `gated_delta_net_reference` is the
 equation above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("scan");
-`gated_delta_net_step` is one token of decoding. Keys are not normalised here: give unit keys.
+`gated_delta_net_step` is one token of decoding. Keys must be of unit length: `normalize_qk` makes
+them so.
 """
 
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
+from toolkit.attention.linear.gates import unit_length
 
 
 @checked
@@ -44,6 +46,7 @@ def gated_delta_net(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -63,6 +66,7 @@ def gated_delta_net(
         g: [batch, time, value_heads] log-decay (natural), <= 0; -inf clears the state.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token. The state is cleared wherever the
             number changes, and values that are not finite stay within their document.
@@ -100,6 +104,8 @@ def gated_delta_net(
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     check_inputs(gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -113,6 +119,7 @@ def gated_delta_net_reference(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -134,6 +141,8 @@ def gated_delta_net_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g) * S
         S = S + beta * jnp.outer(k, v - S.T @ k)
         return S, scale * (S.T @ q)
@@ -151,6 +160,7 @@ def gated_delta_net_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     implementation: str | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
@@ -176,5 +186,7 @@ def gated_delta_net_step(
     check_inputs(
         gated_delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)

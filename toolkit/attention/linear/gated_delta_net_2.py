@@ -6,7 +6,7 @@ r"""Gated DeltaNet-2: a delta rule that erases by key channel and writes by valu
 
 with an erase gate b per key channel and a write gate w per value channel, where Kimi Delta
 Attention has one beta for both: b = w = beta is that method, and with equal decays per channel it
-is Gated DeltaNet. Keys are not normalised here: give unit keys.
+is Gated DeltaNet. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
+from toolkit.attention.linear.gates import unit_length
 
 
 def _action(q: Array, k: Array, v: Array, erase: Array, write: Array) -> Action:
@@ -49,6 +50,7 @@ def gated_delta_net_2(
     write: Values,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -69,6 +71,7 @@ def gated_delta_net_2(
             [0, 1]; up to 2 where a step may reflect.
         write: [batch, time, value_heads, value] share w of the value that is written, likewise.
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -101,6 +104,8 @@ def gated_delta_net_2(
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "erase": erase, "write": write}
     check_inputs(gated_delta_net_2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, erase, write, g=g, scale=scale)
     return run(GATED_DELTA_RULE_2, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -115,6 +120,7 @@ def gated_delta_net_2_reference(
     write: Values,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -135,6 +141,8 @@ def gated_delta_net_2_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, erase, write):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g)[:, None] * S
         S = S - jnp.outer(k, S.T @ (erase * k)) + jnp.outer(k, write * v)
         return S, scale * (S.T @ q)
@@ -153,6 +161,7 @@ def gated_delta_net_2_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -173,5 +182,7 @@ def gated_delta_net_2_step(
     """
     arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t, "erase_t": erase_t}
     check_inputs(gated_delta_net_2_step, **arrays, write_t=write_t, state=state)
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, erase_t, write_t, g=g_t, scale=scale)
     return step(GATED_DELTA_RULE_2, tokens, state)

@@ -7,7 +7,7 @@ r"""Gated DeltaProduct: several delta-rule corrections per token, after one deca
 A token's transition is a product of n generalised Householder matrices I - beta_i k_i k_i^T:
 with beta = 2 each is a reflection, and two of them make any rotation of a plane, which one alone
 cannot. With n = 1 it is Gated DeltaNet. The corrections run as tokens of their own
-through the same engine. Keys are not normalised here: give unit keys.
+through the same engine. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
+from toolkit.attention.linear.gates import unit_length
 
 
 @checked
@@ -38,6 +39,7 @@ def gated_delta_product(
     beta: Float[Array, "batch time value_heads steps"],
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -56,6 +58,7 @@ def gated_delta_product(
         g: [batch, time, value_heads] log-decay (natural), <= 0, before the first correction.
         beta: [batch, time, value_heads, steps] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -92,8 +95,10 @@ def gated_delta_product(
     check_inputs(
         gated_delta_product, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     steps = k.shape[3]
-    q, k, v, g, beta = _as_tokens(**arrays)
+    q, k, v, g, beta = _as_tokens(q, k, v, g, beta)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
     if segment_ids is not None:
         segment_ids = jnp.repeat(segment_ids, steps, axis=1)
@@ -110,6 +115,7 @@ def gated_delta_product_reference(
     beta: Float[Array, "batch time value_heads steps"],
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -133,6 +139,8 @@ def gated_delta_product_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g) * S
         for k_i, v_i, beta_i in zip(k, v, beta, strict=True):
             S = S + beta_i * jnp.outer(k_i, v_i - S.T @ k_i)
@@ -151,6 +159,7 @@ def gated_delta_product_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     implementation: str | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
@@ -175,6 +184,8 @@ def gated_delta_product_step(
     check_inputs(
         gated_delta_product_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     for i in range(k_t.shape[2]):
         k, v, beta = (x[:, :, i] for x in (k_t, v_t, beta_t))
         g = jnp.zeros_like(g_t) if i else g_t

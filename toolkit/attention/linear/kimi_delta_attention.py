@@ -5,8 +5,8 @@ r"""Kimi Delta Attention: a self-correcting memory in which every key channel fo
     o   = scale S^T q
 
 Gated DeltaNet with the decay of a head refined to one per key channel, so that a head keeps some
-features long and others short. With equal channels it is Gated DeltaNet. Keys are not normalised
-here: give unit keys.
+features long and others short. With equal channels it is Gated DeltaNet. Keys must be of unit
+length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
+from toolkit.attention.linear.gates import unit_length
 
 
 @checked
@@ -42,6 +43,7 @@ def kimi_delta_attention(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: str | None = None,
@@ -60,6 +62,7 @@ def kimi_delta_attention(
         g: [batch, time, value_heads, key] log-decay (natural), <= 0; -inf clears a channel.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
+        normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -99,6 +102,8 @@ def kimi_delta_attention(
     check_inputs(
         kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
     )
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -112,6 +117,7 @@ def kimi_delta_attention_reference(
     beta: Gates,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -135,6 +141,8 @@ def kimi_delta_attention_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
+        if normalize_qk:
+            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g)[:, None] * S
         S = S + beta * jnp.outer(k, v - S.T @ k)
         return S, scale * (S.T @ q)
@@ -152,6 +160,7 @@ def kimi_delta_attention_step(
     state: State,
     *,
     scale: float | None = None,
+    normalize_qk: bool = False,
     implementation: str | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
@@ -177,5 +186,7 @@ def kimi_delta_attention_step(
     check_inputs(
         kimi_delta_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
     )
+    if normalize_qk:
+        q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)
