@@ -74,6 +74,33 @@ def test_every_control_moves_numbers_and_picture_there_and_back(name: str) -> No
         panel.change(**{control.name: control.default})
 
 
+def words_cut_off(figure) -> list[str]:
+    """What is written, all or in part, outside the figure."""
+    figure.canvas.draw()
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        texts += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            texts += [label for tick in ticks for label in (tick.label1, tick.label2)]
+    shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
+    whole = figure.bbox.padded(1)
+    corners = [(text.get_text(), text.get_window_extent().corners()) for text in shown]
+    return [words for words, four in corners if whole.count_contains(four) < len(four)]
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_no_words_are_cut_off(name: str) -> None:
+    panel = getattr(lab, name)()
+    assert words_cut_off(panel.picture.figure) == []
+    for end in ("low", "high"):
+        numbers = (c for c in panel._controls.values() if isinstance(c, Number))
+        ends = {c.name: getattr(c, end) for c in numbers if MOVES.get(name, {}).get(c.name) != ()}
+        panel.change(**ends)
+        assert words_cut_off(panel.picture.figure) == [], end
+
+
 @pytest.mark.parametrize("name", PANELS)
 def test_numbers_are_given_once_and_controls_are_documented(name: str) -> None:
     panel = getattr(lab, name)()
