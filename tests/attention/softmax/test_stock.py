@@ -1,5 +1,9 @@
 """Kernels of others: asked for by name, held against the reference, refused what they lack."""
 
+import importlib.util
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -103,3 +107,38 @@ def test_splash_attention_interpreted_equals_the_blockwise_form(options, monkeyp
     got, _ = softmax_attention(*arrays, implementation="splash", **options)
     wanted, _ = softmax_attention(*arrays, implementation="blockwise", **options)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
+
+
+# Compiles on a machine without a TPU, in a process of its own: libtpu reads the environment.
+COMPILE = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from toolkit.attention import softmax_attention
+devices = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices
+sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), P())
+x = jax.ShapeDtypeStruct((2, 1024, 4, 128), jnp.bfloat16, sharding=sharding)
+def loss(*x):
+    return softmax_attention(*x, implementation="splash")[0].astype(jnp.float32).sum()
+compiled = jax.jit(jax.grad(loss, (0, 1, 2)), out_shardings=sharding).lower(x, x, x).compile()
+print(compiled.as_text().count("tpu_custom_call"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+def test_splash_attention_compiles_for_real_chips(chip):
+    libtpu = importlib.import_module("libtpu")
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_LIBRARY_PATH": str(libtpu.get_library_path()),
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+    command = [sys.executable, "-c", COMPILE, f"{chip}:2x2"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert int(ran.stdout.splitlines()[-1]) >= 3
