@@ -36,17 +36,17 @@ def value_and_gradients(row, inputs, segment_ids, state):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", ["gdn", "kda", "full"])
+@pytest.mark.parametrize("name", ["gdn", "kda", "full", "nsa", "dsa"])
 def test_values_and_gradients_stay_and_lie_on_both_cores(name, batch, two_cores):
     row = mixer(name, **OPTIONS.get(name, {}))
     inputs = draw_inputs(row, TIME, batch=batch, heads=4)
-    state = None if name == "full" else jnp.ones((batch, 4, 16, 8))
+    state = jnp.ones((batch, 4, 16, 8)) if name in ("gdn", "kda") else None
     segment_ids = jnp.repeat(jnp.arange(2), TIME // 2)[None].repeat(batch, 0)
     eager = partial(value_and_gradients, row)
     for run in (eager, jax.jit(eager)):
         got = run(inputs, segment_ids, state)
-        assert all(len(x.sharding.device_set) == 2 for x in jax.tree.leaves(got))
-        out = got[0][0]
+        (out, _), (d_q, *_) = got
+        assert len(out.sharding.device_set) == len(d_q.sharding.device_set) == 2
         share = (1, *out.shape[1:]) if batch == 2 else (1, TIME, 2, out.shape[3])
         assert out.addressable_shards[0].data.shape == share
         use_cores(1)

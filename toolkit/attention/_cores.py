@@ -35,12 +35,12 @@ def over_cores(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     heads: tuple[int | None, ...],
-    heads_out: tuple[int | None, ...],
+    heads_out: tuple[int, ...] | int,
 ) -> Any:
     """function(*arguments), by shares of the batch if the cores divide it, else of the heads.
 
     Called inside `jax.jit`. Every array begins with `batch`; `heads` says for each argument, and
-    `heads_out` for each result, on which axis its heads lie (None for an array without).
+    `heads_out` for the result or each of them, on which axis its heads lie (None: it has none).
     """
     if cores is None:
         return function(*arguments)
@@ -59,6 +59,6 @@ def over_cores(
         function,
         mesh=cores,
         in_specs=tuple(map(spec, heads)),
-        out_specs=tuple(map(spec, heads_out)),
+        out_specs=jax.tree.map(spec, heads_out),
     )
     return spread(*arguments)

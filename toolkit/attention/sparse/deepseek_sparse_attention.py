@@ -30,6 +30,7 @@ from toolkit.attention._caches import (
     write_token,
 )
 from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
+from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadValue,
@@ -118,20 +119,24 @@ def deepseek_sparse_attention(
         check_cache(initial_state, IndexedCache, sizes, k)
         check_room(initial_state, sizes["time"], segment_ids)
     arrays["q"], scale = fixed_scale(q, scale)
-    return _attend(
-        *arrays.values(),
-        initial_state,
-        scale=scale,
-        selected_tokens=selected_tokens,
-        implementation=implementation,
-    )
+    how = scale, selected_tokens, implementation
+    if initial_state is not None:
+        return _attend(*arrays.values(), initial_state, *how)
+    return _spread(free_cores(), how, *arrays.values()), None
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _spread(cores, how, *arrays):
+    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
+    heads = (2, 2, 2, None, None, None, None)
+    return over_cores(cores, share, arrays, heads=heads, heads_out=2)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnames=("scale", "selected_tokens", "implementation"))
+@partial(jax.jit, static_argnums=(8, 9, 10))
 def _attend(
     q, k, v, index_q, index_k, index_weights, segment_ids, initial_state,
-    *, scale, selected_tokens, implementation,
+    scale, selected_tokens, implementation,
 ):  # fmt: skip
     batch, time, heads, key = q.shape
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)

@@ -34,6 +34,7 @@ from toolkit.attention._caches import (
     write_token,
 )
 from toolkit.attention._checks import check_choice, check_count, check_inputs
+from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadGate,
@@ -135,7 +136,16 @@ def native_sparse_attention(
         _check_cache(initial_state, sizes, k, block_size, segment_ids)
     q, scale = fixed_scale(q, scale)
     gates = tuple(gates.values())
-    return _attend(q, k, v, gates, segment_ids, initial_state, scale, *counts, implementation)
+    how = scale, *counts, implementation
+    if initial_state is not None:
+        return _attend(q, k, v, gates, segment_ids, initial_state, *how)
+    return _spread(free_cores(), how, q, k, v, gates, segment_ids), None
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _spread(cores, how, *arrays):
+    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
+    return over_cores(cores, share, arrays, heads=(2, 2, 2, 2, None), heads_out=2)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
