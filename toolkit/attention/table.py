@@ -37,9 +37,9 @@ sequence, told apart by `segment_ids`. *Initial state*: continues where an earli
 implementation has a gradient; those in the last column also have forward mode and derivatives of
 any order, at any length.
 `implementation=None` picks what a record shows to be the best on the platform for which a program
-is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when short and "blockwise"
-when long; "masked" or "gathered" by cost. Softmax also takes "cudnn" on NVIDIA GPUs and "splash" on
-TPUs, kernels of others, for the arguments that these have.
+is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when short and
+"blockwise" when long; "masked" or "gathered" by cost. Softmax also takes "cudnn" on NVIDIA GPUs and
+"splash" on TPUs, kernels of others, for the arguments that these have.
 "pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
 generation (H100, H200, GH200; bfloat16), forward, backward and the decode step; nobody has timed
 them yet, so they have to be asked for by name.
