@@ -34,9 +34,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_agrees_with_jax_nn(case, form):
+def test_agrees_with_jax_nn(case):
+    form = FORMS[list(CASES).index(case) % 2]  # each against the equation elsewhere
     options = {"is_causal": False} | CASES[case]
 
     def ours(q, k, v):
