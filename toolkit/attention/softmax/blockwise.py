@@ -87,7 +87,7 @@ def attend_tiles_backward(
     delta = (out.astype(precise) * d_out.astype(precise)).sum(axis=-1) - d_lse.astype(precise)
     # The bias's gradient may be shared by heads and sequences, so it is summed in one place.
     d_bias = ()
-    if is_wanted.bias:
+    if bias is not None and is_wanted.bias:
         d_bias = (jnp.zeros_like(_tiled(bias, tiling), dtype=precise),)
     tiles = _tiles(options, tiling, inputs, context)
 
@@ -109,7 +109,7 @@ def attend_tiles_backward(
         _from_columns(d_q, q.shape, tiling),
         d_k[:, :, :keys].swapaxes(2, 3),
         d_v[..., :keys],
-        d_bias[0][:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype) if d_bias else None,
+        None if bias is None or not d_bias else _cropped(d_bias[0], bias),
         None if slopes is None else d_slopes.reshape(batch, heads).sum(axis=0).astype(slopes.dtype),
     )
 
@@ -184,7 +184,7 @@ def _head_backward(tiles: HeadTiles, d_bias, q, k, v, lse, delta, d_out):
             d_scores = p * (d_p - delta_i)
             d_bias = tuple(tiles.add_to_bias(d, i, j, d_scores) for d in d_bias)
             if tiles.slopes is not None:
-                d_slopes -= (tiles.distance(i, j) * d_scores).sum(axis=0)
+                d_slopes -= (tiles.distance(i, j, precise) * d_scores).sum(axis=0)
             if slope_of_cap is not None:
                 d_scores *= slope_of_cap
             p, d_scores = tiles.dropped(i, j, p).astype(q.dtype), d_scores.astype(q.dtype)
@@ -262,7 +262,12 @@ def _keys_and_values(k: Array, v: Array, tiling: Tiling) -> tuple[Array, Array]:
     return k.swapaxes(2, 3).reshape(-1, k.shape[3], k.shape[2]), v.reshape(-1, *v.shape[2:])
 
 
-def _tiled(x: Array | None, tiling: Tiling) -> Array | None:
+def _cropped(x: Array, like: Array) -> Array:
+    """What was padded, in the shape and dtype of what it was padded from."""
+    return x[:, :, : like.shape[2], : like.shape[3]].astype(like.dtype)
+
+
+def _tiled(x: Any, tiling: Tiling) -> Any:
     """What broadcasts to [batch, heads, queries, keys], padded to whole tiles."""
     for axis, width in ((2, tiling.query_tile), (3, tiling.key_tile)):
         if x is not None and x.shape[axis] > 1:

@@ -58,11 +58,10 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
     is_empty = total == 0
     total = jnp.where(is_empty, 1, total)
     shares = (weights / total[None])[..., None]
-    out = sum(
-        share * out.astype(share.dtype) for share, (out, _) in zip(shares, parts, strict=True)
-    )
+    outs = jnp.stack([out for out, _ in parts])
+    out = (shares * outs.astype(shares.dtype)).sum(axis=0)
     residual = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
-    return out.astype(parts[0][0].dtype), residual
+    return out.astype(outs.dtype), residual
 
 
 def with_sinks(

@@ -14,7 +14,7 @@ from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentId
 from toolkit.attention._visibility import positions_in_documents, run_numbers
 from toolkit.attention.softmax.cache import KVCache, floats, stored
 from toolkit.attention.softmax.scores import kept
-from toolkit.attention.softmax.softmax_attention import window_of
+from toolkit.attention.softmax.softmax_attention import checked_key, window_of
 
 
 @checked
@@ -57,6 +57,7 @@ def softmax_attention_reference(
     """
     left, right = window_of(is_causal, sliding_window, local_window_size)
     scale = float(q.shape[3] ** -0.5) if scale is None else scale
+    dropout_key = checked_key(dropout_rate, dropout_key)
     if segment_ids is not None:
         segment_ids = run_numbers(segment_ids)
     cache, past, documents = None, query_offset, segment_ids
@@ -79,7 +80,7 @@ def softmax_attention_reference(
         visible = visible & (
             key < jnp.asarray(key_value_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
         )
-    if segment_ids is not None:
+    if segment_ids is not None and documents is not None:
         visible = visible & (segment_ids[:, :, None] == documents[:, None, :])[:, None]
 
     scores = scale * jnp.einsum("bihk,bjhk->bhij", q, k)
@@ -100,7 +101,7 @@ def softmax_attention_reference(
     if query_seq_lengths is not None:
         counts = query < jnp.asarray(query_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
         p, residual = jnp.where(counts, p, 0), jnp.where(counts, residual, -jnp.inf)
-    if dropout_rate:
+    if dropout_key is not None:
         numbers = jnp.indices(scores.shape, dtype=jnp.int32, sparse=True)
         keep = kept(dropout_key, dropout_rate, *numbers)
         p = jnp.where(keep, p / (1 - dropout_rate), 0)

@@ -6,7 +6,7 @@ r"""What a score is, for the forms of softmax attention that compute it.
 c is `logits_soft_cap`. The cap comes before the bias, as in FlashAttention.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Context(NamedTuple):
     extent: Extent
     segments: Segments | None = None
     mask: Bool[Array, "#batch #heads #query_time #key_time"] | None = None
-    dropout_key: Array | None = None
+    dropout_key: Any = None
 
 
 def capped(products: Array, options: Options) -> Array:

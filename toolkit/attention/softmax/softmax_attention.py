@@ -150,7 +150,7 @@ def softmax_attention(
     options = Options(
         scale, window, logits_soft_cap and float(logits_soft_cap), float(dropout_rate)
     )
-    dropout_key = _checked_key(dropout_rate, dropout_key)
+    dropout_key = checked_key(dropout_rate, dropout_key)
     lengths = query_seq_lengths, key_value_seq_lengths
     rare = {"query_offset": query_offset, "bias": bias, "mask": mask, **of_heads}
     rare["initial_state"] = initial_state
@@ -231,15 +231,15 @@ def window_of(is_causal, sliding_window, local_window_size) -> Window:
     if sliding_window is not None:
         raise ValueError("sliding_window and local_window_size say the same; give one of them.")
     is_pair = isinstance(local_window_size, tuple) and len(local_window_size) == 2
-    left, right = local_window_size if is_pair else (local_window_size,) * 2
-    for side in (left, right):
-        if side is not None or not is_pair:
-            check_count("local_window_size", side, 0, " on a side")
-    left, right = (side if side is None else int(side) for side in (left, right))
+    sides: tuple[Any, ...] = local_window_size if is_pair else (local_window_size,) * 2
+    bounded: list[Any] = [side for side in sides if side is not None or not is_pair]
+    for side in bounded:
+        check_count("local_window_size", side, 0, " on a side")
+    left, right = (side if side is None else int(side) for side in sides)
     return left, 0 if is_causal else right
 
 
-def _checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
+def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
     """The random key of a dropout whose arguments fit each other; None without dropout."""
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
@@ -247,7 +247,7 @@ def _checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None
         return None
     if dropout_key is None:
         raise ValueError("dropout_rate needs a dropout_key, such as jax.random.key(0).")
-    is_typed = jax.dtypes.issubdtype(dropout_key.dtype, jax.dtypes.prng_key)
+    is_typed = jnp.issubdtype(dropout_key.dtype, jax.dtypes.prng_key)
     return dropout_key if is_typed else jax.random.wrap_key_data(dropout_key)
 
 

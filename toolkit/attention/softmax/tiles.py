@@ -114,7 +114,8 @@ class HeadTiles(NamedTuple):
     @property
     def extent(self) -> Extent:
         """Where the sequence's queries and keys lie."""
-        return Extent(*(x if x.ndim == 0 else x[self.entry] for x in self.context.extent))
+        places: Any = self.context.extent
+        return Extent(*(x if x.ndim == 0 else x[self.entry] for x in places))
 
     def walk(self, i: Array, step: Callable[..., Any], carry: Any) -> Any:
         """Fold `step(j, carry, is_masked)` over the key tiles that query tile `i` sees any of."""
@@ -126,7 +127,7 @@ class HeadTiles(NamedTuple):
             carry = lax.fori_loop(start, stop, masked_or_not, carry)
         return carry
 
-    def _zones(self, i: Array) -> list[tuple[Array, Array, bool]]:
+    def _zones(self, i: Array) -> list[tuple[Any, Any, bool]]:
         """Key tiles as zones (start, stop, needs a mask): those in the middle all queries see."""
         query_tile, key_tile, extent = self.tiling.query_tile, self.tiling.key_tile, self.extent
         left, right = self.options.window
@@ -176,13 +177,13 @@ class HeadTiles(NamedTuple):
             # The backward pass works on finite scores; rows that saw others have NaN in lse.
             scores = scores + (jnp.where(bias < jnp.inf, bias, 0) if is_backward else bias)
         if self.slopes is not None:
-            scores = scores - self.slopes[None, :] * self.distance(i, j)
+            scores = scores - self.slopes[None, :] * self.distance(i, j, scores.dtype)
         return scores, slope
 
-    def distance(self, i: Array, j: Array) -> Array:
+    def distance(self, i: Array, j: Array, dtype: Any) -> Array:
         """|query - key| of a tile."""
         query, key = self._positions(i, j)
-        return jnp.abs(query - key).astype(self.slopes.dtype)
+        return jnp.abs(query - key).astype(dtype)
 
     def dropped(self, i: Array, j: Array, weights: Array) -> Array:
         """Weights after dropout, or what reaches them on the way back."""
