@@ -128,8 +128,6 @@ def check_broadcasts(name: str, array: Array | None, wanted: Mapping[str, int]) 
     """Refuse an `array` that does not have the `wanted` axes, each as long or 1; None passes."""
     if array is None:
         return
-    if not hasattr(array, "ndim"):
-        raise TypeError(f"{name} must be an array; got {type(array).__name__}.")
     check_rank(name, array, " ".join(wanted))
     for axis, size, most in zip(wanted, array.shape, wanted.values(), strict=True):
         if size not in (1, most):

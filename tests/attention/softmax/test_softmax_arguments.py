@@ -286,7 +286,7 @@ def bad_calls():
     return [
         ({"bias": q[0]}, ValueError, "bias must have 4 axes"),
         ({"bias": jnp.ones((2, 3, 5, 5))}, ValueError, "bias .* 4 or 1 along heads"),
-        ({"bias": [1.0]}, TypeError, "bias must be an array; got list"),
+        ({"bias": [1.0]}, TypeError, "bias must be an array"),
         ({"bias": jnp.ones((1, 1, 1, 5), bool)}, TypeError, "bias must be floating point"),
         ({"mask": jnp.ones((1, 1, 1, 5))}, TypeError, "mask must be boolean"),
         ({"alibi_slopes": jnp.ones(3)}, ValueError, "alibi_slopes .* must have shape"),

@@ -36,7 +36,9 @@ def attend_to_keys(
     if implementation is None and keys > DENSE_UP_TO:
 
         def form(name):
-            return lambda *arrays: attend_to_keys(*arrays, options, name, largest_tile)
+            return lambda inputs, context: attend_to_keys(
+                inputs, context, options, name, largest_tile
+            )
 
         return in_best_form("softmax", None, form, inputs, context)
     if implementation in (None, "dense"):
