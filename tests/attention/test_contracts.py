@@ -178,26 +178,31 @@ def test_a_state_remembers_the_last_document(row):
             assert_close(got[one : one + 1, start:], alone, FLOAT64_TOLERANCE)
 
 
-def test_nan_in_another_document_never_shows(row):
-    """Padding is a document of its own, so this is the promise about padding too."""
-    inputs = draw_inputs(row, TIME)
-    is_spoilt = jnp.asarray(DOCUMENTS == 1)
-
-    def spoil(x):
-        return jnp.where(is_spoilt.reshape(is_spoilt.shape + (1,) * (x.ndim - 2)), jnp.nan, x)
-
-    def loss(*inputs):
-        out, _ = row.function(*inputs, segment_ids=jnp.asarray(DOCUMENTS), **row.options)
-        kept = jnp.where(is_spoilt[..., None, None], 0, out)
-        return jnp.sum(jnp.sin(kept)), kept
-
-    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
-    (_, clean), clean_gradients = run(*inputs)
-    (_, spoilt), spoilt_gradients = run(*(spoil(x) for x in inputs))
-    kept = DOCUMENTS[0] != 1
-    assert_close(spoilt, clean, FLOAT32_TOLERANCE)
-    for a, b in zip(spoilt_gradients, clean_gradients, strict=True):
-        assert_close(a[:, kept], b[:, kept], FLOAT32_TOLERANCE)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
+def test_what_is_not_finite_reaches_no_other(row, number, documents):
+    """Neither the tokens before it, nor another document (or padding, which is one), nor another
+    sequence: no output, and no gradient of what is not spoilt."""
+    token = 20  # inside a chunk and inside the second document
+    is_spoilt = np.zeros((2, TIME), bool)
+    is_spoilt[0, token:] = True if documents is None else documents[0, token:] == 1
+    with jax.enable_x64(True):
+        inputs = draw_inputs(row, TIME, dtype=jnp.float64)
+        cotangent = jnp.where(is_spoilt[..., None, None], 0, random_cotangent(row, inputs))
+        run = partial(output_and_gradients, row.function, row, segment_ids=documents)
+        clean = run(inputs, cotangent)
+        for place, one in enumerate(row.inputs):
+            spoilt = inputs[place].at[(0, token) + (0,) * (len(one.axes) - 2)].set(number)
+            out, *gradients = run([*inputs[:place], spoilt, *inputs[place + 1 :]], cotangent)
+            if np.isnan(number) and row.name != "dsa":  # which may not have selected it
+                assert np.isnan(out[0, token, 0]).any(), one.name
+            # Bit for bit where no legitimate number changed a chunk's decays.
+            tolerance = 0 if documents is None and np.isnan(number) else FLOAT64_TOLERANCE
+            assert_close(out[~is_spoilt], clean[0][~is_spoilt], tolerance)
+            for got, wanted in zip(gradients, clean[1:], strict=True):
+                assert np.isfinite(got).all(), one.name
+                kept = ~is_spoilt if documents is not None else slice(None)
+                np.testing.assert_allclose(got[kept], wanted[kept], atol=FLOAT64_TOLERANCE)
 
 
 def test_vmap_equals_a_loop(row):

@@ -44,7 +44,7 @@ def masked_softmax(scores: Float[Array, "*rows keys"], visible: Bool[Array, "*#r
     # finite number: the first gives 0, the other 0 / 0.
     lowest = float(jnp.finfo(scores.dtype).min)
     bounded = jnp.where(visible, jnp.maximum(scores, lowest), -jnp.inf)
-    largest = lax.stop_gradient(bounded.max(axis=-1, keepdims=True))
+    largest = lax.stop_gradient(bounded.max(axis=-1, keepdims=True, initial=-jnp.inf))
     is_empty = largest == -jnp.inf
     largest = jnp.where(is_empty, 0, largest)
     exponentials = jnp.exp(jnp.where(visible, scores, -jnp.inf) - largest)

@@ -64,6 +64,23 @@ def test_not_finite_numbers_show_in_their_own_document_only(row):
     assert np.isfinite(out[0, 20:]).all()
 
 
+def test_a_positive_log_decay_gives_nan_where_it_cannot_be_refused(row):
+    """From its token on, packed or not, in every form: only a concrete one can be refused."""
+    if "g" not in row.names:
+        return
+    inputs, place = draw_inputs(row, 3), row.names.index("g")
+    inputs[place] = inputs[place].at[0, 1, 0].set(0.5)
+    packed = jax.jit(partial(row.function, segment_ids=jnp.zeros((2, 3), jnp.int32)))
+    for function in (jax.jit(row.function), packed, jax.jit(row.reference)):
+        out, state = function(*inputs)
+        spoilt = np.zeros(out.shape[:3], bool)
+        spoilt[0, 1:, 0] = True
+        np.testing.assert_array_equal(np.isnan(out).all(-1), spoilt)
+        np.testing.assert_array_equal(np.isnan(state).any((-2, -1)), spoilt[:, -1])
+    out_t, _ = jax.jit(row.step)(*(x[:, 1] for x in inputs), jnp.zeros((2, 2, 16, 8)))
+    np.testing.assert_array_equal(np.isnan(out_t).all(-1), spoilt[:, 1])
+
+
 def test_gates_at_their_limits(row):
     """No decay, a nearly cleared state, an exactly cleared one: at half the tokens, in a third of
     the channels, whose decays then cannot be factored from the chunk's entry; or all of them among

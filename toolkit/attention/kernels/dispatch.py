@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._platforms import run_on
 from toolkit.attention.kernels.refusals import gradient_only, no_derivative
+from toolkit.attention.linear.engine.recurrence import Tokens
+from toolkit.attention.linear.engine.rule import Rule, act
 
 CHUNK = 64
 
@@ -65,14 +67,15 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
 
 def run_kernels(
-    tokens: tuple[Float[Array, "batch time heads *size"], ...],
-    g: Float[Array, "batch time heads channels"],
+    rule: Rule,
+    tokens: Tokens,
     state: Float[Array, "batch heads key value"],
     starts: Bool[Array, "batch time"] | None,
     chunk: int | None,
 ) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
-    """Run (q, k, v) or (q, k, v, beta) through the device's chunked kernel."""
-    tokens, g, state = gradient_only((tokens, g, state))
+    """Run tokens through the device's chunked kernel."""
+    arrays, g, state = gradient_only((tokens.arrays, tokens.g, state))
+    tokens = Tokens(arrays, g, tokens.scale)
     batch, time, heads, _ = g.shape
     size = CHUNK if chunk is None else chunk
     padding = -time % size
@@ -85,14 +88,14 @@ def run_kernels(
     if starts is not None:
         numbers = jnp.cumsum(starts.astype(jnp.int32), axis=1)[..., None]
         documents = rows(jnp.broadcast_to(numbers, g.shape[:3]), "edge")
-    q, k, v, beta = _arguments(tokens)
+    q, k, v, beta = _arguments(rule, tokens)
     out, state = by_platform(
         "chunked",
         rows(q),
         rows(k),
         rows(v),
         rows(_bounded(g)),
-        None if beta is None else rows(beta.astype(g.dtype)),
+        None if beta is None else rows(beta),
         state.reshape(-1, *state.shape[2:]),
         documents=documents,
         chunk=size,
@@ -102,32 +105,34 @@ def run_kernels(
 
 
 def step_kernels(
-    tokens: tuple[Float[Array, "batch heads *size"], ...],
-    g: Float[Array, "batch heads channels"],
-    state: Float[Array, "batch heads key value"],
+    rule: Rule, token: Tokens, state: Float[Array, "batch heads key value"]
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads value"]]:
-    """Run one token (q, k, v) or (q, k, v, beta) through the device's decode kernel."""
-    tokens, g, state = no_derivative("the step", (tokens, g, state))
+    """Run one token through the device's decode kernel."""
+    arrays, g, state = no_derivative("the step", (token.arrays, token.g, state))
+    token = Tokens(arrays, g, token.scale)
     batch, heads = g.shape[:2]
     rows = lambda x: x.reshape(batch * heads, *x.shape[2:])  # noqa: E731
-    q, k, v, beta = _arguments(tokens)
+    q, k, v, beta = _arguments(rule, token)
     out, new_state = by_platform(
         "step",
         rows(q),
         rows(k),
         rows(v),
         rows(_bounded(g)),
-        None if beta is None else rows(beta.astype(g.dtype)),
+        None if beta is None else rows(beta),
         rows(state),
     )
     return new_state.reshape(state.shape), out.reshape(batch, heads, -1)
 
 
-def _arguments(tokens: tuple[Array, ...]) -> tuple[Array, Array, Array, Array | None]:
-    """q, k and v in the narrower dtype of k and v (gates make others wide), and beta or None."""
-    q, k, v, *rest = tokens
-    dtype = min(k.dtype, v.dtype, key=lambda dtype: dtype.itemsize)
-    return q.astype(dtype), k.astype(dtype), v.astype(dtype), rest[0] if rest else None
+def _arguments(rule: Rule, tokens: Tokens) -> tuple[Array, Array, Array, Array | None]:
+    """q, k and v of a rule that adds, and beta too of one that corrects, in the dtype of values."""
+    action, dtype = act(rule, tokens.g.dtype, tokens.arrays), tokens.arrays[2].dtype
+    if action.addition:
+        (k, v), beta = action.addition, None
+    else:
+        _, k, v, beta = action.correction
+    return action.query.astype(dtype), k.astype(dtype), v.astype(dtype), beta
 
 
 def _bounded(g: Array) -> Array:

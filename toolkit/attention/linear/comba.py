@@ -23,7 +23,6 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -39,7 +38,6 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.linear.engine.recurrence import (
-    Tokens,
     gather_tokens,
     run,
     scan_tokens,
@@ -86,7 +84,7 @@ def comba(
         k: [batch, time, heads, key] keys, of unit length or nearly so.
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads] log-decay (natural), <= 0; -inf clears the state.
+        g: [batch, time, value_heads] log-decay (natural), <= 0, else NaN; -inf clears the state.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         feedback: [batch, time, value_heads] share b of what the key recalls that is erased, in
             [0, 1]. Where beta b exceeds 1 + e^g the state grows.
@@ -129,7 +127,7 @@ def comba(
     check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
-    tokens = _tokens(q, k, v, g, beta, feedback, correction, scale)
+    tokens = gather_tokens(q, k, v, beta, feedback, correction, g=g, scale=scale)
     return run(COMBA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
@@ -212,21 +210,5 @@ def comba_step(
     check_inputs(comba_step, **arrays, state=state)
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
-    tokens = _tokens(q_t, k_t, v_t, g_t, beta_t, feedback_t, correction_t, scale)
+    tokens = gather_tokens(q_t, k_t, v_t, beta_t, feedback_t, correction_t, g=g_t, scale=scale)
     return step(COMBA_RULE, tokens, state)
-
-
-def _tokens(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    feedback: Array,
-    correction: Array,
-    scale: float | None,
-) -> Tokens:
-    """As the rule takes them: queries are scaled, and so must be what is taken from them."""
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    correction = factor * correction.astype(accumulator(v.dtype))
-    return gather_tokens(q, k, v, beta, feedback, correction, g=g, scale=factor)

@@ -63,13 +63,13 @@ def gated_delta_net(
         k: [batch, time, heads, key] keys, of unit length or nearly so.
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads] log-decay (natural), <= 0; -inf clears the state.
+        g: [batch, time, value_heads] log-decay (natural), <= 0, else NaN; -inf clears the state.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
         normalize_qk: bring queries and keys to unit length first (`unit_length`).
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token. The state is cleared wherever the
-            number changes, and values that are not finite stay within their document.
+            number changes. What is not finite shows from its token on, in its own document.
             `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
             for small heads on a CPU, but its gradient keeps one state per token) or "pallas"

@@ -66,7 +66,8 @@ def gated_delta_net_2(
         k: [batch, time, heads, key] keys, of unit length or nearly so.
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads, key] log-decay (natural), <= 0; -inf clears a channel.
+        g: [batch, time, value_heads, key] log-decay (natural), <= 0, else NaN; -inf clears
+            a channel.
         erase: [batch, time, value_heads, key] share b of what the key recalls that is erased, in
             [0, 1]; up to 2 where a step may reflect.
         write: [batch, time, value_heads, value] share w of the value that is written, likewise.

@@ -55,7 +55,8 @@ def gated_delta_product(
         k: [batch, time, heads, steps, key] keys of the corrections, of unit length or nearly so.
         v: [batch, time, value_heads, steps, value]; value_heads is a multiple of heads, and
             every head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads] log-decay (natural), <= 0, before the first correction.
+        g: [batch, time, value_heads] log-decay (natural), <= 0, else NaN, before the
+            first correction.
         beta: [batch, time, value_heads, steps] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
         normalize_qk: bring queries and keys to unit length first (`unit_length`).

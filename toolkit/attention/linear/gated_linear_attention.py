@@ -50,7 +50,8 @@ def gated_linear_attention(
         k: [batch, time, heads, key] keys.
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads, key] log-decay (natural), <= 0; -inf clears a channel.
+        g: [batch, time, value_heads, key] log-decay (natural), <= 0, else NaN; -inf clears
+            a channel.
         scale: multiplies the outputs; key**-0.5 if None.
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the

@@ -36,7 +36,7 @@ def hgrn2(
     Args:
         q: [batch, time, heads, key] queries.
         v: [batch, time, heads, value].
-        g: [batch, time, heads, key] logarithm of the forget gate, <= 0; -inf replaces
+        g: [batch, time, heads, key] logarithm of the forget gate, <= 0, else NaN; -inf replaces
             what the channel holds.
         scale: multiplies the outputs; key**-0.5 if None.
         initial_state: [batch, heads, key, value] before the first token; zero if None.
@@ -145,4 +145,7 @@ def hgrn2_step(
 
 def _keys(v: Array, g: Keys) -> Keys:
     """1 - e^g, exact also where the gate is nearly open."""
-    return -jnp.expm1(g.astype(accumulator(v.dtype)))
+    is_decay = g <= 0
+    # Twice `where`, so that no gradient meets what is not finite.
+    keys = -jnp.expm1(jnp.where(is_decay, g, 0).astype(accumulator(v.dtype)))
+    return jnp.where(is_decay, keys, jnp.nan)

@@ -59,7 +59,8 @@ def kimi_delta_attention(
         k: [batch, time, heads, key] keys, of unit length or nearly so.
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads, key] log-decay (natural), <= 0; -inf clears a channel.
+        g: [batch, time, value_heads, key] log-decay (natural), <= 0, else NaN; -inf clears
+            a channel.
         beta: [batch, time, value_heads] writing strength in [0, 2].
         scale: multiplies the outputs; key**-0.5 if None.
         normalize_qk: bring queries and keys to unit length first (`unit_length`).

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -34,7 +33,14 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
-from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
+from toolkit.attention.linear.engine.rule import Action, Addition, Rule, adding_chunk_size
+
+# What a token writes under its key is its input over one time step.
+MAMBA2_RULE = Rule(
+    lambda q, k, v, dt: Action(q, correction=None, addition=Addition(k, dt[..., None] * v)),
+    adding_chunk_size,
+    has_kernels=True,
+)
 
 
 @checked
@@ -60,7 +66,7 @@ def mamba2(
         k: [batch, time, heads, key] B.
         v: [batch, time, value_heads, value] x; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
-        g: [batch, time, value_heads] log-decay dt A, <= 0; -inf clears the state.
+        g: [batch, time, value_heads] log-decay dt A, <= 0, else NaN; -inf clears the state.
         dt: [batch, time, value_heads] time step, by which v is multiplied.
         scale: multiplies the outputs; 1 as in the paper.
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
@@ -97,9 +103,8 @@ def mamba2(
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
     check_inputs(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
-    tokens = gather_tokens(q, k, _over_time(v, dt), g=g, scale=scale)
-    out, state = run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
-    return out.astype(v.dtype), state
+    tokens = gather_tokens(q, k, v, dt, g=g, scale=scale)
+    return run(MAMBA2_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 @checked
@@ -169,12 +174,5 @@ def mamba2_step(
         ((1, 2, 4), (1, 2, 4, 4))
     """
     check_inputs(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
-    tokens = gather_tokens(q_t, k_t, _over_time(v_t, dt_t), g=g_t, scale=scale)
-    out, state = step(ADDITIVE_RULE, tokens, state, implementation)
-    return out.astype(v_t.dtype), state
-
-
-def _over_time(v: Values | Value, dt: Gates | Gate) -> Values | Value:
-    """What a token writes under its key: its input over one time step."""
-    dtype = accumulator(v.dtype)
-    return dt.astype(dtype)[..., None] * v.astype(dtype)
+    tokens = gather_tokens(q_t, k_t, v_t, dt_t, g=g_t, scale=scale)
+    return step(MAMBA2_RULE, tokens, state, implementation)

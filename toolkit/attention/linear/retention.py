@@ -76,7 +76,8 @@ def retention(
         v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
             head of q and k serves a group of consecutive value heads.
         scale: multiplies the outputs; key**-0.5 if None.
-        log_decay: [value_heads] ln gamma, <= 0; `retention_log_decay` of the heads of v if None.
+        log_decay: [value_heads] ln gamma, <= 0, else NaN; `retention_log_decay` of the heads of v
+            if None.
             Heads spread over devices by `jax.shard_map` must be given theirs.
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the

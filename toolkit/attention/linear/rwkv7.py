@@ -63,7 +63,7 @@ def rwkv7(
         q: [batch, time, heads, key] queries (receptance).
         k: [batch, time, heads, key] keys that values are added under.
         v: [batch, time, heads, value].
-        g: [batch, time, heads, key] log-decay (natural), <= 0.
+        g: [batch, time, heads, key] log-decay (natural), <= 0, else NaN.
         removal_key: [batch, time, heads, key] of unit length, what is erased under.
         rate: [batch, time, heads, key] share of it that is erased, in [0, 1].
         scale: multiplies the outputs; 1 as in the paper.

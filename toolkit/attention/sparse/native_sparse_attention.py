@@ -209,12 +209,13 @@ def _of_rows(index, batch):
 
 
 def _gated(gates, branches) -> Array:
-    """Sum of gate times branch; a gate that is not finite shows in its own head and token."""
+    """Sum of gate times branch; what is not finite shows in its own head and token only."""
     total = jnp.zeros((), accumulator(branches[0].dtype))
     for gate, branch in zip(gates, branches, strict=True):
-        is_finite = jnp.isfinite(gate)[..., None]
-        factor = jnp.where(is_finite, gate[..., None], 0).astype(total.dtype)
-        total = factor * branch.astype(total.dtype) + jnp.where(is_finite, total, jnp.nan)
+        gate, branch = gate[..., None].astype(total.dtype), branch.astype(total.dtype)
+        is_finite = jnp.isfinite(gate) & jnp.isfinite(branch)
+        gate, branch = (jnp.where(is_finite, x, 0) for x in (gate, branch))
+        total = gate * branch + jnp.where(is_finite, total, jnp.nan)
     return total
 
 

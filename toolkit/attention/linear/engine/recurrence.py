@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from toolkit.attention._checks import check_choice
 from toolkit.attention._cores import free_cores, over_cores
@@ -49,13 +49,14 @@ class Tokens(NamedTuple):
 
     arrays: tuple[Float[Array, "batch time heads *size"], ...]
     g: Float[Array, "batch time heads channels"]  # log-decay; channels is 1 or key
+    scale: Array | float  # of the outputs
 
 
 class Poison(NamedTuple):
-    """Where values that are not finite must show: in outputs, and in the state after a token."""
+    """Where values that are not finite must show: in outputs, and in the final state."""
 
     out: Bool[Array, "batch time heads"]
-    state: Bool[Array, "batch time heads"]
+    state: Bool[Array, "batch heads"]
 
 
 def gather_tokens(
@@ -66,17 +67,17 @@ def gather_tokens(
     g: Array | None,
     scale: float | None,
 ) -> Tokens:
-    """Scale the queries (by key**-0.5 if None), give every value head its own q and k, and g axes.
+    """Give every value head its own q and k, g its axes, the outputs a scale (key**-0.5 if None).
 
     The tokens of a sequence, or one. Without g the state forgets nothing.
     """
-    dtype = accumulator(v.dtype)
-    q = q.astype(dtype) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, k = (_for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
     if g is None:
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
-    return Tokens((q, k, v, *others), (g if g.ndim == v.ndim else g[..., None]).astype(dtype))
+    g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
+    return Tokens((q, k, v, *others), g, scale)
 
 
 def _for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
@@ -119,32 +120,38 @@ def _run_share(
     _, k, v, *_ = tokens.arrays
     key, value = k.shape[-1], v.shape[-1]
     state = _initial((*tokens.arrays, tokens.g), initial_state, (key, value))
-    starts = poison = None
-    if segment_ids is not None:
-        starts = _document_starts(segment_ids)
-        tokens, state, poison = _quarantine(tokens, state, starts)
+    starts = None if segment_ids is None else _document_starts(segment_ids)
+    tokens, state, poison = _quarantine(tokens, state, starts)
     if implementation == "scan":
         out, state = _scan_rule(rule, tokens, state, starts)
     elif implementation == "pallas":
-        out, state = _kernels(rule).run_kernels(*tokens, state, starts, chunk)
+        out, state = _kernels(rule).run_kernels(rule, tokens, state, starts, chunk)
     else:
         size = chunk or rule.chunk_size(v.shape[1], key, value, tokens.g.shape[-1])
         out, state = _scan_chunks(rule, tokens, state, starts, size)
-    if poison is not None:
-        out = jnp.where(poison.out[..., None], jnp.nan, out)
-        state = jnp.where(poison.state[:, -1, :, None, None], jnp.nan, state)
-    return out.astype(v.dtype), state
+    out = jnp.where(poison.out[..., None], jnp.nan, _scaled(out, tokens.scale))
+    return out.astype(v.dtype), jnp.where(poison.state[..., None, None], jnp.nan, state)
 
 
 def step(rule: Rule, token: Tokens, state: State, implementation: str | None = None) -> Output:
     """Run one checked token: one read and one write of the state."""
     check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
     state = state.astype(token.g.dtype)
+    token = token._replace(g=_log_decay(token.g))
     if implementation == "pallas":
-        state, out = _kernels(rule).step_kernels(*token, state)
+        state, out = _kernels(rule).step_kernels(rule, token, state)
     else:
         state, out = _update(rule, state, token)
-    return out.astype(token.arrays[2].dtype), state
+    return _scaled(out, token.scale).astype(token.arrays[2].dtype), state
+
+
+def _scaled(out: Array, scale: Array | float) -> Array:
+    return out * jnp.asarray(scale).astype(out.dtype)
+
+
+def _log_decay(g: Array) -> Array:
+    """g, and NaN where it is above 0, which checks refuse only where it is concrete."""
+    return jnp.where(g <= 0, g, jnp.nan)
 
 
 def scan_tokens(
@@ -158,6 +165,8 @@ def scan_tokens(
 ) -> Outputs:
     """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle."""
     dtype = accumulator(v.dtype)
+    if "g" in others:
+        others["g"] = _log_decay(others["g"])
     inputs = {"q": q, "v": v, **others}
     inputs = {name: _for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
     state = _initial(tuple(inputs.values()), initial_state, (q.shape[-1], v.shape[-1]))
@@ -204,31 +213,45 @@ def _document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
     return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
 
 
-def _quarantine(tokens: Tokens, state: Array, starts: Array) -> tuple[Tokens, Array, Poison]:
-    """Replace what is not finite by zero, and say where it would have reached.
+def _quarantine(tokens: Tokens, state: Array, starts: Array | None) -> tuple[Tokens, Array, Poison]:
+    """Replace tokens that are not finite by zeros, and say how far each would have reached.
 
-    Documents share chunks, and 0 * NaN is NaN: masks alone would let one document spoil another.
+    Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
+    other documents, and the gradients of both. A positive log-decay counts as NaN.
     """
-    arrays, g = tokens
-    finite = [jnp.isfinite(x) for x in arrays]
-    is_decay = g <= 0  # -inf clears the state, and is welcome
-    state_finite = jnp.isfinite(state)
+    (query, *others), g, scale = tokens
 
-    def whole(x: Array) -> Array:
-        return jnp.all(x, axis=tuple(range(3, x.ndim)))
+    reads = _are_finite(query)
+    keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
+    for x in others:
+        keeps &= _are_finite(x)
+    is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
 
-    keeps = whole(is_decay)
-    for x in finite[1:]:
-        keeps &= whole(x)
-    keeps = keeps.at[:, 0].set(keeps[:, 0] & jnp.all(state_finite, (-2, -1)))
-    index = jnp.broadcast_to(jnp.arange(keeps.shape[1])[None, :, None], keeps.shape)
-    last_fault = lax.cummax(jnp.where(keeps, -1, index), axis=1)
-    document_start = lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)
-    in_state = last_fault >= document_start
-    poison = Poison(in_state | ~whole(finite[0]), in_state)
-    arrays = tuple(jnp.where(ok, x, 0) for ok, x in zip(finite, arrays, strict=True))
-    tokens = Tokens(arrays, jnp.where(is_decay, g, 0))
-    return tokens, jnp.where(state_finite, state, 0), poison
+    def blank(x: Array, ok: Array) -> Array:
+        return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
+
+    arrays = (blank(query, reads), *(blank(x, keeps) for x in others))
+    clean = Tokens(arrays, blank(g, keeps), scale)
+    faulty = ~keeps.at[:, 0].set(keeps[:, 0] & is_state)
+    reach = _until_document_ends(faulty, starts)
+    return clean, blank(state, is_state), Poison(reach | ~reads, reach[:, -1])
+
+
+def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batch time heads"]:
+    if x.ndim == 3:
+        return jnp.isfinite(x)
+    # 0 * NaN is NaN: a product with zeros takes a third of the time of comparisons on a CPU.
+    zeros = jnp.zeros(x.shape[-1], x.dtype)
+    return ~jnp.isnan(jnp.einsum("bthk,k->bth", lax.stop_gradient(x), zeros))
+
+
+def _until_document_ends(faulty: Array, starts: Array | None) -> Array:
+    """From every fault to the end of its document."""
+    index = jnp.arange(faulty.shape[1], dtype=jnp.int32)[None, :, None]
+    last_fault = lax.cummax(jnp.where(faulty, index, -1), axis=1)
+    if starts is None:
+        return last_fault >= 0
+    return last_fault >= lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)
 
 
 def _update(rule: Rule, state: Array, token: Tokens) -> tuple[Array, Array]:
@@ -265,12 +288,12 @@ def _scan_rule(
     rule: Rule, tokens: Tokens, state: Array, starts: Array | None
 ) -> tuple[Array, Array]:
     def body(state, xs):
-        token, is_start = xs
+        (arrays, g), is_start = xs
         if is_start is not None:
             state = jnp.where(is_start[:, None, None, None], 0, state)
-        return _update(rule, state, token)
+        return _update(rule, state, Tokens(arrays, g, tokens.scale))
 
-    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
+    by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (tokens.arrays, tokens.g))
     state, out = lax.scan(body, state, (by_time, None if starts is None else starts.T))
     return jnp.moveaxis(out, 0, 1), state
 

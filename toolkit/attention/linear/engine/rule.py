@@ -47,8 +47,8 @@ class Rule(NamedTuple):
             they do.
         chunk_size: (time, key, value, channels of g) -> tokens per chunk unless told otherwise.
         erases_before_decay: whether a correction reads the state before it decays.
-        has_kernels: whether the Pallas kernels of `kernels/` know it, by its tokens
-            (q, k, v) that decay and add or (q, k, v, beta) that decay and correct.
+        has_kernels: whether the Pallas kernels of `kernels/` know it: it adds, or corrects
+            under the key it reads by.
     """
 
     action: Callable[..., Action]
