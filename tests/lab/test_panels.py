@@ -85,7 +85,7 @@ def words_cut_off(figure) -> list[str]:
             ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
             texts += [label for tick in ticks for label in (tick.label1, tick.label2)]
     shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
-    whole = figure.bbox.padded(1)
+    whole = figure.bbox.padded(-2)
     corners = [(text.get_text(), text.get_window_extent().corners()) for text in shown]
     return [words for words, four in corners if whole.count_contains(four) < len(four)]
 
