@@ -173,8 +173,12 @@ def _check(name: str, value: Any, wanted: _Wanted) -> None:
 def _fits(value: Any, kind: Any, is_infinite: bool | None) -> bool:
     """Whether a value is of a kind; with `is_infinite` None, of its type at least."""
     origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if kind is Any or isinstance(kind, TypeVar) or getattr(origin, "_is_protocol", False):
+    if isinstance(kind, TypeVar):
+        return kind.__bound__ is None or _fits(value, kind.__bound__, is_infinite)
+    if kind is Any:
         return True
+    if getattr(origin, "_is_protocol", False):
+        return all(hasattr(value, name) for name in inspect.get_annotations(origin))
     if origin is Literal:
         return isinstance(value, type(parts[0])) if is_infinite is None else value in parts
     if hasattr(kind, "dim_str"):
@@ -242,6 +246,7 @@ def _words(kind: Any) -> str:
         return f"an array [{', '.join(kind.dim_str.split())}]"
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
+    kind = getattr(kind, "__bound__", None) or kind
     origin = typing.get_origin(kind) or kind
     is_plain = origin not in (list, tuple)
     return _WORDS.get(origin) or f"a {origin.__name__ if is_plain else kind}"

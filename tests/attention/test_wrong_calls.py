@@ -14,6 +14,7 @@ from toolkit.attention import (
     mamba2,
     mixer,
     native_sparse_attention,
+    native_sparse_attention_reference,
     retention,
     retention_log_decay,
     rwkv7,
@@ -97,3 +98,10 @@ def test_arguments_of_other_types_and_numbers_that_are_not_finite():
     refused(lambda: retention_log_decay(1.5), TypeError, "heads must be an int; got 1.5")
     q, k, v, *_ = draw_inputs(mixer("retention"), 4)
     refused(lambda: retention(q, k, v, log_decay=1), TypeError, "log_decay must be an array")
+
+
+def test_a_text_shorter_than_a_block_is_no_wrong_call():
+    inputs = draw_inputs(mixer("nsa"), 5)
+    out, _ = native_sparse_attention(*inputs, block_size=8)
+    wanted, _ = native_sparse_attention_reference(*inputs, block_size=8)
+    np.testing.assert_allclose(out, wanted, rtol=TOLERANCE, atol=TOLERANCE)

@@ -8,6 +8,7 @@ from flax import nnx
 
 from toolkit.attention.sparse import index_scores
 from toolkit.looped import (
+    LAYERS,
     PRESETS,
     LoopedConfig,
     LoopedLM,
@@ -229,3 +230,20 @@ def test_bad_fields_are_named(field, value, words):
     word, name = field.split(".")
     with pytest.raises(ValueError, match=f"{field}.*{words}"):
         LoopedConfig.tiny(word, options={word: {name: value}})
+
+
+@pytest.mark.slow
+def test_packed_documents_do_not_meet_in_a_model_of_every_layer_looped():
+    """One is shorter than a block of the sparse layers."""
+    sizes = {"width": 32, "heads": 2, "vocabulary": 50, "feed_forward": 32}
+    model = LoopedLM(LoopedConfig.tiny(" ".join(LAYERS), 2, **sizes), rngs=nnx.Rngs(0))
+    texts = [jax.random.randint(jax.random.key(n), (1, n), 0, 50) for n in (11, 5, 23)]
+    ids = jnp.concatenate([jnp.full(text.shape, i) for i, text in enumerate(texts)], axis=1)
+
+    @jax.jit
+    def forward(tokens, segment_ids=None):
+        return model(tokens, segment_ids=segment_ids)
+
+    packed = jnp.split(forward(jnp.concatenate(texts, axis=1), ids), (11, 16), axis=1)
+    for text, logits in zip(texts, packed, strict=True):
+        np.testing.assert_allclose(logits, forward(text), rtol=1e-4, atol=1e-4)

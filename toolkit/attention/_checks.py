@@ -34,6 +34,8 @@ def check_count(name: str, count: int, least: int, why: str = "") -> None:
         raise TypeError(f"{name} must be an int; got {count!r}.")
     if count < least:
         raise ValueError(f"{name} must be at least {least}{why}; got {count}.")
+    if count >= 2**31:  # an index of jax has 32 bits
+        raise ValueError(f"{name} must be below 2**31; got {count}.")
 
 
 def check_sizes(of: str, **sizes: int) -> None:

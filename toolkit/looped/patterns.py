@@ -29,6 +29,7 @@ from toolkit._checks import checked
 from toolkit.looped.depth import reconfigured
 from toolkit.looped.model import LoopedLM
 
+MOST_LAYERS = 100_000
 VOTES = 5
 """Placements LT2 averages over in evaluation."""
 
@@ -51,7 +52,7 @@ def interleave(
         One word per layer.
 
     Raises:
-        ValueError: if there is no layer, a negative ratio, or a ratio of zeros.
+        ValueError: if there is no layer, too many, a negative ratio, or a ratio of zeros.
 
     Source: LT2, hybrid models; 4 to 1 is its default.
 
@@ -60,9 +61,10 @@ def interleave(
         'gdn gdn full gdn gdn full'
     """
     many, few = ratio
-    if layers < 1 or min(ratio) < 0 or many + few == 0:
+    if not 1 <= layers <= MOST_LAYERS or min(ratio) < 0 or many + few == 0:
         raise ValueError(
-            f"layers {layers}, ratio {ratio}: at least one layer and one part are needed."
+            f"layers {layers}, ratio {ratio}: one layer, at most {MOST_LAYERS:,}, and one part are "
+            "needed."
         )
     words = [cheap] * many + [expensive] * few
     return " ".join(words[layer % len(words)] for layer in range(layers))

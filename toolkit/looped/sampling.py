@@ -53,6 +53,7 @@ def truncated_logits(
     order = jnp.argsort(logits, axis=-1, stable=True, descending=True)
     ranked = jnp.take_along_axis(logits, order, axis=-1)
     if top_k is not None:
+        top_k = top_k if isinstance(top_k, Array) else min(top_k, ranked.shape[-1])
         ranked = jnp.where(jnp.arange(ranked.shape[-1]) < top_k, ranked, -jnp.inf)
     if top_p is not None:
         probabilities = jax.nn.softmax(ranked)

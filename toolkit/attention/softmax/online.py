@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.attention._checks import check_sizes
 
 
 class OnlineSoftmax(NamedTuple):
@@ -66,6 +67,7 @@ def online_softmax(
         1
     """
     rows, keys = scores.shape
+    check_sizes("online_softmax", scores=rows * keys, tile=tile)
     scores = jnp.pad(scores, ((0, 0), (0, -keys % tile)), constant_values=-jnp.inf)
     values = jnp.pad(values, ((0, -keys % tile), (0, 0)))
 

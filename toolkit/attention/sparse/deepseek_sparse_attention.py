@@ -312,6 +312,9 @@ def deepseek_sparse_attention_reference(
         >>> out.shape
         (1, 3, 2, 4)
     """
+    arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
+    arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
+    _check(deepseek_sparse_attention, selected_tokens, **arrays)
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
     cache, start, time = None, 0, q.shape[1]
     documents = packed(segment_ids)

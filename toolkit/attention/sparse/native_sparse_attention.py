@@ -324,6 +324,11 @@ def native_sparse_attention_reference(
         >>> out.shape
         (1, 5, 2, 4)
     """
+    gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
+    gates["window_gate"] = window_gate
+    counts = block_size, selected_blocks, sliding_window
+    arrays = {"q": q, "k": k, "v": v, **gates, "segment_ids": segment_ids}
+    _check(native_sparse_attention, *counts, **arrays)
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
     group, dtype = heads // k.shape[2], q.dtype

@@ -19,6 +19,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from toolkit._checks import check_floating
+
 # Substitution is sequential in its columns; 16 keeps that short and leaves the rest to matmuls.
 BLOCK = 16
 
@@ -77,6 +79,9 @@ def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
         >>> unit_lower_inverse(jnp.asarray([[0.0, 0.0], [2.0, 0.0]])).tolist()
         [[1.0, 0.0], [-2.0, 1.0]]
     """
+    if not hasattr(a, "ndim"):
+        raise TypeError(f"a must be an array; got {type(a).__name__}.")
+    check_floating("a", a)
     return _inverse(a)
 
 
