@@ -6,7 +6,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from toolkit._checks import checked
 
+
+@checked
 def agree(
     tolerance: float, *, norm: Literal["max", "rms"] = "max"
 ) -> Callable[[Mapping[str, Any]], None]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toolkit._checks import checked
 from toolkit.measure import (
     Record,
     Timing,
@@ -151,6 +152,7 @@ def weighted_gradient(form: Callable[..., jax.Array], inputs: int) -> Callable[.
     return jax.grad(loss, argnums=tuple(range(1, inputs + 1)))
 
 
+@checked
 def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
     """Check, time, print and record one case.
 

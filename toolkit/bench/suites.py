@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolkit._checks import checked
 from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
@@ -64,6 +65,7 @@ def _suite(place: str, cores: tuple[int, ...], summary: str) -> Suite:
 SUITES: dict[str, Suite] = {name: _suite(*row) for name, row in _TABLE.items()}
 
 
+@checked
 def run_suites(
     names: Sequence[str] = (),
     *,
@@ -133,6 +135,7 @@ def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
     print(f"figure: {path}")
 
 
+@checked
 def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = "") -> None:
     """Run one suite in this process, which jax must not have started in.
 

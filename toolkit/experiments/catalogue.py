@@ -2,6 +2,7 @@
 
 import importlib
 
+from toolkit._checks import checked
 from toolkit.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
@@ -19,6 +20,7 @@ EXPERIMENTS: dict[str, str] = {
 """Name -> summary. The experiment is `EXPERIMENT` of the module of that name in this room."""
 
 
+@checked
 def load_experiment(name: str) -> Experiment:
     """The experiment of a name.
 

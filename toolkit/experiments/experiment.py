@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit._checks import checked
 from toolkit.experiments.results import MissingResultError, Outcome, Results
 from toolkit.experiments.verdicts import LEAST_SEEDS, Claim, Verdict
 from toolkit.measure.tables import text_table
@@ -132,6 +133,7 @@ class Experiment:
         return [claim.verdict(results) for claim in self.claims]
 
 
+@checked
 def result_table(experiment: Experiment, results: Results) -> str:
     """Mean and spread over the seeds of the experiment's columns, one line a setting.
 

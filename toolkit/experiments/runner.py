@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from toolkit._checks import checked
 from toolkit.experiments.experiment import (
     Experiment,
     Run,
@@ -26,6 +27,7 @@ from toolkit.experiments.verdicts import LEAST_SEEDS
 from toolkit.training.locks import HeldError, locked
 
 
+@checked
 def run_experiment(
     experiment: Experiment,
     directory: Path,
@@ -89,6 +91,7 @@ def run_experiment(
     return is_complete
 
 
+@checked
 def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> None:
     """Print the table and verdicts and draw the figure of an earlier run, running nothing.
 

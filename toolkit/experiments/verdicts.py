@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolkit._checks import checked
 from toolkit.experiments.results import MissingResultError, Results
 
 LEAST_SEEDS = 5
@@ -89,6 +90,7 @@ class Verdict:
         return f"{self.word:<12} {self.claim}{few}\n{'':<12} {numbers}"
 
 
+@checked
 def above(name: str, labels: Sequence[str], floor: float | Sequence[str], digits: int = 2) -> Judge:
     """Judges whether every one of these settings is above a number, or above all other settings.
 
@@ -112,6 +114,7 @@ def above(name: str, labels: Sequence[str], floor: float | Sequence[str], digits
     return _compared(name, labels, floor, digits, 1)
 
 
+@checked
 def below(
     name: str, labels: Sequence[str], ceiling: float | Sequence[str], digits: int = 2
 ) -> Judge:

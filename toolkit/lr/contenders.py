@@ -16,6 +16,7 @@ from typing import Any
 
 import optax
 
+from toolkit._checks import checked
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.lr.shapes import shape_rates
 
@@ -58,6 +59,7 @@ class ContenderKind:
     source: str  # where it was proposed
 
 
+@checked
 def contender(
     name: str,
     steps: int,

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
 
+
+@checked
 def last_iterate_bound(rates: Any, gradient_norms: Any = 1.0, distance: float = 1.0) -> float:
     """The bound on the loss after a schedule, above the best.
 

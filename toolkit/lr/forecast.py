@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
+
 # Grid of time constants: finer than the error of a well-determined one (2 % for 100 points).
 SHORTEST_TIME_CONSTANT = 0.1  # steps: all is over at the second point
 LONGEST_TIME_CONSTANT = 20.0  # windows: beyond, a line and an exponential look the same
@@ -42,6 +44,7 @@ class Forecast:
     reason: str
 
 
+@checked
 def forecast_loss(losses: Any, horizon: float) -> Forecast:
     """Extrapolates a loss curve by a robust exponential and says how sure that is.
 
@@ -110,6 +113,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
     return Forecast(float(mean), float(spread / (odds.sum() + 1)), constant, reason)
 
 
+@checked
 def published_forecast(
     losses: Any, horizon: float, *, is_validation: bool = False, ceiling: float = np.inf
 ) -> Forecast:

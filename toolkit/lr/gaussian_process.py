@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
+
 # Bounds of the published code's kernel, on inputs scaled to [0, 1] and standardised values; its
 # noise may go to 1e5, which says no more than 10: the values are noise and nothing else.
 SIGNAL_BOUNDS = (1e-2, 1e3)  # variance
@@ -108,6 +110,7 @@ def matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
     return (1 + distance + distance**2 / 3) * np.exp(-distance)
 
 
+@checked
 def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> GaussianProcess:
     """The kernel of highest marginal likelihood, and the posterior that goes with it.
 
@@ -171,6 +174,7 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
     return process(min(found, key=lambda result: result.fun).x)
 
 
+@checked
 def lowest_confidence_bound(
     process: GaussianProcess, kappa: float, *, resolution: int = 1001
 ) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
 from toolkit.lr.gaussian_process import finite_values
 
 
@@ -40,6 +41,7 @@ class JointResult:
     losses: np.ndarray
 
 
+@checked
 def joint_search(
     evaluate: Callable[[dict[str, np.ndarray]], Any],
     space: dict[str, tuple[float, float]],
@@ -126,6 +128,7 @@ def joint_search(
     )
 
 
+@checked
 def effective_rate(rate: Any, momentum: Any) -> Any:
     """What a step comes to in the long run with momentum.
 

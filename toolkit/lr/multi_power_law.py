@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
+
 POINTS_PER_CURVE = 60  # of a fit
 HUBER_THRESHOLD = 1e-3  # of the logarithm of the loss
 MOST_EVALUATIONS = 200  # of the law and its derivatives, in each descent
@@ -67,6 +69,7 @@ class MultiPowerLaw:
         return self.floor + self.amplitude * total[times] ** -self.alpha + self.drop * added
 
 
+@checked
 def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
     """The law of least Huber loss in the logarithm of the loss.
 

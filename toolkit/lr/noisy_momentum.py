@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
 from toolkit.lr.noisy_quadratic import NoisyQuadratic
 
 
+@checked
 def momentum_losses(
     problem: NoisyQuadratic,
     rates: Any,

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from toolkit._checks import checked
+
 UNPAIRED = 2e-3  # relative; programs of one and of many candidates round differently
 FORWARD_COST = 1 / 3  # of a gradient evaluation, which is a forward pass and a backward one of two
 
@@ -161,6 +163,7 @@ class Searcher(Protocol):
         ...
 
 
+@checked
 def init(searcher: Searcher) -> Any:
     """A search before its first step.
 
@@ -177,6 +180,7 @@ def init(searcher: Searcher) -> Any:
     return searcher.init()
 
 
+@checked
 def ask(searcher: Searcher, controller: Any) -> Request | None:
     """What to run next, from the state reached by the training kept so far.
 
@@ -201,6 +205,7 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
     return None if steps_left(searcher, controller) < 1 else searcher.ask(controller)
 
 
+@checked
 def tell(
     searcher: Searcher,
     controller: Any,

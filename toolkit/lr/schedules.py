@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from toolkit._checks import checked
 from toolkit.lr.shapes import FALLS, envelope
 
 
+@checked
 def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.Schedule:
     """Falls from `peak` to zero, for the last stretch of a run whose rate was constant.
 
@@ -44,6 +46,7 @@ def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.
     return warmup_stable_decay_schedule(peak, steps, cooldown_steps=steps, shape=shape)
 
 
+@checked
 def warmup_stable_decay_schedule(
     peak: float,
     total_steps: int,
@@ -90,6 +93,7 @@ def warmup_stable_decay_schedule(
     return lambda step: peak * envelope(jnp.asarray(step), *parts, jnp)
 
 
+@checked
 def power_schedule(
     peak: float,
     total_steps: int,
@@ -150,6 +154,7 @@ def power_schedule(
     return rate
 
 
+@checked
 def refined_schedule(
     gradient_norms: Any, peak: float, total_steps: int | None = None, *, smoothing: float = 0.1
 ) -> optax.Schedule:
@@ -200,6 +205,7 @@ def refined_schedule(
     return tabulated_schedule(np.interp(new, old, peak * shape / shape.max()))
 
 
+@checked
 def tabulated_schedule(rates: Any) -> optax.Schedule:
     """One rate per step, from a table; after its end the last one stays.
 

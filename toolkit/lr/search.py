@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.protocol import (
     Controller,
@@ -94,6 +95,7 @@ class SearchResult:
     progress: SearchProgress
 
 
+@checked
 def search(
     loss_fn: Callable[..., Any],
     params: Any,

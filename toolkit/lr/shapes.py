@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit._checks import checked
+
 FALLS = ("linear", "cosine", "sqrt")
 COOLDOWNS = {  # shape -> how it falls, and in which fraction of a run
     "constant": ("linear", 0.0),
@@ -39,6 +41,7 @@ def envelope(
     return rise * (1 - (xp.sqrt(gone) if fall == "sqrt" else gone))
 
 
+@checked
 def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
     """The rates of a whole run with peak 1: a linear rise, a plateau, a fall to zero.
 

@@ -14,6 +14,7 @@ from typing import Any, SupportsFloat
 
 import ipywidgets as widgets
 
+from toolkit._checks import checked
 from toolkit._compat import tooltip
 
 LABEL_WIDTH = "118px"
@@ -131,6 +132,7 @@ class Number(Control):
         8
     """
 
+    @checked
     def __init__(
         self,
         label: str,
@@ -189,6 +191,7 @@ class Choice(Control):
         4
     """
 
+    @checked
     def __init__(
         self, label: str, default: Any, options: dict[str, Any], *, explanation: str = ""
     ) -> None:
