@@ -53,6 +53,9 @@ def online_softmax(
     Returns:
         An `OnlineSoftmax`: the output, its log-sum-exp, and the rescales.
 
+    Raises:
+        ValueError: no scores, or a tile below 1.
+
     Cost:
         2 rows keys value FLOPs, and value multiplications per rescale.
 
