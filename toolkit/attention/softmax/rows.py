@@ -70,11 +70,11 @@ def attend_rows(
         keep = kept(context.dropout_key, options.dropout_rate, *numbers)
         weights = jnp.where(by_group(keep), weights / (1 - options.dropout_rate), 0)
     out = jnp.einsum(
-        "bngts,bnvs->btngv", weights.astype(v.dtype), v, preferred_element_type=precise
+        "bngts,bnvs->bngtv", weights.astype(v.dtype), v, preferred_element_type=precise
     )
     nan = jnp.where(is_sound, 0, jnp.nan).astype(precise)
     lse = (lse[..., 0] + nan).reshape(batch, heads, time).swapaxes(1, 2)
-    out = out + nan.transpose(0, 3, 1, 2)[..., None]
+    out = (out + nan[..., None]).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, time, heads, -1).astype(q.dtype), lse
 
 

@@ -164,7 +164,7 @@ def softmax_attention(
     out, cache, residual = _attend(
         Inputs(q, k, v, bias, alibi_slopes),
         sinks,
-        (0 if query_offset is None else query_offset, query_seq_lengths, key_value_seq_lengths),
+        (query_offset, query_seq_lengths, key_value_seq_lengths),
         mask,
         segment_ids,
         initial_state,
@@ -197,7 +197,7 @@ def _attend(
     time = inputs.q.shape[1]
     keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
     stop = keys.shape[3] if key_lengths is None else jnp.minimum(key_lengths, keys.shape[3])
-    extent, cache = Extent(offset, 0, stop), None
+    extent, cache = Extent(0 if offset is None else offset, 0, stop), None
     segments = packed(segment_ids)
     if initial_state is not None:
         keys, values, extent, segments, cache = append(
