@@ -45,6 +45,7 @@ class Decays(NamedTuple):
     own: Float[Array, "*chunks C channels"]  # e^g
     running: tuple[Float[Array, "*chunks C channels"], ...]  # parts of G
     since_entry: Float[Array, "*chunks C channels"]  # e^G, across documents too
+    until: Float[Array, "*chunks C channels"] | None  # e^-G, by channel and as far as it is finite
     entry: Float[Array, "*chunks C channels"]  # from the incoming state to token i
     exit: Float[Array, "*chunks C channels"]  # from token j to the outgoing state
     through: Float[Array, "*chunks channels 1"]  # from the incoming to the outgoing state
@@ -103,13 +104,17 @@ def chunk_decays(
     g = jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
     if g.shape[-1] == 1:
         running = _exact_sums(g)
-        since_entry = jnp.exp(sum(running))
+        since_entry, until = jnp.exp(sum(running)), None
         leaving = jnp.exp(sum(x[..., -1:, :] - x for x in running))
     else:
         (total,) = running = (jnp.cumsum(g, axis=-2),)
         *_, (since_entry, leaving) = _doubled_blocks(own)
         since_entry = _exponential(since_entry[..., 0, :, :], total)
         leaving = _exponential(leaving[..., 0, :, :], total[..., -1:, :] - total)
+        # Finite where it is not used either. 1 / e^G without the overflow of its derivative.
+        bounded = jnp.maximum(total, math.log(LEAST_FACTOR))
+        rough = jnp.exp(-bounded)
+        until = _exponential(rough / (rough * jnp.maximum(since_entry, LEAST_FACTOR)), -bounded)
     entry, through = since_entry, since_entry[..., -1:, :]
     if documents is not None:
         token, incoming = documents.token, documents.incoming[..., None]
@@ -118,7 +123,7 @@ def chunk_decays(
         leaving = jnp.where((token == outgoing)[..., None], leaving, 0)
         through = jnp.where((incoming == outgoing)[..., None], through, 0)
     through = jnp.swapaxes(through, -1, -2)
-    return Decays(own, running, since_entry, entry, leaving, through, documents)
+    return Decays(own, running, since_entry, until, entry, leaving, through, documents)
 
 
 def decayed_scores(
@@ -137,19 +142,14 @@ def decayed_scores(
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
         scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
         return scores * between[..., :, None, :]
-    (total,), since_entry = decays.running, decays.since_entry
+    since_entry, until = decays.since_entry, decays.until
     is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
-    arrays = (readers, writers, decays.own, since_entry, total)
+    arrays = (readers, writers, decays.own, since_entry, until)
     return lax.cond(is_mild, _scores_from_entry, _scores_by_halves, *arrays)
 
 
 @partial(jax.checkpoint, prevent_cse=False)
-def _scores_from_entry(readers, writers, own, since_entry, total):
-    # Finite where it is not chosen either: `vmap` computes both.
-    total = jnp.maximum(total, math.log(LEAST_FACTOR))
-    # 1 / e^G, without the overflow of its derivative -1 / e^2G.
-    rough = jnp.exp(-total)
-    until = _exponential(rough / (rough * jnp.maximum(since_entry, LEAST_FACTOR)), -total)
+def _scores_from_entry(readers, writers, own, since_entry, until):
     causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
     scores = precise_einsum(
         "...ik,...wjk->...iwj", readers * since_entry, writers * until[..., None, :, :]
@@ -158,7 +158,7 @@ def _scores_from_entry(readers, writers, own, since_entry, total):
 
 
 @partial(jax.checkpoint, prevent_cse=False)
-def _scores_by_halves(readers, writers, own, since_entry, total):
+def _scores_by_halves(readers, writers, own, since_entry, until):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
     blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
