@@ -178,7 +178,8 @@ def _fits(value: Any, kind: Any, is_infinite: bool | None) -> bool:
     if kind is Any:
         return True
     if getattr(origin, "_is_protocol", False):
-        return all(hasattr(value, name) for name in inspect.get_annotations(origin))
+        names = {*inspect.get_annotations(origin), *vars(origin)}
+        return all(hasattr(value, name) for name in names if not name.startswith("_"))
     if origin is Literal:
         return isinstance(value, type(parts[0])) if is_infinite is None else value in parts
     if hasattr(kind, "dim_str"):

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
 
 
+@checked
 def short_convolution(
     x: Float[Array, "batch time channels"],
     kernel: Float[Array, "taps channels"],
@@ -78,6 +80,7 @@ def short_convolution(
     return y if bias is None else y + bias[None, None], _last(padded, taps - 1, segment_ids)
 
 
+@checked
 def short_convolution_step(
     x_t: Float[Array, "batch channels"],
     kernel: Float[Array, "taps channels"],

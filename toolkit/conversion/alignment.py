@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.conversion.student import new_layers, with_mixers
-from toolkit.looped.model import LoopedLM, run_blocks
+from toolkit.looped.model import LoopedLM, check_tokens, run_blocks
 
 
 @checked
@@ -34,6 +34,9 @@ def alignment_losses(
     Returns:
         float32 mean squares, one for every loop and every layer whose mixer is new.
 
+    Raises:
+        ValueError: no tokens, or some beyond the vocabulary.
+
     Cost: the teacher's forward pass and, beside it, the student's new mixers.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.
@@ -46,6 +49,7 @@ def alignment_losses(
         >>> alignment_losses(student, teacher, jnp.zeros((1, 5), int)).shape
         (1, 1)
     """
+    check_tokens(tokens, teacher.config.vocabulary)
     new = new_layers(student, teacher)
     pairs = (Beside(teacher.blocks[layer].mixer, student.blocks[layer].mixer) for layer in new)
     both = with_mixers(teacher, dict(zip(new, pairs, strict=True)))

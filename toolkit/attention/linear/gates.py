@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._checks import checked
 from toolkit.attention._checks import check_floating
 from toolkit.attention._precision import accumulator
 
 
+@checked
 def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
     """Scale the last axis to Euclidean length one; a longer key would let a delta rule expand.
 
@@ -35,6 +37,7 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
     return (wide * jax.lax.rsqrt(square + 1e-6)).astype(x.dtype)
 
 
+@checked
 def log_decay(
     raw: Float[Array, "... heads"] | Float[Array, "... heads key"],
     log_rate: Float[Array, "heads"] | Float[Array, "heads 1"],

@@ -32,6 +32,7 @@ class Control:
 
     name: str
 
+    @checked
     def __init__(self, label: str, default: Any, explanation: str = "") -> None:
         self.label, self.default, self.explanation = label, default, explanation
 
