@@ -20,9 +20,11 @@ from jax.experimental.topologies import get_topology_desc
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
 from toolkit.attention.kernels.gpu_chunked import chunked
 from toolkit.attention.kernels.gpu_factors import Delta
+from toolkit.attention.kernels.gpu_factors import _scores as scores_of_chunks
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch
+from toolkit.attention.linear.engine.decays import exact_sums
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -179,6 +181,34 @@ def test_chunks_equal_the_token_loop(name):
         value, reference = getattr(got[2], field), getattr(want[2], field)
         if value is not None:
             assert relative_error(value, reference) < limit, field
+
+
+@pytest.mark.parametrize("channels", [1, 16])
+def test_scores_lose_nothing_beside_abrupt_gates(channels):
+    random = np.random.default_rng(0)
+    x, k = random.standard_normal((2, 1, 1, 64, 16)).astype(np.float32)
+    g = -np.logaddexp(0, random.standard_normal((1, 1, 64, channels))) / 4
+    g = np.where(random.random(g.shape) < 0.3, random.choice([-87.0, -50.0], g.shape), g)
+
+    def exact(x, k, g):
+        total = jnp.cumsum(jnp.broadcast_to(g, x.shape), axis=2)
+        past = jnp.tril(jnp.ones((64, 64), bool))[..., None]
+        between = jnp.where(past, total[:, :, :, None] - total[:, :, None], -jnp.inf)
+        return jnp.einsum("rnik,rnjk,rnijk->rnij", x, k, jnp.exp(between))
+
+    def results(scores, *inputs):
+        def loss(*inputs):
+            return jnp.sum(jnp.sin(scores(*inputs)))
+
+        return scores(*inputs), *jax.grad(loss, argnums=(0, 1, 2))(*inputs)
+
+    inputs = [jnp.asarray(z, F32) for z in (x, k, g)]
+    got = results(lambda x, k, g: scores_of_chunks(x, k, exact_sums(g)), *inputs)
+    with jax.enable_x64(True):
+        want = results(exact, *(z.astype(jnp.float64) for z in inputs))
+    assert relative_error(got[0], want[0]) < FLOAT32
+    for a, b in zip(got[1:], want[1:], strict=True):
+        assert relative_error(a, b) < FLOAT32
 
 
 @pytest.mark.parametrize("is_delta", [False, True])

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_channels import channel_scores
+from toolkit.attention.kernels.gpu_channels import Sums, channel_scores
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32
+from toolkit.attention.linear.engine.decays import exact_sums
 
 
 class Delta(NamedTuple):
@@ -83,16 +84,16 @@ def _masks(documents: Int[Array, "rows time"]) -> Masks:
     )
 
 
-def _scores(x: Array, k: Array, decay: Array) -> Array:
+def _scores(x: Array, k: Array, decay: Sums) -> Array:
     """sum_c x_ic k_jc exp(G_ic - G_jc) for j <= i, else 0."""
-    if decay.shape[-1] == 1:
-        between = decay - jnp.swapaxes(decay, -1, -2)
+    if decay[0].shape[-1] == 1:
+        between = sum(part - jnp.swapaxes(part, -1, -2) for part in decay)
         causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
         survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
         return dot("rnik,rnjk->rnij", x, k) * survives
     shape = (-1, *k.shape[2:])
-    x, k_wide, decay = (z.astype(F32).reshape(shape) for z in (x, k, decay))
-    return channel_scores(x, k_wide, decay).reshape(*k.shape[:2], CHUNK, CHUNK)
+    x, k_wide, *decay = (z.astype(F32).reshape(shape) for z in (x, k, *decay))
+    return channel_scores(x, k_wide, tuple(decay)).reshape(*k.shape[:2], CHUNK, CHUNK)
 
 
 def factors(
@@ -108,9 +109,9 @@ def factors(
     C^2 K multiply-adds of scores per chunk, twice with a delta rule. Differentiated by JAX.
     """
     q, k, v, g = (cut(x) for x in (q, k, v, g))
-    decay = jnp.cumsum(g, axis=2)
-    last = decay[:, :, -1:]
-    entry, leave, through = jnp.exp(decay), jnp.exp(last - decay), jnp.exp(last[:, :, 0])
+    decay = exact_sums(g)
+    entry = jnp.exp(sum(decay))
+    leave, through = jnp.exp(sum(x[:, :, -1:] - x for x in decay)), entry[:, :, -1]
     scores = _scores(q, k, decay)
     masks = None if documents is None else _masks(documents)
     if masks is not None:
@@ -128,7 +129,7 @@ def factors(
     system = jnp.tril(strength * _scores(k, k, decay), -1)
     if masks is not None:
         system = jnp.where(masks.pair, system, 0)
-    if decay.shape[-1] == 1:
+    if g.shape[-1] == 1:
         keys, key_strength = k, strength * entry
     else:
         keys, key_strength = (entry * wide_k).astype(BF16), strength

@@ -52,7 +52,7 @@ class Decays(NamedTuple):
     documents: Documents | None
 
 
-def _exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
+def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
     """Running sums of g in two parts, whose differences lose nothing to rounding.
 
     Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
@@ -103,7 +103,7 @@ def chunk_decays(
     # Finite, so that differences are defined; e^g below the smallest normal number is zero.
     g = jnp.maximum(g, jnp.log(jnp.finfo(g.dtype).tiny).astype(g.dtype))
     if g.shape[-1] == 1:
-        running = _exact_sums(g)
+        running = exact_sums(g)
         since_entry, until = jnp.exp(sum(running)), None
         leaving = jnp.exp(sum(x[..., -1:, :] - x for x in running))
     else:
