@@ -15,7 +15,7 @@ from bad_calls import outcomes_of
 from test_docs import PUBLIC, public
 
 # Of all that could be drawn; the first tier takes names whose examples compile next to nothing.
-SHARE, FAST_SHARE = 0.35, 0.25
+SHARE, FAST_SHARE = 0.2, 0.25
 LEAST, FAST_LEAST = 1000, 150
 FAST = """
     attention.softmax_attention attention.gated_delta_net attention.mamba2_step
