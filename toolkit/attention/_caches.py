@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jaxtyping import Array, Bool, Int
 
 from toolkit.attention._checks import check_same_dtype, check_shapes
@@ -50,7 +50,7 @@ def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> N
 
 def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> None:
     """Refuse tokens for which a row of known length has no room, or no row of any length has."""
-    if isinstance(cache.length, jax.core.Tracer) or isinstance(segment_ids, jax.core.Tracer):
+    if isinstance(cache.length, core.Tracer) or isinstance(segment_ids, core.Tracer):
         length, wanted = 0, time if segment_ids is None else 0
     else:
         with jax.ensure_compile_time_eval():  # known, though the caller may be tracing

@@ -1,11 +1,11 @@
 """Programs that only some platforms can run, refused when they are lowered for another one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -21,14 +21,14 @@ def run_on(branches: Mapping[str, Callable[..., Any]], *args: Any, otherwise: st
     return lax.platform_dependent(*args, **branches, default=refuse)
 
 
-def _fail(platforms: Sequence[str], reason: str) -> None:
+def _fail(platforms: Sequence[str], reason: str) -> NoReturn:
     raise ValueError(f"{reason}; the program is for {' and '.join(platforms)}.")
 
 
 # A number whose program cannot be lowered. It depends on nothing, so it can be differentiated and
 # mapped.
 _REFUSAL = Primitive("refusal")
-_REFUSAL.def_abstract_eval(lambda *, reason: jax.core.ShapedArray((), jnp.float32))
+_REFUSAL.def_abstract_eval(lambda *, reason: core.ShapedArray((), jnp.float32))
 _REFUSAL.def_impl(lambda *, reason: _fail([jax.default_backend()], reason))
 mlir.register_lowering(
     _REFUSAL, lambda context, *, reason: _fail(context.module_context.platforms, reason)

@@ -62,6 +62,7 @@ def in_best_form(
     """form(implementation)(*args); None for the best known of the platform that runs it."""
     if implementation is not None:
         return form(implementation)(*args)
-    rows = {row.platform: form(row.implementation) for row in BEST_KNOWN if row.family == family}
-    default = rows.pop(None)
+    known = [row for row in BEST_KNOWN if row.family == family]
+    default = next(form(row.implementation) for row in known if row.platform is None)
+    rows = {row.platform: form(row.implementation) for row in known if row.platform is not None}
     return lax.platform_dependent(*args, **rows, default=default) if rows else default(*args)

@@ -93,7 +93,7 @@ def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def _plain_parameters(model: LoopedLM) -> dict[str, Any]:
+def _plain_parameters(model: Any) -> dict[str, Any]:
     def of(block: Any) -> dict[str, jax.Array]:
         mixer, fed = block.mixer, block.feed_forward
         matrices = {"q": mixer.query, "k": mixer.key, "v": mixer.value, "o": mixer.output}
@@ -135,20 +135,20 @@ def _torch_llama(
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    settings = LlamaConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=config.feed_forward_size,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=tokens.shape[1],
-        rms_norm_eps=config.norm_epsilon,
-        tie_word_embeddings=True,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
-    llama = LlamaForCausalLM(settings).train()
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocabulary,
+        "hidden_size": WIDTH,
+        "intermediate_size": config.feed_forward_size,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "max_position_embeddings": tokens.shape[1],
+        "rms_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": True,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+    llama = LlamaForCausalLM(LlamaConfig(**settings)).train()
     weights = {name: x.detach().numpy() for name, x in llama.state_dict().items()}
     sizes = {"heads": HEADS, "width": WIDTH, "vocabulary": config.vocabulary}
     model = load_checkpoint(

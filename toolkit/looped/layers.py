@@ -67,7 +67,7 @@ def rotary_embedding(
 
 
 def token_positions(
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     length: Int[Array, "batch"] | None,
     segment_ids: Int[Array, "batch time"] | None,
 ) -> Int[Array, "batch_or_1 time"]:

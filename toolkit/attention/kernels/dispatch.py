@@ -131,7 +131,9 @@ def _arguments(rule: Rule, tokens: Tokens) -> tuple[Array, Array, Array, Array |
     if action.addition:
         (k, v), beta = action.addition, None
     else:
+        assert action.correction is not None  # rules with kernels add or correct
         _, k, v, beta = action.correction
+    assert v is not None
     return action.query.astype(dtype), k.astype(dtype), v.astype(dtype), beta
 
 

@@ -28,8 +28,8 @@ def _split(x: Array, *sizes: int) -> Array:
 
 def _block_scores(x: Array, k: Array, decay: Sums) -> Array:
     """P inside the diagonal blocks, pair by pair: [chunks, blocks, BLOCK, BLOCK]."""
-    x, k, *decay = (_split(z, BLOCK) for z in (x, k, *decay))
-    between = sum(part[..., :, None, :] - part[..., None, :, :] for part in decay)
+    x, k, *parts = (_split(z, BLOCK) for z in (x, k, *decay))
+    between = sum(part[..., :, None, :] - part[..., None, :, :] for part in parts)
     causal = jnp.tril(jnp.ones((BLOCK, BLOCK), bool))[:, :, None]
     survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
     return jnp.sum(x[..., :, None, :] * k[..., None, :, :] * survives, axis=-1)

@@ -126,7 +126,7 @@ def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Arra
 
 def _kept(q, k, v, g, beta, documents, initial_state, interpret):
     inputs = no_derivative("the gradient", (q, k, v, g, beta, documents, initial_state))
-    return _forward(*inputs, interpret)
+    return _forward(*inputs, interpret=interpret)
 
 
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):

@@ -92,8 +92,8 @@ def _scores(x: Array, k: Array, decay: Sums) -> Array:
         survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
         return dot("rnik,rnjk->rnij", x, k) * survives
     shape = (-1, *k.shape[2:])
-    x, k_wide, *decay = (z.astype(F32).reshape(shape) for z in (x, k, *decay))
-    return channel_scores(x, k_wide, tuple(decay)).reshape(*k.shape[:2], CHUNK, CHUNK)
+    x, k_wide, coarse, fine = (z.astype(F32).reshape(shape) for z in (x, k, *decay))
+    return channel_scores(x, k_wide, (coarse, fine)).reshape(*k.shape[:2], CHUNK, CHUNK)
 
 
 def factors(

@@ -93,7 +93,8 @@ def softmax_attention(
         alibi_slopes: slope per head [heads] of a penalty on distance.
         sinks: score per head [heads] of a key without a value, which every query sees.
         dropout_rate: share of the weights that become 0, while the others grow to make up for it.
-        dropout_key: random key of the dropout. Both implementations drop the same weights.
+        dropout_key: random key (a scalar) of the dropout. Both implementations drop the same
+            weights.
         segment_ids: document number of every token [batch, time]; equal numbers in a row are one
             document, and a token sees its own.
         initial_state: tokens before these, the first document of which these continue; they are

@@ -62,7 +62,7 @@ def _refuse(name: str, why: str) -> None:
 def stock_attention(q, k, v, segment_ids, lengths, *, name: str, options: Options) -> Array:
     """Outputs of the kernel `name`; `lengths` are those of queries and of keys, or None."""
     if name == "cudnn":
-        return _cudnn(q, k, v, *lengths, options)
+        return _cudnn(q, k, v, *lengths, options=options)
     what = 'implementation="splash" needs a TPU'
     return run_on({"tpu": partial(_splash, options)}, q, k, v, segment_ids, otherwise=what)
 
@@ -113,7 +113,7 @@ def _splash(options: Options, q, k, v, segment_ids) -> Array:
         numbers = run_numbers(segment_ids)
         segments = splash.SegmentIds(numbers, numbers)
     q = (q * options.scale).astype(q.dtype)
-    out = jax.vmap(kernel)(*(x.swapaxes(1, 2) for x in (q, k, v)), segments)
+    out: Any = jax.vmap(kernel)(*(x.swapaxes(1, 2) for x in (q, k, v)), segments)
     return out.swapaxes(1, 2)
 
 

@@ -71,13 +71,13 @@ def gather_tokens(
 
     The tokens of a sequence, or one. Without g the state forgets nothing.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    default_scale = q.shape[-1] ** -0.5
     q, k = (_for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
     if g is None:
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
     g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
-    return Tokens((q, k, v, *others), g, scale)
+    return Tokens((q, k, v, *others), g, default_scale if scale is None else scale)
 
 
 def _for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
