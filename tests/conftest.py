@@ -8,6 +8,7 @@ them). `JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
 
 import fcntl
 import os
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -62,6 +63,14 @@ def machine(request, tmp_path_factory):
     with open(of_all_workers / "machine.lock", "w") as lock:
         fcntl.flock(lock, mode)
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_core():
+    """What `parallel.use_cores` says in one test is no business of the next."""
+    yield
+    if cores := sys.modules.get("toolkit.attention._cores"):
+        cores.set_cores(None)
 
 
 @pytest.fixture(autouse=True)

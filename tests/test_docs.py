@@ -117,7 +117,8 @@ def faults_of_parameter(parameter, arguments):
     if parameter.annotation is parameter.empty:
         return []
     annotation = inspect.formatannotation(parameter.annotation)
-    if name == "key" or re.search(r"\b(?:int|float)\b", annotation):
+    is_random_key = name.split("_")[-1] == "key" and "random key" in found[0]
+    if name == "key" or is_random_key or re.search(r"\b(?:int|float)\b", annotation):
         return []  # a random key has no shape of interest; a number or an array is a scalar
     if ARRAY.search(annotation) and not JAXTYPED.search(annotation) and not SHAPE.search(found[0]):
         return [f"takes an array {name} without a shape in the signature or in Args:"]

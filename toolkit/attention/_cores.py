@@ -39,8 +39,9 @@ def over_cores(
 ) -> Any:
     """function(*arguments), by shares of the batch if the cores divide it, else of the heads.
 
-    Called inside `jax.jit`. Every array begins with `batch`; `heads` says for each argument, and
-    `heads_out` for the result or each of them, on which axis its heads lie (None: it has none).
+    Called inside `jax.jit`. Every array but scalars begins with `batch`; `heads` says for each
+    argument, and `heads_out` for the result or each of them, on which axis its heads lie (None: it
+    has none).
     """
     if cores is None:
         return function(*arguments)
@@ -48,6 +49,7 @@ def over_cores(
         (array, axis)
         for argument, axis in zip(arguments, heads, strict=True)
         for array in jax.tree.leaves(argument)
+        if array.ndim
     ]
     if all(array.shape[0] % cores.size == 0 for array, _ in arrays):
         spec = lambda axis: P(_AXIS)  # noqa: E731
@@ -58,7 +60,10 @@ def over_cores(
     spread = jax.shard_map(
         function,
         mesh=cores,
-        in_specs=tuple(map(spec, heads)),
+        in_specs=tuple(
+            jax.tree.map(lambda array, axis=axis: spec(axis) if array.ndim else P(), argument)
+            for argument, axis in zip(arguments, heads, strict=True)
+        ),
         out_specs=jax.tree.map(spec, heads_out),
     )
     return spread(*arguments)

@@ -23,8 +23,8 @@ HEADS, SIZE = 8, 64
 
 def cases(cores: int) -> Iterator[Case]:
     """Causal attention forward and forward+backward at 2048 and 4096 tokens."""
-    other_side = 512 if largest_tile() == 256 else 256  # than the one that follows the cores
     for time in (2048, 4096):
+        other_side = 512 if largest_tile(time) == 256 else 256  # than what follows the cores
         q, k, v, weight = (
             jax.random.normal(key, (1, time, HEADS, SIZE))
             for key in jax.random.split(jax.random.key(0), 4)

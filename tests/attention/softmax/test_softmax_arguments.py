@@ -25,7 +25,7 @@ FORMS = ("dense", "blockwise")
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of 16, so that short sequences have several."""
-    monkeypatch.setattr(tiles, "largest_tile", lambda: 16)
+    monkeypatch.setattr(tiles, "largest_tile", lambda keys: 16)
 
 
 def numbers(seed, *shape, dtype=np.float64):
@@ -277,7 +277,7 @@ def test_tiles_follow_the_cores(monkeypatch):
     monkeypatch.undo()
     for cores, largest in ((1, 256), (2, 512)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, n=cores: range(n), raising=False)
-        assert tiles.largest_tile() == largest
+        assert tiles.largest_tile(keys=4096) == largest
 
 
 def bad_calls():

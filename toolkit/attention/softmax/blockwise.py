@@ -75,6 +75,8 @@ def attend_tiles_backward(
     """Gradients of the inputs, tile by tile; of bias and slopes if wanted."""
     (out, lse), (d_out, d_lse), (q, k, v, bias, slopes) = outputs, d_outputs, inputs
     precise, (batch, _, heads, _), keys = accumulator(q.dtype), q.shape, k.shape[3]
+    # XLA would spend seconds on folding what follows where the gradient is constant, as of a sum.
+    d_out, d_lse = lax.optimization_barrier((d_out, d_lse))
     # A row without a gradient contributes 0 even if it saw NaN, and so does one that sees nothing;
     # a NaN gradient is passed on.
     has_gradient = ((d_out != 0).any(axis=-1) | (d_lse != 0)) & (lse != -jnp.inf)
