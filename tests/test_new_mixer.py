@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import itertools
 from pathlib import Path
 
 import jax
@@ -35,10 +36,10 @@ def inherited(argument, *modules):
         given = inspect.signature(test).parameters if name.startswith("test_") else ()
         if argument in given:
             values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", ())}
-            others = [
-                {other: value} for other in given if other != argument for value in values[other]
-            ]
-            found += [pytest.param(test, other, id=name) for other in others or [{}]]
+            others = [other for other in given if other != argument]
+            for chosen in itertools.product(*(values[other] for other in others)):
+                given_too = dict(zip(others, chosen, strict=True))
+                found.append(pytest.param(test, given_too, id=name))
     return found
 
 
@@ -67,7 +68,7 @@ def test_its_line_is_on_the_page_of_mixers():
 
 def test_the_instrument_of_attention_counts_measures_and_names_it():
     from toolkit.lab.attention.measurement import measure_pieces
-    from toolkit.lab.attention.view import Machine, costs, decode_memory
+    from toolkit.lab.attention.view import DECODE, PREFILL, Layer, Machine, costs, decode_memory
 
     mixers = ("full", "toy")
     sizes = {"context_length": 4096, "heads": 4, "head_size": 64, "window": 512, "mixers": mixers}
@@ -83,7 +84,9 @@ def test_the_instrument_of_attention_counts_measures_and_names_it():
     for shown in (view, memory):
         assert "the Toy" in shown.sentence()
         assert any("Toy" in heading for heading in shown.data())
-    *_, (done, total, _, points) = measure_pieces((2, 16, 8, "dense"), lengths=(32,), mixers=mixers)
+    layer = Layer(heads=2, head_size=16, window=8, softmax="dense")
+    lengths = {PREFILL: (32,), DECODE: (32,)}
+    *_, (done, total, _, points) = measure_pieces(layer, lengths=lengths, mixers=mixers)
     assert done == total
     assert {point.mixer for point in points} == {"full", "toy"}
 

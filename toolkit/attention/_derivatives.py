@@ -24,15 +24,11 @@ from jax.interpreters import ad, batching, mlir
 
 
 def differentiable(forward: Callable, backward: Callable, equation: Callable) -> Callable:
-    """The function of (inputs, context) that `forward` and `equation` both compute.
-
-    Args:
-        forward: (inputs, context) -> outputs, a tuple of arrays. `inputs` is a pytree of floating-
-            point arrays, `context` one of anything else.
-        backward: (outputs, inputs, context, d_outputs, is_wanted) -> gradients like `inputs`, with
-            anything where `is_wanted`, a tree of booleans like it, says no.
-        equation: as `forward`, in operations that JAX differentiates.
-    """
+    """The function of (inputs, context) that `forward` and `equation` both compute."""
+    # forward: (inputs, context) -> outputs, a tuple of arrays; `inputs` is a pytree of floating-
+    # point arrays, `context` one of anything else. backward: (outputs, inputs, context, d_outputs,
+    # is_wanted) -> gradients like `inputs`, with anything where `is_wanted`, a tree of booleans
+    # like it, says no. equation: as `forward`, in operations that JAX differentiates.
 
     @jax.custom_jvp
     def function(inputs, context):

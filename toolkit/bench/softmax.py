@@ -33,7 +33,9 @@ def cases(cores: int) -> Iterator[Case]:
         def blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return softmax_attention(q, k, v, implementation="blockwise")[0]
 
-        def other_tiles(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def other_tiles(
+            q: jax.Array, k: jax.Array, v: jax.Array, other_side: int = other_side
+        ) -> jax.Array:
             inputs = Inputs(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1))
             context = Context(Extent(0, 0, k.shape[1]))
             options = Options(SIZE**-0.5, seen_window(True, None))

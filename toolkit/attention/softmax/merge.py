@@ -38,13 +38,9 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
 
     Example:
         >>> q = k = v = jnp.ones((1, 4, 2, 4))
-        >>> halves = []
-        >>> for keys in (slice(0, 2), slice(2, 4)):
-        ...     out, _, residual = softmax_attention(
-        ...         q, k[:, keys], v[:, keys], is_causal=False, return_residual=True
-        ...     )
-        ...     halves.append((out, residual))
-        >>> out, residual = merge_attention(*halves)
+        >>> how = {"is_causal": False, "return_residual": True}
+        >>> halves = [softmax_attention(q, k[:, at], v[:, at], **how) for at in ([0, 1], [2, 3])]
+        >>> out, residual = merge_attention(*((out, residual) for out, _, residual in halves))
         >>> out.shape, residual.shape
         ((1, 4, 2, 4), (1, 4, 2))
     """
