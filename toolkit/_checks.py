@@ -212,7 +212,7 @@ def _is_number(value: Any, is_infinite: bool | None) -> bool:
 
 
 def _is_sequence(value: Any, parts: tuple[Any, ...]) -> bool:
-    """Lists, tuples and arrays are alike, texts are none; the number of parts and their types count."""
+    """Lists, tuples and arrays are alike, texts are none; number and types of parts count."""
     value = value.tolist() if isinstance(value, np.ndarray) and value.ndim else value
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False

@@ -25,7 +25,11 @@ from toolkit.looped.mixing.recurrent import Projection, split_heads
 def written(v, write):
     axes = "batch time heads value" if v.ndim == 4 else "batch heads value"
     check_shape("v", v, write.shape, axes)
-    return write.astype(v.dtype) * v
+    # The engine's products keep what is not finite to its token, in gradients too; so must this.
+    write = write.astype(v.dtype)
+    is_finite = jnp.isfinite(write) & jnp.isfinite(v)
+    write, v = (jnp.where(is_finite, x, 0) for x in (write, v))
+    return jnp.where(is_finite, write * v, jnp.nan)
 
 
 def toy(q, k, v, g, write, **options):
