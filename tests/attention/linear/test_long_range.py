@@ -7,6 +7,8 @@ import pytest
 
 from toolkit.attention import MIXERS, draw_inputs
 
+pytestmark = pytest.mark.slow
+
 TIME = 65_536
 # Largest error over the largest value of the whole sequence.
 TOLERANCE = 1e-4
