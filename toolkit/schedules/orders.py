@@ -4,11 +4,16 @@ Device d of p holds stage d, or with several chunks c the stages c p + d; in a V
 2p - 1 - d. Microbatches are counted from 0.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
+from toolkit._checks import checked
 from toolkit.schedules.schedule import Schedule, Task
 
+MOST_FORWARDS = 10**6
 
+
+@checked
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forwards, then all backwards.
 
@@ -22,7 +27,7 @@ def gpipe(devices: int, microbatches: int) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: a number below 1, or more than a million forwards.
 
     Source: Huang et al., "GPipe", 2019 (arXiv:1811.06965).
 
@@ -38,6 +43,7 @@ def gpipe(devices: int, microbatches: int) -> Schedule:
     return _schedule("GPipe", devices, microbatches, order)
 
 
+@checked
 def one_forward_one_backward(devices: int, microbatches: int) -> Schedule:
     """1F1B: after a warm-up, every forward is followed by a backward, which frees its memory.
 
@@ -51,7 +57,7 @@ def one_forward_one_backward(devices: int, microbatches: int) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: a number below 1, or more than a million forwards.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377), flushed as in Megatron-LM.
 
@@ -71,6 +77,7 @@ def one_forward_one_backward(devices: int, microbatches: int) -> Schedule:
     return _schedule("1F1B", devices, microbatches, order)
 
 
+@checked
 def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B with v chunks of the model per device: the pipeline fills in steps 1/v as long.
 
@@ -86,7 +93,8 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: a number below 1, or microbatches that the devices do not divide.
+        ValueError: a number below 1, microbatches that the devices do not divide, or more than a
+            million forwards.
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
         Megatron-LM", 2021 (arXiv:2104.04473), section 2.2.
@@ -120,6 +128,7 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     return _schedule(f"interleaved {chunks}", devices, microbatches, order, chunks)
 
 
+@checked
 def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
     """1F1B whose weight gradients wait, to fill the bubble, in no more memory than 1F1B.
 
@@ -134,7 +143,7 @@ def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: a number below 1, or more than a million forwards.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H1.
 
@@ -157,6 +166,7 @@ def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
     return _schedule("ZB-H1", devices, microbatches, order)
 
 
+@checked
 def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
     """ZB-H1 with more forwards ahead: no bubble on any device, in about twice the memory.
 
@@ -173,7 +183,7 @@ def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: fewer microbatches.
+        ValueError: fewer microbatches, or more than a million forwards.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H2.
 
@@ -197,6 +207,7 @@ def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
     return _schedule("ZB-H2", devices, microbatches, order)
 
 
+@checked
 def zero_bubble_v(devices: int, microbatches: int) -> Schedule:
     """Two chunks per device, laid out as a V: no bubble, and 1F1B's memory on every device.
 
@@ -210,7 +221,7 @@ def zero_bubble_v(devices: int, microbatches: int) -> Schedule:
         The schedule.
 
     Raises:
-        ValueError: fewer microbatches.
+        ValueError: fewer microbatches, or more than a million forwards.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv:2405.15362).
 
@@ -274,8 +285,14 @@ def _schedule(
 
 def _check(**numbers: int) -> None:
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}: got {number!r}, wanted a whole number of at least 1")
+        if number < 1:
+            raise ValueError(f"{name}: got {number}, wanted at least 1")
+    if (forwards := math.prod(numbers.values())) > MOST_FORWARDS:
+        most = max(numbers, key=lambda name: numbers[name])
+        raise ValueError(
+            f"{most}: got {numbers[most]}; {' x '.join(numbers)} is {forwards:,}, "
+            f"wanted at most {MOST_FORWARDS:,}"
+        )
 
 
 def _check_fills(name: str, devices: int, microbatches: int) -> None:

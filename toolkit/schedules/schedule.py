@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from toolkit._checks import checked
+
 KINDS = {
     "F": "forward",
     "B": "backward",
@@ -95,6 +97,7 @@ class Schedule:
                 yield Task(kind, i, stage + 1)
 
 
+@checked
 def faults(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule, in words; an empty list if it can run.
 
@@ -170,6 +173,7 @@ def waiting(schedule: Schedule, at: list[int]) -> list[str]:
     ]
 
 
+@checked
 def to_csv(schedule: Schedule) -> str:
     """A schedule as PyTorch's pipelining writes one: a row per device, cells such as `2F0`.
 
@@ -191,6 +195,7 @@ def to_csv(schedule: Schedule) -> str:
     return "\n".join(",".join(row) for row in rows)
 
 
+@checked
 def from_csv(text: str, name: str = "from a file") -> Schedule:
     """Read a schedule that `to_csv` or PyTorch's pipelining wrote; empty cells are skipped.
 

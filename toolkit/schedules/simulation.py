@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from toolkit._checks import check_fields, checked
 from toolkit.schedules.schedule import Schedule, Task, faults
 
 Time = Fraction
@@ -21,7 +22,7 @@ class Durations:
         delay: from the end of a task to the start, on another device, of one that waits for it.
 
     Raises:
-        ValueError: a duration that is not positive, or a negative delay.
+        ValueError: a duration that is no positive number, or a delay that is negative or none.
 
     Example:
         >>> Durations(forward=1, input_gradient=1, weight_gradient=1).of("B")
@@ -34,9 +35,10 @@ class Durations:
     delay: float | Fraction = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("forward", "input_gradient", "weight_gradient", "delay"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf") or (value == 0 and name != "delay"):
+            if value < 0 or (value == 0 and name != "delay"):
                 raise ValueError(f"{name}: got {value!r}, wanted a positive number")
 
     def of(self, kind: str) -> Time:
@@ -170,6 +172,7 @@ class Timeline:
         return "\n".join(lines)
 
 
+@checked
 def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline:
     """When each task runs if every device runs its tasks in order, each as early as it can.
 
