@@ -208,6 +208,8 @@ def outcome_of(label: str, argument: str, is_odd: bool, call: Callable[[], Any])
     try:
         with limited(MOST_SECONDS):
             result = call()
+            if isinstance(result, types.GeneratorType):
+                result = next(result)
             sound = is_sound(result)
     except HungError:
         return Outcome(label, "hung", f"more than {MOST_SECONDS} s")

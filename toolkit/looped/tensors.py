@@ -27,13 +27,14 @@ class StoredTensor(NamedTuple):
 
 
 def given_tensors(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Tensors that are in memory already."""
+    """Tensors by name; asked for when read, since a mapping may make each on demand."""
+
+    def read(name: str) -> Array:
+        return _finite("the checkpoint", name, tensors[name])
+
     return {
-        name: StoredTensor(
-            tuple(np.shape(tensor)),
-            functools.partial(_finite, "the checkpoint", name, tensor),
-        )
-        for name, tensor in tensors.items()
+        name: StoredTensor(tuple(np.shape(tensors[name])), functools.partial(read, name))
+        for name in tensors
     }
 
 
