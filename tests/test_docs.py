@@ -20,7 +20,8 @@ import toolkit
 
 PACKAGE = Path(toolkit.__file__).parent
 MOST_LINES = 400
-ROOMS = [room for room in toolkit._ROOMS if (PACKAGE / room / "__init__.py").exists()]
+# Rooms within rooms have public names of their own: `toolkit.attention.latent.mla`.
+ROOMS = ["attention.latent", *toolkit._ROOMS]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)
 # What counts as an array's shape in a docstring: [batch, time], [B, T, H], [], `scalar`.
 SHAPE = re.compile(r"\[[^\]\n]*\]|\bscalars?\b")
@@ -33,7 +34,7 @@ CHECKS = re.compile(r"^\s*raise\b|\bcheck_\w+\(", re.MULTILINE)
 
 def exported(room):
     """The literal `__all__` of a room, read without importing it."""
-    tree = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse(PACKAGE.joinpath(*room.split("."), "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)

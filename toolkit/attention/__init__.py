@@ -50,6 +50,9 @@ deepseek_sparse_attention_reference, deepseek_sparse_attention_step)
     indexer_loss                 what teaches the indexer
     BlockCache, IndexedCache     what each remembers while it decodes
 
+A room within this one
+    latent                       latent attention: MLA in two forms, and what can be cut out of it
+
 Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
@@ -58,6 +61,7 @@ Every mixer once, with what it costs (`mixers.py`)
     draw_inputs                  random inputs for any row (`sampler.py`)
 """
 
+from toolkit.attention import latent
 from toolkit.attention.inputs import Input
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
@@ -160,6 +164,7 @@ __all__ = [
     "kimi_delta_attention",
     "kimi_delta_attention_reference",
     "kimi_delta_attention_step",
+    "latent",
     "linear_attention",
     "linear_attention_reference",
     "linear_attention_step",
