@@ -19,7 +19,7 @@ FLOORS = {
     "measure": set(),
     "schedules": set(),
     "figures": {"measure"},
-    "parallel": {"attention", "measure"},
+    "parallel": {"attention", "figures", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
     "looped": {"attention", "measure", "parallel"},

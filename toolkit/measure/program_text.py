@@ -10,8 +10,11 @@ and comments are dropped on the way in.
 Source: OpenXLA, "HLO IR text" and the sources of its printer for the replica-group notations.
 """
 
+import itertools
 import math
+import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LAYOUT = re.compile(r"(?<=\])\{[^{}]*\}")
@@ -25,7 +28,7 @@ _CALLEES = re.compile(
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(?:\{([\d,]*)\}|\})")
-_IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 @dataclass(frozen=True)
@@ -130,21 +133,46 @@ def _element_bits(kind: str) -> int:
     return int(width[1]) if width else 0
 
 
-def group_size(attributes: str, devices: int) -> int:
-    """Devices per group, from any of the notations of `replica_groups`.
+def first_group(attributes: str, devices: int) -> list[int]:
+    """The first group of devices, from any of the notations of `replica_groups`.
 
-    {{0,1},{2,3}} lists them; {} means all; [4,2]<=[8] is four groups of two;
-    mesh['a'=4,'b'=2] {'a':(2)2,'b'} names mesh axes, or a factor of one (here 2 of the 4).
+    {{0,1},{2,3}} lists them; {} means all; [4,2]<=[2,4]T(1,0) is four groups of two, read from the
+    transposed grid; mesh['a'=4,'b'=2] {'a':(2)2,'b'} names mesh axes, or a factor of one (here
+    after the first 2 of the 4, 2).
     """
     if "replica_groups=" not in attributes:
-        return devices
+        return list(range(devices))
     if found := _IOTA_GROUPS.search(attributes):
-        return int(found[1])
+        size, grid, order = int(found[1]), _integers(found[2]), _integers(found[3] or "")
+        steps = _steps(grid)
+        grid, steps = zip(*((grid[i], steps[i]) for i in order or range(len(grid))), strict=True)
+        return _places(grid, steps)[:size]
     if found := _LISTED_GROUPS.search(attributes):
-        return len(found[1].split(",")) if found[1] else devices
+        return _integers(found[1] or "") or list(range(devices))
     if found := _MESH_GROUPS.search(attributes):
-        sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
-        factors = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])
-        return math.prod(int(factor or sizes[axis]) for axis, factor in factors)
+        axes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
+        steps = dict(zip(axes, _steps(list(axes.values())), strict=True))
+        grid, cut = [], []
+        for axis, before, factor in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", found[2]):
+            size = int(factor or axes[axis])
+            grid.append(size)
+            cut.append(steps[axis] * axes[axis] // (int(before or 1) * size))
+        return _places(grid, cut)
     notation = attributes.partition("replica_groups=")[2][:60]
     raise ValueError(f"replica groups in an unknown notation: {notation!r}")
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _steps(grid: list[int]) -> list[int]:
+    """How far apart neighbours along each axis of a row-major grid are."""
+    return [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+
+
+def _places(grid: Sequence[int], steps: Sequence[int]) -> list[int]:
+    return [
+        sum(map(operator.mul, index, steps))
+        for index in itertools.product(*(range(size) for size in grid))
+    ]

@@ -15,7 +15,7 @@ import jax
 from toolkit._checks import checked
 from toolkit.measure.program_text import (
     Instruction,
-    group_size,
+    first_group,
     read_computations,
     shape_bytes,
     tuple_elements,
@@ -129,7 +129,9 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
         >>> [c.kind for c in collectives(jax.jit(jnp.sum).lower(x).compile())]
         ['all-reduce']
     """
-    return list(_read_program(compiled.as_text() or ""))
+    computations, entry, devices = read_program(compiled.as_text() or "")
+    sites = collective_sites(computations, entry, devices)
+    return [found for found, _ in sites]
 
 
 @checked
@@ -198,25 +200,39 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     )
 
 
-def _read_program(text: str) -> Iterator[Collective]:
+Site = tuple[tuple[str, Instruction], ...]
+"""Where an instruction stands: (computation, instruction) pairs from the entry inwards."""
+
+
+def read_program(text: str) -> tuple[dict[str, list[Instruction]], str, int]:
+    """The computations of a program, the name of its entry, and its number of devices."""
     computations, entry = read_computations(text)
     sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text)
-    devices = max(map(int, sizes), default=1)
+    return computations, entry, max(map(int, sizes), default=1)
 
-    def walk(computation: str, count: int, is_exact: bool) -> Iterator[Collective]:
+
+def collective_sites(
+    computations: dict[str, list[Instruction]], entry: str, devices: int
+) -> Iterator[tuple[Collective, Site]]:
+    """Every communication with its site: the calls and loops around it, itself last."""
+
+    def walk(
+        computation: str, count: int, is_exact: bool, around: Site
+    ) -> Iterator[tuple[Collective, Site]]:
         instructions = computations.get(computation, [])
         shapes = {instruction.name: instruction.shape for instruction in instructions}
         for instruction in instructions:
+            site = (*around, (computation, instruction))
             kind = instruction.opcode.removesuffix("-start")
             if kind in _KINDS:
-                yield _collective(instruction, kind, shapes, devices, count, is_exact)
+                yield _collective(instruction, kind, shapes, devices, count, is_exact), site
                 continue
             trips = instruction.trip_count if instruction.opcode == "while" else 1
             is_known = trips is not None and instruction.opcode != "conditional"
             for callee in instruction.callees:
-                yield from walk(callee, count * (trips or 1), is_exact and is_known)
+                yield from walk(callee, count * (trips or 1), is_exact and is_known, site)
 
-    return walk(entry, 1, True)
+    yield from walk(entry, 1, True, ())
 
 
 def _collective(
@@ -240,7 +256,7 @@ def _collective(
         is_sending = any(source != target for source, target in pairs)
         sent = float(operand_bytes * is_sending)
     else:
-        group = group_size(instruction.attributes, devices)
+        group = len(first_group(instruction.attributes, devices))
         volume = {"all-gather": result_bytes, "all-reduce": 2 * result_bytes}
         sent = volume.get(kind, operand_bytes) * (group - 1) / group
     return Collective(

@@ -9,10 +9,15 @@
 * `Placement`: one row of a layout
 * `data_parallel`: the layout that replicates every parameter
 * `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
+* `explain`: a compiled program's collectives, each traced to its cause, and its memory
+* `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
 * `partitioned_train_step`: a step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 
+from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
+from toolkit.parallel.causes.explanation import Explanation
+from toolkit.parallel.causes.reading import explain
 from toolkit.parallel.devices import simulate_devices, use_cores
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
@@ -20,9 +25,13 @@ from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 
 __all__ = [
+    "ExplainedCollective",
+    "Explanation",
     "Layout",
+    "MemoryRow",
     "Placement",
     "data_parallel",
+    "explain",
     "fully_sharded",
     "make_mesh",
     "partitioned_train_step",

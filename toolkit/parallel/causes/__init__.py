@@ -1,0 +1,1 @@
+"""Reading a compiled program back: what it communicates, for whom, by which line."""
