@@ -53,6 +53,15 @@ deepseek_sparse_attention_reference, deepseek_sparse_attention_step)
 A room within this one
     latent                       latent attention: MLA in two forms, and what can be cut out of it
 
+Prefill by tiles, without training (`sparse/prefill/`)
+    attend_tiles                 exact attention over the tiles that are kept
+    Tiles                        which tiles each head keeps, and which single keys besides
+    tile_masses                  the softmax weight in every tile
+    sale_tiles, calibrate_sale   4-bit scores against an exact denominator (SALE)
+    pattern_tiles, Pattern       vertical-slash, a-shape, pooled blocks (MInference)
+    search_patterns, patterns_by_head  the offline search for a pattern per head, and its use
+    top_tiles                    the tiles with the largest masses (AdaSpa)
+
 Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
@@ -127,6 +136,18 @@ from toolkit.attention.sparse import (
     native_sparse_attention_reference,
     native_sparse_attention_step,
 )
+from toolkit.attention.sparse.prefill import (
+    Pattern,
+    Tiles,
+    attend_tiles,
+    calibrate_sale,
+    pattern_tiles,
+    patterns_by_head,
+    sale_tiles,
+    search_patterns,
+    tile_masses,
+    top_tiles,
+)
 
 __all__ = [
     "MIXERS",
@@ -135,6 +156,10 @@ __all__ = [
     "Input",
     "KVCache",
     "Mixer",
+    "Pattern",
+    "Tiles",
+    "attend_tiles",
+    "calibrate_sale",
     "comba",
     "comba_reference",
     "comba_step",
@@ -178,6 +203,8 @@ __all__ = [
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
     "online_softmax",
+    "pattern_tiles",
+    "patterns_by_head",
     "quantisation_error",
     "retention",
     "retention_log_decay",
@@ -186,11 +213,15 @@ __all__ = [
     "rwkv7",
     "rwkv7_reference",
     "rwkv7_step",
+    "sale_tiles",
+    "search_patterns",
     "short_convolution",
     "short_convolution_step",
     "softmax_attention",
     "softmax_attention_reference",
     "softmax_attention_step",
+    "tile_masses",
+    "top_tiles",
     "unit_length",
     "unit_lower_inverse",
 ]
