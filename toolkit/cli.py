@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, train, generate, export, bench, experiment, info.
+"""The command `toolkit`: tour, lab, train, launch, generate, export, bench, experiment, info.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+
+from toolkit.parallel.processes import leave
 
 
 def tour(
@@ -71,6 +73,7 @@ def train(
     cores: int | None = None,
     checkpoint_every: int | None = None,
     checkpoint_minutes: float | None = None,
+    processes: int | None = None,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -98,15 +101,19 @@ def train(
             as there are and divide the batch.
         checkpoint_every: steps between checkpoints; by default an eighth of the run.
         checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
+        processes: how many processes must train together, each started by the cluster's launcher;
+            those of `toolkit launch` need not be told.
     """
     from toolkit.language.cores import run_cores
-    from toolkit.parallel import simulate_devices, use_cores
+    from toolkit.parallel import join_processes, simulate_devices, use_cores
 
     shared = 1
     if simulated_devices != 1:
         simulate_devices(simulated_devices)
-    elif layout == "single":
+    if join_processes(processes) == 1 and simulated_devices == 1 and layout == "single":
         shared = use_cores(run_cores(directory, batch) if cores is None else cores)
+    import jax
+
     from toolkit.language import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
 
@@ -140,8 +147,50 @@ def train(
     )
     if result.stopped_by is not None:
         sys.exit(130)  # what was saved, and how to go on, has been said
+    if jax.process_index():
+        return
     print(f"\nheld-out loss {result.evaluation_loss:.4f} nats per byte after {result.step} steps")
     print(f'Go on with:  toolkit generate {directory} --prompt "The "')
+
+
+def launch(
+    command: Annotated[tuple[str, ...], tyro.conf.Positional],
+    processes: int = 2,
+    devices: int | None = None,
+    restarts: int = 0,
+    cluster: Literal["here", "slurm", "kubernetes", "ray", "tpu"] = "here",
+    hosts: int = 2,
+    dry_run: bool = False,
+) -> None:
+    """Run a command as one job of several processes: toolkit launch -- toolkit train RUN ...
+
+    Here, the processes are watched: if one dies the others are ended, within a second. For a
+    cluster, print what to submit (--dry-run).
+
+    Args:
+        command: the program and its arguments, after "--".
+        processes: processes to start here.
+        devices: simulated CPU devices of each process here; GPUs of each host of a cluster.
+        restarts: how often to start the job again after a failure.
+        cluster: where to run.
+        hosts: machines of the cluster.
+        dry_run: print what would be run, or what to submit, and run nothing.
+    """
+    from toolkit.parallel.launch import launch as launch_here
+    from toolkit.parallel.launch import launch_commands
+    from toolkit.parallel.recipes import launch_recipe
+
+    if cluster != "here" and not dry_run:
+        raise ValueError(
+            f"cluster: {cluster!r} starts jobs by its own means; add --dry-run, which prints what "
+            "to submit to it"
+        )
+    if cluster != "here":
+        print(launch_recipe(command, cluster, hosts=hosts, devices=devices or 8), end="")
+    elif dry_run:
+        print(launch_commands(command, processes, devices))
+    else:
+        sys.exit(launch_here(command, processes=processes, devices=devices, restarts=restarts))
 
 
 def generate(
@@ -275,7 +324,7 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    functions = (tour, lab, train, generate, export, bench, experiment, info)
+    functions = (tour, lab, train, launch, generate, export, bench, experiment, info)
     commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:
@@ -291,7 +340,7 @@ def main() -> None:
         if os.environ.get("TOOLKIT_TRACEBACK"):
             raise
         print(f"toolkit: {error}", file=sys.stderr)
-        sys.exit(2)
+        leave(2)
 
 
 if __name__ == "__main__":

@@ -174,8 +174,13 @@ def train_language_model(
 def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
     """A fresh model's parameters, laid out on the devices as the run says."""
     graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
-    if run.layout == "single" and run.cores == 1:
+    if run.layout == "single" and run.cores == 1 and jax.process_count() == 1:
         return graph, params, None
+    if run.layout == "single" and jax.process_count() > 1:
+        raise ValueError(
+            f"layout: got 'single', and this job has {jax.process_count()} processes; "
+            "wanted 'data_parallel' or 'fully_sharded'"
+        )
     devices = jax.devices() if run.layout != "single" else jax.devices()[: run.cores]
     if run.layout == "single" and len(devices) < run.cores:
         raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
@@ -204,6 +209,8 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
 
 def _describe(run: TrainingRun, corpus: Corpus, directory: Path) -> None:
     path = directory / "run.json"
+    if jax.process_index():
+        return
     if path.exists() and any(entry.name.isdigit() for entry in directory.glob("checkpoints/*")):
         return  # the first start of the run is the one on record; no checkpoint, no run yet
     facts = {

@@ -11,6 +11,9 @@
 * `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
+* `launch`: a command as several processes that make up one job, watched
+* `launch_recipe`: what to submit to SLURM, Kubernetes, Ray or Cloud TPU for the same
+* `join_processes`: what each process of a job calls first
 * `partitioned_train_step`: a step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
@@ -19,8 +22,11 @@ from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
 from toolkit.parallel.devices import simulate_devices, use_cores
+from toolkit.parallel.launch import launch
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.processes import join_processes
+from toolkit.parallel.recipes import launch_recipe
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 
@@ -33,6 +39,9 @@ __all__ = [
     "data_parallel",
     "explain",
     "fully_sharded",
+    "join_processes",
+    "launch",
+    "launch_recipe",
     "make_mesh",
     "partitioned_train_step",
     "sharded_train_step",

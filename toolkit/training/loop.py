@@ -7,23 +7,26 @@ have.
 
 import math
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from toolkit._checks import check_fields, checked
+from toolkit.parallel.signals import remembered_signals
 from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.metrics import MetricsLog
 from toolkit.training.step import TrainStep
+
+_REASONS = ("request", "SIGINT", "SIGTERM")
 
 
 class DivergedError(ArithmeticError):
@@ -153,7 +156,7 @@ def fit(
         log = open_log(stack, directory, step)
         bar = stack.enter_context(progress_bar(options, step))
         signals = stack.enter_context(remembered_signals())
-        stopped_by, saved_at = None, time.monotonic()
+        stopped_by, is_late, saved_at = None, False, time.monotonic()
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
             steps = _next_boundary(step, options) - step
@@ -170,9 +173,11 @@ def fit(
             if callback is not None:
                 callback(row)
             if not is_last:
-                stopped_by = reason_to_stop(signals, stop)
+                stopped_by, is_late = agreed(
+                    reason_to_stop(signals, stop), is_time_to_save(saved_at, options)
+                )
             is_due = is_last or stopped_by is not None or step % options.checkpoint_every == 0
-            if checkpoints is not None and (is_due or is_time_to_save(saved_at, options)):
+            if checkpoints is not None and (is_due or is_late):
                 checkpoints.save(step, state, run)
                 saved_at = time.monotonic()
     say_if_stopped(stopped_by, f"step {step} of {options.total_steps}", directory)
@@ -194,14 +199,14 @@ def restore(
 
 
 def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -> MetricsLog:
-    """The metrics of a folder, or of no folder, up to a step."""
-    path = None if directory is None else Path(directory) / "metrics.jsonl"
+    """The metrics of a folder, or of no folder, up to a step; the first process writes them."""
+    path = None if directory is None or jax.process_index() else Path(directory) / "metrics.jsonl"
     return stack.enter_context(closing(MetricsLog(path, step)))
 
 
 def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathLike | None) -> None:
     """Tells on the error stream what stopped a run and how to go on."""
-    if stopped_by is None:
+    if stopped_by is None or jax.process_index():
         return
     saved = f"saved in {directory}; to go on, run the same again"
     if directory is None:
@@ -246,27 +251,14 @@ def reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str |
     return "request" if stop is not None and stop() else None
 
 
-@contextmanager
-def remembered_signals() -> Iterator[list[str]]:
-    """Turns the first SIGINT or SIGTERM into an entry of a list; the second interrupts at once."""
-    received: list[str] = []
-
-    def remember(number: int, frame: Any) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(signal.Signals(number).name)
-
-    # Python delivers signals to the main thread only, and lets only that one install handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, remember) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+def agreed(stopped_by: str | None, is_late: bool) -> tuple[str | None, bool]:
+    """What any process of the job was asked or finds: all must stop and save at the same step."""
+    if jax.process_count() == 1:
+        return stopped_by, is_late
+    asked = [stopped_by == reason for reason in _REASONS]
+    votes = multihost_utils.process_allgather(np.array([*asked, is_late]))
+    *asked, is_late = votes.any(axis=0).tolist()
+    return next((why for why, is_why in zip(_REASONS, asked, strict=True) if is_why), None), is_late
 
 
 def progress_bar(options: FitOptions, step: int) -> Any:
@@ -278,7 +270,7 @@ def progress_bar(options: FitOptions, step: int) -> Any:
         initial=step,
         unit="step",
         dynamic_ncols=True,
-        disable=not options.is_progress_shown,
+        disable=not options.is_progress_shown or jax.process_index() > 0,
     )
 
 

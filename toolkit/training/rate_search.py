@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit import lr
 from toolkit._checks import checked
+from toolkit.parallel.signals import remembered_signals
 from toolkit.parallel.updates import Batch, Params, TrainState
 from toolkit.training.loop import (
     FitOptions,
@@ -29,7 +30,6 @@ from toolkit.training.loop import (
     open_log,
     progress_bar,
     reason_to_stop,
-    remembered_signals,
     restore,
     say_if_stopped,
 )
@@ -109,7 +109,7 @@ def search_rate(
         A `RateSearch`.
 
     Raises:
-        ValueError: as `lr.search`.
+        ValueError: as `lr.search`, or in a job of several processes.
         CheckpointError: the directory belongs to another run, cannot be written or has no room.
 
     Cost:
@@ -124,6 +124,11 @@ def search_rate(
         >>> found.result.ledger.gradient_evaluations
         100
     """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"search_rate: runs in one process, and this job has {jax.process_count()}; "
+            "train with the schedule that it finds there"
+        )
     budget = options.total_steps
     constants: Any = searcher(lr_range, budget)
     if validation is not None:

@@ -1,0 +1,164 @@
+"""One job of several processes: watched, ended when one dies, found by each other, counted."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from toolkit.parallel import join_processes, launch, launch_recipe
+from toolkit.parallel.launch import launch_commands
+
+SOON = 15.0
+TRAIN = ["toolkit", "train", "a run", "--layout", "fully_sharded"]
+# Each process writes its number into a folder, and then behaves as its number says.
+BEHAVE = """
+import os, pathlib, signal, sys, time
+index = os.environ["JAX_PROCESS_ID"]
+pathlib.Path(sys.argv[1], index).write_text(str(os.getpid()))
+exec(dict(pair.split("=", 1) for pair in sys.argv[2:]).get(index, "pass"))
+"""
+
+
+def start(folder, *behaviour, **options):
+    return launch([sys.executable, "-c", BEHAVE, str(folder), *behaviour], **options)
+
+
+def is_alive(folder, index):
+    try:
+        os.kill(int((folder / str(index)).read_text()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_every_process_runs_and_knows_its_number(tmp_path):
+    assert start(tmp_path, processes=3) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("1=time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)", ("process 1", "SIGKILL")),
+        ("1=time.sleep(0.3); sys.exit(3)", ("process 1", "status 3")),
+    ],
+)
+def test_one_that_dies_ends_the_job(tmp_path, behaviour, words):
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        start(tmp_path, "0=time.sleep(60)", behaviour, "2=time.sleep(60)", processes=3)
+    assert time.monotonic() - started < SOON
+    assert all(word in str(error.value) for word in (*words, "of 3", "last one"))
+    assert "\n" not in str(error.value)
+    assert not is_alive(tmp_path, 0)
+    assert not is_alive(tmp_path, 2)
+
+
+def test_a_job_starts_again_as_often_as_allowed(tmp_path, capsys):
+    failed = f"p = pathlib.Path({str(tmp_path)!r}, 'failed')"
+    once = f"1={failed}; was = p.exists(); p.touch(); sys.exit(not was)"
+    assert start(tmp_path, once, restarts=1) == 0
+    assert "process 1 of 2 ended with status 1; starting again (1 of 1)" in capsys.readouterr().err
+
+
+def test_a_request_to_stop_is_handed_on(tmp_path):
+    """As SIGTERM, whatever it was; and what the processes end with is the job's status."""
+    wait = "time.sleep(60)"
+    handle = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); print('ready', flush=True)"
+    command = [
+        sys.executable,
+        "-c",
+        BEHAVE,
+        str(tmp_path),
+        f"0={handle}; {wait}",
+        f"1={handle}; {wait}",
+    ]
+    code = f"from toolkit.parallel import launch; import sys; sys.exit(launch({command!r}))"
+    job = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        job.stdout.readline()
+        while b"ready" not in job.stderr.readline():
+            pass
+        job.send_signal(signal.SIGINT)
+        assert job.wait(SOON) == 130
+    finally:
+        job.kill()
+        job.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"command": []}, "command"),
+        ({"command": ["no such program"]}, "no such program"),
+        ({"command": ["true"], "processes": 0}, "processes"),
+        ({"command": ["true"], "processes": 10**12}, "processes"),
+        ({"command": ["true"], "devices": 0}, "devices"),
+        ({"command": ["true"], "restarts": -1}, "restarts"),
+        ({"command": ["true"], "grace_seconds": -1.0}, "grace_seconds"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        launch(**arguments)
+
+
+def test_a_dry_run_says_what_each_process_is_told():
+    first, second = launch_commands(TRAIN, 2, 4).splitlines()
+    assert first.endswith("toolkit train 'a run' --layout fully_sharded")
+    for line, index in ((first, 0), (second, 1)):
+        assert f"JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index}" in line
+        assert "JAX_NUM_CPU_DEVICES=4" in line
+
+
+def test_processes_are_counted(monkeypatch):
+    assert join_processes() == join_processes(1) == 1
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    with pytest.raises(ValueError, match=r"has 2 process\(es\), wanted 4"):
+        join_processes(4)
+    with pytest.raises(ValueError, match="expected"):
+        join_processes(0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "count", "lines"),
+    [
+        (
+            "slurm",
+            32,
+            ("#SBATCH --nodes=4", "#SBATCH --ntasks-per-node=8", "srun --kill-on-bad-exit=1"),
+        ),
+        ("kubernetes", 4, ("kind: JobSet", "completions: 4", "nvidia.com/gpu: 8", 'value: "4"')),
+        ("ray", 4, ("num_gpus=8", "STRICT_SPREAD", "JAX_COORDINATOR_ADDRESS")),
+        ("tpu", 4, ("gcloud compute tpus tpu-vm ssh NAME", "--worker=all")),
+    ],
+)
+def test_recipes_count_processes_and_can_be_read(cluster, count, lines):
+    recipe = launch_recipe(TRAIN, cluster, hosts=4)
+    assert all(line in recipe for line in lines)
+    told = {"kubernetes": f'"--processes", "{count}"', "ray": f"'--processes', '{count}'"}
+    assert told.get(cluster, f"--processes {count}") in recipe
+    if cluster == "ray":
+        ast.parse(recipe)
+    elif cluster == "kubernetes":
+        yaml = pytest.importorskip("yaml")
+        (job,) = yaml.safe_load(recipe)["spec"]["replicatedJobs"]
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert container["command"][2] == "a run"
+    else:
+        subprocess.run(["bash", "-n"], input=recipe, text=True, check=True)
+    assert "--processes" not in launch_recipe(["python", "mine.py"], cluster)
+
+
+def test_unknown_clusters_and_sizes_are_refused():
+    with pytest.raises(ValueError, match="slurm, kubernetes, ray, tpu"):
+        launch_recipe(TRAIN, "cloud")
+    for name in ("hosts", "devices"):
+        with pytest.raises(ValueError, match=name):
+            launch_recipe(TRAIN, "slurm", **{name: 0})

@@ -1,0 +1,109 @@
+"""What each process of a job does first: find the others, and count them."""
+
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import NoReturn
+
+import jax
+
+from toolkit._checks import checked
+
+MOST_PROCESSES = 1_000_000
+# A process that ends with an error would wait so long for the others to end too.
+_SHUTDOWN_SECONDS = 60
+
+
+@checked
+def join_processes(expected: int | None = None) -> int:
+    """Makes this process one of a job of several. Call it before anything else.
+
+    Under `toolkit launch` the others are those that it started. Elsewhere jax asks the cluster
+    (SLURM, Kubernetes, Open MPI, Cloud TPU), provided that some number of processes is expected.
+    A cluster that answers for one process only would train as many separate models as there are
+    processes; so their number is held against the one expected.
+
+    Args:
+        expected: processes that the job must have; None for those of `toolkit launch`, or else
+            this one alone.
+
+    Returns:
+        The number of processes.
+
+    Raises:
+        ValueError: expected is not positive, or not the number of processes.
+        RuntimeError: the others cannot be found.
+
+    Example:
+        >>> join_processes()
+        1
+    """
+    if expected is not None and not 1 <= expected <= MOST_PROCESSES:
+        raise ValueError(f"expected: got {expected}, wanted 1 to {MOST_PROCESSES}")
+    if not jax.distributed.is_initialized():
+        launched = os.environ.get("JAX_NUM_PROCESSES")
+        if launched is None and expected in (None, 1):
+            return 1
+        _check(expected, launched)
+        _initialize()
+    processes = jax.process_count()
+    _check(expected, processes)
+    return processes
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process without waiting for the others, who may wait for this one in turn."""
+    if status and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _initialize() -> None:
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = [os.environ.get(name) for name in names]
+    # The service takes SIGTERM for itself, and `fit` needs it to save and stop.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        address, processes, index = given
+        jax.distributed.initialize(
+            address,
+            None if processes is None else int(processes),
+            None if index is None else int(index),
+            # Where all is told already, a cluster's word would take devices away.
+            cluster_detection_method=None if None in given else "deactivate",
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        said = ", ".join(f"{name}={value}" for name, value in zip(names, given, strict=True))
+        raise RuntimeError(
+            f"cannot join the other processes ({str(error).splitlines()[0]}); the environment has "
+            f"{said}"
+        ) from error
+    sys.excepthook = _leave_with_traceback
+    if os.environ.get("TOOLKIT_SUPERVISED"):
+        threading.Thread(target=_die_with_supervisor, daemon=True).start()
+
+
+def _check(expected: int | None, found: int | str | None) -> None:
+    if expected is not None and found is not None and int(found) != expected:
+        raise ValueError(
+            f"expected: this job has {found} process(es), wanted {expected}; were all started, "
+            "each inside of the cluster's own launcher (srun, an indexed Job, toolkit launch)?"
+        )
+
+
+def _leave_with_traceback(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    sys.__excepthook__(kind, error, traceback)
+    leave(1)
+
+
+def _die_with_supervisor() -> None:
+    """Standard input is a pipe from the process that started this one, which ends when it does."""
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
