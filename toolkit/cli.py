@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, train, launch, generate, export, bench, experiment, info.
+"""The command `toolkit`: tour, lab, gather, train, launch, generate, export, bench, experiment, info.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
@@ -50,6 +50,17 @@ def lab(port: int = 8888, browser: bool = True) -> None:
     from toolkit.lab.notebooks.server import serve
 
     sys.exit(serve(port=port, browser=browser))
+
+
+def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Write one page on a room of learners: who is where, and what the room guessed.
+
+    Args:
+        folder: what learners handed in: pages that `lesson.export()` wrote.
+    """
+    from toolkit.lab import gather
+
+    print(f"The room: {gather(folder)}")
 
 
 def train(
@@ -324,7 +335,7 @@ def main() -> None:
     Raises:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
     """
-    functions = (tour, lab, train, launch, generate, export, bench, experiment, info)
+    functions = (tour, lab, gather, train, launch, generate, export, bench, experiment, info)
     commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:

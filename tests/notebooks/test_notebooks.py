@@ -7,20 +7,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "notebooks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+INSTRUMENTS, LESSONS = (sorted((ROOT / n).glob("*.ipynb")) for n in ("notebooks", "tutorials"))
+NOTEBOOKS = [*INSTRUMENTS, *LESSONS]
 
 MAX_PROCESSOR_SECONDS = 120  # a minute on two cores, and no longer on a loaded machine
 MAX_MEMORY_BYTES = 900e6
 MAX_OUTPUT_BYTES = 200_000
 
-# A newcomer's first click on Colab; until there is a release, what is on the main branch.
+# A newcomer's first click on Colab or Kaggle; until there is a release, what is on the main branch.
 SET_UP = f"""\
+import os
 import sys
 
-if "google.colab" in sys.modules:  # elsewhere the toolkit is installed already
+if "google.colab" in sys.modules or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
     %pip install -q "{PROJECT["name"]}[widgets] @ {REPOSITORY}/archive/refs/heads/main.zip"
 """
 
@@ -41,7 +42,8 @@ def pictures(notebook: dict) -> list[dict]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 # Colab's jupyter-client is older than its Python.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
-def test_runs_within_its_budget(path: Path) -> None:
+def test_runs_within_its_budget(path: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TOOLKIT_PROGRESS", str(tmp_path))
     run = pytest.importorskip("toolkit.lab.notebooks.execute").run_notebook(path)
     assert not run.complaints
     assert run.processor_seconds < MAX_PROCESSOR_SECONDS
@@ -68,7 +70,7 @@ def test_is_saved_without_what_breaks_viewers(path: Path) -> None:
             assert len(json.dumps(output)) < MAX_OUTPUT_BYTES
 
 
-@every_notebook
+@pytest.mark.parametrize("path", INSTRUMENTS, ids=lambda path: path.stem)
 def test_shows_pictures_with_words_to_a_reader_without_a_kernel(path: Path) -> None:
     shown = pictures(json.loads(path.read_text()))
     assert shown
@@ -81,6 +83,8 @@ def test_shows_pictures_with_words_to_a_reader_without_a_kernel(path: Path) -> N
 def test_opens_with_badges_and_a_guarded_set_up_cell(path: Path) -> None:
     first, second = json.loads(path.read_text())["cells"][:2]
     line = "".join(first["source"])
-    assert f"main/notebooks/{path.name}" in line
-    assert f"urlpath=lab/tree/notebooks/{path.name}" in line
+    file = f"{path.parent.name}/{path.name}"
+    assert f"colab.research.google.com/github/mlsys-toolkit/toolkit/blob/main/{file}" in line
+    assert f"kaggle.com/kernels/welcome?src={REPOSITORY}/blob/main/{file}" in line
+    assert f"urlpath=lab/tree/{file}" in line
     assert "".join(second["source"]).startswith(SET_UP)

@@ -13,6 +13,11 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `RacePanel`: a schedule drawn by hand against tuned, searched and best ones
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
+Lessons (`lessons/`):
+
+* `Lesson`: locked predictions, exercises that check themselves, hints, progress kept on disk
+* `gather`: one page for a teacher from what learners handed in
+
 Notebooks:
 
 * `run_notebook`: run a notebook in a fresh kernel, with its time and memory
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from toolkit.lab.attention.reading_panel import ReadingPanel
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
+    from toolkit.lab.lessons.lesson import Lesson
+    from toolkit.lab.lessons.pages import gather
     from toolkit.lab.looped.panel import LoopPanel
     from toolkit.lab.looped.state_panel import LoopStatePanel
     from toolkit.lab.lr.race_panel import RacePanel
@@ -47,6 +54,8 @@ _HOMES = {
     "lab.attention.reading_panel": ("ReadingPanel",),
     "lab.kit.controls": ("Choice", "Number", "Words"),
     "lab.kit.panel": ("Panel",),
+    "lab.lessons.lesson": ("Lesson",),
+    "lab.lessons.pages": ("gather",),
     "lab.looped.panel": ("LoopPanel",),
     "lab.looped.state_panel": ("LoopStatePanel",),
     "lab.lr.race_panel": ("RacePanel",),
@@ -65,6 +74,7 @@ _HOME_OF = {name: f"toolkit.{home}" for home, names in _HOMES.items() for name i
 __all__ = [
     "Choice",
     "CostPanel",
+    "Lesson",
     "LoopPanel",
     "LoopStatePanel",
     "MemoryPanel",
@@ -77,6 +87,7 @@ __all__ = [
     "ReadingPanel",
     "SearchPanel",
     "Words",
+    "gather",
     "run_notebook",
     "run_tour",
 ]

@@ -1,0 +1,33 @@
+"""Solutions pass, and wrong answers fail for the stated reason."""
+
+import importlib
+
+import pytest
+
+pytest.importorskip("anywidget")
+
+from toolkit.lab.lessons.drawing import png_of
+from toolkit.lab.lessons.outline import LESSONS, WrongAnswer, load_outline
+
+
+def answers_of(lesson):
+    return importlib.import_module(f"lesson_answers.{lesson}").ANSWERS
+
+
+EVERY = [(lesson, one.name) for lesson in LESSONS for one in load_outline(lesson).exercises]
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), EVERY)
+def test_solutions_pass_and_wrong_answers_fail_for_their_reason(lesson, exercise):
+    judge = load_outline(lesson).exercise(exercise).judge
+    solution, wrong = answers_of(lesson)[exercise]
+    words, draw = judge(solution)
+    assert words.startswith("Right")
+    assert draw is not None
+    png_of(draw)
+    for function, reason in wrong:
+        with pytest.raises(WrongAnswer) as said:
+            judge(function)
+        assert reason in said.value.words, said.value.words
+        if said.value.draw is not None:
+            png_of(said.value.draw)

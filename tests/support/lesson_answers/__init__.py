@@ -1,0 +1,1 @@
+"""For each lesson: exercise -> its solution, and wrong answers with what is said of them."""

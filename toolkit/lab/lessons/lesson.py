@@ -1,0 +1,129 @@
+"""A lesson as a notebook uses it: predict, check, hint, export."""
+
+import html
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from toolkit._checks import checked
+from toolkit.lab.lessons.drawing import as_base64, png_of
+from toolkit.lab.lessons.outline import WrongAnswer, load_outline
+from toolkit.lab.lessons.pages import write_export
+from toolkit.lab.lessons.prediction import Prediction
+from toolkit.lab.lessons.progress import Progress
+
+
+class Verdict(NamedTuple):
+    """What a check found; shows itself in a notebook.
+
+    Attributes:
+        is_right: whether the exercise is solved.
+        words: what is right, or what is wrong.
+        png: a drawing of what the code did beside what was wanted; empty where there is none.
+    """
+
+    is_right: bool
+    words: str
+    png: bytes
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        mark, colour = ("&#10003;", "#00805e") if self.is_right else ("&#10007;", "#b3245b")
+        box = f"border-left:4px solid {colour};padding:4px 10px;max-width:860px"
+        page = f"<div role='status' style='{box}'>{mark} {html.escape(self.words)}</div>"
+        if self.png:
+            alt = html.escape(self.words, quote=True)
+            source = f"data:image/png;base64,{as_base64(self.png)}"
+            page += f"<img alt='{alt}' style='max-width:960px;width:100%' src='{source}'>"
+        return {"text/html": page, "text/plain": self.words}, {}
+
+
+class Lesson:
+    """A lesson of `tutorials/`: locked predictions, exercises with checks and hints, progress.
+
+    What was guessed and solved is kept in a file, so a restarted kernel goes on where it was.
+
+    Args:
+        name: the notebook's name without its number, such as "attention_cost".
+
+    Attributes:
+        progress: what is kept.
+        outline: questions and exercises.
+
+    Raises:
+        ValueError: no such lesson, or a file of progress that cannot be read.
+
+    Example:
+        >>> lesson = Lesson("attention_cost")
+        >>> lesson.check("score_flops", lambda tokens, heads, head_size: None).words
+        'Not written yet: <lambda> returned None.'
+    """
+
+    @checked
+    def __init__(self, name: str) -> None:
+        self.outline = load_outline(name)
+        self.progress = Progress(name)
+
+    @checked
+    def predict(
+        self, question: str, panel: widgets.Widget | Callable[[], widgets.Widget] | None = None
+    ) -> Prediction:
+        """A question; `panel`, if any, appears when a guess has been entered."""
+        return Prediction(self.outline.question(question), self.progress, panel)
+
+    @checked
+    def check(self, exercise: str, function: Callable[..., Any]) -> Verdict:
+        """Judge a function that was written for an exercise, and keep the result."""
+        judged = self.outline.exercise(exercise)
+        try:
+            words, draw = judged.judge(function)
+            is_right = True
+        except WrongAnswer as wrong:
+            is_right, words, draw = False, wrong.words, wrong.draw
+        png = b"" if draw is None else png_of(draw)
+        before = self.progress.data["checks"].get(exercise, {})
+        if is_right or not before.get("is_right"):  # what was right once stays right
+            self.progress.note(
+                "checks", exercise, is_right=is_right, words=words,
+                attempts=before.get("attempts", 0) + 1, hints=before.get("hints", 0),
+                code=_code_of(function), picture=as_base64(png),
+            )  # fmt: skip
+        return Verdict(is_right, words, png)
+
+    @checked
+    def hint(self, exercise: str) -> None:
+        """Print the next of an exercise's three hints, after those seen before."""
+        hints = self.outline.exercise(exercise).hints
+        seen = self.progress.data["checks"].get(exercise, {}).get("hints", 0)
+        count = min(seen + 1, len(hints))
+        self.progress.note("checks", exercise, hints=count)
+        for number, words in enumerate(hints[:count], 1):
+            print(f"{number} of {len(hints)}: {words}")
+
+    @checked
+    def export(self, learner: str = "", directory: str | Path | None = None) -> Path:
+        """Write predictions, checks and code as one HTML page, beside the file of progress."""
+        if learner:
+            self.progress.data["learner"] = learner
+            self.progress.save()
+        return write_export(
+            self.outline, self.progress.data, Path(directory or self.progress.path.parent)
+        )
+
+    def summary(self) -> str:
+        """How far the learner is, in a line."""
+        guesses, checks = self.progress.data["guesses"], self.progress.data["checks"]
+        right = sum(bool(check.get("is_right")) for check in checks.values())
+        return (
+            f"{self.outline.title}: {len(guesses)} of {len(self.outline.questions)} predictions, "
+            f"{right} of {len(self.outline.exercises)} exercises"
+        )
+
+
+def _code_of(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # written where no source is kept
+        return ""

@@ -1,0 +1,154 @@
+"""What a lesson consists of: questions with answers, exercises with judges. No widgets here.
+
+A judge asks a learner's function for values and holds them against properties or our references.
+It raises `WrongAnswer`, which says what is wrong and draws it, or returns what it drew.
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+LESSONS = ("attention_cost",)
+INSTRUMENTS = ()  # notebooks that are no lessons, and lock their first picture
+Draw = Callable[[Figure], None]
+"""Draws on an empty figure in the house style."""
+
+
+class Answer(NamedTuple):
+    """What a question turned out to be."""
+
+    truth: float | str
+    words: str  # one or two sentences, with where the number comes from
+    # Draws the truth and, beside it, a guess; None draws both on one line.
+    draw: Callable[[Figure, Any], None] | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prediction to make before anything is shown."""
+
+    name: str
+    text: str
+    # Computed only when a guess has been entered.
+    answer: Callable[[], Answer]
+    options: tuple[str, ...] = ()  # none: the guess is a number
+    unit: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+
+    def check(self, guess: Any) -> float | str:
+        """The guess in its own type, or a ValueError that says what is wanted."""
+        if self.options:
+            if guess not in self.options:
+                raise ValueError(f"guess: got {guess!r}, wanted one of {', '.join(self.options)}")
+            return guess
+        try:
+            number = float(guess.replace(",", "")) if isinstance(guess, str) else float(guess)
+        except (TypeError, ValueError):
+            raise ValueError(f"guess: got {guess!r}, wanted a number such as 2.5 or 1e6") from None
+        if not (self.low <= number <= self.high and math.isfinite(number)):
+            raise ValueError(
+                f"guess: got {number:g}, wanted a number from {self.low:g} to {self.high:g}"
+            )
+        return number
+
+
+class WrongAnswer(Exception):
+    """An exercise's function does not do what was asked: why, and a drawing of it."""
+
+    def __init__(self, words: str, draw: Draw | None = None) -> None:
+        super().__init__(words)
+        self.words, self.draw = words, draw
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Code to write, and what judges it."""
+
+    name: str
+    task: str
+    # Takes the learner's function; returns what to say and to draw when it is right.
+    judge: Callable[[Callable[..., Any]], tuple[str, Draw | None]]
+    hints: tuple[str, str, str]
+    minutes: int = 5
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A lesson as data."""
+
+    title: str
+    questions: tuple[Question, ...]
+    exercises: tuple[Exercise, ...] = field(default=())
+
+    def question(self, name: str) -> Question:
+        """The question of this name."""
+        return self._named("question", self.questions, name)
+
+    def exercise(self, name: str) -> Exercise:
+        """The exercise of this name."""
+        return self._named("exercise", self.exercises, name)
+
+    def _named(self, kind: str, those: tuple[Any, ...], name: str) -> Any:
+        found = {one.name: one for one in those}
+        if name not in found:
+            raise ValueError(f"{kind}: got {name!r}, wanted one of {', '.join(found)}")
+        return found[name]
+
+
+def load_outline(name: str) -> Outline:
+    """The questions and exercises of a lesson, from the module of its name."""
+    if name not in (*LESSONS, *INSTRUMENTS):
+        wanted = ", ".join((*LESSONS, *INSTRUMENTS))
+        raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
+    return importlib.import_module(f"toolkit.lab.lessons.{name}").OUTLINE
+
+
+def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a learner's function returns; its errors, and nothing at all, are wrong answers."""
+    try:
+        value = function(*args, **kwargs)
+    except Exception as error:
+        raise WrongAnswer(f"{name_of(function)} raised {type(error).__name__}: {error}") from error
+    if value is None:
+        raise WrongAnswer(f"Not written yet: {name_of(function)} returned None.")
+    return value
+
+
+def ask_number(function: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
+    """The same for a function that is to return one number."""
+    value = ask(function, *args, **kwargs)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise WrongAnswer(
+            f"{name_of(function)} returned {type(value).__name__}; wanted a number."
+        ) from None
+
+
+def ask_array(
+    function: Callable[..., Any], shape: tuple[int, ...], *args: Any, **kwargs: Any
+) -> np.ndarray:
+    """The same for a function that is to return an array of this shape."""
+    value = ask(function, *args, **kwargs)
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise WrongAnswer(
+            f"{name_of(function)} returned {type(value).__name__}; wanted an array."
+        ) from None
+    if array.shape != shape:
+        raise WrongAnswer(
+            f"{name_of(function)} returned shape {list(array.shape)}; wanted {list(shape)}."
+        )
+    return array
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a learner calls the function."""
+    return getattr(function, "__name__", "the function")

@@ -1,0 +1,206 @@
+"""Pages of progress: one learner's, and a room's for its teacher. No server; files are enough.
+
+A learner's page carries its progress as data, so a folder of such pages is all a teacher needs.
+"""
+
+import html
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from toolkit._checks import checked
+from toolkit.figures import ACCENT, LOOKS, in_words, new_figure, style
+from toolkit.lab.lessons.outline import Outline, Question, load_outline
+from toolkit.lab.lessons.progress import read_progress
+from toolkit.lab.tour import report
+
+_DATA = re.compile(r'<script type="application/json" id="toolkit-progress">(.*?)</script>', re.S)
+MOST_BYTES = 20_000_000
+
+
+def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> Path:
+    """A learner's page: predictions beside what came out, checks, code, drawings."""
+    without = {name: {**check, "picture": ""} for name, check in data["checks"].items()}
+    kept = json.dumps({**data, "checks": without}).replace("<", "\\u003c")
+    guesses = f'<script type="application/json" id="toolkit-progress">{kept}</script>'
+    for question in outline.questions:
+        found = data["guesses"].get(question.name, {})
+        guess, truth = (_value(found.get(key), question.unit) for key in ("guess", "truth"))
+        guesses += report.paragraph(question.text)
+        guesses += report.paragraph(f"Guessed: {guess}. It is: {truth}.")
+    parts = [("Predictions", guesses)]
+    for exercise in outline.exercises:
+        found = data["checks"].get(exercise.name, {})
+        state = "solved" if found.get("is_right") else "not solved yet"
+        tried = f"attempts: {found.get('attempts', 0)}, hints: {found.get('hints', 0)}"
+        body = report.paragraph(exercise.task) + report.paragraph(f"{state.capitalize()}; {tried}.")
+        if found.get("words"):
+            body += report.paragraph(found["words"])
+        if found.get("picture"):
+            alt = html.escape(f"Drawing of what {exercise.name} did", quote=True)
+            source = html.escape(f"data:image/png;base64,{found['picture']}", quote=True)
+            body += f'<figure><img alt="{alt}" style="width:100%" src="{source}"></figure>'
+        if found.get("code"):
+            body += f"<pre>{html.escape(found['code'])}</pre>"
+        parts.append((exercise.name.replace("_", " "), body))
+    learner = data["learner"] or "anonymous"
+    stem = re.sub(r"[^\w-]+", "_", f"{learner}-{data['lesson']}")
+    directory.mkdir(parents=True, exist_ok=True)
+    return report.write_page(directory / f"{stem}.html", outline.title, learner, parts)
+
+
+@checked
+def gather(folder: str | Path) -> Path:
+    """Write one page on a room of learners: who is where, and what the room guessed.
+
+    Args:
+        folder: holds what learners handed in: pages that `Lesson.export` wrote, or their files of
+            progress; folders within it too. Files that are neither are named on the page.
+
+    Returns:
+        The page, `gathered.html` in the folder.
+
+    Raises:
+        ValueError: no such folder, or nothing in it that a lesson wrote.
+
+    Cost:
+        Some milliseconds per learner.
+
+    Example:
+        >>> from pathlib import Path
+        >>> page = Lesson("attention_cost").export(learner="Ada", directory="handed-in")
+        >>> gather("handed-in").name
+        'gathered.html'
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"folder: got {str(folder)!r}, wanted a folder of exported pages")
+    found, unread = _read_folder(folder)
+    if not found:
+        raise ValueError(
+            f"folder: {folder} holds nothing that a lesson wrote; wanted pages from lesson.export()"
+        )
+    sections = []
+    for lesson in sorted(found):
+        try:
+            outline = load_outline(lesson)
+        except ValueError:
+            unread.append(f"of an unknown lesson: {lesson}")
+            continue
+        learners = found[lesson]
+        sections.append((outline.title, _who(outline, learners)))
+        for question in outline.questions:
+            if histogram := _histogram(question, learners):
+                sections.append((question.text, histogram))
+    if unread:
+        rows = [(name,) for name in unread]
+        sections.append(("Not read", report.table(("file",), rows, "No progress of a lesson")))
+    count = len({name for learners in found.values() for name in learners})
+    lead = f"Learners: {count}. Lessons: {len(found)}."
+    return report.write_page(folder / "gathered.html", "The room", lead, sections)
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """lesson -> learner -> progress, and the files that hold none."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    unread = []
+    for path in sorted((*folder.rglob("*.html"), *folder.rglob("*.json"))):
+        if path.name == "gathered.html":
+            continue
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"{path}: too large")
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".html":
+                match = _DATA.search(text)
+                text = match[1] if match else ""
+            data = read_progress(text, path)
+        except (ValueError, OSError):
+            unread.append(str(path.relative_to(folder)))
+            continue
+        learner = data["learner"] or str(path.relative_to(folder).with_suffix(""))
+        found[data["lesson"]][learner] = data
+    return found, unread
+
+
+def _who(outline: Outline, learners: dict[str, Any]) -> str:
+    rows = []
+    for name, data in learners.items():
+        cells = []
+        for exercise in outline.exercises:
+            check = data["checks"].get(exercise.name, {})
+            state = "right" if check.get("is_right") else "tried" if check.get("attempts") else ""
+            hints = check.get("hints", 0)
+            cells.append(f"{state} (hints: {hints})" if hints else state)
+        entered = sum(question.name in data["guesses"] for question in outline.questions)
+        rows.append((name, f"{entered} of {len(outline.questions)}", *cells))
+    names = (exercise.name.replace("_", " ") for exercise in outline.exercises)
+    return report.table(("learner", "predictions", *names), rows, "Who is where")
+
+
+def _histogram(question: Question, learners: dict[str, Any]) -> str:
+    entries = [data["guesses"].get(question.name, {}) for data in learners.values()]
+    guesses, truths = [], []
+    for entry in entries:
+        try:
+            guesses.append(question.check(entry.get("guess")))
+            truths.append(entry.get("truth"))
+        except ValueError:
+            continue
+    if not guesses:
+        return ""
+    with style():
+        figure = new_figure(8.0, 2.8)
+        if question.options:
+            _draw_choices(figure, question, guesses, truths)
+        else:
+            _draw_numbers(figure, question, guesses, truths)
+    alt = f"Histogram of {len(guesses)} guesses"
+    return report.picture(figure, f"Guesses: {len(guesses)}. What came out is marked.", alt)
+
+
+def _draw_choices(figure: Figure, question: Question, guesses: Any, truths: Any) -> None:
+    axes = figure.add_axes((0.42, 0.18, 0.54, 0.76))
+    counts, truth = Counter(guesses), Counter(map(str, truths)).most_common(1)[0][0]
+    for place, option in enumerate(question.options):
+        is_true = option == truth
+        colour, hatch = (LOOKS["full"].colour, "") if is_true else (ACCENT, "//")
+        axes.barh(place, counts[option], 0.6, color=colour, hatch=hatch)
+    names = [f"{o} \N{CHECK MARK}" if o == truth else o for o in question.options]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(False, axis="y")
+    axes.set_xlabel("learners")
+
+
+def _draw_numbers(figure: Figure, question: Question, guesses: Any, truths: Any) -> None:
+    axes = figure.add_axes((0.08, 0.24, 0.88, 0.62))
+    known = [t for t in truths if isinstance(t, int | float) and np.isfinite(t)]
+    low, high = min([*guesses, *known]), max([*guesses, *known])
+    if low > 0 and high > 8 * low:
+        axes.set_xscale("log")
+        bins: Any = np.geomspace(low / 1.1, high * 1.1, 16)
+    else:
+        margin = 0.05 * (high - low) or 1.0
+        bins = np.linspace(low - margin, high + margin, 16)
+    axes.hist(guesses, bins, color=ACCENT, hatch="//", edgecolor="white")
+    if known:
+        truth = float(np.median(known))
+        axes.axvline(truth, color=LOOKS["full"].colour, linewidth=3)
+        axes.set_title(f"it is {in_words(truth, question.unit)}", fontsize=10)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel=f"guess, {question.unit}".rstrip(", "), ylabel="learners")
+
+
+def _value(value: Any, unit: str) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else in_words(value, unit)

@@ -1,0 +1,122 @@
+"""A question with a lock: nothing below it is shown, or computed, before a guess is entered."""
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from toolkit.lab.kit.panel import WIDGET_VIEW
+from toolkit.lab.lessons.drawing import as_base64, draw_on_a_line, png_of
+from toolkit.lab.lessons.outline import Answer, Question
+from toolkit.lab.lessons.progress import Progress
+
+LOCKED = "Locked. Enter a guess, and what happens appears here."
+_BOX = "border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:860px"
+
+
+class Prediction(widgets.VBox):
+    """One question on the page, and what it locks.
+
+    Attributes:
+        guess: what was entered, None before; set it as an attribute, once.
+        answer: what came out, None before.
+        png: the guess drawn beside the truth; empty before, and for words.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        progress: Progress,
+        panel: widgets.Widget | Callable[[], widgets.Widget] | None = None,
+    ) -> None:
+        self._question, self._progress, self._panel = question, progress, panel
+        self.answer: Answer | None = None
+        self.png, self._guess = b"", None
+        layout = widgets.Layout(width="auto", max_width="860px")
+        if question.options:
+            self._input = widgets.RadioButtons(options=question.options, value=None, layout=layout)
+        else:
+            self._input = widgets.Text(placeholder=f"a number {question.unit}".strip())
+            self._input.continuous_update = False
+        self._input.add_class("lesson-guess")
+        self._button = widgets.Button(description="Enter my guess", icon="lock")
+        self._button.add_class("lesson-enter")
+        self._button.on_click(lambda _: self._enter())
+        self._said = widgets.HTML()
+        text = f"<div style='{_BOX}'><b>Your guess first.</b> {html.escape(question.text)}</div>"
+        self._ask = widgets.HTML(text)
+        self._shown = widgets.VBox([widgets.HTML(f"<i>{LOCKED}</i>")])
+        super().__init__([self._ask, self._input, self._button, self._said, self._shown])
+        self.add_class("toolkit-prediction")
+        if question.name in progress.data["guesses"]:
+            self._unlock(question.check(progress.data["guesses"][question.name].get("guess")))
+
+    @property
+    def guess(self) -> float | str | None:
+        return self._guess
+
+    @guess.setter
+    def guess(self, guess: Any) -> None:
+        if self._guess is not None:
+            raise ValueError(f"guess: got {guess!r}; {self._guess!r} is entered already and stays")
+        guess = self._question.check(guess)
+        self._unlock(guess)
+        assert self.answer is not None
+        self._progress.note("guesses", self._question.name, guess=guess, truth=self.answer.truth)
+
+    def _enter(self) -> None:
+        try:
+            self.guess = self._input.value
+        except Exception as error:
+            self._said.value = f"<span role='alert'>&#9888; {html.escape(str(error))}</span>"
+
+    def _unlock(self, guess: float | str) -> None:
+        question, answer = self._question, self._question.answer()
+        parts: list[Any] = [widgets.HTML(f"<p>{html.escape(self._words(guess, answer))}</p>")]
+        if answer.draw is not None:
+            both = answer.draw
+            self.png = png_of(lambda figure: both(figure, guess), 3.6)
+        elif not question.options:
+            line = float(guess), float(answer.truth), question.unit
+            self.png = png_of(lambda figure: draw_on_a_line(figure, *line), 1.1)
+        if self.png:
+            layout = widgets.Layout(width="100%", max_width="960px")
+            parts.append(widgets.Image(value=self.png, format="png", layout=layout))
+        if self._panel is not None:
+            parts.append(self._panel() if callable(self._panel) else self._panel)
+        self.answer, self._guess = answer, guess
+        self._said.value, self._shown.children = "", parts
+        self._input.disabled = self._button.disabled = True
+        self._button.icon = "unlock"
+
+    def _words(self, guess: float | str, answer: Answer) -> str:
+        return f"You guessed {_shown(guess)}. {answer.words}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        question, options = self._question, " / ".join(self._question.options)
+        answer = self.answer
+        if answer is None or self._guess is None:
+            state = LOCKED
+        else:
+            state = self._words(self._guess, answer)
+        words = "\n".join(filter(None, (question.text, options, state)))
+        data = {
+            WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id},
+            "text/plain": words,
+        }
+        metadata = {}
+        if self.png:
+            data["image/png"] = as_base64(self.png)
+            metadata["image/png"] = {"width": 960, "alt": words}
+        return data, metadata
+
+    def _ipython_display_(self) -> None:
+        """Show the bundle by a message of its own, as a `Panel` does, and for its reasons."""
+        data, metadata = self._repr_mimebundle_()
+        display(data, metadata=metadata, raw=True)
+
+
+def _shown(guess: float | str) -> str:
+    return f"“{guess}”" if isinstance(guess, str) else f"{guess:,.10g}"
