@@ -1,4 +1,4 @@
-"""The command `toolkit`: tour, lab, gather, train, launch, generate, export, bench, experiment, info.
+"""The command `toolkit`, one function per subcommand.
 
 Every command is a function whose arguments are its flags (tyro reads them), and does no work of
 its own: it checks what the user asked for, calls the room that knows, and turns an expected error
