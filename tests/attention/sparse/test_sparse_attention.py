@@ -222,14 +222,7 @@ def test_reference_continues_a_cache():
             np.testing.assert_allclose(out, wanted[:, part], atol=TOLERANCE)
 
 
-KEEPS_MASKS = pytest.mark.xfail(
-    strict=True, reason="which keys a query selected is kept, a byte per query and key"
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "form"), [pytest.param("nsa", "masked", marks=KEEPS_MASKS), ("dsa", "gathered")]
-)
+@pytest.mark.parametrize(("name", "form"), [("nsa", "masked"), ("dsa", "gathered")])
 def test_memory_of_training_is_linear_in_time(name, form):
     options = {"nsa": {"block_size": 16, "selected_blocks": 4, "sliding_window": 32}}
     row = mixer(name, **options.get(name, {"selected_tokens": 64}))

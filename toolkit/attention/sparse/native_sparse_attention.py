@@ -171,23 +171,28 @@ def _attend(
         index = jnp.arange(length, dtype=jnp.int32)[None]
         of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
 
-    def sequence(is_gathered, q, k, v, positions, documents):
-        blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
-        blocks, own = layout(documents, positions, length, block_size)
+    # Every sequence and head brings indices of its own, equal as they may be: what does not depend
+    # on them, the masks of all queries and keys, jax computes before the loops over them, and keeps.
+    where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
 
-        def head(q, k, v):
+    def sequence(is_gathered, q, k, v, where):
+        blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
+        blocks, own = where
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), own)
+
+        def head(q, k, v, own):
             means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
             branches = over_queries(
                 partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own
             )
             return branches
 
-        return each(head, q.transpose(1, 0, 2, 3), k, v)
+        return each(head, q.transpose(1, 0, 2, 3), k, v, own)
 
     grouped = q.reshape(batch, time, groups, group, key)
     branches = in_cheaper_form(
         lambda is_gathered: partial(each, partial(sequence, is_gathered)),
-        *(grouped, keys, values, positions, of_keys),
+        *(grouped, keys, values, where),
         keys=length,
         selected=selected_blocks * block_size,
         group=group,
