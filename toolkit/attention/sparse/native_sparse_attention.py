@@ -172,7 +172,7 @@ def _attend(
         of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
 
     # Every sequence and head brings indices of its own, equal as they may be: what does not depend
-    # on them, the masks of all queries and keys, jax computes before the loops over them, and keeps.
+    # on them, the masks of all queries and keys, jax would compute before the loops, and keep.
     where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
 
     def sequence(is_gathered, q, k, v, where):
