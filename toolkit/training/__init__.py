@@ -7,6 +7,9 @@ Data (text as bytes; a batch is a function of seed and step)
 * `sample_batch`: random windows for a step, drawn on the device
 * `evaluation_batches`: the same held-out windows every time
 * `BYTE_VOCABULARY`: 256
+* `token_batches`: windows of a token array on disk; every host reads its own, as `HostBatches`
+* `record_batches`: the same for records of any random-access source, such as grain's
+* `HostBatches`: batches read as training goes, in an order independent of the hosts
 
 Optimiser
 * `adamw`: clipping, AdamW, no decay on vectors; schedules are optax's and those of `toolkit.lr`
@@ -38,6 +41,7 @@ from toolkit.training.data import (
     load_corpus,
     sample_batch,
 )
+from toolkit.training.host_batches import HostBatches, record_batches, token_batches
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import adamw
@@ -55,6 +59,7 @@ __all__ = [
     "DivergedError",
     "FitOptions",
     "FitResult",
+    "HostBatches",
     "MetricsLog",
     "RateSearch",
     "TrainState",
@@ -66,6 +71,8 @@ __all__ = [
     "make_evaluation",
     "make_train_step",
     "read_metrics",
+    "record_batches",
     "sample_batch",
     "search_rate",
+    "token_batches",
 ]

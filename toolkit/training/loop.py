@@ -23,6 +23,7 @@ from toolkit._checks import check_fields, checked
 from toolkit.parallel.signals import remembered_signals
 from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
+from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
 from toolkit.training.step import TrainStep
 
@@ -114,7 +115,8 @@ def fit(
     Args:
         state: the state to start from; consumed (its arrays are donated).
         train_step: made by `make_train_step`.
-        data: passed to the train step, for instance the training tokens on the device.
+        data: passed to the train step, for instance the training tokens on the device; or
+            `HostBatches`, of which every call of the train step is passed its own part.
         options: how long, how often.
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run (model, corpus digest, optimiser,
@@ -160,7 +162,10 @@ def fit(
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
             steps = _next_boundary(step, options) - step
-            state, metrics = train_step(state, data, steps)
+            read = data
+            if isinstance(data, HostBatches):
+                read = data.block(step, steps, train_step.most_steps)
+            state, metrics = train_step(state, read, steps)
             step += steps
             row = {"step": step, **_summary(metrics)}
             _require_finite(row, checkpoints)
