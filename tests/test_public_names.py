@@ -58,7 +58,7 @@ NAMES = {
         published_peak read_records record speedup time_contenders write_records
     """,
     "parallel": """
-        Layout Placement data_parallel fully_sharded make_mesh partitioned_train_step
+        Layout Placement data_parallel fully_sharded layout make_mesh partitioned_train_step
         sharded_train_step simulate_devices
     """,
     "training": """

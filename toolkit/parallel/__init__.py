@@ -7,6 +7,7 @@
 * `make_mesh`: a grid of devices with named axes, its axis type said
 * `Layout`: path -> (PartitionSpec, reason): printed, edited, checked, applied
 * `Placement`: one row of a layout
+* `layout`: a layout by the name of its scheme, such as "zero3+tensor"
 * `data_parallel`: the layout that replicates every parameter
 * `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
@@ -27,6 +28,7 @@ from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.processes import join_processes
 from toolkit.parallel.recipes import launch_recipe
+from toolkit.parallel.schemes import layout
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 
@@ -42,6 +44,7 @@ __all__ = [
     "join_processes",
     "launch",
     "launch_recipe",
+    "layout",
     "make_mesh",
     "partitioned_train_step",
     "sharded_train_step",

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from toolkit.measure.tables import text_table
 
+STATES = ("weights", "gradient", "optimizer")
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -27,6 +29,8 @@ class Placement:
         dtype: its element type.
         spec: mesh axis (or None) for each dimension; dimensions not named are whole.
         reason: in words, why so.
+        gradient: how its gradient lies once it is summed; None: as the parameter.
+        optimizer: how the optimiser's moments of it lie; None: as the parameter.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
@@ -40,6 +44,15 @@ class Placement:
     dtype: jnp.dtype
     spec: PartitionSpec
     reason: str
+    gradient: PartitionSpec | None = None
+    optimizer: PartitionSpec | None = None
+
+    @property
+    def states(self) -> dict[str, PartitionSpec]:
+        """The spec of each state of the parameter: weights, gradient, optimizer."""
+        gradient = self.spec if self.gradient is None else self.gradient
+        optimizer = self.spec if self.optimizer is None else self.optimizer
+        return {"weights": self.spec, "gradient": gradient, "optimizer": optimizer}
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,10 @@ class Layout:
     """How parameters and batches lie on a mesh.
 
     A tree laid out with it may hold more than parameters. A leaf whose path *ends* in a
-    parameter's path and has its shape follows that parameter: so the moments of an optimiser
-    follow their parameters, in a train state or alone. Every other leaf is replicated.
+    parameter's path and has its shape follows that parameter, in a train state or alone. Below an
+    attribute, as the moments of optax states are (`mu`, `nu`, `trace`), it lies as the row's
+    `optimizer` says; `params` is the one attribute that holds parameters. Every other leaf is
+    replicated.
 
     Attributes:
         mesh: the devices.
@@ -69,29 +84,33 @@ class Layout:
     batch: PartitionSpec
 
     def replace(self, path: str, spec: PartitionSpec, reason: str) -> "Layout":
-        """A new layout in which one parameter, by its path, lies otherwise; not checked yet."""
+        """A new layout in which one parameter, by its path, lies otherwise, and its gradient and
+        moments with it; not checked yet."""
         paths = [row.path for row in self.placements]
         if path not in paths:
             near = difflib.get_close_matches(path, paths, n=3, cutoff=0.0)
             raise ValueError(f"no parameter {path!r} in this layout; nearest: {', '.join(near)}")
         rows = (
-            dataclasses.replace(row, spec=spec, reason=reason) if row.path == path else row
+            Placement(path, row.shape, row.dtype, spec, reason) if row.path == path else row
             for row in self.placements
         )
         return dataclasses.replace(self, placements=tuple(rows))
 
     def check(self) -> None:
         """Raises ValueError with one line per problem: path, dimension, axis and both sizes."""
-        problems = [problem for row in self.placements for problem in self._problems(row)]
+        problems = [problem for row in self.placements for problem in self._problems_of(row)]
         if problems:
             raise ValueError("the layout does not fit:\n  " + "\n  ".join(problems))
 
-    def specs(self, tree: Any) -> Any:
+    def specs(self, tree: Any, state: str | None = None) -> Any:
         """The same tree with a PartitionSpec at every leaf; shapes suffice.
 
-        ValueError where the layout does not fit its mesh, or a parameter has another shape than the
-        one the layout was made for.
+        `state` asks how parameters of a tree lie in one of their states: "weights", "gradient" or
+        "optimizer"; with None every leaf lies as what it is. ValueError where the layout does not
+        fit its mesh, or a parameter has another shape than the one the layout was made for.
         """
+        if state not in (None, *STATES):
+            raise ValueError(f"state={state!r}: want one of {', '.join(STATES)}, or None")
         self.check()
         table = {row.path: row for row in self.placements}
         placed, others = 0, 0
@@ -108,7 +127,8 @@ class Layout:
                 row = table.get("/".join(names[start:]))
                 if row is not None and row.shape == shape:
                     placed += 1
-                    return row.spec
+                    is_moment = any(_is_optimizer_state(key) for key in keys[:start])
+                    return row.states[state or ("optimizer" if is_moment else "weights")]
             others += len(shape) > 0
             return PartitionSpec()
 
@@ -119,11 +139,11 @@ class Layout:
             )
         return specs
 
-    def shardings(self, tree: Any) -> Any:
+    def shardings(self, tree: Any, state: str | None = None) -> Any:
         """`specs` as NamedShardings, for `jax.jit(in_shardings=..., out_shardings=...)`."""
         return jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec),
-            self.specs(tree),
+            self.specs(tree, state),
             is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )
 
@@ -140,55 +160,82 @@ class Layout:
         """Puts a batch of arrays [batch, ...] on the devices, each with its share of it."""
         for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
             name = "/".join(_names(keys)) or "the array"
-            row = Placement(f"batch: {name}", jnp.shape(leaf), leaf.dtype, self.batch, "")
-            if problems := self._problems(row):
+            if problems := self._problems(f"batch: {name}", jnp.shape(leaf), self.batch, False):
                 raise ValueError("; ".join(problems))
         return jax.device_put(batch, self.batch_sharding)
 
     @property
     def bytes_per_device(self) -> int:
         """Bytes of parameters that each device holds."""
-        return sum(self._bytes(row) for row in self.placements)
+        return sum(self._bytes(row, row.spec) for row in self.placements)
 
     def describe(self) -> str:
         """The layout as text: mesh, one line per parameter, and the bytes a device holds."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        rows = [("path", "shape", "spec", "bytes/device", "reason")]
+        others = [
+            state
+            for state in STATES[1:]
+            if any(row.states[state] != row.spec for row in self.placements)
+        ]
+        rows: list[tuple[str, ...]] = [("path", "shape", "spec", *others, "bytes/device", "reason")]
         for row in self.placements:
             shape = "x".join(map(str, row.shape)) or "scalar"
-            rows.append((row.path, shape, _written(row.spec), f"{self._bytes(row):,}", row.reason))
+            specs = (_written(row.states[state]) for state in ("weights", *others))
+            rows.append((row.path, shape, *specs, f"{self._bytes(row, row.spec):,}", row.reason))
         whole = sum(math.prod(row.shape) * row.dtype.itemsize for row in self.placements)
+        totals = [
+            sum(self._bytes(row, row.states[state]) for row in self.placements) for state in others
+        ]
         share = self.bytes_per_device / whole if whole else 1.0
-        rows.append(("total", "", "", f"{self.bytes_per_device:,}", f"{share:.1%} of {whole:,}"))
+        shares = f"{share:.1%} of {whole:,}"
+        sums = (f"{total:,} bytes" for total in totals)
+        rows.append(("total", "", "", *sums, f"{self.bytes_per_device:,}", shares))
         mesh = f"mesh: {axes} ({self.mesh.size} devices); batch: {_written(self.batch)}"
-        return f"{mesh}\n{text_table(rows, '<<<><')}"
+        return f"{mesh}\n{text_table(rows, '<<<' + '<' * len(others) + '><')}"
 
-    def _bytes(self, row: Placement) -> int:
-        cuts = [self.mesh.shape[axis] for axes in axes_of(row.spec) for axis in axes]
+    def _bytes(self, row: Placement, spec: PartitionSpec) -> int:
+        cuts = [self.mesh.shape[axis] for axes in axes_of(spec) for axis in axes]
         return math.prod(row.shape) * row.dtype.itemsize // math.prod(cuts)
 
-    def _problems(self, row: Placement) -> list[str]:
-        name = f"{row.path} {row.shape}"
-        dimensions = axes_of(row.spec)
+    def _problems_of(self, row: Placement) -> list[str]:
+        specs = {"": row.spec, ", gradient": row.gradient, ", optimizer": row.optimizer}
+        return [
+            problem
+            for state, spec in specs.items()
+            if spec is not None
+            for problem in self._problems(row.path + state, row.shape, spec, True)
+        ]
+
+    def _problems(
+        self, name: str, shape: tuple[int, ...], spec: PartitionSpec, is_parameter: bool
+    ) -> list[str]:
+        """What does not fit, and what would."""
+        name = f"{name} {shape}"
+        dimensions = axes_of(spec)
         used = [axis for axes in dimensions for axis in axes]
         if unknown := [axis for axis in used if axis not in self.mesh.shape]:
             wanted = ", ".join(map(repr, self.mesh.shape))
             return [f"{name}: axis {unknown[0]!r} is not in the mesh (axes {wanted})"]
         if twice := [axis for axis in used if used.count(axis) > 1]:
-            return [f"{name}: axis {twice[0]!r} is used twice in {_written(row.spec)}"]
-        if len(dimensions) > len(row.shape):
+            free = [repr(axis) for axis in self.mesh.shape if axis not in used]
             return [
-                f"{name}: {_written(row.spec)} names {len(dimensions)} dimensions, "
-                f"the tensor has {len(row.shape)}"
+                f"{name}: axis {twice[0]!r} is used twice in {_written(spec)}; an axis cuts one "
+                f"dimension of an array, and {', '.join(free) or 'no other axis'} is free"
+            ]
+        if len(dimensions) > len(shape):
+            return [
+                f"{name}: {_written(spec)} names {len(dimensions)} dimensions, "
+                f"the tensor has {len(shape)}"
             ]
         problems = []
         for index, axes in enumerate(dimensions):
-            size = math.prod(self.mesh.shape[axis] for axis in axes)
-            if row.shape[index] % size:
+            cuts = math.prod(self.mesh.shape[axis] for axis in axes)
+            if shape[index] % cuts:
                 named = " x ".join(map(repr, axes))
+                fits = _what_fits(shape, index, cuts, is_parameter)
                 problems.append(
-                    f"{name}: dimension {index} of size {row.shape[index]} is not divisible by "
-                    f"axis {named} of size {size}"
+                    f"{name}: dimension {index} of size {shape[index]} is not divisible by "
+                    f"axis {named} of size {cuts}; {fits}"
                 )
         return problems
 
@@ -212,6 +259,26 @@ def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
         () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         for entry in spec
     ]
+
+
+def _what_fits(shape: tuple[int, ...], index: int, cuts: int, is_parameter: bool) -> str:
+    """What would fit in place of a cut that does not: a size, or for a parameter another cut."""
+    size = shape[index]
+    if not is_parameter:
+        below = size - size % cuts
+        return f"{f'{below} or ' if below else ''}{below + cuts} would be"
+    others = [
+        f"dimension {other} ({length})"
+        for other, length in enumerate(shape)
+        if other != index and length and length % cuts == 0
+    ]
+    ways = [f"an axis of {cut}" for cut in range(cuts - 1, 1, -1) if size % cut == 0][:1]
+    return f"{' or '.join(others + ways) or 'only leaving it whole'} would fit"
+
+
+def _is_optimizer_state(key: Any) -> bool:
+    """Whether a step of a path goes into the state of an optimiser: its moments are attributes."""
+    return isinstance(key, jax.tree_util.GetAttrKey) and key.name not in ("params", "value")
 
 
 def _names(keys: tuple) -> list[str]:

@@ -12,6 +12,8 @@ The compiler need not find the textbook's collectives: XLA for CPUs, for one, al
 gradients where a reduce-scatter would do. Compare the two with `toolkit.measure.collectives`.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.parallel.layout import Layout, axes_of
+from toolkit.parallel.layout import STATES, Layout, Placement, axes_of
 
 if TYPE_CHECKING:
     import optax
@@ -77,6 +79,9 @@ def partitioned_train_step(
         params = jax.lax.with_sharding_constraint(params, layout.shardings(params))
         batch = jax.lax.with_sharding_constraint(batch, layout.batch_sharding)
         loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
+        gradients = jax.lax.with_sharding_constraint(
+            gradients, layout.shardings(params, "gradient")
+        )
         return *_update(optimizer, layout, params, optimizer_state, gradients), loss
 
     return jax.jit(step, donate_argnums=(0, 1) if donate else ())
@@ -91,7 +96,7 @@ def sharded_train_step(
     gather_again: bool = True,
     donate: bool = False,
 ) -> Callable:
-    """A step whose communication is written down: ZeRO-3, or data parallel, as the layout says.
+    """A step whose communication is written down: data parallel, or any ZeRO, as the layout says.
 
     On device d of N, with the shard p_d of each sharded parameter and the d-th part of the batch:
 
@@ -99,8 +104,11 @@ def sharded_train_step(
         g   = grad of loss(p, batch_d) / N           gathering p again where it is needed
         g_d = reduce_scatter(g)                      the transpose of all_gather
 
-    Replicated parameters are not gathered, and their gradients are all-reduced. The optimiser
-    runs outside, on whole (sharded) arrays, so one that needs a norm over all gradients gets it.
+    Parameters that are whole are not gathered, and their gradients are all-reduced; or, where the
+    moments are cut (ZeRO-1 and 2), reduce-scattered, and the new parameters gathered once. Where
+    the degrees of the states differ, gradients are summed among the near devices first. The
+    optimiser runs outside, on whole (sharded) arrays, so one that needs a norm over all gradients
+    gets it.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, a *mean* over the batch with equal weights (the
@@ -116,14 +124,14 @@ def sharded_train_step(
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss).
 
     Raises:
-        ValueError: the layout does not fit, its mesh has explicit axes, or a parameter is cut
-            along an axis that does not cut the batch.
+        ValueError: the layout does not fit, its mesh has explicit axes, a parameter is cut along an
+            axis that does not cut the batch, or a state in another way than by cutting further.
 
     Cost:
         Bytes sent per device, with V_s bytes of sharded and V_r bytes of replicated parameters:
         (N-1)/N * (3 V_s + 2 V_r) at most (parameters that the backward pass does not need are
-        not gathered again), with gather_again=False exactly (N-1)/N * (2 V_s + 2 V_r); the loss
-        adds an all-reduce of one number.
+        not gathered again), with gather_again=False exactly (N-1)/N * (2 V_s + 2 V_r), and as much
+        for ZeRO-1 and 2; the loss adds an all-reduce of one number.
 
     Source:
         Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
@@ -137,20 +145,18 @@ def sharded_train_step(
         >>> w, optimizer_state, loss = step(w, adam.init(w), jnp.ones((8, 64)))
     """
     _check_layout(layout)
-    batch_axes = tuple(axis for axes in axes_of(layout.batch) for axis in axes)
+    batch_axes, *others = axes_of(layout.batch) or [()]
+    if any(others):
+        raise ValueError(
+            f"the batch is cut along {layout.batch}: the explicit step cuts its first dimension "
+            "only; partitioned_train_step takes any"
+        )
     for row in layout.placements:
-        for axis in (axis for axes in axes_of(row.spec) for axis in axes):
-            if axis not in batch_axes:
-                raise ValueError(
-                    f"{row.path} is cut along {axis!r}, but the batch is cut along {batch_axes}: "
-                    "the explicit step is data parallel only; partitioned_train_step takes any"
-                )
-    devices = 1
-    for axis in batch_axes:
-        devices *= layout.mesh.shape[axis]
+        _check_is_explicit(row, batch_axes)
+    devices = math.prod(layout.mesh.shape[axis] for axis in batch_axes)
 
     def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
-        specs = layout.specs(params)
+        specs, near, far = (layout.specs(params, state) for state in STATES)
 
         def loss_of_shards(shards: Params, local_batch: Batch) -> Float[Array, ""]:
             return loss_fn(jax.tree.map(_gather, shards, specs), local_batch) / devices
@@ -158,14 +164,17 @@ def sharded_train_step(
         if gather_again:
             loss_of_shards = jax.checkpoint(loss_of_shards, policy=_is_not_gathered)
 
+        def summed(gradient: Array, spec: PartitionSpec, *finer: PartitionSpec) -> Array:
+            # The transpose of a gather has summed the gradients of that tensor's axes already.
+            for finer_spec in finer:
+                gradient = _scatter(gradient, spec, finer_spec)
+                spec = finer_spec
+            left = _without(batch_axes, spec)
+            return jax.lax.psum(gradient, left) if left else gradient
+
         def on_each_device(shards: Params, local_batch: Batch) -> tuple[Array, Params]:
             loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch)
-            # The transpose of a gather has summed the gradients of that tensor's axes already.
-            gradients = jax.tree.map(
-                lambda gradient, spec: _sum_over(gradient, _without(batch_axes, spec)),
-                gradients,
-                specs,
-            )
+            gradients = jax.tree.map(summed, gradients, specs, near, far)
             return jax.lax.psum(loss, batch_axes), gradients
 
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
@@ -174,7 +183,7 @@ def sharded_train_step(
             on_each_device,
             mesh=layout.mesh,
             in_specs=(specs, layout.batch),
-            out_specs=(PartitionSpec(), specs),
+            out_specs=(PartitionSpec(), far),
             check_vma=False,
         )(params, batch)
         return *_update(optimizer, layout, params, optimizer_state, gradients), loss
@@ -194,8 +203,12 @@ def _is_not_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name != "all_gather"
 
 
-def _sum_over(gradient: Array, axes: tuple[str, ...]) -> Array:
-    return jax.lax.psum(gradient, axes) if axes else gradient
+def _scatter(gradient: Array, spec: PartitionSpec, finer: PartitionSpec) -> Array:
+    """Sums and cuts a gradient along the axes that `finer` has and `spec` has not."""
+    for dimension, axes in enumerate(axes_of(finer)):
+        if axes := _without(axes, spec):
+            gradient = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
+    return gradient
 
 
 def _without(axes: tuple[str, ...], spec: PartitionSpec) -> tuple[str, ...]:
@@ -210,12 +223,34 @@ def _update(
     optimizer_state: Any,
     gradients: Params,
 ) -> tuple[Params, Any]:
-    """The optimiser's step, its results held to the layout."""
+    """The optimiser's step where its moments lie; its results held to the layout."""
+    where = layout.shardings(params, "optimizer")
+    params, gradients = jax.lax.with_sharding_constraint((params, gradients), (where, where))
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
     params = jax.tree.map(lambda leaf, update: leaf + update.astype(leaf.dtype), params, updates)
+    params = jax.lax.with_sharding_constraint(params, where)  # so that what is gathered is new
     return jax.lax.with_sharding_constraint(
         (params, optimizer_state), (layout.shardings(params), layout.shardings(optimizer_state))
     )
+
+
+def _check_is_explicit(row: Placement, batch_axes: tuple[str, ...]) -> None:
+    """Cut along the batch's axes only, and each state by cutting the one before it further."""
+    for axis in (axis for axes in axes_of(row.states["optimizer"]) for axis in axes):
+        if axis not in batch_axes:
+            raise ValueError(
+                f"{row.path} is cut along {axis!r}, but the batch is cut along {batch_axes}: "
+                "the explicit step is data parallel only; partitioned_train_step takes any"
+            )
+    states = list(row.states.items())
+    for (name, spec), (finer_name, finer) in itertools.pairwise(states):
+        coarse, fine = axes_of(spec), axes_of(finer)
+        fine += [()] * (len(coarse) - len(fine))
+        if any(axes != fine[at][: len(axes)] for at, axes in enumerate(coarse)):
+            raise ValueError(
+                f"{row.path}: {finer_name} {finer} does not cut {name} {spec} further; want its "
+                "axes first in every dimension"
+            )
 
 
 def _check_layout(layout: Layout) -> None:

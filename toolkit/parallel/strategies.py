@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from toolkit._checks import checked
 from toolkit.parallel.layout import Layout, placements_of
+from toolkit.parallel.schemes.degrees import largest_cut, with_axes
 
 
 @checked
@@ -92,20 +93,11 @@ def fully_sharded(
     _check_axis(mesh, axis)
     if min_elements < 0:
         raise ValueError(f"min_elements={min_elements}: want at least 0")
-    devices = mesh.shape[axis]
 
     def choose(shape: tuple[int, ...]) -> tuple[PartitionSpec, str]:
-        elements = 1
-        for size in shape:
-            elements *= size
-        if elements < min_elements:
-            return PartitionSpec(), f"replicated: small ({elements} elements < {min_elements})"
-        divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
-        if not divisible:
-            return PartitionSpec(), f"replicated: no dimension is divisible by {axis}={devices}"
-        best = max(divisible, key=lambda index: shape[index])
-        spec = PartitionSpec(*[None] * best, axis)
-        return spec, f"dimension {best} ({shape[best]}) is the largest divisible by {devices}"
+        whole = PartitionSpec()
+        best, reason = largest_cut(shape, whole, mesh, (axis,), min_elements)
+        return whole if best is None else with_axes(whole, best, (axis,)), reason
 
     return Layout(mesh, placements_of(params, choose), PartitionSpec(axis))
 

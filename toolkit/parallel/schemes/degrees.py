@@ -1,0 +1,83 @@
+"""ZeRO: weights, gradients and moments cut into as many parts as each has a degree for.
+
+The degrees (d_w, d_g, d_o) rise: what is cut into few parts is gathered over few, near devices, and
+what is used once a step may be cut over all of them. Plain ZeRO has degrees 1 and N only.
+"""
+
+import math
+from collections.abc import Mapping
+
+from jax.sharding import Mesh, PartitionSpec
+
+from toolkit.parallel.layout import STATES, axes_of
+
+PLAIN = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}  # how many states are cut, the last first
+
+
+def axes_of_states(
+    scheme: str, degrees: Mapping[str, int] | None, mesh: Mesh, axes: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that cut each state; `axes` are those of ZeRO, innermost (nearest) first."""
+    if scheme in PLAIN:
+        if degrees is not None:
+            raise ValueError(f"degrees belong to scheme 'hierarchical'; {scheme!r} has its own")
+        cut = STATES[len(STATES) - PLAIN[scheme] :]
+        return {state: axes if state in cut else () for state in STATES}
+    possible = [math.prod(mesh.shape[axis] for axis in axes[:n]) for n in range(len(axes) + 1)]
+    if degrees is None or set(degrees) != set(STATES):
+        raise ValueError(
+            f"degrees must give {', '.join(STATES)} for scheme 'hierarchical'; got "
+            f"{None if degrees is None else ', '.join(map(str, degrees)) or 'none'}"
+        )
+    for state in STATES:
+        if degrees[state] not in possible:
+            raise ValueError(
+                f"degrees[{state!r}]={degrees[state]!r}: want a product of the mesh's innermost "
+                f"axes, one of {', '.join(map(str, possible))}"
+            )
+    if not degrees["weights"] <= degrees["gradient"] <= degrees["optimizer"]:
+        raise ValueError(
+            "degrees must rise from weights over gradient to optimizer; got "
+            + ", ".join(str(degrees[state]) for state in STATES)
+        )
+    return {state: axes[: possible.index(degrees[state])] for state in STATES}
+
+
+def with_axes(spec: PartitionSpec, dimension: int, axes: tuple[str, ...]) -> PartitionSpec:
+    """The spec with `axes` added to those that cut a dimension already."""
+    entries = axes_of(spec) + [()] * (dimension + 1 - len(spec))
+    entries[dimension] += axes
+    while entries and not entries[-1]:
+        entries.pop()
+    return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in entries))
+
+
+def largest_cut(
+    shape: tuple[int, ...],
+    spec: PartitionSpec,
+    mesh: Mesh,
+    axes: tuple[str, ...],
+    min_elements: int,
+) -> tuple[int | None, str]:
+    """The dimension to cut along `axes` beside the cuts of `spec`, or None, and why.
+
+    It is the largest that the axes divide (the first of equals), uncut ones first. Small tensors
+    stay whole: cutting them saves nothing and costs a message each.
+    """
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    elements = math.prod(shape)
+    if elements < min_elements:
+        return None, f"replicated: small ({elements} elements < {min_elements})"
+    taken = axes_of(spec) + [()] * (len(shape) - len(spec))
+    cuts = [math.prod(mesh.shape[axis] for axis in axes) for axes in taken]
+    fitting = [
+        index for index, size in enumerate(shape) if size and size % (parts * cuts[index]) == 0
+    ]
+    if not fitting:
+        named = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
+        return None, f"replicated: no dimension is divisible by {named}"
+    best = max(fitting, key=lambda index: (cuts[index] == 1, shape[index]))
+    return (
+        best,
+        f"dimension {best} ({shape[best]}) is the largest divisible by {parts * cuts[best]}",
+    )

@@ -1,0 +1,68 @@
+"""What a parameter is to tensor parallelism, told by its path: a table.
+
+A block is two pairs of products. The first of a pair is cut by columns, so that each device
+computes its own heads or its own part of the hidden size; the second is cut by rows and contracts
+just those, so that one all-reduce ends the pair (Shoeybi et al., "Megatron-LM", 2019, section 3).
+"""
+
+import re
+from typing import Any, NamedTuple
+
+
+class Role(NamedTuple):
+    """A row of the table: paths that match `pattern` are cut along `dimension` (None: never)."""
+
+    pattern: str
+    dimension: int | None
+    reason: str
+
+
+_OF_HEADS = "query|key|value|gate|decay|write|erase|forget|rate"
+_PER_HEAD = "log_rate|step_bias|skip|correction|feedback|bonus|removal_scale|replacement"
+
+# The first that matches counts; what no row matches stays whole.
+ROLES = (
+    Role(r"(^|/)(embedding/embedding|unembedding)$", 0, "rows: a part of the vocabulary each"),
+    Role(
+        r"mixer/(query_key_value|input)/kernel$", None, "fused: its columns are not in heads' order"
+    ),
+    Role(r"mixer/convolution/", None, "its channels are those of a fused projection"),
+    Role(r"mixer/indexer/|mixer/branch_gate/", None, "chooses for all heads"),
+    Role(r"mixer/\w+/down/kernel$", None, "low rank: what every head reads"),
+    Role(rf"mixer/({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
+    Role(r"mixer/output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
+    Role(rf"mixer/({_PER_HEAD}|(decay|rate)/bias)$", 0, "its own heads each"),
+    Role(r"feed_forward/(gate|up)/kernel$", 1, "columns: a part of the hidden size each"),
+    Role(r"feed_forward/down/kernel$", 0, "rows: contracts the hidden size, one all-reduce"),
+)
+
+
+def role_of(path: str) -> Role | None:
+    """The row of the table for a parameter, or None."""
+    return next((role for role in ROLES if re.search(role.pattern, path)), None)
+
+
+def heads_of(path: str, channels: int, model: Any, head_size: int | None) -> int | None:
+    """Heads among which `channels` of a mixer's parameter are divided; None if nobody says.
+
+    A mixer says it by its `head_size`, or by `sizes` with `heads` (of queries and keys) and
+    `value_heads` (of all else); a tree of arrays says nothing, and `head_size` says it instead.
+    """
+    inside = re.search(r"^(?P<mixer>.*\bmixer)/(?P<name>\w+)", path)
+    if inside is None:
+        return None
+    mixer = _module_at(model, inside["mixer"])
+    sizes = getattr(mixer, "sizes", None)
+    if sizes is not None:
+        return sizes.heads if inside["name"] in ("query", "key") else sizes.value_heads
+    head_size = getattr(mixer, "head_size", head_size)
+    return None if not head_size else channels // head_size
+
+
+def _module_at(model: Any, path: str) -> Any:
+    for name in path.split("/"):
+        try:
+            model = model[int(name)] if name.isdigit() else getattr(model, name)
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    return model
