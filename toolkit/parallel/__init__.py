@@ -10,6 +10,9 @@
 * `layout`: a layout by the name of its scheme, such as "zero3+tensor"
 * `data_parallel`: the layout that replicates every parameter
 * `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
+* `auto_layout`: a tensor-parallel layout found by following the traced program
+* `Machine`: what moving and computing cost where it looks
+* `redco_layout`: the layout by the names of parameters alone
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
 * `launch`: a command as several processes that make up one job, watched
@@ -22,6 +25,9 @@
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
+from toolkit.parallel.dataflow.auto_layout import auto_layout
+from toolkit.parallel.dataflow.flow import Machine
+from toolkit.parallel.dataflow.redco_layout import redco_layout
 from toolkit.parallel.devices import simulate_devices, use_cores
 from toolkit.parallel.launch import launch
 from toolkit.parallel.layout import Layout, Placement
@@ -36,8 +42,10 @@ __all__ = [
     "ExplainedCollective",
     "Explanation",
     "Layout",
+    "Machine",
     "MemoryRow",
     "Placement",
+    "auto_layout",
     "data_parallel",
     "explain",
     "fully_sharded",
@@ -47,6 +55,7 @@ __all__ = [
     "layout",
     "make_mesh",
     "partitioned_train_step",
+    "redco_layout",
     "sharded_train_step",
     "simulate_devices",
     "use_cores",

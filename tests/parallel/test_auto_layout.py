@@ -1,0 +1,274 @@
+"""Layouts found by following programs, and by Redco's names; costs against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from toolkit.parallel import Machine, auto_layout, make_mesh, redco_layout
+from toolkit.parallel.dataflow.flow import WHOLE
+from toolkit.parallel.dataflow.propagation import follow
+
+BF16 = jnp.bfloat16
+BATCH, TIME, WIDTH, HEADS, KEY, INNER, VOCABULARY, LAYERS = 8, 2048, 4096, 32, 128, 11008, 32000, 2
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": 2, "model": 4})
+
+
+def shapes(**sizes):
+    return {name: jax.ShapeDtypeStruct(size, BF16) for name, size in sizes.items()}
+
+
+def specs(layout):
+    return {row.path: tuple(row.spec) for row in layout.placements}
+
+
+def norm(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True)) * scale
+
+
+def attention(x, q, k, v, o):
+    split = [one.reshape(*x.shape[:2], -1, KEY) for one in (q, k, v)]
+    out = jax.nn.dot_product_attention(*split, is_causal=True)
+    return x + out.reshape(*x.shape[:2], -1) @ o
+
+
+def language_loss(params, tokens):
+    def layer(x, p):
+        h = norm(x, p["n1"])
+        x = attention(x, h @ p["q"], h @ p["k"], h @ p["v"], p["o"])
+        h = norm(x, p["n2"])
+        return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
+
+    x, _ = jax.lax.scan(layer, params["embed"][tokens], params["layers"])
+    logits = (norm(x, params["n"]) @ params["head"]).astype(jnp.float32)
+    found = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1)
+    return -jnp.mean(found)
+
+
+def language_params(kv_heads):
+    inner, grouped = HEADS * KEY, kv_heads * KEY
+    layers = shapes(
+        q=(LAYERS, WIDTH, inner),
+        k=(LAYERS, WIDTH, grouped),
+        v=(LAYERS, WIDTH, grouped),
+        o=(LAYERS, inner, WIDTH),
+        gate=(LAYERS, WIDTH, INNER),
+        up=(LAYERS, WIDTH, INNER),
+        down=(LAYERS, INNER, WIDTH),
+        n1=(LAYERS, WIDTH),
+        n2=(LAYERS, WIDTH),
+    )
+    table = shapes(embed=(VOCABULARY, WIDTH), head=(WIDTH, VOCABULARY), n=(WIDTH,))
+    return {"layers": layers, **table}
+
+
+TOKENS = jax.ShapeDtypeStruct((BATCH, TIME), jnp.int32)
+HIDDEN = jax.ShapeDtypeStruct((BATCH, TIME, WIDTH), BF16)
+COLUMN, ROW = (None, "model"), ("model",)
+
+
+@pytest.mark.parametrize("kv_heads", [32, 8])
+def test_a_scanned_transformer_is_cut_as_megatron_cuts_it(mesh, kv_heads):
+    layout = auto_layout(language_loss, language_params(kv_heads), TOKENS, mesh)
+    columns = dict.fromkeys(("q", "k", "v", "gate", "up"), (None, *COLUMN))
+    stack = {**columns, "o": (None, *ROW), "down": (None, *ROW), "n1": (), "n2": ()}
+    wanted = {f"layers/{name}": spec for name, spec in stack.items()}
+    assert specs(layout) == wanted | {"embed": ROW, "head": COLUMN, "n": ()}
+    reasons = {row.path: row.reason for row in layout.placements}
+    assert reasons["layers/up"].startswith("column: the product at test_auto_layout.py:")
+    assert reasons["layers/down"].endswith("sums dimension 1; one all-reduce follows")
+    assert reasons["embed"].startswith("table: each device looks up its rows")
+    layout.check()
+    assert layout.batch == P("data")
+
+
+def test_heads_that_do_not_divide_are_not_cut_through(mesh):
+    found = specs(auto_layout(language_loss, language_params(2), TOKENS, mesh))
+    assert all(found[f"layers/{name}"] != (None, *COLUMN) for name in ("q", "k", "v"))
+    assert found["layers/down"] == (None, *ROW)
+
+
+def test_latents_stay_whole_and_heads_are_cut(mesh):
+    def loss(p, x):
+        h = norm(x, p["n"])
+        q = norm(h @ p["q_a"], p["q_n"]) @ p["q_b"]
+        latent = norm(h @ p["kv_a"], p["kv_n"])
+        return jnp.mean(attention(x, q, latent @ p["k_b"], latent @ p["v_b"], p["o"]) ** 2)
+
+    inner, rank, kv_rank = HEADS * KEY, 1536, 512
+    down = {"q_a": (WIDTH, rank), "kv_a": (WIDTH, kv_rank)}
+    up = {"q_b": (rank, inner), "k_b": (kv_rank, inner), "v_b": (kv_rank, inner)}
+    scales = {"n": (WIDTH,), "q_n": (rank,), "kv_n": (kv_rank,)}
+    params = shapes(**down, **up, **scales, o=(inner, WIDTH))
+    slow = Machine(bandwidth=1e11)
+    for machine in (Machine(), slow):
+        found = specs(auto_layout(loss, params, HIDDEN, mesh, machine=machine))
+        assert {found[name] for name in up} == {COLUMN}
+        assert found["o"] == ROW
+        assert all(found[name] != COLUMN for name in down)
+        assert found["q_n"] == found["kv_n"] == ()
+    assert {found[name] for name in down} == {()}  # where links are slow
+
+
+@pytest.mark.parametrize("order", ["thirds outermost", "heads outermost"])
+def test_fused_projections_are_cut_by_heads_only_where_these_are_outermost(mesh, order):
+    def loss(p, x):
+        fused = x @ p["qkv"]
+        if order == "thirds outermost":
+            q, k, v = jnp.split(fused, 3, -1)
+        else:
+            parts = fused.reshape(*x.shape[:2], HEADS, 3, KEY)
+            q, k, v = (parts[..., i, :] for i in range(3))
+        return jnp.mean(attention(x, q, k, v, p["o"]) ** 2)
+
+    params = shapes(qkv=(WIDTH, 3 * HEADS * KEY), o=(HEADS * KEY, WIDTH))
+    found = specs(auto_layout(loss, params, HIDDEN, mesh))
+    assert (found["qkv"] == COLUMN) == (order == "heads outermost")
+
+
+def test_a_low_rank_pair_is_not_worth_its_all_reduce(mesh):
+    def loss(p, x):
+        return jnp.mean((x + jnp.tanh(x @ p["a"]) @ p["b"]) ** 2)
+
+    params = shapes(a=(WIDTH, 16), b=(16, WIDTH))
+    layout = auto_layout(loss, params, HIDDEN, mesh)
+    assert specs(layout) == {"a": (), "b": ()}
+    assert "would cost" in layout.placements[0].reason
+
+
+def test_the_modelled_moves_of_a_pair_are_the_textbooks():
+    def loss(p, x):
+        return jnp.mean((x + jnp.tanh(x @ p["up"]) @ p["down"]) ** 2)
+
+    width, inner, rows, mesh = 64, 128, 4096, {"data": 4, "model": 2}
+    params = {
+        "down": jax.ShapeDtypeStruct((inner, width), jnp.float32),
+        "up": jax.ShapeDtypeStruct((width, inner), jnp.float32),
+    }
+    x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    program = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1)))(params, x)
+    cuts = [(WHOLE, 0), (WHOLE, 1), (0, WHOLE)]
+    wanted = [(WHOLE, WHOLE), *cuts]
+    flow = follow(program, cuts, mesh, results=wanted, machine=Machine(latency=0.0))
+    local = rows * width * 4 // 4
+    over = {
+        axis: sorted(move.bytes_sent for move in flow.moves if move.axis == axis)
+        for axis in ("data", "model")
+    }
+    assert over["model"] == [local, local]  # once forward, once backward: 2 (N-1)/N of it
+    gradient = 2 * 3 / 4 * width * inner * 4 / 2
+    assert over["data"] == [6.0, gradient, gradient]
+    assert flow.flops == 2 * 3 * 2 * rows * width * inner / 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"axis": "tensor"}, "axis='tensor': the mesh has 'data', 'model'"),
+        ({"axis": "data"}, "axis='data': want another axis than batch_axis"),
+        ({"batch": jnp.ones((3, 4))}, r"batch: an array of shape \(3, 4\); want a first dimension"),
+        ({"loss_fn": lambda p, x: x}, "loss_fn: want a function that returns one scalar"),
+    ],
+)
+def test_what_does_not_fit_is_refused(mesh, change, message):
+    given = {
+        "loss_fn": lambda p, x: jnp.sum(x @ p["w"]),
+        "params": {"w": jnp.ones((4, 4))},
+        "batch": jnp.ones((8, 4)),
+        "mesh": mesh,
+    }
+    with pytest.raises(ValueError, match=message):
+        auto_layout(**(given | change))
+
+
+# Redco's own generator, re-implemented independently: names -> shapes -> specs for four devices.
+H, F, V = 64, 256, 1000
+
+
+def block(**modules):
+    return {name: {"kernel": jax.ShapeDtypeStruct(size, BF16)} for name, size in modules.items()}
+
+
+def table(vocabulary):
+    return {"embedding": jax.ShapeDtypeStruct((vocabulary, H), BF16)}
+
+
+GOLDEN = {
+    "llama": (
+        {
+            "attn": block(q_proj=(H, H), k_proj=(H, H), v_proj=(H, H), o_proj=(H, H)),
+            "mlp": block(gate_proj=(H, F), up_proj=(H, F), down_proj=(F, H)),
+            **block(lm_head=(H, V)),
+            "embed": table(V),
+            "norm": {"weight": jax.ShapeDtypeStruct((H,), BF16)},
+        },
+        {
+            **dict.fromkeys((f"attn/{one}_proj/kernel" for one in "qkv"), COLUMN),
+            "attn/o_proj/kernel": ROW,
+            "mlp/gate_proj/kernel": COLUMN,
+            "mlp/up_proj/kernel": COLUMN,
+            "mlp/down_proj/kernel": ROW,
+            "lm_head/kernel": COLUMN,
+            "embed/embedding": ROW,
+            "norm/weight": (),
+        },
+    ),
+    "opt": (
+        {"layer": block(fc1=(H, F), fc2=(F, H)), "self_attn": block(out_proj=(H, H))},
+        {
+            "layer/fc1/kernel": COLUMN,
+            "layer/fc2/kernel": ROW,
+            "self_attn/out_proj/kernel": ROW,
+        },
+    ),
+    "t5": (
+        {"SelfAttention": block(o=(H, H)), "ff": block(wi_0=(H, F), wo=(F, H))},
+        {"SelfAttention/o/kernel": ROW, "ff/wi_0/kernel": COLUMN, "ff/wo/kernel": ROW},
+    ),
+    "gpt-j": (
+        {"mlp": block(fc_in=(H, F), fc_out=(F, H))},
+        {"mlp/fc_in/kernel": COLUMN, "mlp/fc_out/kernel": ROW},
+    ),
+    "gpt-2, kernels stored transposed": (
+        {
+            "attn": block(c_attn=(3 * H, H), c_proj=(H, H)),
+            "mlp": block(c_fc=(F, H), c_proj=(H, F)),
+        },
+        {
+            "attn/c_attn/kernel": COLUMN,
+            "attn/c_proj/kernel": COLUMN,
+            "mlp/c_fc/kernel": ROW,
+            "mlp/c_proj/kernel": COLUMN,
+        },
+    ),
+    "mnist cnn": (
+        block(Conv_0=(3, 3, 1, 32), Conv_1=(3, 3, 32, 64), Dense_0=(3136, 256), Dense_1=(256, 10)),
+        {
+            "Conv_0/kernel": (None, None, None, "model"),
+            "Conv_1/kernel": (None, None, "model"),
+            "Dense_0/kernel": COLUMN,
+            "Dense_1/kernel": ROW,
+        },
+    ),
+    "a vocabulary that does not divide": (
+        {"wte": table(50257)},
+        {"wte/embedding": COLUMN},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_redco_golden_vectors(mesh, name):
+    params, wanted = GOLDEN[name]
+    assert specs(redco_layout(params, mesh)) == wanted
+
+
+def test_redco_cuts_latents_where_the_program_says_whole(mesh):
+    params = {"attn": block(q_a_proj=(H, 32), kv_a_proj_with_mqa=(H, 32), q_b_proj=(32, H))}
+    assert set(specs(redco_layout(params, mesh)).values()) == {COLUMN}
+    with pytest.raises(ValueError, match="axis='tensor': the mesh has"):
+        redco_layout(params, mesh, axis="tensor")

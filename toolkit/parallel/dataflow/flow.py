@@ -1,0 +1,101 @@
+"""What a program costs when its inputs are cut one way: its moves, its seconds, its FLOPs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from toolkit._checks import check_fields
+from toolkit.parallel.layout import axes_of
+
+WHOLE, PARTIAL = -1, -2
+Cut = tuple[int, ...]
+"""For each mesh axis: the dimension it cuts, or WHOLE, or PARTIAL."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What moving and computing cost. The defaults are those of one H100 in its node.
+
+    Attributes:
+        latency: seconds per message.
+        bandwidth: bytes per second that a device sends.
+        flops: floating point operations per second.
+        memory_bandwidth: bytes per second between a device and its memory.
+
+    Example:
+        >>> Machine(bandwidth=5e10).latency
+        1e-06
+    """
+
+    latency: float = 1e-6
+    bandwidth: float = 4.5e11
+    flops: float = 9.9e14
+    memory_bandwidth: float = 3.35e12
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, value in vars(self).items():
+            if value < 0 or (value == 0 and name != "latency"):
+                raise ValueError(f"{name}={value!r}: want more than 0")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One modelled communication: `bytes_sent` per device and run, `count` runs."""
+
+    kind: str
+    axis: str
+    bytes_sent: float
+    count: int
+    source: str
+    operation: str
+    is_result: bool = False
+
+
+@dataclass
+class Flow:
+    """What a program with its inputs cut one way costs each device."""
+
+    moves: list[Move]
+    seconds_moving: float = 0.0
+    flops: float = 0.0
+
+    def seconds(self, machine: Machine) -> float:
+        """Moving, then computing; nothing overlaps."""
+        return self.seconds_moving + self.flops / machine.flops
+
+    @property
+    def bytes_sent(self) -> float:
+        return sum(move.bytes_sent * move.count for move in self.moves)
+
+
+def cut_of(spec: PartitionSpec, rank: int, axes: Sequence[str]) -> Cut:
+    """A PartitionSpec as a cut."""
+    places = {axis: dim for dim, names in enumerate(axes_of(spec)) for axis in names}
+    return tuple(places.get(axis, WHOLE) if places.get(axis, 0) < rank else WHOLE for axis in axes)
+
+
+def spec_of(cut: Cut, rank: int, axes: Sequence[str]) -> PartitionSpec:
+    """A cut as a PartitionSpec; partial sums are whole in it."""
+    entries: list[Any] = []
+    for dimension in range(rank):
+        names = tuple(axis for axis, place in zip(axes, cut, strict=True) if place == dimension)
+        entries.append(None if not names else names[0] if len(names) == 1 else names)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+_JAX = jax.__file__.rpartition("/")[0]
+
+
+def source_of(equation: Any) -> str:
+    """File and line of the user's call behind an equation."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith((_JAX, "<")):
+            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
+    return ""

@@ -1,0 +1,143 @@
+"""Which dimensions of a program's inputs are one loop, so that they are cut together or not at all.
+
+The columns of one weight and the rows of the next, the heads of queries, keys and values: wherever
+an operation gives two dimensions one letter, they are joined. What is found needs no names.
+"""
+
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+
+from toolkit.parallel.dataflow.flow import source_of
+from toolkit.parallel.dataflow.propagation import INLINED, inner_program
+from toolkit.parallel.dataflow.rules import rule_of
+
+_VIEWS = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "slice")
+_USES = {
+    "dot_general": ("row", "column"),
+    "conv_general_dilated": ("row", "column"),
+    "gather": ("table", "column"),
+}
+
+
+class Use(NamedTuple):
+    """What the first product or lookup does with an input's dimension, and on which line.
+
+    `role` is "row" (summed), "column" (kept), or "table" (looked up).
+    """
+
+    role: str
+    source: str
+
+
+class Loops:
+    """The loops of a program, for a number of pieces they must be divisible into."""
+
+    def __init__(self, program: ClosedJaxpr, pieces: int) -> None:
+        self._pieces, self._parent = pieces, {}
+        self._inputs = program.jaxpr.invars
+        self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
+        self.uses: dict[tuple[int, int], Use] = {}
+        self._walk(program.jaxpr)
+
+    def groups(self, inputs: set[int]) -> list[tuple[tuple[int, int], ...]]:
+        """The (input, dimension) pairs of each loop that can be cut, largest inputs' first."""
+        found: dict[Any, list[tuple[int, int]]] = {}
+        for position in sorted(inputs):
+            variable = self._inputs[position]
+            for dimension, size in enumerate(variable.aval.shape):
+                if size % self._pieces == 0 and size:
+                    root = self._root((variable, dimension))
+                    found.setdefault(root, []).append((position, dimension))
+        return [tuple(dict(reversed(group)).items())[::-1] for group in found.values()]
+
+    def _root(self, node: Any) -> Any:
+        while (parent := self._parent.get(node, node)) != node:
+            self._parent[node] = self._parent.get(parent, parent)
+            node = parent
+        return node
+
+    def _join(self, nodes: list[Any]) -> None:
+        for node in nodes[1:]:
+            self._parent[self._root(node)] = self._root(nodes[0])
+
+    def _join_arrays(self, left: Any, right: Any, shift: int = 0) -> None:
+        """Joins dimension by dimension; the right one lacks the first `shift` dimensions."""
+        if isinstance(left, Var) and isinstance(right, Var):
+            if not shift and left in self._is_input:
+                self._is_input.setdefault(right, self._is_input[left])
+            if shift and left in self._is_input:
+                self._is_input[right] = self._is_input[left]
+            for dimension in range(len(getattr(right.aval, "shape", ()))):
+                self._join([(left, dimension + shift), (right, dimension)])
+
+    def _walk(self, jaxpr: Jaxpr) -> None:
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            if name in INLINED and (inner := inner_program(equation)) is not None:
+                self._call(equation, inner, equation.invars)
+            elif name == "cond":
+                self._call(equation, equation.params["branches"][-1], equation.invars[1:])
+            elif name == "scan":
+                self._scan(equation)
+            elif name == "while":
+                given = equation.invars[equation.params["cond_nconsts"] :]
+                self._call(equation, equation.params["body_jaxpr"], given)
+            else:
+                self._operation(equation)
+
+    def _call(self, equation: Any, inner: ClosedJaxpr, given: Any) -> None:
+        offset = max(len(given) - len(inner.jaxpr.invars), 0)
+        for outer, one in zip(given[offset:], inner.jaxpr.invars, strict=True):
+            self._join_arrays(outer, one)
+        self._walk(inner.jaxpr)
+        for one, outer in zip(inner.jaxpr.outvars, equation.outvars, strict=True):
+            self._join_arrays(one, outer)
+
+    def _scan(self, equation: Any) -> None:
+        body, constants = equation.params["jaxpr"].jaxpr, equation.params["num_consts"]
+        carries = equation.params["num_carry"]
+        for place, (outer, one) in enumerate(zip(equation.invars, body.invars, strict=True)):
+            self._join_arrays(outer, one, int(place >= constants + carries))
+        self._walk(body)
+        for place, (outer, one) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
+            self._join_arrays(outer, one, int(place >= carries))
+        for before, after in zip(body.invars[constants:], body.outvars[:carries], strict=False):
+            self._join_arrays(before, after)
+
+    def _operation(self, equation: Any) -> None:
+        rule, name = rule_of(equation), equation.primitive.name
+        arrays = [
+            (atom, letters)
+            for atom, letters in zip(
+                (*equation.invars, *equation.outvars), (*rule.operands, *rule.results), strict=True
+            )
+            if isinstance(atom, Var)
+        ]
+        nodes: dict[int, list[Any]] = {}
+        for atom, letters in arrays:
+            for dimension, letter in enumerate(letters):
+                if letter is not None:
+                    nodes.setdefault(letter, []).append((atom, dimension))
+        for one in nodes.values():
+            if all(atom.aval.shape[dimension] % self._pieces == 0 for atom, dimension in one):
+                self._join(one)
+        first = equation.invars[0] if equation.invars else None
+        if name in _VIEWS and isinstance(first, Var) and first in self._is_input:
+            self._is_input[equation.outvars[0]] = self._is_input[first]
+        if name in _USES:
+            for atom, letters in arrays[: len(equation.invars)]:
+                if atom in self._is_input:
+                    self._note(equation, atom, letters, rule.summed, _USES[name])
+
+    def _note(
+        self, equation: Any, atom: Var, letters: Any, summed: frozenset[int], roles: Any
+    ) -> None:
+        position = self._is_input[atom]
+        variable = self._inputs[position]
+        for dimension, letter in enumerate(letters):
+            root = self._root((atom, dimension))
+            for original in range(len(variable.aval.shape)):
+                if letter is not None and self._root((variable, original)) == root:
+                    use = Use(roles[0] if letter in summed else roles[1], source_of(equation))
+                    self.uses.setdefault((position, original), use)

@@ -1,0 +1,353 @@
+"""Follows cuts of a program's inputs through its traced operations and counts what must move.
+
+On each mesh axis an array is cut along one dimension, whole on every device, or held as partial
+sums (split, broadcast and partial). Operation by operation the cheapest choice is taken: cut one
+of its loops, moving what lies otherwise, or leave it whole. What moves is costed as in a ring:
+
+    seconds = messages * latency + bytes sent / bandwidth
+
+    from \\ to    cut elsewhere          whole                cut
+    cut          all-to-all V/N         all-gather V         -
+    partial      -                      all-reduce 2 V       reduce-scatter V      (N-1)/N of each
+
+A loop's body is followed until its carries lie as they did before, and counts once per trip.
+
+Source: Yuan et al., "OneFlow: Redesign the distributed deep learning framework from scratch", 2021
+(signatures); Thakur, Rabenseifner, Gropp, 2005 (the ring).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.sharding import PartitionSpec
+
+from toolkit.parallel.dataflow.flow import (
+    PARTIAL,
+    WHOLE,
+    Cut,
+    Flow,
+    Machine,
+    Move,
+    cut_of,
+    source_of,
+)
+from toolkit.parallel.dataflow.rules import LINEAR, REDUCTIONS, Rule, flops_of, rule_of
+
+INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
+INLINED += (
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "custom_lin",
+    "mesh_call",
+)
+
+
+def follow(
+    program: ClosedJaxpr,
+    cuts: Sequence[Cut],
+    mesh: dict[str, int],
+    *,
+    results: Sequence[Cut | None] | None = None,
+    machine: Machine | None = None,
+) -> Flow:
+    """What a program sends when its inputs lie as `cuts` say; `results` that matter are moved."""
+    machine = machine or Machine()
+    walk = _Walk(mesh, machine)
+    jaxpr = program.jaxpr
+    places = dict(zip(jaxpr.invars, map(_Value, cuts), strict=True))
+    found = walk.run(jaxpr, places, 1)
+    for variable, wanted in zip(jaxpr.outvars, results or [None] * len(found), strict=True):
+        value = found.get(variable)
+        if value is None or wanted is None:
+            continue
+        for axis in range(len(mesh)):
+            walk.settle(variable, value, axis, wanted[axis], 1, None, is_result=True)
+    return walk.flow
+
+
+class _Value:
+    """How one array lies: on each axis every form of it that is at hand."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.forms = [{place} for place in cut]
+
+    @property
+    def cut(self) -> Cut:
+        """The form it was made in: sums not yet made up count as whole only where they are."""
+        return tuple(
+            max(form) if max(form) >= 0 else (WHOLE if WHOLE in form else PARTIAL)
+            for form in self.forms
+        )
+
+
+class _Walk:
+    """One pass over a program, collecting its moves."""
+
+    def __init__(self, mesh: dict[str, int], machine: Machine) -> None:
+        self.axes, self.sizes = list(mesh), list(mesh.values())
+        self.machine, self.flow = machine, Flow([])
+        self._rules: dict[int, Rule] = {}
+
+    def run(self, jaxpr: Jaxpr, values: dict[Var, _Value], count: int) -> dict[Var, _Value]:
+        for variable in jaxpr.constvars:
+            values[variable] = self._whole()
+        for equation in jaxpr.eqns:
+            name = equation.primitive.name
+            if name in INLINED and (inner := inner_program(equation)) is not None:
+                self._inline(equation, inner, values, count)
+            elif name in ("scan", "while"):
+                self._loop(equation, values, count)
+            elif name == "cond":
+                self._inline(equation, equation.params["branches"][-1], values, count, skip=1)
+            else:
+                self._operation(equation, values, count)
+        return {one: values[one] for one in jaxpr.outvars if isinstance(one, Var)}
+
+    def _whole(self) -> _Value:
+        return _Value((WHOLE,) * len(self.axes))
+
+    def _value(self, atom: Any, values: dict[Var, _Value]) -> _Value:
+        return (
+            self._whole() if isinstance(atom, Literal) else values.setdefault(atom, self._whole())
+        )
+
+    def _inline(
+        self, equation: Any, inner: ClosedJaxpr, values: dict, count: int, skip: int = 0
+    ) -> None:
+        given = [self._value(one, values) for one in equation.invars[skip:]]
+        offset = len(given) - len(inner.jaxpr.invars)
+        within = dict(zip(inner.jaxpr.invars, given[max(offset, 0) :], strict=True))
+        self.run(inner.jaxpr, within, count)
+        for outer, one in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
+            values[outer] = self._value(one, within)
+
+    def _loop(self, equation: Any, values: dict, count: int) -> None:
+        params = equation.params
+        if equation.primitive.name == "scan":
+            body, constants, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
+            trips, given = params["length"], list(equation.invars)
+        else:
+            body, constants = params["body_jaxpr"], params["body_nconsts"]
+            given = list(equation.invars[params["cond_nconsts"] :])
+            carries, trips = len(given) - constants, 1
+        cuts = [self._value(one, values).cut for one in given]
+        for position in range(constants + carries, len(given)):  # one layer of a stack at a time
+            for axis in range(len(self.axes)):
+                if cuts[position][axis] == 0:
+                    value = self._value(given[position], values)
+                    self.settle(given[position], value, axis, WHOLE, count, equation)
+                    cuts[position] = _with(cuts[position], axis, WHOLE)
+            cuts[position] = tuple(place - (place > 0) for place in cuts[position])
+        outs: list[Cut] = []
+        flow = self.flow
+        for _ in range(4):
+            self.flow = Flow([])
+            within = dict(zip(body.jaxpr.invars, map(_Value, cuts), strict=True))
+            self.run(body.jaxpr, within, count * trips)
+            outs = [self._value(one, within).cut for one in body.jaxpr.outvars]
+            carried = [
+                tuple(a if a == b else WHOLE for a, b in zip(before, after, strict=True))
+                for before, after in zip(cuts[constants:], outs[:carries], strict=False)
+            ]
+            # A carry that starts whole, such as zeros, may as well start as the body leaves it.
+            carried = [
+                tuple(
+                    after if before == WHOLE != after >= 0 else kept
+                    for before, after, kept in zip(*three, strict=True)
+                )
+                for three in zip(cuts[constants:], outs[:carries], carried, strict=False)
+            ]
+            if carried == cuts[constants : constants + carries]:
+                break
+            cuts[constants : constants + carries] = carried
+        for place, one in enumerate(body.jaxpr.outvars):
+            if isinstance(one, Literal):
+                continue
+            value = self._value(one, within)
+            # A stack of partial sums is summed once, after the loop.
+            for axis in range(len(self.axes)):
+                if place < carries:
+                    self.settle(one, value, axis, carried[place][axis], count * trips, equation)
+        flow.moves += self.flow.moves
+        flow.seconds_moving += self.flow.seconds_moving
+        flow.flops += self.flow.flops
+        self.flow = flow
+        for place, (outer, cut) in enumerate(zip(equation.outvars, outs, strict=True)):
+            stacked = tuple(one + (one >= 0) for one in cut)
+            values[outer] = _Value(carried[place] if place < carries else stacked)
+
+    def _operation(self, equation: Any, values: dict, count: int) -> None:
+        if equation.primitive.name == "sharding_constraint":
+            spec = getattr(equation.params["sharding"], "spec", PartitionSpec())
+            value = self._value(equation.invars[0], values)
+            wanted = cut_of(spec, len(equation.invars[0].aval.shape), self.axes)
+            for axis in range(len(self.axes)):
+                self.settle(equation.invars[0], value, axis, wanted[axis], count, equation)
+            values[equation.outvars[0]] = _Value(wanted)
+            return
+        rule = self._rules.setdefault(id(equation), rule_of(equation))
+        operands = [self._value(one, values) for one in equation.invars]
+        results = [[WHOLE] * len(self.axes) for _ in equation.outvars]
+        work = flops_of(equation) * count
+        for axis in range(len(self.axes)):
+            letter = self._choose(equation, rule, operands, results, axis, work)
+            if letter is None:
+                for out in results:
+                    out[axis] = WHOLE
+                for one, value in zip(equation.invars, operands, strict=True):
+                    self.settle(one, value, axis, WHOLE, count, equation)
+                continue
+            if letter == PARTIAL:
+                for out in results:
+                    out[axis] = PARTIAL
+                continue
+            work /= self.sizes[axis]
+            for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True):
+                self.settle(one, value, axis, _place(letters, letter), count, equation)
+            for out, letters in zip(results, rule.results, strict=True):
+                out[axis] = PARTIAL if letter in rule.summed else _place(letters, letter)
+        self.flow.flops += work
+        for one, cut in zip(equation.outvars, results, strict=True):
+            values[one] = _Value(tuple(cut))
+            if equation.primitive.name in REDUCTIONS:  # only sums can wait
+                for axis, place in enumerate(cut):
+                    if place == PARTIAL:
+                        self.settle(one, values[one], axis, WHOLE, count, equation)
+                        values[one].forms[axis] = {WHOLE}
+
+    def _choose(
+        self,
+        equation: Any,
+        rule: Rule,
+        operands: list[_Value],
+        results: list[list[int]],
+        axis: int,
+        work: float,
+    ) -> int | None:
+        """The letter to cut, PARTIAL to hand partial sums on, or None to compute it whole."""
+        forms = [value.forms[axis] for value in operands]
+        if all(form == {WHOLE} for form in forms):
+            return None
+        is_partial = [form == {PARTIAL} for form in forms]
+        name = equation.primitive.name
+        is_scaled = name in ("mul", "div") and not equation.invars[-1].aval.shape
+        if (all(is_partial) and name in LINEAR) or (is_scaled and is_partial == [True, False]):
+            return PARTIAL
+        options: list[int | None] = [None]
+        for form, letters in zip(forms, rule.operands, strict=True):
+            for place in form:
+                letter = letters[place] if 0 <= place < len(letters) else None
+                if letter in options or letter is None:
+                    continue
+                if self._divides(equation, rule, letter, axis):
+                    options.append(letter)
+
+        def seconds(letter: int | None) -> float:
+            moved = sum(
+                self._seconds(one, value, axis, _place(letters, letter))
+                for one, value, letters in zip(
+                    equation.invars, operands, rule.operands, strict=True
+                )
+            )
+            if letter in rule.summed and letter is not None:
+                # Partial sums must be made up sooner or later.
+                moved += self._all_reduce_seconds(equation.outvars[0], results[0], axis)
+            share = 1 if letter is None else 1 / self.sizes[axis]
+            return moved + work * share / self.machine.flops
+
+        # Of equals, the cut one: it divides the work of what follows.
+        return min(reversed(options), key=seconds)
+
+    def _divides(self, equation: Any, rule: Rule, letter: int, axis: int) -> bool:
+        arrays = zip(
+            (*equation.invars, *equation.outvars), (*rule.operands, *rule.results), strict=True
+        )
+        return all(
+            atom.aval.shape[place] % self.sizes[axis] == 0
+            for atom, letters in arrays
+            for place, one in enumerate(letters)
+            if one == letter
+        )
+
+    def settle(
+        self,
+        atom: Any,
+        value: _Value,
+        axis: int,
+        wanted: int,
+        count: int,
+        equation: Any,
+        *,
+        is_result: bool = False,
+    ) -> None:
+        """Brings an array into the form wanted on an axis, recording what moves."""
+        forms = value.forms[axis]
+        if wanted in forms or WHOLE in forms or wanted == PARTIAL:
+            if wanted != PARTIAL:
+                forms.add(wanted)
+            return
+        kind, sent, messages = self._move(atom, value, axis, wanted)
+        self.flow.seconds_moving += count * (
+            messages * self.machine.latency + sent / self.machine.bandwidth
+        )
+        source = "" if equation is None else source_of(equation)
+        name = "result" if equation is None else equation.primitive.name
+        self.flow.moves.append(Move(kind, self.axes[axis], sent, count, source, name, is_result))
+        forms.add(wanted)
+
+    def _seconds(self, atom: Any, value: _Value, axis: int, wanted: int) -> float:
+        if wanted in value.forms[axis] or WHOLE in value.forms[axis]:
+            return 0.0
+        _, sent, messages = self._move(atom, value, axis, wanted)
+        return messages * self.machine.latency + sent / self.machine.bandwidth
+
+    def _move(self, atom: Any, value: _Value, axis: int, wanted: int) -> tuple[str, float, int]:
+        size = self.sizes[axis]
+        others = [
+            self.sizes[other]
+            for other, place in enumerate(value.cut)
+            if other != axis and place >= 0
+        ]
+        volume = _bytes(atom) / math.prod(others) * (size - 1) / size
+        if PARTIAL in value.forms[axis] and max(value.forms[axis]) < 0:
+            if wanted == WHOLE:
+                return "all-reduce", 2 * volume, 2 * (size - 1)
+            return "reduce-scatter", volume, size - 1
+        if wanted == WHOLE:
+            return "all-gather", volume, size - 1
+        return "all-to-all", volume / size, size - 1
+
+    def _all_reduce_seconds(self, atom: Any, cut: list[int], axis: int) -> float:
+        size = self.sizes[axis]
+        pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place >= 0)
+        sent = 2 * _bytes(atom) / pieces * (size - 1) / size
+        return 2 * (size - 1) * self.machine.latency + sent / self.machine.bandwidth
+
+
+def _place(letters: Sequence[int | None], letter: int | None) -> int:
+    """The dimension of an array that carries a letter; WHOLE where none does."""
+    return WHOLE if letter is None or letter not in letters else letters.index(letter)
+
+
+def _with(cut: Cut, axis: int, place: int) -> Cut:
+    return (*cut[:axis], place, *cut[axis + 1 :])
+
+
+def _bytes(atom: Any) -> float:
+    aval = atom.aval
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return float(math.prod(getattr(aval, "shape", ()))) * itemsize
+
+
+def inner_program(equation: Any) -> ClosedJaxpr | None:
+    """The program a call runs."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        found = equation.params.get(name)
+        if isinstance(found, Jaxpr):
+            return ClosedJaxpr(found, ())
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,127 @@
+"""Redco's layouts: tensor parallelism from the names and shapes of parameters alone.
+
+Two rules: in a chain of fully connected layers columns and rows are cut in turn, so that a pair
+needs one all-reduce; queries, keys and values are cut on their outputs, the projection after them
+on its inputs. Names say which is which, and one rule serves all parameters of a name.
+"""
+
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh, PartitionSpec
+
+from toolkit._checks import checked
+from toolkit.parallel.layout import Layout, Placement, placements_of
+
+_WHOLE = "whole: neither a kernel nor an embedding"
+
+
+class _Choice(NamedTuple):
+    """The dimension a rule cuts, or None, and why."""
+
+    dimension: int | None
+    reason: str
+
+
+@checked
+def redco_layout(
+    params: Any, mesh: Mesh, *, axis: str = "model", batch_axis: str = "data"
+) -> Layout:
+    """Cuts kernels and embeddings by Redco's two rules, which read names and shapes only.
+
+    A contender of `auto_layout`, which follows the program instead: by names, latent projections
+    are cut as queries are, heads may be cut through, and the order of names decides which layers
+    take turns.
+
+    Args:
+        params: pytree of arrays or ShapeDtypeStructs, its leaves named as flax.linen names them
+            ("kernel", "embedding").
+        mesh: the devices.
+        axis: the mesh axis that cuts the parameters.
+        batch_axis: the mesh axis that cuts the batch.
+
+    Returns:
+        A `Layout`; each row says which rule was applied.
+
+    Raises:
+        ValueError: the mesh lacks one of the axes.
+        TypeError: a leaf that is not an array.
+
+    Cost:
+        Linear in the number of parameters.
+
+    Source:
+        Tan et al., "RedCoast: a lightweight tool to automate distributed training of LLMs on any
+        GPU/TPUs", 2024, and its `partition_utils.py`.
+
+    Example:
+        >>> mesh = make_mesh({"data": 1, "model": 8})  # eight devices, real or simulated
+        >>> params = {"attn": {name: {"kernel": jnp.ones((64, 64))} for name in ("q", "o")}}
+        >>> {row.path: tuple(row.spec) for row in redco_layout(params, mesh).placements}
+        {'attn/o/kernel': ('model',), 'attn/q/kernel': (None, 'model')}
+    """
+    for name, one in (("axis", axis), ("batch_axis", batch_axis)):
+        if one not in mesh.shape:
+            raise ValueError(f"{name}={one!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    rows = placements_of(params, lambda shape: (PartitionSpec(), _WHOLE))
+    choices = _choices(rows, mesh.shape[axis])
+    placed = []
+    for row in rows:
+        dimension, reason = choices[_key(row)]
+        spec = PartitionSpec() if dimension is None else PartitionSpec(*[None] * dimension, axis)
+        placed.append(Placement(row.path, row.shape, row.dtype, spec, reason))
+    return Layout(mesh, tuple(placed), PartitionSpec(batch_axis))
+
+
+def _key(row: Placement) -> tuple[str, ...]:
+    """What a rule matches: the module's name and "kernel", or the leaf's name alone."""
+    parts = row.path.split("/")
+    return tuple(parts[-2:]) if parts[-1] == "kernel" else tuple(parts[-1:])
+
+
+def _choices(rows: tuple[Placement, ...], pieces: int) -> dict[tuple[str, ...], _Choice]:
+    found: dict[tuple[str, ...], _Choice] = {}
+    last: int | None = None
+    for key in sorted({_key(row) for row in rows}):
+        alike = [row for row in rows if _key(row) == key]
+        if key[-1] not in ("kernel", "embedding"):
+            found[key] = _Choice(None, _WHOLE)
+            continue
+        ranks = {len(row.shape) for row in alike}
+        rank = min(ranks)
+        valid = [i for i in range(rank) if all(row.shape[i] % pieces == 0 for row in alike)]
+        if len(ranks) > 1 or not valid:
+            found[key] = _Choice(None, f"whole: no dimension of all {key[0]!r} fits {pieces}")
+            continue
+        is_attention = all(
+            "attn" in row.path.lower() or "attention" in row.path.lower() for row in alike
+        )
+        special = _by_name(key, is_attention)
+        if special is not None:
+            is_first, reason = special
+            found[key] = _Choice(valid[0] if is_first else valid[-1], reason)
+            continue
+        dimension = valid[-1]
+        if dimension == last and len(valid) > 1:
+            dimension = valid[-2]
+        last = dimension
+        found[key] = _Choice(dimension, "fully connected layers take turns, by name")
+    return found
+
+
+def _by_name(key: tuple[str, ...], is_attention: bool) -> tuple[bool, str] | None:
+    """Whether a name means the first dimension (or the last), and the reason; None for neither."""
+    if key[-1] == "embedding":
+        return True, "embedding: cut on the vocabulary where it fits"
+    name = key[0]
+    ends, words = {name[0], name[-1]}, name.split("_")
+    if is_attention and ends & {"q", "k", "v"}:
+        return False, "queries, keys and values are cut on their outputs"
+    if is_attention and "o" in ends:
+        return True, "the projection after attention is cut on its inputs"
+    if name.startswith(("up", "gate", "wi")) or "in" in words:
+        return False, "the first of a pair is cut on its outputs"
+    if name.startswith(("down", "wo")) or "out" in words:
+        return True, "the second of a pair is cut on its inputs"
+    if name.startswith("head") or name.endswith("head"):
+        return False, "the head is cut on its outputs"
+    return None
