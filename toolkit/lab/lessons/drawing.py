@@ -52,10 +52,9 @@ def draw_on_a_line(figure: Figure, guess: float, truth: float, unit: str) -> Non
     axes.axhline(0, color=INK, linewidth=1)
     axes.plot([truth], [0], **TRUTH)
     axes.plot([guess], [0], **GUESS)
-    for x, name, y in ((truth, "it is", 0.55), (guess, "you guessed", -1.05)):
-        axes.annotate(
-            f"{name} {in_words(x, unit)}", (x, y), ha="center", annotation_clip=False, va="bottom"
-        )
+    for x, name, y, side in ((truth, "it is", 0.6, "bottom"), (guess, "you guessed", -0.7, "top")):
+        words = f"{name} {in_words(x, unit)}"
+        axes.annotate(words, (x, y), ha="center", va=side, annotation_clip=False)
     axes.set(ylim=(-1, 1), yticks=[])
     axes.xaxis.set_visible(False)
     for side in axes.spines.values():

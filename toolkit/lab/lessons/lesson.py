@@ -3,8 +3,9 @@
 import html
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -16,7 +17,8 @@ from toolkit.lab.lessons.prediction import Prediction
 from toolkit.lab.lessons.progress import Progress
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """What a check found; shows itself in a notebook.
 
     Attributes:
