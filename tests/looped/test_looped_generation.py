@@ -30,6 +30,7 @@ from toolkit.looped.mixing import LAYERS
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits
+QUANTISED_ERROR = 0.02
 PATTERNS = ("full", "window", "gdn", "gdn window full", "retention mamba2 rwkv7")
 
 
@@ -49,6 +50,22 @@ def some_tokens(batch=2, time=16):
 @jax.jit
 def forward(model, tokens):
     return model(tokens)
+
+
+def test_a_quantised_cache_is_a_quarter_and_writes_almost_the_same_logits():
+    options = {"key_value_heads": 1, "head_size": 64}
+    model = build("full window", options=everywhere(**options))
+    small = build("full window", options=everywhere(**options, quantised_cache=True))
+    bytes_of = [cache_bytes_per_token(m.config) for m in (model, small)]
+    assert bytes_of == [2 * 2 * 64 * 4, 2 * 2 * (64 + 4)]  # of two loops
+    tokens = some_tokens()
+    wanted = forward(model, tokens)
+    logits, cache = prefill(small, tokens[:, :9], capacity=16)
+    for time in range(9, 16):
+        logits, cache = decode_step(small, tokens[:, time], cache)
+        error = jnp.linalg.norm(logits - wanted[:, time]) / jnp.linalg.norm(wanted[:, time])
+        assert 0 < error < QUANTISED_ERROR
+    assert generate(small, tokens[:, :4], length=5).shape == (2, 5)
 
 
 @pytest.mark.parametrize(

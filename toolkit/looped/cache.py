@@ -121,7 +121,7 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
     return sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(cache)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        if leaf.dtype != jnp.int32  # a length
     )
 
 

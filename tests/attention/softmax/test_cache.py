@@ -66,6 +66,26 @@ def test_pieces_and_steps_equal_the_parallel_form(implementation, sliding_window
 
 
 @pytest.mark.parametrize("sliding_window", [None, 7])
+def test_steps_with_every_option_equal_the_reference(sliding_window):
+    with jax.enable_x64(True):
+        inputs = draw(19, np.float64)
+        options = {
+            "logits_soft_cap": 2.0,
+            "alibi_slopes": jnp.asarray([0.5, 0.25, 0.1, 0.0]),
+            "sinks": jnp.asarray([0.3, -1.0, 2.0, 0.0]),
+            "sliding_window": sliding_window,
+            "return_residual": True,
+        }
+        wanted, _, wanted_residual = softmax_attention_reference(*inputs, **options)
+        step = jax.jit(partial(softmax_attention_step, **options))
+        cache = empty(19 if sliding_window is None else 7, jnp.float64)
+        for time in range(19):
+            out, cache, residual = step(*(array[:, time] for array in inputs), cache)
+            np.testing.assert_allclose(out, wanted[:, time], atol=FLOAT64_TOLERANCE)
+            np.testing.assert_allclose(residual, wanted_residual[:, time], atol=FLOAT64_TOLERANCE)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 7])
 def test_cache_and_output_equal_the_reference(sliding_window):
     inputs, more = draw(12), draw(9, seed=1)
     capacity = 30 if sliding_window is None else 7

@@ -15,6 +15,7 @@ whose sequence has ended takes in another while the others go on (`free`, `inser
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,10 @@ from toolkit.attention._caches import (
 )
 from toolkit.attention._checks import check_count, check_inputs, check_sizes
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import HeadValue, Query, SegmentIds, SharedKey, SharedValue
-from toolkit.attention._visibility import Extent, Segments
+from toolkit.attention._shapes import Query, SegmentIds, SharedKey, SharedValue
+from toolkit.attention._visibility import Extent, Segments, seen_window
+from toolkit.attention.softmax.merge import with_sinks
+from toolkit.attention.softmax.scores import Options, capped, checked_cap
 
 
 @jax.tree_util.register_dataclass
@@ -120,13 +123,23 @@ def softmax_attention_step(
     *,
     scale: float | None = None,
     sliding_window: int | None = None,
-) -> tuple[HeadValue, KVCache]:
+    logits_soft_cap: float | None = None,
+    alibi_slopes: Float[Array, "heads"] | None = None,
+    sinks: Float[Array, "heads"] | None = None,
+    return_residual: bool = False,
+) -> tuple[Any, ...]:
     """Append one token to the cache and attend to all tokens in it.
 
-        o_t = sum_{i <= t} softmax_i(scale q_t . k_i) v_i
+        o_t = sum_{i <= t} softmax_i(s_ti) v_i
+        s_ti = c tanh(scale q_t . k_i / c) - slope (t - i)
 
     Arguments as `softmax_attention`, without the time axis; `cache` holds the tokens before this
     one. Values in slots without a token never show in the output, even NaN.
+
+    Returns:
+        The output [batch, heads, value] in q_t's dtype, and the cache with the token in it. With
+        `return_residual` third the logarithm of the sum of exponentials, the sink's included,
+        [batch, heads], by which devices that hold parts of a cache merge what they found.
 
     Cost:
         2 batch heads capacity (key + value) FLOPs, and one read of the cache, which decides the
@@ -141,17 +154,22 @@ def softmax_attention_step(
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
     """
-    sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t)
+    of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, **of_heads)
     sliding_window = check_window(sliding_window)
     check_kv_cache(cache, sizes, k_t, sliding_window)
     q_t, scale = fixed_scale(q_t, scale)
-    return _step(q_t, k_t, v_t, cache, scale=scale, sliding_window=sliding_window)
+    options = Options(scale, seen_window(True, sliding_window), checked_cap(logits_soft_cap))
+    out, cache, residual = _step(q_t, k_t, v_t, cache, alibi_slopes, sinks, options=options)
+    return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its conditionals anew every time.
-@partial(jax.jit, static_argnames=("scale", "sliding_window"))
-def _step(q_t, k_t, v_t, cache, *, scale, sliding_window):
+@partial(jax.jit, static_argnames="options")
+def _step(q_t, k_t, v_t, cache, alibi_slopes, sinks, *, options):
     batch, heads, key_size = q_t.shape
+    before, _ = options.window
+    sliding_window = None if before is None else before + 1
     key_heads = k_t.shape[1]
     length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
     slot = length % capacity if is_ring else length
@@ -164,24 +182,34 @@ def _step(q_t, k_t, v_t, cache, *, scale, sliding_window):
         visible &= age < sliding_window
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
-    out = _attend_to_slots(q_t, cache, visible[:, None, None], scale)
+    penalty = None
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.astype(accumulator(q_t.dtype)).reshape(1, *q_t.shape[1:3], 1)
+        penalty = slopes * age[:, None, None].astype(slopes.dtype)
+    out, residual = _attend_to_slots(q_t, cache, visible[:, None, None], penalty, options)
+    out = out.reshape(batch, 1, heads, v_t.shape[2])
+    residual = residual.reshape(batch, 1, heads)
+    if sinks is not None:
+        out, residual = with_sinks(out, residual, sinks)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)
-    return out.reshape(batch, heads, v_t.shape[2]), cache
+    return out[:, 0], cache, residual[:, 0]
 
 
 def _attend_to_slots(
     q: Float[Array, "batch key_heads group key"],
     cache: KVCache,
     visible: Bool[Array, "batch 1 1 slots"],
-    scale: float,
-) -> Float[Array, "batch key_heads group value"]:
-    """Softmax of one query per head over the visible slots."""
+    penalty: Float[Array, "batch key_heads group slots"] | None,
+    options: Options,
+) -> tuple[Float[Array, "batch key_heads group value"], Float[Array, "batch key_heads group 1"]]:
+    """Softmax of one query per head over the visible slots, and its log-sum-exp."""
     precise = accumulator(q.dtype)
     keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
-    scores = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise) * scale
+    products = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise)
     if cache.key_scales is not None:
-        scores *= cache.key_scales[:, :, None]
-    p, total, _ = masked_softmax(scores, visible)
+        products *= cache.key_scales[:, :, None]
+    scores = capped(products, options)
+    p, total, lse = masked_softmax(scores if penalty is None else scores - penalty, visible)
     weights = p if cache.value_scales is None else p * cache.value_scales[:, :, None]
     weights = weights.astype(values.dtype)
     out = jnp.einsum("bhgs,bhvs->bhgv", weights, values, preferred_element_type=precise)
@@ -195,7 +223,7 @@ def _attend_to_slots(
             0,
         ).sum(axis=-1),
     )
-    return out / total
+    return out / total, lse
 
 
 def append(

@@ -50,6 +50,15 @@ class Context(NamedTuple):
     dropout_key: Any = None
 
 
+def checked_cap(logits_soft_cap: float | None) -> float | None:
+    """A soft cap as a float; refuses one that bounds nothing."""
+    if logits_soft_cap is None:
+        return None
+    if not logits_soft_cap > 0:
+        raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
+    return float(logits_soft_cap)
+
+
 def capped(products: Array, options: Options) -> Array:
     """The scaled products, bounded."""
     products = products * options.scale

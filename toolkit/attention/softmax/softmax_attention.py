@@ -35,7 +35,7 @@ from toolkit.attention._visibility import Extent, Window, packed, seen_window
 from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
-from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.scores import Context, Inputs, Options, checked_cap
 from toolkit.attention.softmax.stock import STOCK, check_stock, stock_attention
 
 
@@ -145,12 +145,8 @@ def softmax_attention(
     of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
     _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads)
     check_choice("implementation", implementation, (None, "dense", "blockwise", *STOCK))
-    if logits_soft_cap is not None and not logits_soft_cap > 0:
-        raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
     q, scale = fixed_scale(q, scale)
-    options = Options(
-        scale, window, logits_soft_cap and float(logits_soft_cap), float(dropout_rate)
-    )
+    options = Options(scale, window, checked_cap(logits_soft_cap), float(dropout_rate))
     dropout_key = checked_key(dropout_rate, dropout_key)
     lengths = query_seq_lengths, key_value_seq_lengths
     rare = {"query_offset": query_offset, "bias": bias, "mask": mask, **of_heads}

@@ -182,10 +182,7 @@ def _attend(
 
         def head(q, k, v, own):
             means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
-            branches = over_queries(
-                partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own
-            )
-            return branches
+            return over_queries(partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own)
 
         return each(head, q.transpose(1, 0, 2, 3), k, v, own)
 

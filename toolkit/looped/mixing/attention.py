@@ -23,6 +23,8 @@ class AttentionOptions(LayerOptions):
         query_key_norm: RMSNorm of every query and key head before they turn.
         rotary_fraction: share of a head's channels, the first ones, that turn with the position.
         output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
+        quantised_cache: keep the keys and values of a text in int8, with a scale per token and
+            head; `attention.quantisation_error` says what that costs.
     """
 
     key_value_heads: int | None = None
@@ -30,6 +32,7 @@ class AttentionOptions(LayerOptions):
     query_key_norm: bool = False
     rotary_fraction: float = 1.0
     output_gate: bool = False
+    quantised_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,8 @@ class AttentionLayer(MixingLayer):
         """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
         _, key_value_heads, size = cls.sizes_of(config)
         room = window or cls.window_of(config) or capacity
-        return KVCache.empty(batch, key_value_heads, size, size, room, config.compute_dtype)
+        sizes = batch, key_value_heads, size, size, room, config.compute_dtype
+        return KVCache.empty(*sizes, is_quantised=cls.options_of(config).quantised_cache)
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> AttentionSizes:
