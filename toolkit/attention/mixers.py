@@ -88,7 +88,7 @@ from toolkit.attention.row import Mixer, recurrent
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.softmax_attention import softmax_attention
-from toolkit.attention.sparse import costs as sparse_costs
+from toolkit.attention.sparse.train import costs as sparse_costs
 
 
 def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):

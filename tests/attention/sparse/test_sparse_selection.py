@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention.sparse import attend, selected_indices, top_mask
-from toolkit.attention.sparse.spread import prefers_gather
+from toolkit.attention.sparse.train.spread import prefers_gather
 
 TOLERANCE, FLOAT32_TOLERANCE = 1e-12, 1e-5
 BOTH = pytest.mark.parametrize("dtype", [np.float32, np.float64])

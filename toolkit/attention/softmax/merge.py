@@ -44,8 +44,35 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
         >>> out.shape, residual.shape
         ((1, 4, 2, 4), (1, 4, 2))
     """
+    return combine(*parts)
+
+
+@checked
+def combine(
+    *parts: tuple[Float[Array, "... value"], Float[Array, "..."]],
+) -> tuple[Float[Array, "... value"], Float[Array, "..."]]:
+    """Merge parts of any leading axes, as `merge_attention` does those of sequences.
+
+        L = log sum_p exp(L_p)        o = sum_p exp(L_p - L) o_p
+
+    Args:
+        *parts: of each part its output [..., value] and its residual [...], the logarithm of its
+            sum of exponentials; -inf where it sees nothing.
+
+    Returns:
+        Output and residual of attention to all of the keys, whatever the order of the parts.
+
+    Raises:
+        ValueError: no part.
+
+    Example:
+        >>> one, two = (jnp.zeros((1, 2)), jnp.zeros(1)), (jnp.ones((1, 2)), jnp.zeros(1))
+        >>> out, residual = combine(one, two)
+        >>> out.tolist()
+        [[0.5, 0.5]]
+    """
     if not parts:
-        raise ValueError("merge_attention needs at least one part; got none.")
+        raise ValueError("there must be at least one part to merge; got none.")
     residuals = jnp.stack([residual for _, residual in parts])
     largest = lax.stop_gradient(residuals.max(axis=0))
     largest = jnp.where(largest == -jnp.inf, 0, largest)  # no part sees anything

@@ -1,5 +1,6 @@
-"""Attention to a selection of tokens: exact, trainable, memory linear in time.
+"""Attention to a selection of tokens: trained sparse (`train/`), or decoded sparsely (`decode/`).
 
+Trained: exact, memory linear in time
 native_sparse_attention       block means, selected blocks and a window, gated (NSA)
 deepseek_sparse_attention     the tokens an indexer picks (DSA); each with a `_reference` and
                               a `_step` (native_sparse_attention_reference,
@@ -9,31 +10,64 @@ indexer_loss                  what teaches the indexer: divergence from the atte
 index_scores                  the indexer's scores of one sequence
 BlockCache, IndexedCache      what each remembers while it decodes
 
+Decoded: any model trained dense, its cache read in part (`protocol.py`)
+SELECTORS                     the systems by name
+Selector                      what a system is: an index of the keys, and how a query ranks them
+choose, Choice                a system and its budget in one word, such as "oracle:0.9"
+build                         the cache of a prompt, with a system's index
+update                        append one token
+decode_step                   attend to what a system selects, and say what was read
+SparseCache, Decoded          what these take and return
+FixedTokens, Ratio, PerHead, MassTarget, Threshold
+                              budgets: how much may be read, whatever the system
+recovered_mass, output_error  how good a selection is
+
 What they are made of, for any method that selects
 top_mask                      exactly the k largest, of equal ones the first
 selected_indices              where a mask is true
 attend                        exact softmax attention over a selection, masked or gathered
+combine                       merge what attention to disjoint parts gave
 """
 
 from toolkit.attention._attend import attend
-from toolkit.attention.sparse.cache import BlockCache, IndexedCache
-from toolkit.attention.sparse.deepseek_sparse_attention import (
+from toolkit.attention.softmax.merge import combine
+from toolkit.attention.sparse.budget import FixedTokens, MassTarget, PerHead, Ratio, Threshold
+from toolkit.attention.sparse.protocol import Decoded, SparseCache, build, decode_step, update
+from toolkit.attention.sparse.quality import output_error, recovered_mass
+from toolkit.attention.sparse.selection import selected_indices, top_mask
+from toolkit.attention.sparse.selector import Selector
+from toolkit.attention.sparse.selectors import SELECTORS, Choice, choose
+from toolkit.attention.sparse.train.cache import BlockCache, IndexedCache
+from toolkit.attention.sparse.train.deepseek_sparse_attention import (
     deepseek_sparse_attention,
     deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
 )
-from toolkit.attention.sparse.indexer import index_scores, indexer_loss
-from toolkit.attention.sparse.native_sparse_attention import (
+from toolkit.attention.sparse.train.indexer import index_scores, indexer_loss
+from toolkit.attention.sparse.train.native_sparse_attention import (
     native_sparse_attention,
     native_sparse_attention_reference,
     native_sparse_attention_step,
 )
-from toolkit.attention.sparse.selection import selected_indices, top_mask
 
 __all__ = [
+    "SELECTORS",
     "BlockCache",
+    "Choice",
+    "Decoded",
+    "FixedTokens",
     "IndexedCache",
+    "MassTarget",
+    "PerHead",
+    "Ratio",
+    "Selector",
+    "SparseCache",
+    "Threshold",
     "attend",
+    "build",
+    "choose",
+    "combine",
+    "decode_step",
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",
@@ -42,6 +76,9 @@ __all__ = [
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
+    "output_error",
+    "recovered_mass",
     "selected_indices",
     "top_mask",
+    "update",
 ]

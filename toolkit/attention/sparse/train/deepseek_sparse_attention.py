@@ -44,10 +44,15 @@ from toolkit.attention._shapes import (
     SharedValues,
 )
 from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
-from toolkit.attention.sparse.cache import IndexedCache
-from toolkit.attention.sparse.indexer import index_scores, past
 from toolkit.attention.sparse.selection import selected_indices, top_mask
-from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
+from toolkit.attention.sparse.train.cache import IndexedCache
+from toolkit.attention.sparse.train.indexer import index_scores, past
+from toolkit.attention.sparse.train.spread import (
+    attend_to_past,
+    each,
+    in_cheaper_form,
+    over_queries,
+)
 
 
 @checked

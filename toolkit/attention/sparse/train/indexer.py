@@ -28,7 +28,7 @@ from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
 from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.selection import top_mask
-from toolkit.attention.sparse.spread import each, over_queries
+from toolkit.attention.sparse.train.spread import each, over_queries
 
 
 def index_scores(

@@ -50,15 +50,20 @@ from toolkit.attention._shapes import (
     SharedValues,
 )
 from toolkit.attention._visibility import Extent, packed, run_numbers
-from toolkit.attention.sparse.blocks import (
+from toolkit.attention.sparse.train.blocks import (
     Blocking,
     attend_to_blocks,
     block_means,
     layout,
     layout_from_zero,
 )
-from toolkit.attention.sparse.cache import BlockCache, pool_blocks, pool_last_block
-from toolkit.attention.sparse.spread import attend_to_past, each, in_cheaper_form, over_queries
+from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
+from toolkit.attention.sparse.train.spread import (
+    attend_to_past,
+    each,
+    in_cheaper_form,
+    over_queries,
+)
 
 
 @checked

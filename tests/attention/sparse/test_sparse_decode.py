@@ -1,0 +1,207 @@
+"""What every system of sparse decoding promises, and what they share: parts, budgets, groups."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention import sparse
+
+BATCH, HEADS, GROUP, CAPACITY, SIZE = 2, 2, 2, 64, 8
+LENGTH = (64, 41)
+EACH = pytest.mark.parametrize("name", sparse.SELECTORS)
+MASSES = [name for name, kind in sparse.SELECTORS.items() if kind.estimates_mass]
+EXACT = 1e-5
+
+
+@cache
+def arrays(capacity=CAPACITY):
+    random = np.random.default_rng(0)
+    shapes = [(BATCH, HEADS, capacity, SIZE)] * 2 + [(BATCH, HEADS * GROUP, SIZE)]
+    return tuple(jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes)
+
+
+@cache
+def selector(name):
+    return sparse.SELECTORS[name](sinks=3, recent=5)
+
+
+@cache
+def built(name, length=LENGTH):
+    keys, values, _ = arrays()
+    return sparse.build(selector(name), keys, values, jnp.array(length))
+
+
+def decode(name, budget, length=LENGTH, **how):
+    return sparse.decode_step(built(name, length), arrays()[2], selector(name), budget, **how)
+
+
+def dense(length=LENGTH, keep=None):
+    """Outputs, residuals and weights over all tokens, or over those to keep."""
+    keys, values, q = arrays()
+    q = q.reshape(BATCH, HEADS, GROUP, SIZE)
+    scores = jnp.einsum("bkgd,bksd->bkgs", q, keys) * SIZE**-0.5
+    mask = jnp.arange(CAPACITY)[None] < jnp.array(length)[:, None]
+    mask = mask[:, None, None] if keep is None else mask[:, None, None] & keep
+    scores = jnp.where(mask, scores, -jnp.inf)
+    out = jnp.einsum("bkgs,bksd->bkgd", jax.nn.softmax(scores), values)
+    shape = BATCH, HEADS * GROUP
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    return out.reshape(*shape, SIZE), lse.reshape(shape), jax.nn.softmax(scores)
+
+
+@EACH
+@pytest.mark.parametrize("group", ["union", "sum", "max", "each"])
+def test_all_tokens_give_dense_attention(name, group):
+    step = decode(name, sparse.FixedTokens(CAPACITY), group=group, corrects_tail=True)
+    out, lse, _ = dense()
+    np.testing.assert_allclose(step.out, out, atol=EXACT)
+    np.testing.assert_allclose(step.lse, lse, atol=EXACT)
+
+
+@EACH
+def test_a_fixed_budget_is_kept_and_reported(name):
+    step = decode(name, sparse.FixedTokens(20), group="sum")
+    assert (step.tokens <= 20).all()
+    assert (step.bytes_read >= 2 * SIZE * 4 * step.tokens).all()
+    assert step.out.shape == (BATCH, HEADS * GROUP, SIZE)
+
+
+@EACH
+def test_rows_of_unequal_length_do_not_meet(name):
+    """A row decodes as it would alone, and what lies beyond its length never shows."""
+    keys, values, q = arrays()
+    is_token = jnp.arange(CAPACITY)[None, None, :, None] < LENGTH[1]
+    keys, values = (jnp.where(is_token, x, jnp.nan)[1:] for x in (keys, values))
+    alone = sparse.build(selector(name), keys, values, jnp.array(LENGTH[1:]))
+    one = sparse.decode_step(alone, q[1:], selector(name), sparse.FixedTokens(20))
+    both = decode(name, sparse.FixedTokens(20))
+    np.testing.assert_allclose(both.out[1:], one.out, atol=EXACT)
+    np.testing.assert_array_equal(both.tokens[1:], one.tokens)
+
+
+@EACH
+def test_tokens_appended_are_as_tokens_built(name):
+    """All tokens read again, whatever the index made of the new ones; nothing compiles twice."""
+    keys, values, q = arrays()
+    traces = []
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(cache, k, v):
+        traces.append(None)
+        cache = sparse.update(selector(name), cache, k, v)
+        return cache, sparse.decode_step(
+            cache, q, selector(name), sparse.FixedTokens(CAPACITY), corrects_tail=True
+        )
+
+    cache = jax.tree.map(jnp.copy, built(name, (40, 17)))
+    rows = jnp.arange(BATCH)
+    for _ in range(24):
+        cache, decoded = step(cache, keys[rows, :, cache.length], values[rows, :, cache.length])
+    assert len(traces) == 1
+    out, lse, _ = dense((64, 41))
+    np.testing.assert_allclose(decoded.out, out, atol=EXACT)
+    np.testing.assert_allclose(decoded.lse, lse, atol=EXACT)
+
+
+@EACH
+def test_a_row_can_be_freed_and_filled_again(name):
+    keys, values, q = arrays()
+    cache = built(name).free(jnp.array([1]))
+    for token in range(20):
+        k, v = keys[:, :, token], values[:, :, token]
+        cache = sparse.update(selector(name), jax.tree.map(lambda x: x[1:], cache), k[1:], v[1:])
+        cache = jax.tree.map(lambda x: jnp.concatenate([x, x]), cache)
+    step = sparse.decode_step(cache, q, selector(name), sparse.FixedTokens(CAPACITY))
+    np.testing.assert_allclose(step.out[1], dense((20, 20))[0][1], atol=EXACT)
+
+
+@pytest.mark.parametrize("name", MASSES)
+def test_mass_grows_with_every_budget(name):
+    for budgets in (
+        [sparse.FixedTokens(count) for count in (12, 40)],
+        [sparse.MassTarget(share) for share in (0.5, 0.9)],
+        [sparse.Threshold(share) for share in (0.1, 0.01)],
+    ):
+        steps = [decode(name, budget, group="each") for budget in budgets]
+        mass = np.array([sparse.recovered_mass(step.lse, dense()[1]) for step in steps])
+        assert (np.diff(mass, axis=0) >= -EXACT).all(), budgets
+        assert (mass <= 1 + EXACT).all()
+
+
+def test_exact_shares_reach_their_target():
+    for share in (0.5, 0.8, 0.95):
+        step = decode("oracle", sparse.MassTarget(share), group="each")
+        assert (sparse.recovered_mass(step.lse, dense()[1]) >= share - EXACT).all()
+
+
+@pytest.mark.parametrize("group", ["union", "sum", "max", "each"])
+def test_groups_select_as_by_brute_force(group):
+    budget = 20
+    weights = np.asarray(dense()[2])
+    keep = np.zeros(weights.shape, bool)
+    for row, head in np.ndindex(BATCH, HEADS):
+        length = LENGTH[row]
+        keep[row, head, :, :3] = keep[row, head, :, length - 5 : length] = True
+        p = weights[row, head].copy()
+        p[:, :3] = p[:, length - 5 :] = -1
+        of = {"sum": p.sum(0, keepdims=True), "max": p.max(0, keepdims=True)}.get(group, p)
+        for set_, shares in enumerate(of):
+            best = np.argsort(-shares, kind="stable")[: budget - 8]
+            keep[row, head, set_ if group == "each" else slice(None), best] = True
+    step = decode("oracle", sparse.FixedTokens(budget), group=group)
+    out, lse, _ = dense(keep=jnp.asarray(keep))
+    np.testing.assert_allclose(step.out, out, atol=EXACT)
+    np.testing.assert_allclose(step.lse, lse, atol=EXACT)
+
+
+def test_identities_of_a_selection():
+    out, lse, p = dense()
+    keep = jnp.asarray(np.random.default_rng(1).random((BATCH, HEADS, GROUP, CAPACITY)) < 0.4)
+    chosen, chosen_lse, restricted = dense(keep=keep)
+    other, other_lse, _ = dense(keep=~keep)
+    mass = sparse.recovered_mass(chosen_lse, lse)
+    np.testing.assert_allclose(chosen - out, (1 - mass)[..., None] * (chosen - other), atol=EXACT)
+    largest = jnp.linalg.norm(arrays()[1], axis=-1).max()
+    assert (jnp.linalg.norm(chosen - out, axis=-1) <= 2 * (1 - mass) * largest).all()
+    divergence = jnp.where(restricted > 0, restricted * jnp.log(restricted / p), 0).sum(axis=-1)
+    np.testing.assert_allclose(divergence.reshape(mass.shape), -jnp.log(mass), atol=EXACT)
+    variation = jnp.abs(restricted - p).sum(axis=-1).reshape(mass.shape) / 2
+    np.testing.assert_allclose(variation, 1 - mass, atol=EXACT)
+    parts = [(chosen, chosen_lse), (other, other_lse)]
+    for order in (parts, parts[::-1]):
+        whole = sparse.combine(*order)
+        np.testing.assert_allclose(whole[0], out, atol=EXACT)
+        np.testing.assert_allclose(whole[1], lse, atol=EXACT)
+
+
+def test_a_system_and_its_budget_in_one_word():
+    assert sparse.choose("oracle:0.9") == (sparse.SELECTORS["oracle"](), sparse.MassTarget(0.9))
+    assert sparse.choose("window:10%").budget == sparse.Ratio(0.1)
+    for wrong, what in (
+        ("nothing:3", "must be one of"),
+        ("oracle", "needs a budget"),
+        ("oracle:0", "at least 1"),
+        ("oracle:110%", "at most 1"),
+        ("window:0.9", "estimates no mass"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            sparse.choose(wrong)
+
+
+def test_wrong_calls_are_refused():
+    keys, values, q = arrays()
+    cache, budget = built("oracle"), sparse.FixedTokens(9)
+    for call, what in (
+        (lambda: sparse.build(selector("oracle"), keys, values[:1], jnp.array(LENGTH)), "agree"),
+        (lambda: sparse.decode_step(cache, q[:, :3], selector("oracle"), budget), "multiple"),
+        (lambda: sparse.decode_step(cache, q[..., :3], selector("oracle"), budget), "to fit"),
+        (lambda: decode("window", sparse.MassTarget(0.5)), "does not estimate"),
+        (lambda: sparse.update(selector("oracle"), cache, keys[:, :, 0], values[:, :, 0]), "take"),
+        (lambda: sparse.PerHead(()), "one number per head"),
+        (lambda: sparse.SELECTORS["oracle"](recent=0), "newest"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            call()

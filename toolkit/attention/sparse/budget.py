@@ -1,0 +1,185 @@
+"""How many tokens a step may attend to: a number, a share, a mass, a threshold, one per head.
+
+A budget counts every token attended to, sinks and recent ones too, so that equal budgets are equal
+reading. It knows nothing of the system that ranks the tokens: all it is given is the ranking's
+estimated share of the softmax, unit by unit (`Ranked`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._checks import check_count
+
+
+class Ranked(NamedTuple):
+    """Units of one query head in falling order of their score, and what they are thought to hold.
+
+    Attributes:
+        shares: estimated share of the whole softmax that each unit holds.
+        sizes: tokens of each unit.
+        forced_share: estimated share of the sinks and recent tokens, attended to anyhow.
+    """
+
+    shares: Float[Array, "units"]
+    sizes: Int[Array, "units"]
+    forced_share: Float[Array, ""]
+
+
+class Budget(Protocol):
+    """How many tokens a head may attend to.
+
+    Attributes:
+        needs_mass: whether it asks what share of the softmax the ranked units hold.
+    """
+
+    needs_mass: ClassVar[bool]
+
+    def most(self, capacity: int) -> int:
+        """The most tokens of a head, whatever its length: known when compiling."""
+        ...
+
+    def count(self, length: Int[Array, ""], head: Int[Array, ""]) -> Int[Array, ""]:
+        """The most tokens of one key-value head in a row of some length."""
+        ...
+
+    def selected(self, ranked: Ranked) -> Int[Array, ""]:
+        """How many ranked tokens suffice; asked only of a budget that needs the mass."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A budget known before the ranking."""
+
+    needs_mass: ClassVar[bool] = False
+
+    def selected(self, ranked: Ranked) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FixedTokens(_Counted):
+    """As many tokens in every head: `tokens` of them, or all there are.
+
+    Example:
+        >>> FixedTokens(256).most(4096)
+        256
+    """
+
+    tokens: int
+
+    def __post_init__(self):
+        check_count("tokens", self.tokens, 1, " token")
+
+    def most(self, capacity: int) -> int:
+        return min(self.tokens, capacity)
+
+    def count(self, length: Array, head: Array) -> Array:
+        return jnp.int32(self.tokens)
+
+
+@dataclass(frozen=True)
+class Ratio(_Counted):
+    """A share of the tokens that the cache holds, growing with it.
+
+    Example:
+        >>> Ratio(0.1).most(4096)
+        410
+    """
+
+    share: float
+
+    def __post_init__(self):
+        _check_share("share", self.share)
+
+    def most(self, capacity: int) -> int:
+        return math.ceil(self.share * capacity)
+
+    def count(self, length: Array, head: Array) -> Array:
+        return jnp.ceil(self.share * length.astype(jnp.float32)).astype(jnp.int32)
+
+
+@dataclass(frozen=True)
+class PerHead(_Counted):
+    """A number of tokens of its own for every key-value head, as a calibration found them.
+
+    Example:
+        >>> PerHead((64, 512)).most(4096)
+        512
+    """
+
+    tokens: tuple[int, ...]
+
+    def __post_init__(self):
+        if not isinstance(self.tokens, tuple) or not self.tokens:
+            raise ValueError(f"tokens must be a tuple, one number per head; got {self.tokens!r}.")
+        for tokens in self.tokens:
+            check_count("every one of tokens", tokens, 1, " token")
+
+    def most(self, capacity: int) -> int:
+        return min(max(self.tokens), capacity)
+
+    def count(self, length: Array, head: Array) -> Array:
+        return jnp.asarray(self.tokens, jnp.int32)[head]
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    """A budget that hangs on what the ranking estimates, `most_tokens` at the most."""
+
+    needs_mass: ClassVar[bool] = True
+
+    share: float
+    most_tokens: int = 4096
+
+    def __post_init__(self):
+        _check_share("share", self.share)
+        check_count("most_tokens", self.most_tokens, 1, " token")
+
+    def most(self, capacity: int) -> int:
+        return min(self.most_tokens, capacity)
+
+    def count(self, length: Array, head: Array) -> Array:
+        return jnp.int32(self.most_tokens)
+
+
+@dataclass(frozen=True)
+class MassTarget(_Estimated):
+    """The fewest tokens that hold a share of the softmax, as far as the system can estimate it.
+
+    Whole units are taken until their estimated shares, with that of the sinks and recent tokens,
+    reach `share`; `most_tokens` bounds what is read and decides the time of a step.
+
+    Example:
+        >>> MassTarget(0.9, most_tokens=2048).most(65536)
+        2048
+    """
+
+    def selected(self, ranked: Ranked) -> Array:
+        before = ranked.forced_share + jnp.cumsum(ranked.shares) - ranked.shares
+        return jnp.where(before < self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
+
+
+@dataclass(frozen=True)
+class Threshold(_Estimated):
+    """Every token whose estimated share of the softmax is at least `share`.
+
+    Example:
+        >>> Threshold(0.001, most_tokens=1000).most(65536)
+        1000
+    """
+
+    def selected(self, ranked: Ranked) -> Array:
+        each = ranked.shares / jnp.maximum(ranked.sizes, 1).astype(ranked.shares.dtype)
+        return jnp.where(each >= self.share, ranked.sizes, 0).sum(dtype=jnp.int32)
+
+
+def _check_share(name: str, share: float) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise TypeError(f"{name} must be a number; got {share!r}.")
+    if not 0 < share <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1; got {share}.")

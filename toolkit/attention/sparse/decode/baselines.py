@@ -1,0 +1,70 @@
+"""What every system is held against: the best selection there is, the nearest, and any at all."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from toolkit.attention._precision import accumulator
+from toolkit.attention.sparse.selector import Selector, setting
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Oracle(Selector):
+    """Rank tokens by their exact scores: reads every key, and no selection does better.
+
+        score_i = q . k_i
+
+    With `FixedTokens` it is the top-k oracle, with `MassTarget` the top-p one.
+    """
+
+    group: ClassVar[str] = "each"
+
+    def scores(self, index: Any, keys: Array, q: Array, length) -> Array:
+        precise = accumulator(q.dtype)
+        return jnp.einsum("gk,sk->gs", q, keys, preferred_element_type=precise)
+
+    def index_bytes(self, index: Any, q: Array, length) -> Array:
+        return length * (q.shape[1] * q.dtype.itemsize)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Window(Selector):
+    """Sinks and the most recent tokens, as many as the budget has room for: no query is asked."""
+
+    estimates_mass: ClassVar[bool] = False
+
+    def start(self, index: Any, length, count) -> Array:
+        return jnp.maximum(length - jnp.maximum(count - self.sinks, 1), 0)
+
+    def recent_slots(self, most: int) -> int:
+        return max(most - self.sinks, 1)
+
+    def selected_slots(self, most: int) -> int:
+        return 0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Random(Selector):
+    """Tokens drawn anew in every step, the same ones for all heads.
+
+    Attributes:
+        seed: of the draws.
+    """
+
+    seed: int = setting(0)
+
+    group: ClassVar[str] = "sum"
+    estimates_mass: ClassVar[bool] = False
+    sums_scores: ClassVar[bool] = True
+
+    def scores(self, index: Any, keys: Array, q: Array, length) -> Array:
+        drawn = jax.random.uniform(
+            jax.random.fold_in(jax.random.key(self.seed), length), keys.shape[:1]
+        )
+        return jnp.broadcast_to(drawn, (q.shape[0], keys.shape[0]))

@@ -1,0 +1,161 @@
+"""The parts of a sparse step, seen by one key-value head of one row, and what each of them reads.
+
+Sinks and recent tokens are attended to first: their residual tells an adaptive budget how much of
+the softmax is held already. `sets` is 1 where the query heads of the group share a selection, and
+the number of these heads where each has its own.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._attend import attend
+from toolkit.attention.sparse.budget import Budget, Ranked
+from toolkit.attention.sparse.selector import Rest, Selector
+
+GROUPS = ("union", "sum", "max", "each")
+
+
+class Head(NamedTuple):
+    """One head: a selector's index, what the cache holds, the scaled queries of the group."""
+
+    index: Any
+    keys: Float[Array, "capacity key"]
+    values: Float[Array, "capacity value"]
+    q: Float[Array, "group key"]
+    length: Int[Array, ""]
+    start: Int[Array, ""]
+
+
+class Ranking(NamedTuple):
+    """What a query makes of the units.
+
+    Attributes:
+        scores: by which they are ranked; -inf of one without selectable tokens.
+        logits: estimated logarithm of every unit's sum of exponentials, None if not asked for.
+        shares: estimated shares of the softmax, likewise.
+        forced_share: that of the sinks and recent tokens.
+    """
+
+    scores: Float[Array, "sets units"]
+    logits: Float[Array, "group units"] | None
+    shares: Float[Array, "sets units"] | None
+    forced_share: Float[Array, "sets"] | None
+
+
+class Part(NamedTuple):
+    """Attention to some tokens, how many they are, and their sums, which the rest goes without."""
+
+    out: Float[Array, "group value"]
+    lse: Float[Array, "group"]
+    tokens: Int[Array, ""]
+    counts: Int[Array, "sets"]
+    key_sum: Float[Array, "sets key"]
+    value_sum: Float[Array, "sets value"]
+
+
+def attend_to_forced(selector: Selector, recent_slots: int, head: Head) -> Part:
+    """Attend to the sinks and the recent tokens."""
+    capacity = head.keys.shape[0]
+    sinks, slots = min(selector.sinks, capacity), min(recent_slots, capacity)
+    first = jnp.clip(head.length - slots, 0, capacity - slots)
+    recent = first + jnp.arange(slots, dtype=jnp.int32)
+    mask = jnp.concatenate(
+        [
+            jnp.arange(sinks, dtype=jnp.int32) < head.start,
+            (recent >= head.start) & (recent < head.length),
+        ]
+    )
+    k, v = (
+        jnp.concatenate([rows[:sinks], lax.dynamic_slice_in_dim(rows, first, slots)])[None]
+        for rows in (head.keys, head.values)
+    )
+    return _attend(head.q[None], k, v, mask[None])
+
+
+def rank(group: str, needs_shares: bool, selector: Selector, head: Head, forced_lse) -> Ranking:
+    """Score the units, and reduce the scores of the group's heads to those of its sets."""
+    scores = selector.scores(head.index, head.keys, head.q, head.length)
+    units = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    is_usable = selector.sizes(head.index, units, head.start) > 0
+    is_usable = is_usable[None]
+    scores = jnp.where(is_usable, scores, -jnp.inf)
+    is_own = group in ("union", "each") or scores.shape[0] == 1
+    logits = shares = forced_share = None
+    if needs_shares or not (is_own or selector.sums_scores):
+        logits = selector.logits(head.index, head.q, scores) if selector.estimates_mass else None
+    if logits is not None:
+        logits = jnp.where(is_usable, logits, -jnp.inf)
+        total = jnp.logaddexp(forced_lse, jax.nn.logsumexp(logits, axis=1))[:, None]
+        shares, forced_share = jnp.exp(logits - total), jnp.exp(forced_lse - total[:, 0])
+    if is_own:
+        return Ranking(scores, logits, shares, forced_share)
+    ranked = scores if shares is None or (group == "sum" and selector.sums_scores) else shares
+    reduce = jnp.sum if group == "sum" else jnp.max
+    reduced = jnp.where(is_usable, reduce(ranked, axis=0, keepdims=True), -jnp.inf)
+    if shares is None or forced_share is None:
+        return Ranking(reduced, None, None, None)
+    return Ranking(reduced, logits, shares.mean(0)[None], forced_share.mean(0)[None])
+
+
+def attend_to_selected(
+    group: str,
+    slots: int,
+    budget: Budget,
+    selector: Selector,
+    head: Head,
+    ranking: Ranking,
+    units: Int[Array, "sets ranked"],
+    room: Int[Array, ""],
+) -> tuple[Part, Bool[Array, "sets units"]]:
+    """Attend to the best units that a budget has room for; also says which units these are."""
+    queries = head.q[:, None] if group == "each" else head.q[None]
+    own = head.q[:, None] if units.shape[0] > 1 else head.q[None]
+
+    def select(units, q, shares, forced_share):
+        tokens, is_token = selector.expand(head.index, units, head.start, slots)
+        sizes = selector.sizes(head.index, units, head.start)
+        limit = jnp.maximum(room, 0)
+        if budget.needs_mass:
+            ranked = Ranked(shares[units], sizes, forced_share)
+            args = budget, ranked, head.index, head.keys, q, tokens
+            limit = jnp.minimum(limit, selector.suffices(*args))
+        mask = is_token & (jnp.cumsum(is_token, dtype=jnp.int32) <= limit)
+        is_taken = (jnp.cumsum(sizes) - sizes < limit) & (sizes > 0)
+        taken = jnp.zeros(ranking.scores.shape[1], bool).at[units].max(is_taken)
+        return tokens, mask, taken
+
+    estimates = ranking.shares, ranking.forced_share
+    tokens, mask, taken = jax.vmap(select)(units, own, *estimates)
+    if group == "union" and units.shape[0] > 1:
+        tokens, mask = _union(tokens, mask, head.keys.shape[0])
+        taken = taken.any(axis=0, keepdims=True)
+    return _attend(queries, head.keys[tokens], head.values[tokens], mask), taken
+
+
+def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -> Rest:
+    """The tokens that no part attended to, from the sums over all and over the parts."""
+    count = (length - sum(part.counts for part in read)).astype(key_sum.dtype)
+    divisor = jnp.maximum(count, 1)[:, None]
+    key = (key_sum[None] - sum(part.key_sum for part in read)) / divisor
+    return Rest(count, key, (value_sum[None] - sum(part.value_sum for part in read)) / divisor)
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Array) -> Part:
+    attended = attend(q, k, v, mask, scale=1.0)
+    heads = q.shape[0] * q.shape[1]
+    counts = mask.sum(axis=1, dtype=jnp.int32)
+    sums = (jnp.where(mask[..., None], x, 0).sum(axis=1, dtype=attended.out.dtype) for x in (k, v))
+    out = attended.out.reshape(heads, -1)
+    return Part(out, attended.lse.reshape(heads), counts.sum(), counts, *sums)
+
+
+def _union(tokens: Array, mask: Array, capacity: int) -> tuple[Array, Array]:
+    """One list of every set's tokens, each token counted once, for the first set that has it."""
+    sets = jnp.broadcast_to(jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None], tokens.shape)
+    place = jnp.where(mask, tokens, capacity)
+    first = jnp.full(capacity, tokens.shape[0], jnp.int32).at[place].min(sets, mode="drop")
+    return tokens.reshape(1, -1), (mask & (first[tokens] == sets)).reshape(1, -1)

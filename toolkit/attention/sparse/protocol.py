@@ -1,0 +1,313 @@
+r"""Decoding with a selector: build -> update -> select -> attend -> combine -> correct.
+
+    keys of a head:   [ sinks | selectable ............ | recent ]
+    o, L = combine(attend(sinks and recent), attend(selected), tail)
+
+Every part is exact softmax attention over tokens that no other part holds, so that merging them by
+their residuals is exact; only the tail, if asked for, is an estimate. All functions are pure and of
+static shapes: `length` grows inside arrays allocated once, and nothing is compiled again. Rows of a
+batch may have unequal lengths.
+
+The cache keeps one row per token, so that a selected token is one contiguous read.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from toolkit._checks import checked
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import Rows, check_room, show_overflow, write_token
+from toolkit.attention._checks import check_choice, check_multiple, check_same_dtype, check_sizes
+from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
+from toolkit.attention.softmax.merge import combine
+from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.parts import (
+    GROUPS,
+    Head,
+    attend_to_forced,
+    attend_to_selected,
+    rank,
+    rest_of,
+)
+from toolkit.attention.sparse.selector import Selector
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SparseCache(Rows):
+    """Keys and values of the tokens seen so far and a selector's index of them; a pytree.
+
+    Attributes:
+        keys: [batch, key_value_heads, capacity, key].
+        values: [batch, key_value_heads, capacity, value].
+        key_sum: sum of the keys [batch, key_value_heads, key], at least float32.
+        value_sum: likewise.
+        index: what the selector keeps, arrays that begin with batch and key_value_heads.
+        length: tokens seen so far by each row, int32.
+    """
+
+    keys: Float[Array, "batch key_value_heads capacity key"]
+    values: Float[Array, "batch key_value_heads capacity value"]
+    key_sum: Float[Array, "batch key_value_heads key"]
+    value_sum: Float[Array, "batch key_value_heads value"]
+    index: Any
+    length: Int[Array, "batch"]
+
+    @property
+    def capacity(self) -> int:
+        """Slots for tokens."""
+        return self.keys.shape[2]
+
+    def free(self, rows: Array) -> "SparseCache":
+        """Forget the tokens of some rows and their index."""
+        return jax.tree.map(lambda held: held.at[rows].set(0), self)
+
+
+class Decoded(NamedTuple):
+    """What a sparse step returns.
+
+    Attributes:
+        out: outputs [batch, heads, value].
+        lse: logarithm of the sum of exponentials over the tokens attended to [batch, heads],
+            without the tail's estimate; `recovered_mass` makes a share of it.
+        tokens: tokens attended to, of every key-value head [batch, key_value_heads].
+        bytes_read: bytes of these tokens' keys and values and of the index [batch,
+            key_value_heads].
+    """
+
+    out: HeadValue
+    lse: Float[Array, "batch heads"]
+    tokens: Int[Array, "batch key_value_heads"]
+    bytes_read: Int[Array, "batch key_value_heads"]
+
+
+@checked
+def build(
+    selector: Selector,
+    keys: Float[Array, "batch key_value_heads capacity key"],
+    values: Float[Array, "batch key_value_heads capacity value"],
+    length: Int[Array, "batch"],
+) -> SparseCache:
+    """Make the cache of a prompt: its keys and values, and the selector's index of them.
+
+    Args:
+        selector: one of `SELECTORS`, with its settings.
+        keys: [batch, key_value_heads, capacity, key]; slots from `length` on may hold anything.
+        values: [batch, key_value_heads, capacity, value].
+        length: tokens of each row, 0 to the capacity.
+
+    Returns:
+        A `SparseCache` with room for capacity - length more tokens per row.
+
+    Raises:
+        ValueError: shapes that do not agree.
+
+    Example:
+        >>> keys = values = jnp.ones((1, 2, 8, 4))
+        >>> cache = build(Selector(), keys, values, jnp.array([5]))
+        >>> cache.capacity, cache.length.tolist()
+        (8, [5])
+    """
+    batch, heads, capacity, _ = keys.shape
+    if values.shape[:3] != keys.shape[:3] or length.shape != (batch,):
+        raise ValueError(
+            f"keys, values and length must agree in batch, heads and capacity; got shapes "
+            f"{keys.shape}, {values.shape} and {length.shape}."
+        )
+    check_same_dtype(keys=keys, values=values)
+    check_sizes("the keys", batch=batch, key_value_heads=heads, capacity=capacity)
+    return _build(selector, keys, values, length)
+
+
+@jax.jit
+def _build(selector, keys, values, length):
+    length = length.astype(jnp.int32)
+    is_token = (jnp.arange(keys.shape[2])[None] < length[:, None])[:, None, :, None]
+    keys, values = (jnp.where(is_token, x, 0) for x in (keys, values))
+    key_sum, value_sum = (x.sum(axis=2, dtype=accumulator(x.dtype)) for x in (keys, values))
+    index = _each("build", selector, keys, values, _per_head(length, keys))
+    return SparseCache(keys, values, key_sum, value_sum, index, length)
+
+
+@checked
+def update(selector: Selector, cache: SparseCache, k_t: SharedKey, v_t: SharedValue) -> SparseCache:
+    """Append one token to every row, and to the selector's index.
+
+    Args:
+        selector: the one the cache was built with.
+        cache: donate it (`jax.jit(update, donate_argnames="cache")`) to write in place.
+        k_t: key of the token [batch, key_value_heads, key].
+        v_t: its value [batch, key_value_heads, value].
+
+    Returns:
+        The cache with one more token per row, refreshed where the selector says it is due.
+
+    Raises:
+        ValueError: shapes that do not fit the cache, or a row without room.
+
+    Example:
+        >>> empty = jnp.zeros((1, 2, 8, 4))
+        >>> cache = build(Selector(), empty, empty, jnp.array([0]))
+        >>> update(Selector(), cache, jnp.ones((1, 2, 4)), jnp.ones((1, 2, 4))).length.tolist()
+        [1]
+    """
+    for name, token, held in (("k_t", k_t, cache.keys), ("v_t", v_t, cache.values)):
+        if token.shape != held.shape[:2] + held.shape[3:]:
+            raise ValueError(
+                f"{name} must have shape {held.shape[:2] + held.shape[3:]} to fit the cache; "
+                f"got {token.shape}."
+            )
+    check_same_dtype(k_t=k_t, v_t=v_t, cache_keys=cache.keys)
+    check_room(cache, 1)
+    return _update(selector, cache, k_t, v_t)
+
+
+@jax.jit
+def _update(selector, cache, k_t, v_t):
+    position = _per_head(cache.length, k_t)
+    cache = write_token(cache, cache.length, axis=-2, keys=k_t, values=v_t)
+    index = _each("update", selector, cache.index, k_t, v_t, position)
+    due = _each("is_due", selector, index, position + 1)
+    if due is not None:
+        arguments = index, cache.keys, cache.values, position + 1
+
+        def refresh():
+            fresh = _each("refresh", selector, *arguments)
+            return jax.tree.map(lambda *pair: jnp.where(_like(due, pair[0]), *pair), fresh, index)
+
+        index = lax.cond(due.any(), refresh, lambda: index)
+    key_sum = cache.key_sum + k_t.astype(cache.key_sum.dtype)
+    value_sum = cache.value_sum + v_t.astype(cache.value_sum.dtype)
+    return replace(cache, index=index, key_sum=key_sum, value_sum=value_sum)
+
+
+@checked
+def decode_step(
+    cache: SparseCache,
+    q_t: Query,
+    selector: Selector,
+    budget: Budget,
+    *,
+    scale: float | None = None,
+    group: Literal["union", "sum", "max", "each"] | None = None,
+    corrects_tail: bool = False,
+) -> Decoded:
+    r"""Attend with one query per head to the tokens that a selector picks from the cache.
+
+        o = sum_{i in I} softmax_I(scale q . k_i) v_i      I = sinks + selected + recent
+
+    The token's own key is in the cache already (`update`).
+
+    Args:
+        cache: from `build` or `update`.
+        q_t: queries [batch, heads, key], heads a multiple of key_value_heads.
+        selector: the one the cache was built with.
+        budget: how many tokens to attend to, sinks and recent ones counted. A budget that asks
+            for a mass needs a selector that estimates it.
+        scale: factor of the scores; key ** -0.5 if None.
+        group: what the query heads that share a key head read. "union": what any of them
+            selected; "sum" and "max": one selection by the sum or the largest of their shares of
+            the softmax; "each": every head its own, read once per head. None: what the system's
+            authors do.
+        corrects_tail: whether to add an estimate of the tokens not attended to.
+
+    Returns:
+        A `Decoded`: outputs, residuals, and what was read.
+
+    Raises:
+        ValueError: heads that do not fit, or a budget the selector cannot serve.
+
+    Cost:
+        the selector's index, and 2 heads tokens (key + value) FLOPs on rows gathered once.
+
+    Example:
+        >>> keys = jnp.ones((1, 2, 64, 4))
+        >>> cache = build(Selector(recent=8), keys, keys, jnp.array([64]))
+        >>> step = decode_step(cache, jnp.ones((1, 4, 4)), Selector(recent=8), FixedTokens(12))
+        >>> step.out.shape, step.tokens.tolist()
+        ((1, 4, 4), [[12, 12]])
+    """
+    batch, key_heads, _, key = cache.keys.shape
+    if q_t.shape[0] != batch or q_t.shape[2] != key:
+        raise ValueError(
+            f"q_t must be [{batch}, heads, {key}] to fit the cache; got shape {q_t.shape}."
+        )
+    check_multiple("the heads of q_t", q_t.shape[1], "the heads of the cache", key_heads)
+    check_same_dtype(q_t=q_t, cache_keys=cache.keys)
+    check_choice("group", group, (None, *GROUPS))
+    if budget.needs_mass and not selector.estimates_mass:
+        raise ValueError(
+            f"budget must be a number of tokens: {type(selector).__name__} does not estimate what "
+            f"share of the softmax a token holds; got {budget}."
+        )
+    q_t, scale = fixed_scale(q_t, scale)
+    return _decode(cache, q_t, selector, budget, scale, group or selector.group, corrects_tail)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
+    batch, key_heads, capacity, key = cache.keys.shape
+    q = q_t.reshape(batch, key_heads, -1, key)
+    q = (q.astype(accumulator(q.dtype)) * scale).astype(q.dtype)
+    length = _per_head(cache.length, q)
+    number = jnp.broadcast_to(jnp.arange(key_heads, dtype=jnp.int32), length.shape)
+    count = jax.vmap(jax.vmap(budget.count))(length, number)
+    start = _each("start", selector, cache.index, length, count)
+    head = Head(cache.index, cache.keys, cache.values, q, length, start)
+    most = budget.most(capacity)
+    recent_slots = selector.recent_slots(most)
+    read = [_over_heads(lambda s, h: attend_to_forced(s, recent_slots, h), selector, head)]
+
+    slots, logits, is_taken = min(selector.selected_slots(most), capacity), None, None
+    if slots > 0:
+        needs_shares = budget.needs_mass or corrects_tail
+        ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
+        units = _top(ranking.scores, selector.ranked_units(slots, ranking.scores.shape[-1]))
+        select = partial(attend_to_selected, group, slots, budget)
+        room = count - read[0].tokens
+        selected, is_taken = _over_heads(select, selector, head, ranking, units, room)
+        read, logits = [*read, selected], ranking.logits
+    parts = [(part.out, part.lse) for part in read]
+    lse = combine(*parts)[1]
+    if corrects_tail:
+        sums = cache.key_sum, cache.value_sum
+        rest = jax.vmap(jax.vmap(rest_of))(*sums, length, read)
+        parts.append(_each("tail", selector, cache.index, q, logits, is_taken, rest))
+    out = show_overflow(combine(*parts)[0].reshape(batch, -1, cache.values.shape[-1]), cache)
+
+    tokens = jnp.stack([part.tokens for part in read]).sum(axis=0)
+    per_token = sum(x.shape[-1] * x.dtype.itemsize for x in (cache.keys, cache.values))
+    index_bytes = _each("index_bytes", selector, cache.index, q, length)
+    lse = lse.reshape(batch, -1)
+    return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes)
+
+
+def _over_heads(function, selector, *arrays):
+    """Apply a function of one head to all heads of all rows; a selector's weights are by head."""
+    over_heads = jax.vmap(function)
+    return jax.vmap(over_heads, in_axes=(None, *[0] * len(arrays)))(selector, *arrays)
+
+
+def _each(method: str, selector, *arrays):
+    return _over_heads(lambda own, *args: getattr(own, method)(*args), selector, *arrays)
+
+
+def _per_head(of_rows: Array, like: Array) -> Array:
+    return jnp.broadcast_to(of_rows[:, None], like.shape[:2])
+
+
+def _like(of_heads: Array, array: Array) -> Array:
+    return of_heads.reshape(of_heads.shape + (1,) * (array.ndim - 2))
+
+
+def _top(scores: Float[Array, "batch heads sets units"], count: int) -> Array:
+    """Indices of the largest scores in falling order; XLA's fast form has two axes."""
+    flat = scores.reshape(-1, scores.shape[-1])
+    return lax.top_k(flat, count)[1].reshape(*scores.shape[:-1], count)

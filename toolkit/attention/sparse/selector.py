@@ -1,0 +1,166 @@
+"""What a system of sparse decoding is: an index of the keys, and what it makes of a query.
+
+All methods see one key-value head of one sequence; `protocol.py` spreads them over heads and rows.
+Shapes are static, arrays as long as the cache's capacity, and `length` says how much of them is
+real. An index of zeros is that of no tokens.
+
+The tokens of a head are three parts that never overlap: the first `sinks`, the recent ones from
+`start` on, both attended to whatever the query, and between them the *selectable* ones, which lie
+in units (tokens, pages, clusters) that the system ranks.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._checks import check_count
+from toolkit.attention.sparse.budget import Budget, Ranked
+
+
+def setting(default: Any) -> Any:
+    """A field that is known when compiling."""
+    return field(default=default, metadata={"static": True})
+
+
+class Expanded(NamedTuple):
+    """Ranked units as ranked tokens; `is_token` is false where a slot holds none."""
+
+    tokens: Int[Array, "slots"]
+    is_token: Bool[Array, "slots"]
+
+
+class Rest(NamedTuple):
+    """The tokens that a step did not attend to: how many, and their means, exactly."""
+
+    count: Float[Array, "sets"]
+    key: Float[Array, "sets key"]
+    value: Float[Array, "sets value"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Selector:
+    """A system that ranks tokens; a pytree whose settings are static and whose weights are not.
+
+    Attributes:
+        sinks: first tokens, always attended to.
+        recent: last tokens, likewise, and at least the newest.
+    """
+
+    sinks: int = setting(4)
+    recent: int = setting(16)
+
+    # What the query heads of one key head do by default; see `decode_step`.
+    group: ClassVar[str] = "union"
+    # Whether `logits` are an estimate that a budget can rely on.
+    estimates_mass: ClassVar[bool] = True
+    # Whether heads are added up as they rank, not as shares of the softmax.
+    sums_scores: ClassVar[bool] = False
+
+    def __post_init__(self):
+        check_count("sinks", self.sinks, 0)
+        check_count("recent", self.recent, 1, ", for the newest token")
+
+    @property
+    def unit(self) -> int:
+        """Tokens in a unit that is a run of tokens."""
+        return 1
+
+    def build(
+        self, keys: Float[Array, "capacity key"], values: Float[Array, "capacity value"], length
+    ) -> Any:
+        """The index of the first `length` tokens."""
+        return ()
+
+    def update(self, index: Any, k: Float[Array, "key"], v: Float[Array, "value"], position) -> Any:
+        """The index with one more token at `position`."""
+        return index
+
+    def is_due(self, index: Any, length) -> Bool[Array, ""] | None:
+        """Whether `refresh` should run; None of a system that has nothing to refresh."""
+        return None
+
+    def refresh(self, index: Any, keys: Float[Array, "capacity key"], values: Any, length) -> Any:
+        """The index after a larger piece of work, done once in many steps."""
+        return index
+
+    def scores(
+        self, index: Any, keys: Float[Array, "capacity key"], q: Float[Array, "group key"], length
+    ) -> Float[Array, "group units"]:
+        """How the units rank for every query head; `q` is scaled."""
+        raise NotImplementedError
+
+    def logits(
+        self, index: Any, q: Float[Array, "group key"], scores: Float[Array, "group units"]
+    ) -> Float[Array, "group units"] | None:
+        """Estimated logarithm of every unit's sum of exponentials; None if scores say nothing."""
+        return scores
+
+    def start(self, index: Any, length, count) -> Int[Array, ""]:
+        """The first recent token, given that `count` tokens may be attended to."""
+        first = jnp.maximum(length - self.recent, 0)
+        return first - first % self.unit
+
+    def recent_slots(self, most: int) -> int:
+        """The most recent tokens there can be, given the most a head may attend to."""
+        return self.recent + self.unit - 1
+
+    def selected_slots(self, most: int) -> int:
+        """The most tokens a ranking may add to the sinks and recent ones."""
+        return most - self.sinks - self.recent
+
+    def ranked_units(self, slots: int, units: int) -> int:
+        """How many units to rank so that they fill so many slots."""
+        return min(-(-slots // self.unit) + 1, units)
+
+    def sizes(self, index: Any, units: Int[Array, "ranked"], start) -> Int[Array, "ranked"]:
+        """Selectable tokens of some units."""
+        first = jnp.maximum(units * self.unit, self.sinks)
+        last = jnp.minimum((units + 1) * self.unit, start)
+        return jnp.maximum(last - first, 0)
+
+    def expand(self, index: Any, units: Int[Array, "ranked"], start, slots: int) -> Expanded:
+        """The tokens of ranked units, in that order."""
+        tokens = units[:, None] * self.unit + jnp.arange(self.unit, dtype=jnp.int32)[None]
+        tokens = tokens.reshape(-1)
+        return Expanded(tokens, (tokens >= self.sinks) & (tokens < start))
+
+    def suffices(
+        self,
+        budget: Budget,
+        ranked: Ranked,
+        index: Any,
+        keys: Float[Array, "capacity key"],
+        q: Float[Array, "group key"],
+        tokens: Int[Array, "slots"],
+    ) -> Int[Array, ""]:
+        """How many ranked tokens satisfy a budget that asks for a mass."""
+        return budget.selected(ranked)
+
+    def tail(
+        self,
+        index: Any,
+        q: Float[Array, "group key"],
+        logits: Float[Array, "group units"] | None,
+        is_taken: Bool[Array, "sets units"],
+        rest: Rest,
+    ) -> tuple[Float[Array, "group value"], Float[Array, "group"]]:
+        """Estimate what attention to the rest would give: an output and its residual.
+
+        The value is the rest's mean. The residual is the sum of the estimates of the units not
+        taken; without estimates, that of as many keys equal to their mean, never too much
+        (exp is convex).
+        """
+        value = jnp.broadcast_to(rest.value, (q.shape[0], rest.value.shape[1]))
+        if logits is None:
+            lse = jnp.log(rest.count) + (q * rest.key).sum(axis=1)
+        else:
+            lse = jax.nn.logsumexp(jnp.where(is_taken, -jnp.inf, logits), axis=1)
+        return value, jnp.where(rest.count > 0, lse, -jnp.inf)
+
+    def index_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
+        """Bytes of the index that a step reads."""
+        return jnp.int32(0)
