@@ -76,7 +76,22 @@ def attend(
 ) -> Attended:
     """Softmax attention of queries to the keys their mask selects, for the heads of one group.
 
-    The keys and values are the same for all queries, or [queries, keys, size] gathered for each.
+        o_t = sum_{i in I_t} softmax_i(scale q_t . k_i) v_i
+
+    Args:
+        q: queries [queries, group, key].
+        k: keys, the same for all queries [keys, key], or gathered for each [queries, keys, key].
+        v: values [keys, value], or [queries, keys, value].
+        mask: which keys each query attends to [queries, keys].
+        scale: factor of the scores.
+
+    Returns:
+        An `Attended`: outputs, probabilities and residuals.
+
+    Example:
+        >>> q, k = jnp.zeros((1, 1, 2)), jnp.ones((3, 2))
+        >>> attend(q, k, k, jnp.array([[True, True, False]]), scale=1.0).weights.tolist()
+        [[[0.5, 0.5, 0.0]]]
     """
     precise = accumulator(q.dtype)
     # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.

@@ -51,6 +51,11 @@ class SparseCache(Rows):
         value_sum: likewise.
         index: what the selector keeps, arrays that begin with batch and key_value_heads.
         length: tokens seen so far by each row, int32.
+
+    Example:
+        >>> empty = jnp.zeros((1, 2, 8, 4))
+        >>> build(Selector(), empty, empty, jnp.array([0])).free(jnp.array([0])).capacity
+        8
     """
 
     keys: Float[Array, "batch key_value_heads capacity key"]
@@ -80,6 +85,12 @@ class Decoded(NamedTuple):
         tokens: tokens attended to, of every key-value head [batch, key_value_heads].
         bytes_read: bytes of these tokens' keys and values and of the index [batch,
             key_value_heads].
+
+    Example:
+        >>> empty = jnp.zeros((1, 2, 8, 4))
+        >>> cache = build(Selector(), empty, empty, jnp.array([3]))
+        >>> decode_step(cache, jnp.ones((1, 2, 4)), Selector(), FixedTokens(8)).tokens.tolist()
+        [[3, 3]]
     """
 
     out: HeadValue

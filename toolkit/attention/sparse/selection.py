@@ -19,7 +19,22 @@ def top_mask(
     """The `count` visible units with the largest scores, or all of them if they are fewer.
 
     Of equal scores (+0 and -0 are equal) the lowest index wins. No gradient flows through a
-    selection. 33 + log2(units) comparisons per unit, whatever the count.
+    selection.
+
+    Args:
+        scores: [..., units].
+        visible: which units may be selected, of the same shape [..., units].
+        count: how many units to select, known when compiling.
+
+    Returns:
+        Which units are selected [..., units].
+
+    Cost:
+        33 + log2(units) comparisons per unit, whatever the count.
+
+    Example:
+        >>> top_mask(jnp.array([1.0, 3.0, 2.0]), jnp.ones(3, bool), 2).tolist()
+        [False, True, True]
     """
     units = scores.shape[-1]
     if count >= units:
@@ -41,7 +56,20 @@ def selected_indices(
 ) -> tuple[Int[Array, "... count"], Bool[Array, "... count"]]:
     """Where a mask with at most `count` true entries per row is true, ascending, and if so.
 
-    A running sum over the units, and count log2(units) comparisons.
+    Args:
+        mask: [..., units].
+        count: places to fill, known when compiling.
+
+    Returns:
+        Indices [..., count] and whether each is one [..., count].
+
+    Cost:
+        A running sum over the units, and count log2(units) comparisons.
+
+    Example:
+        >>> index, is_one = selected_indices(jnp.array([False, True, False, True]), 3)
+        >>> index[:2].tolist(), is_one.tolist()
+        ([1, 3], [True, True, False])
     """
     units = mask.shape[-1]
     filled = jnp.cumsum(mask, axis=-1, dtype=jnp.int32)

@@ -48,6 +48,10 @@ class Selector:
     Attributes:
         sinks: first tokens, always attended to.
         recent: last tokens, likewise, and at least the newest.
+
+    Example:
+        >>> Selector(sinks=2, recent=8).recent_slots(most=256)
+        8
     """
 
     sinks: int = setting(4)

@@ -16,7 +16,12 @@ SELECTORS: dict[str, type[Selector]] = {
 
 
 class Choice(NamedTuple):
-    """A system and how much it may read."""
+    """A system and how much it may read.
+
+    Example:
+        >>> choose("oracle:0.9").selector
+        Oracle(sinks=4, recent=16)
+    """
 
     selector: Selector
     budget: Budget

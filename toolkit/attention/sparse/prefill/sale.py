@@ -36,7 +36,7 @@ from toolkit.attention.sparse.prefill.tiles import (
     fitting,
     in_blocks,
 )
-from toolkit.attention.sparse.spread import each
+from toolkit.attention.sparse.train.spread import each
 
 _LEVELS = 7  # of each sign
 

@@ -23,7 +23,7 @@ from toolkit.attention._attend import fixed_scale
 from toolkit.attention._checks import check_count, check_inputs, check_shape
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadGates, HeadValues, OtherKeys, OtherValues, Queries
-from toolkit.attention.sparse.spread import each
+from toolkit.attention.sparse.train.spread import each
 
 _AT_ONCE = 512  # keys that one turn of the loop multiplies
 

@@ -36,9 +36,26 @@ def index_scores(
     index_k: Float[Array, "keys index"],
     index_weights: Float[Array, "queries index_heads"],
 ) -> Float[Array, "queries keys"]:
-    """Scores of the lightning indexer, sum_j w_tj ReLU(q_tj . k_s), in the precision of sums.
+    """Scores of the lightning indexer, in the precision of sums.
 
-    2 queries keys index_heads (index + 1) FLOPs. DeepSeek-V3.2 technical report, equation 1.
+        I_ts = sum_j w_tj ReLU(q_tj . k_s)
+
+    Args:
+        index_q: queries of the index [queries, index_heads, index].
+        index_k: its keys [keys, index].
+        index_weights: weights of its heads [queries, index_heads].
+
+    Returns:
+        Scores [queries, keys].
+
+    Cost:
+        2 queries keys index_heads (index + 1) FLOPs.
+
+    Source: DeepSeek-V3.2 technical report, equation 1.
+
+    Example:
+        >>> index_scores(jnp.ones((1, 2, 4)), jnp.ones((3, 4)), jnp.ones((1, 2))).tolist()
+        [[8.0, 8.0, 8.0]]
     """
     precise = accumulator(index_q.dtype)
     products = jnp.einsum("qhi,si->qhs", index_q, index_k, preferred_element_type=precise)

@@ -50,6 +50,7 @@ from toolkit.attention._shapes import (
     SharedValues,
 )
 from toolkit.attention._visibility import Extent, packed, run_numbers
+from toolkit.attention.sparse.train import spread
 from toolkit.attention.sparse.train.blocks import (
     Blocking,
     attend_to_blocks,
@@ -58,12 +59,7 @@ from toolkit.attention.sparse.train.blocks import (
     layout_from_zero,
 )
 from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
-from toolkit.attention.sparse.train.spread import (
-    attend_to_past,
-    each,
-    in_cheaper_form,
-    over_queries,
-)
+from toolkit.attention.sparse.train.spread import each, over_queries
 
 
 @checked
@@ -159,8 +155,7 @@ def _attend(
     q, k, v, gates, segment_ids, initial_state,
     scale, block_size, selected_blocks, sliding_window, implementation,
 ):  # fmt: skip
-    batch, time, heads, key = q.shape
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    (batch, time, heads, key), keys, values = q.shape, k.swapaxes(1, 2), v.swapaxes(1, 2)
     extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
     if initial_state is not None:
         arrays, extent, documents, cache = continue_rows(
@@ -192,7 +187,7 @@ def _attend(
         return each(head, q.transpose(1, 0, 2, 3), k, v, own)
 
     grouped = q.reshape(batch, time, groups, group, key)
-    branches = in_cheaper_form(
+    branches = spread.in_cheaper_form(
         lambda is_gathered: partial(each, partial(sequence, is_gathered)),
         *(grouped, keys, values, where),
         keys=length,
@@ -201,7 +196,7 @@ def _attend(
         implementation=implementation,
     )
     branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
-    window = attend_to_past(
+    window = spread.attend_to_past(
         q, keys, values, extent, documents, scale=scale, sliding_window=sliding_window
     )
     out = _gated(gates, (*branches, window)).astype(q.dtype)
@@ -379,9 +374,8 @@ def native_sparse_attention_reference(
     selected = past[:, None] & (in_chosen | (token >= own)[:, None])
     selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
     window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    gates = compressed_gate, selected_gate, window_gate
-    branches = compressed, selected, window
-    gated = [gate[..., None].astype(x.dtype) * x for gate, x in zip(gates, branches, strict=True)]
+    branches = zip(gates.values(), (compressed, selected, window), strict=False)
+    gated = [gate[..., None].astype(x.dtype) * x for gate, x in branches]
     return (gated[0] + gated[1] + gated[2]).astype(dtype), None
 
 
