@@ -15,6 +15,8 @@
 * `redco_layout`: the layout by the names of parameters alone
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
+* `stream_backward`: a causal layer whose backward pass goes through the text chunk by chunk
+* `streamed_loss`: the head and its loss, with the logits of one chunk in memory
 * `launch`: a command as several processes that make up one job, watched
 * `launch_recipe`: what to submit to SLURM, Kubernetes, Ray or Cloud TPU for the same
 * `join_processes`: what each process of a job calls first
@@ -37,6 +39,7 @@ from toolkit.parallel.recipes import launch_recipe
 from toolkit.parallel.schemes import layout
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
+from toolkit.parallel.stream_backward import stream_backward, streamed_loss
 
 __all__ = [
     "ExplainedCollective",
@@ -58,5 +61,7 @@ __all__ = [
     "redco_layout",
     "sharded_train_step",
     "simulate_devices",
+    "stream_backward",
+    "streamed_loss",
     "use_cores",
 ]
