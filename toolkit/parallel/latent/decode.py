@@ -1,0 +1,198 @@
+r"""One token of latent attention on many devices, every collective written down.
+
+Every device of row i knows slice i of the latents. Of one layer, B tokens and k devices:
+
+    mla, tpla, gla, mlra   all-reduce of y, B width
+    norm "exact"           + all-reduce of squares, B
+    layout "lean"          + all-gather of queries, reduce-scatter of outputs, along "latent"
+    dcp, tpla+dcp          + all-gather of queries, all-reduce of maxima, reduce-scatter of outputs
+                             and sums, along "heads"
+    softmax "summed"       + all-reduce of scores, B heads tokens: what exactness costs
+
+Left to the compiler, a cache cut along latents gives that last program: only `jax.shard_map` can say
+that every slice has a softmax of its own.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from toolkit._checks import checked
+from toolkit.attention._attend import masked_softmax
+from toolkit.attention._caches import check_room, write_token
+from toolkit.attention._checks import check_shape
+from toolkit.attention._precision import accumulator
+from toolkit.attention.latent import LatentCache, LatentSlices
+from toolkit.attention.latent.cache import check_latent_cache
+from toolkit.attention.latent.config import LatentConfig
+from toolkit.attention.latent.mla import absorbed_queries, weighted_latents
+from toolkit.attention.latent.slices import Slice, slice_of, squares
+from toolkit.attention.latent.tpla import Norm, Softmax
+from toolkit.attention.latent.weights import Projected, queries, rotated
+from toolkit.parallel.latent.schemes import Layout, Scheme, cache_specs, plan_of, weight_specs
+
+
+@checked
+def decode_step(
+    x_t: Float[Array, "batch width"],
+    sliced: LatentSlices,
+    cache: LatentCache,
+    config: LatentConfig,
+    *,
+    mesh: Mesh,
+    scheme: Scheme = "tpla",
+    layout: Layout = "plain",
+    norm: Norm = "exact",
+    softmax: Softmax = "sliced",
+) -> tuple[Float[Array, "batch width"], LatentCache]:
+    """Append one token to a sharded cache and attend to all tokens in it.
+
+        y = sum over devices of sum_h O_h V_h,i sum_j softmax_j(s_i,hj) c_ij
+
+    Args:
+        x_t: the residual stream of one token per row, normalised; the same on every device.
+        sliced: `place_slices` with the same scheme and layout.
+        cache: of `hand_over`, or empty, placed alike.
+        config: sizes of the layer.
+        mesh: with the axes "latent" and "heads".
+        scheme: "mla" (heads cut, cache on every device), "tpla" (latents cut, a softmax per slice:
+            an approximation), "gla" and "mlra" (models trained so), "dcp" (tokens cut, exact),
+            "tpla+dcp" (both).
+        layout: see `place_slices`.
+        norm: "exact" sums squares over the slices, B numbers; "sliced" estimates them.
+        softmax: "sliced", or "summed" for the exact scores, to compare with.
+
+    Returns:
+        What attention adds to the stream [batch, width], on every device, and the new cache, cut
+        as the old one.
+
+    Raises:
+        ValueError: shapes or a mesh that do not fit, a full cache.
+
+    Cost: per device and token the roofline of `planning.decode_cost`; collectives as above.
+
+    Source: Tang et al. (2025), arXiv:2508.15881; Bhatia et al. (2025), arXiv:2507.07120 (tokens
+        cut).
+
+    Example:
+        >>> from toolkit.attention.latent import LatentConfig, LatentWeights, fold, slice_latents
+        >>> config = LatentConfig(
+        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> sliced = slice_latents(fold(LatentWeights.random(config, jax.random.key(0))), 1)
+        >>> mesh, cache = jax.make_mesh((1, 1), ("latent", "heads")), LatentCache.empty(1, 4, 2, 3)
+        >>> decode_step(jnp.ones((1, 8)), sliced, cache, config, mesh=mesh)[0].shape
+        (1, 8)
+    """
+    plan = plan_of(mesh, sliced, scheme, layout)
+    _check(x_t, sliced, cache, config, plan)
+    return _step(
+        x_t, sliced, cache, config=config, mesh=mesh, plan=plan, norm=norm, softmax=softmax
+    )
+
+
+@partial(jax.jit, static_argnames=("config", "mesh", "plan", "norm", "softmax"))
+def _step(x_t, sliced, cache, *, config, mesh, plan, norm, softmax):
+    how = {"config": config, "plan": plan, "is_exact": norm == "exact"}
+    specs = cache_specs(plan)
+    return jax.shard_map(
+        partial(_device_step, **how, is_summed=softmax == "summed"),
+        mesh=mesh,
+        in_specs=(plan.spec(), weight_specs(plan, sliced), specs),
+        out_specs=(plan.spec(), specs),
+    )(x_t, sliced, cache)
+
+
+def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
+    """What one device does with its slice, its heads and its tokens."""
+    part, rows, columns = sliced.part(0), plan.over("latent"), plan.over("heads")
+    total = None
+    if is_exact and rows and part.basis is None:
+        total = lax.psum(squares(x_t, part), rows)
+    made = Projected(
+        *_queries(x_t, sliced, cache.length, config, plan),
+        slice_of(x_t, part, config, total),
+        rotated(x_t @ sliced.rope_key, cache.length, config),
+    )
+    turn, turns = lax.axis_index("heads"), plan.heads
+    if not (plan.cuts_tokens and columns):
+        turn, turns = 0, 1
+    # Token p is the column's p % turns, and in its slot p // turns.
+    slot = jnp.where(cache.length % turns == turn, cache.length // turns, cache.capacity)
+    cache = write_token(cache, slot, axis=1, latents=made.latents, rope_keys=made.rope_keys)
+    place = jnp.arange(cache.capacity, dtype=jnp.int32) * turns + turn
+    visible = place[None] < cache.length[:, None]
+
+    scores = config.scale * _scores(made, part, cache, rows if is_summed else ())
+    if turns == 1:
+        p, sums, _ = masked_softmax(scores, visible[:, None])
+        u = weighted_latents(p, cache.latents, visible) / sums
+        out = jnp.einsum("bhr,rhv->bhv", u.astype(x_t.dtype), part.value_up)
+    else:
+        out = _merged(scores, part, cache.latents, visible, columns).astype(x_t.dtype)
+    if plan.is_lean and rows:
+        out = lax.psum_scatter(out, "latent", scatter_dimension=1, tiled=True)
+    y = jnp.einsum("bhv,hvw->bw", out, sliced.output)
+    if rows or columns:
+        y = lax.psum(y, rows + columns)
+    has_room = cache.length <= turns * cache.capacity
+    return jnp.where(has_room[:, None], y, jnp.nan), cache
+
+
+def _queries(x_t, sliced, positions, config, plan):
+    """Queries of the heads that a device attends with; those it lacks, from its neighbours."""
+    q, q_r = queries(x_t, sliced, positions, config)
+    axes = plan.over(
+        *(["latent"] if plan.is_lean else []), *(["heads"] if plan.cuts_tokens else [])
+    )
+    if not axes:
+        return q, q_r
+    both = lax.all_gather(jnp.concatenate([q, q_r], axis=2), axes, axis=1, tiled=True)
+    return jnp.split(both, [config.key_size], axis=2)
+
+
+def _scores(made, part: Slice, cache, summed_over) -> Float[Array, "batch heads slots"]:
+    """Of a slice, with its multipliers; or of all slices, without."""
+    precise = accumulator(made.latents.dtype)
+    if summed_over:
+        owned = part.owned.astype(part.key_up.dtype)[:, None, None]
+        part = part._replace(key_up=part.key_up * owned)
+    else:
+        part = part.scaled()
+    q = absorbed_queries(made, part)
+    scores = jnp.einsum("bhr,bsr->bhs", q, cache.latents, preferred_element_type=precise)
+    if summed_over:
+        scores = lax.psum(scores, summed_over)
+    return scores + jnp.einsum(
+        "bhr,bsr->bhs", made.rope_queries, cache.rope_keys, preferred_element_type=precise
+    )
+
+
+def _merged(scores, part: Slice, latents, visible, columns):
+    """Softmax over the tokens of all columns, each of which gets some of the heads."""
+    bounded = jnp.where(visible[:, None], scores, -jnp.inf)
+    largest = lax.pmax(bounded.max(axis=2), columns)[..., None]
+    p = jnp.exp(bounded - largest)
+    u = weighted_latents(p, latents, visible)
+    out = jnp.einsum("bhr,rhv->bhv", u.astype(latents.dtype), part.value_up)
+    both = jnp.concatenate([out.astype(p.dtype), p.sum(axis=2, keepdims=True)], axis=2)
+    both = lax.psum_scatter(both, "heads", scatter_dimension=1, tiled=True)
+    return both[..., :-1] / both[..., -1:]
+
+
+def _check(x_t, sliced, cache, config, plan):
+    latents = sliced.slices * sliced.owned.shape[1]
+    check_shape("x_t", x_t, (x_t.shape[0], config.width), "batch width")
+    check_latent_cache(cache, x_t, latents, config.rope_size)
+    heads = config.heads // plan.slices if plan.is_grouped else config.heads
+    wanted = (plan.slices, sliced.owned.shape[1], heads, config.key_size)
+    check_shape("sliced.key_up", sliced.key_up, wanted, "slices slice heads key")
+    if plan.cuts_tokens and cache.capacity % plan.heads:
+        raise ValueError(
+            f"cache must have a capacity that {plan.heads} devices along 'heads' divide; "
+            f"got {cache.capacity}."
+        )
+    check_room(cache, 1)

@@ -1,0 +1,190 @@
+"""Reading a prompt exactly on many devices, and handing its cache to those that decode."""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from toolkit._checks import checked
+from toolkit.attention._checks import check_count, check_shape
+from toolkit.attention._visibility import Extent
+from toolkit.attention.latent import LatentCache, LatentConfig, LatentSlices, LatentWeights
+from toolkit.attention.latent.mla import attend_latents, token_positions
+from toolkit.attention.latent.weights import check_weights, project
+from toolkit.parallel.latent.schemes import AXES, Scheme, cache_specs, plan_of
+
+Source = Literal["replicated", "batch", "sequence"]
+
+
+@checked
+def prefill(
+    x: Float[Array, "batch time width"],
+    weights: LatentWeights,
+    config: LatentConfig,
+    *,
+    mesh: Mesh,
+    capacity: int | None = None,
+) -> tuple[Float[Array, "batch time width"], LatentCache]:
+    """Read a prompt with heads cut over all devices, in the expanded form: exact.
+
+        y = sum over devices of sum_{h of the device} O_h attention_h(x)
+
+    Args:
+        x: the residual stream of the prompt, normalised; the same on every device.
+        weights: of the layer, folded as those that decode are.
+        config: its sizes.
+        mesh: with the axes "latent" and "heads".
+        capacity: slots of the cache; None: as many as there are tokens.
+
+    Returns:
+        What attention adds to the stream [batch, time, width], and the cache of the prompt, both on
+        every device.
+
+    Raises:
+        ValueError: shapes or a mesh that do not fit, a capacity below the prompt.
+
+    Cost: `mla`, divided by the devices but for latents and rotary keys; one all-reduce of y.
+
+    Source: Tang et al. (2025), arXiv:2508.15881, section 3.5 (prefill and decoding apart).
+
+    Example:
+        >>> from toolkit.attention.latent import LatentConfig, LatentWeights
+        >>> config = LatentConfig(
+        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> weights, mesh = LatentWeights.random(config, jax.random.key(0)), jax.make_mesh((1, 1), AXES)
+        >>> prefill(jnp.ones((1, 3, 8)), weights, config, mesh=mesh)[1].length.tolist()
+        [3]
+    """
+    check_weights(weights, config)
+    check_shape("x", x, (*x.shape[:2], config.width), "batch time width")
+    capacity = x.shape[1] if capacity is None else capacity
+    check_count("capacity", capacity, x.shape[1], " token of the prompt")
+    if set(mesh.shape) != set(AXES) or config.heads % mesh.size:
+        raise ValueError(
+            f"mesh must have the axes {' and '.join(AXES)} and divide {config.heads} heads; "
+            f"got {dict(mesh.shape)}."
+        )
+    return _prefill(x, weights, config=config, mesh=mesh, capacity=capacity)
+
+
+@partial(jax.jit, static_argnames=("config", "mesh", "capacity"))
+def _prefill(x, weights, *, config, mesh, capacity):
+    names = tuple(axis for axis in AXES if mesh.shape[axis] > 1)
+    of_heads = {"query_up": 1, "key_up": 1, "value_up": 1, "output": 0}
+    specs = LatentWeights(
+        **{
+            name: None
+            if array is None
+            else P(*[None] * of_heads.get(name, 0), names)
+            if name in of_heads
+            else P()
+            for name, array in vars(weights).items()
+        }
+    )
+
+    def device(x, weights):
+        made = project(x, weights, token_positions(x, None, None), config)
+        extent = Extent(0, 0, x.shape[1])
+        out = attend_latents(made, weights, extent, None, scale=config.scale, form="expanded")
+        y = jnp.einsum("bthv,hvw->btw", out, weights.output)
+        return lax.psum(y, names) if names else y, made.latents, made.rope_keys
+
+    y, *arrays = jax.shard_map(device, mesh=mesh, in_specs=(P(), specs), out_specs=P())(x, weights)
+    room = [(0, 0), (0, capacity - x.shape[1]), (0, 0)]
+    latents, rope_keys = (jnp.pad(array, room) for array in arrays)
+    return y, LatentCache(latents, rope_keys, jnp.full(x.shape[0], x.shape[1], jnp.int32))
+
+
+@checked
+def hand_over(
+    cache: LatentCache,
+    sliced: LatentSlices,
+    mesh: Mesh,
+    *,
+    scheme: Scheme = "tpla",
+    source: Source = "replicated",
+) -> LatentCache:
+    """Cut the cache of a prompt as a scheme wants it; from other devices it is sent first.
+
+        "replicated"           every device keeps its features or tokens: no collective
+        "batch", "sequence"    one all-to-all of latents, and an all-gather of rotary keys
+
+    Args:
+        cache: of `prefill` or `mla`, with the latents of the folded layer.
+        sliced: the layer's weights, as `decode_step` takes them.
+        mesh: with the axes "latent" and "heads".
+        scheme: see `decode_step`.
+        source: how the cache is cut: not at all, or its rows or slots along "latent".
+
+    Returns:
+        The cache for `decode_step`, latents of all slices side by side.
+
+    Raises:
+        ValueError: a mesh that does not fit, rows or slots that do not divide.
+
+    Cost: as above; the bytes of the cache over the devices along "latent".
+
+    Source: Tang et al. (2025), arXiv:2508.15881, section 3.5.
+
+    Example:
+        >>> from toolkit.attention.latent import LatentConfig, LatentWeights, fold, slice_latents
+        >>> config = LatentConfig(
+        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> sliced = slice_latents(fold(LatentWeights.random(config, jax.random.key(0))), 1)
+        >>> mesh = jax.make_mesh((1, 1), ("latent", "heads"))
+        >>> hand_over(LatentCache.empty(2, 4, 2, 3), sliced, mesh).latents.shape
+        (2, 3, 4)
+    """
+    plan = plan_of(mesh, sliced, scheme, "plain")
+    rows, slots, _ = cache.latents.shape
+    cut = {"replicated": 1, "batch": rows, "sequence": slots}[source]
+    if source != "replicated" and cut % plan.slices:
+        raise ValueError(
+            f"cache has {cut} along {source!r}; {plan.slices} devices do not divide it."
+        )
+    if plan.cuts_tokens and slots % plan.heads:
+        raise ValueError(f"cache has {slots} slots; {plan.heads} devices do not divide them.")
+    before = {
+        "replicated": P(),
+        "batch": plan.spec("latent"),
+        "sequence": plan.spec(None, "latent"),
+    }
+    held = LatentCache(before[source], before[source], P())  # type: ignore[arg-type]
+    cache = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), cache, held)
+    features = jax.device_put(sliced.features, NamedSharding(mesh, P()))
+    return _hand_over(cache, features, mesh=mesh, plan=plan, source=source)
+
+
+@partial(jax.jit, static_argnames=("mesh", "plan", "source"))
+def _hand_over(cache, features, *, mesh, plan, source):
+    after = cache_specs(plan)
+    axis = {"replicated": None, "batch": 0, "sequence": 1}[source] if plan.slices > 1 else None
+    before = plan.spec(*[None] * axis, "latent") if axis is not None else P()
+
+    def device(cache, features):
+        latents, rope_keys = cache.latents, cache.rope_keys
+        if axis is not None:
+            latents = latents[:, :, features.ravel()]
+            latents = lax.all_to_all(latents, "latent", split_axis=2, concat_axis=axis, tiled=True)
+            rope_keys = lax.all_gather(rope_keys, "latent", axis=axis, tiled=True, to="invarying")
+        else:
+            own = features[lax.axis_index("latent")] if plan.slices > 1 else features[0]
+            latents = latents[:, :, own]
+        if plan.cuts_tokens and plan.heads > 1:  # token p is the column's p % heads
+            turn = lax.axis_index("heads")
+            latents, rope_keys = (_every(array, plan.heads, turn) for array in (latents, rope_keys))
+        return LatentCache(latents, rope_keys, cache.length)
+
+    specs = LatentCache(before, before, P())  # type: ignore[arg-type]
+    return jax.shard_map(device, mesh=mesh, in_specs=(specs, P()), out_specs=after)(cache, features)
+
+
+def _every(array: Array, stride: int, start: Array) -> Array:
+    """Slots start, start + stride, ... of [batch, slots, size]."""
+    batch, slots, size = array.shape
+    return array.reshape(batch, slots // stride, stride, size)[:, :, start]
