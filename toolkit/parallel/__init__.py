@@ -20,10 +20,12 @@
 * `launch`: a command as several processes that make up one job, watched
 * `launch_recipe`: what to submit to SLURM, Kubernetes, Ray or Cloud TPU for the same
 * `join_processes`: what each process of a job calls first
+* `latent`: decoding with latent attention, by heads, latents or tokens
 * `partitioned_train_step`: a step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 
+from toolkit.parallel import latent
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
@@ -53,6 +55,7 @@ __all__ = [
     "explain",
     "fully_sharded",
     "join_processes",
+    "latent",
     "launch",
     "launch_recipe",
     "layout",

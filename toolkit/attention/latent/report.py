@@ -24,6 +24,14 @@ class SlicingReport(NamedTuple):
         score_r2: share of the variance of true scores within a query that a slice's explain, at
             most 1 [slices].
         top_agreement: share of queries whose largest weight is on the same token [slices].
+
+    Example:
+        >>> config = LatentConfig(
+        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> weights = fold(LatentWeights.random(config, jax.random.key(0)))
+        >>> report = slicing_report(jnp.ones((1, 3, 8)), slice_latents(weights, 1), config)
+        >>> report.output_error < 1e-5
+        True
     """
 
     output_error: float

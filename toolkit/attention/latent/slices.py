@@ -49,6 +49,13 @@ class LatentSlices:
         shares: its share of the latents' energy [slices].
         multipliers: of its scores without position [slices, heads].
         basis: as in `LatentWeights`, cut [slices, latent, slice]; or None.
+
+    Example:
+        >>> config = LatentConfig(
+        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> weights = fold(LatentWeights.random(config, jax.random.key(0)))
+        >>> slice_latents(weights, 2).features.tolist()
+        [[0, 1], [2, 3]]
     """
 
     query_up: Float[Array, "query heads key_and_rope"]

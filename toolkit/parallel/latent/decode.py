@@ -9,8 +9,8 @@ Every device of row i knows slice i of the latents. Of one layer, B tokens and k
                              and sums, along "heads"
     softmax "summed"       + all-reduce of scores, B heads tokens: what exactness costs
 
-Left to the compiler, a cache cut along latents gives that last program: only `jax.shard_map` can say
-that every slice has a softmax of its own.
+Left to the compiler, a cache cut along latents gives that last program: only `jax.shard_map` can
+say that every slice has a softmax of its own.
 """
 
 from functools import partial
@@ -79,12 +79,11 @@ def decode_step(
         cut).
 
     Example:
-        >>> from toolkit.attention.latent import LatentConfig, LatentWeights, fold, slice_latents
-        >>> config = LatentConfig(
-        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
-        >>> sliced = slice_latents(fold(LatentWeights.random(config, jax.random.key(0))), 1)
+        >>> from toolkit.attention.latent import *
+        >>> c = LatentConfig(width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> sliced = slice_latents(fold(LatentWeights.random(c, jax.random.key(0))), 1)
         >>> mesh, cache = jax.make_mesh((1, 1), ("latent", "heads")), LatentCache.empty(1, 4, 2, 3)
-        >>> decode_step(jnp.ones((1, 8)), sliced, cache, config, mesh=mesh)[0].shape
+        >>> decode_step(jnp.ones((1, 8)), sliced, cache, c, mesh=mesh)[0].shape
         (1, 8)
     """
     plan = plan_of(mesh, sliced, scheme, layout)
@@ -112,8 +111,10 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
     total = None
     if is_exact and rows and part.basis is None:
         total = lax.psum(squares(x_t, part), rows)
+    q, q_r = _queries(x_t, sliced, cache.length, config, plan)
     made = Projected(
-        *_queries(x_t, sliced, cache.length, config, plan),
+        q,
+        q_r,
         slice_of(x_t, part, config, total),
         rotated(x_t @ sliced.rope_key, cache.length, config),
     )

@@ -1,7 +1,7 @@
 """Reading a prompt exactly on many devices, and handing its cache to those that decode."""
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from toolkit.attention._visibility import Extent
 from toolkit.attention.latent import LatentCache, LatentConfig, LatentSlices, LatentWeights
 from toolkit.attention.latent.mla import attend_latents, token_positions
 from toolkit.attention.latent.weights import check_weights, project
-from toolkit.parallel.latent.schemes import AXES, Scheme, cache_specs, plan_of
+from toolkit.parallel.latent.schemes import AXES, Scheme, cache_cut, cache_specs, plan_of
 
 Source = Literal["replicated", "batch", "sequence"]
 
@@ -53,15 +53,17 @@ def prefill(
     Source: Tang et al. (2025), arXiv:2508.15881, section 3.5 (prefill and decoding apart).
 
     Example:
-        >>> from toolkit.attention.latent import LatentConfig, LatentWeights
-        >>> config = LatentConfig(
-        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
-        >>> weights, mesh = LatentWeights.random(config, jax.random.key(0)), jax.make_mesh((1, 1), AXES)
-        >>> prefill(jnp.ones((1, 3, 8)), weights, config, mesh=mesh)[1].length.tolist()
+        >>> from toolkit.attention.latent import *
+        >>> c = LatentConfig(width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> weights = LatentWeights.random(c, jax.random.key(0))
+        >>> mesh = jax.make_mesh((1, 1), ("latent", "heads"))
+        >>> prefill(jnp.ones((1, 3, 8)), weights, c, mesh=mesh)[1].length.tolist()
         [3]
     """
     check_weights(weights, config)
     check_shape("x", x, (*x.shape[:2], config.width), "batch time width")
+    if 0 in x.shape:
+        raise ValueError(f"x must hold at least one token; got shape {tuple(x.shape)}.")
     capacity = x.shape[1] if capacity is None else capacity
     check_count("capacity", capacity, x.shape[1], " token of the prompt")
     if set(mesh.shape) != set(AXES) or config.heads % mesh.size:
@@ -75,17 +77,17 @@ def prefill(
 @partial(jax.jit, static_argnames=("config", "mesh", "capacity"))
 def _prefill(x, weights, *, config, mesh, capacity):
     names = tuple(axis for axis in AXES if mesh.shape[axis] > 1)
-    of_heads = {"query_up": 1, "key_up": 1, "value_up": 1, "output": 0}
-    specs = LatentWeights(
-        **{
-            name: None
-            if array is None
-            else P(*[None] * of_heads.get(name, 0), names)
-            if name in of_heads
-            else P()
-            for name, array in vars(weights).items()
-        }
-    )
+    of_heads = {
+        "query_up": P(None, names),
+        "key_up": P(None, names),
+        "value_up": P(None, names),
+        "output": P(names),
+    }
+    held: dict[str, Any] = {
+        name: None if array is None else of_heads.get(name, P())
+        for name, array in vars(weights).items()
+    }
+    specs = LatentWeights(**held)
 
     def device(x, weights):
         made = project(x, weights, token_positions(x, None, None), config)
@@ -132,10 +134,9 @@ def hand_over(
     Source: Tang et al. (2025), arXiv:2508.15881, section 3.5.
 
     Example:
-        >>> from toolkit.attention.latent import LatentConfig, LatentWeights, fold, slice_latents
-        >>> config = LatentConfig(
-        ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
-        >>> sliced = slice_latents(fold(LatentWeights.random(config, jax.random.key(0))), 1)
+        >>> from toolkit.attention.latent import *
+        >>> c = LatentConfig(width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
+        >>> sliced = slice_latents(fold(LatentWeights.random(c, jax.random.key(0))), 1)
         >>> mesh = jax.make_mesh((1, 1), ("latent", "heads"))
         >>> hand_over(LatentCache.empty(2, 4, 2, 3), sliced, mesh).latents.shape
         (2, 3, 4)
@@ -154,7 +155,7 @@ def hand_over(
         "batch": plan.spec("latent"),
         "sequence": plan.spec(None, "latent"),
     }
-    held = LatentCache(before[source], before[source], P())  # type: ignore[arg-type]
+    held = cache_cut(before[source], before[source])
     cache = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), cache, held)
     features = jax.device_put(sliced.features, NamedSharding(mesh, P()))
     return _hand_over(cache, features, mesh=mesh, plan=plan, source=source)
@@ -180,7 +181,7 @@ def _hand_over(cache, features, *, mesh, plan, source):
             latents, rope_keys = (_every(array, plan.heads, turn) for array in (latents, rope_keys))
         return LatentCache(latents, rope_keys, cache.length)
 
-    specs = LatentCache(before, before, P())  # type: ignore[arg-type]
+    specs = cache_cut(before, before)
     return jax.shard_map(device, mesh=mesh, in_specs=(specs, P()), out_specs=after)(cache, features)
 
 

@@ -3,7 +3,7 @@
 Axis "latent" cuts the features of every latent, axis "heads" cuts heads, or tokens under DCP.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -81,7 +81,7 @@ def place_slices(
     Source: Tang et al. (2025), arXiv:2508.15881; Zadouri et al. (2025), arXiv:2505.21487 (GLA).
 
     Example:
-        >>> from toolkit.attention.latent import LatentConfig, LatentWeights, fold, slice_latents
+        >>> from toolkit.attention.latent import *
         >>> config = LatentConfig(
         ...     width=8, heads=2, latent_size=4, key_size=4, rope_size=2, value_size=4)
         >>> sliced = slice_latents(fold(LatentWeights.random(config, jax.random.key(0))), 1)
@@ -144,24 +144,23 @@ def weight_specs(plan: Plan, sliced: LatentSlices) -> LatentSlices:
         "shares": spec("latent"),
         "basis": spec("latent"),
     }
-    return LatentSlices(
-        **{
-            field.name: None
-            if getattr(sliced, field.name) is None
-            else specs.get(field.name, spec())
-            for field in fields(sliced)
-        }
-    )
+    held: dict[str, Any] = {
+        name: None if array is None else specs.get(name, spec())
+        for name, array in vars(sliced).items()
+    }
+    return LatentSlices(**held)
 
 
 def cache_specs(plan: Plan) -> LatentCache:
     """How the cache is cut."""
     tokens = "heads" if plan.cuts_tokens else None
-    return LatentCache(
-        plan.spec(None, tokens, "latent"),
-        plan.spec(None, tokens),
-        plan.spec(),  # type: ignore
-    )
+    return cache_cut(plan.spec(None, tokens, "latent"), plan.spec(None, tokens))
+
+
+def cache_cut(latents: Any, rope_keys: Any) -> LatentCache:
+    """A cache of specs in the place of arrays; lengths are everywhere."""
+    length: Any = PartitionSpec()
+    return LatentCache(latents, rope_keys, length)
 
 
 def _own_heads(sliced: LatentSlices, slices: int) -> LatentSlices:
