@@ -17,6 +17,9 @@
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
 * `stream_backward`: a causal layer whose backward pass goes through the text chunk by chunk
 * `streamed_loss`: the head and its loss, with the logits of one chunk in memory
+* `plan_sequence_groups`, `plan_micro_batches`: to each sequence the devices it needs (FlexSP)
+* `SequenceGroup`, `SequenceCosts`: a group of devices and its sequences; what a sequence costs
+* `bucket_lengths`, `divide_evenly`: classes of lengths that need little padding; micro-batches
 * `launch`: a command as several processes that make up one job, watched
 * `launch_recipe`: what to submit to SLURM, Kubernetes, Ray or Cloud TPU for the same
 * `join_processes`: what each process of a job calls first
@@ -39,6 +42,13 @@ from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.processes import join_processes
 from toolkit.parallel.recipes import launch_recipe
 from toolkit.parallel.schemes import layout
+from toolkit.parallel.sequence_classes import bucket_lengths, divide_evenly
+from toolkit.parallel.sequence_groups import (
+    SequenceCosts,
+    SequenceGroup,
+    plan_micro_batches,
+    plan_sequence_groups,
+)
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 from toolkit.parallel.stream_backward import stream_backward, streamed_loss
@@ -50,8 +60,12 @@ __all__ = [
     "Machine",
     "MemoryRow",
     "Placement",
+    "SequenceCosts",
+    "SequenceGroup",
     "auto_layout",
+    "bucket_lengths",
     "data_parallel",
+    "divide_evenly",
     "explain",
     "fully_sharded",
     "join_processes",
@@ -61,6 +75,8 @@ __all__ = [
     "layout",
     "make_mesh",
     "partitioned_train_step",
+    "plan_micro_batches",
+    "plan_sequence_groups",
     "redco_layout",
     "sharded_train_step",
     "simulate_devices",

@@ -94,8 +94,7 @@ def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any
             of_params, of_prefix = pull(gradient[:, lo:hi])
             sums = jax.tree.map(_plus, sums, of_params)
             dx = dx.at[:, :hi].add(of_prefix.astype(dx.dtype))
-            kept = (params, x, gradient, sums, dx)
-            params, x, gradient, sums, dx = _barrier(kept)
+            params, x, gradient, sums, dx = _barrier((params, x, gradient, sums, dx))
         return jax.tree.map(_as_gradient_of, params, sums), dx.astype(x.dtype)
 
     layer.defvjp(forward, backward)
