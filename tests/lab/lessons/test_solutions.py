@@ -14,7 +14,16 @@ def answers_of(lesson):
     return importlib.import_module(f"lesson_answers.{lesson}").ANSWERS
 
 
-EVERY = [(lesson, one.name) for lesson in LESSONS for one in load_outline(lesson).exercises]
+# Their judges compile.
+SECOND_TIER = {"attention_memory", "memory_ledger", "meshes", "ring"}
+EVERY = [
+    pytest.param(
+        lesson, one.name, marks=[pytest.mark.slow] if lesson in SECOND_TIER else [],
+        id=f"{lesson}-{one.name}",
+    )
+    for lesson in LESSONS
+    for one in load_outline(lesson).exercises
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EVERY)
@@ -29,5 +38,3 @@ def test_solutions_pass_and_wrong_answers_fail_for_their_reason(lesson, exercise
         with pytest.raises(WrongAnswer) as said:
             judge(function)
         assert reason in said.value.words, said.value.words
-        if said.value.draw is not None:
-            png_of(said.value.draw)

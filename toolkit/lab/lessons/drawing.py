@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from toolkit.figures import (
     ACCENT,
@@ -108,7 +109,9 @@ def draw_matrices(
         top = max((float(part.max()) for part in finite if part.size), default=1.0) or 1.0
         for place, (name, matrix) in zip((0.1, 0.5), pairs, strict=True):
             axes = figure.add_axes((place, 0.18, 0.34, 0.7))
-            axes.set(title=name, xlabel=xlabel, ylabel=ylabel)
+            axes.set(title=name, xlabel=xlabel, ylabel=ylabel if name == "yours" else "")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(False)
             if matrix is not None:
                 image = axes.imshow(matrix, cmap=SIGNED, vmin=-top, vmax=top, aspect="auto")

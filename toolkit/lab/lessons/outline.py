@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-LESSONS = ("attention_cost", "honest_benchmark", "pipeline")
+LESSONS = ("attention_cost", "honest_benchmark", "pipeline", "memory_ledger", "attention_memory")
 INSTRUMENTS = ()  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]
 """Draws on an empty figure in the house style."""
