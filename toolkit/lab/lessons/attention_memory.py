@@ -222,8 +222,8 @@ OUTLINE = Outline(
         ),
         Question(
             "chunk_speed",
-            "Value and gradient of retention over 1,024 tokens (2 heads of 64 channels): once token "
-            "by token, once in chunks. How many times faster are chunks on this machine?",
+            "The gradient of retention over 1,024 tokens (2 heads of 64 channels): once token by "
+            "token, once in chunks. How many times faster are chunks on this machine?",
             _chunk_speed,
             unit="times",
             low=0.01,
