@@ -24,6 +24,7 @@ WINDOW = 5
 OPTIONS = {
     "window": {"sliding_window": WINDOW},
     "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": WINDOW},
+    "moba": {"block_size": 3, "selected_blocks": 3},
     "dsa": {"selected_tokens": 6},
 }
 TIME = 37  # odd, longer than a chunk

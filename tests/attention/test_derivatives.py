@@ -13,6 +13,7 @@ TOLERANCE = 1e-10
 OPTIONS = {
     "window": {"sliding_window": 5},
     "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": 5},
+    "moba": {"block_size": 3, "selected_blocks": 3},
     "dsa": {"selected_tokens": 6},
 }
 SIZES = {"batch": 1, "heads": 1, "key": 4, "value": 3}

@@ -17,6 +17,7 @@ from toolkit.attention import (
 OPTIONS = {
     "window": {"sliding_window": 5},
     "nsa": {"block_size": 3, "selected_blocks": 4, "sliding_window": 5},
+    "moba": {"block_size": 3, "selected_blocks": 3},
     "dsa": {"selected_tokens": 6},
 }
 TOLERANCE = 1e-11

@@ -11,6 +11,7 @@ from toolkit.attention import MIXERS, draw_inputs, mixer
 OPTIONS = {
     "window": {"sliding_window": 5},
     "nsa": {"block_size": 4, "selected_blocks": 4, "sliding_window": 5},
+    "moba": {"block_size": 4, "selected_blocks": 2},
     "dsa": {"selected_tokens": 6},
 }
 LOWERING = "/jax/core/compile/jaxpr_to_mlir_module_duration"

@@ -11,6 +11,7 @@ from toolkit.attention import draw_inputs, mixer
 CASES = {
     "full": {},
     "nsa": {"block_size": 16, "selected_blocks": 3, "sliding_window": 16},
+    "moba": {"block_size": 16, "selected_blocks": 2},
     "dsa": {"selected_tokens": 16},
 }
 

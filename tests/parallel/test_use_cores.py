@@ -13,6 +13,7 @@ from toolkit.parallel import make_mesh, use_cores
 TIME = 40
 OPTIONS = {
     "nsa": {"block_size": 4, "selected_blocks": 4, "sliding_window": 5},
+    "moba": {"block_size": 4, "selected_blocks": 2},
     "dsa": {"selected_tokens": 6},
 }
 
@@ -36,7 +37,7 @@ def value_and_gradients(row, inputs, segment_ids, state):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("name", ["gdn", "kda", "full", "nsa", "dsa"])
+@pytest.mark.parametrize("name", ["gdn", "kda", "full", "nsa", "moba", "dsa"])
 def test_values_and_gradients_stay_and_lie_on_both_cores(name, batch, two_cores):
     row = mixer(name, **OPTIONS.get(name, {}))
     inputs = draw_inputs(row, TIME, batch=batch, heads=4)

@@ -44,9 +44,11 @@ All of these run on one engine (`linear/engine/`): what a token does (`rule.py`)
 
 Attention to a selection, each with a `_reference` and a `_step` (`sparse/`)
 (native_sparse_attention_reference, native_sparse_attention_step,
-deepseek_sparse_attention_reference, deepseek_sparse_attention_step)
+deepseek_sparse_attention_reference, deepseek_sparse_attention_step,
+mixture_of_block_attention_reference, mixture_of_block_attention_step)
     native_sparse_attention      block means, selected blocks and a window, gated
     deepseek_sparse_attention    the tokens that an indexer picks
+    mixture_of_block_attention   the blocks whose mean key suits a query
     indexer_loss                 what teaches the indexer
     BlockCache, IndexedCache     what each remembers while it decodes
 
@@ -132,6 +134,9 @@ from toolkit.attention.sparse import (
     deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
     indexer_loss,
+    mixture_of_block_attention,
+    mixture_of_block_attention_reference,
+    mixture_of_block_attention_step,
     native_sparse_attention,
     native_sparse_attention_reference,
     native_sparse_attention_step,
@@ -199,6 +204,9 @@ __all__ = [
     "mamba2_step",
     "merge_attention",
     "mixer",
+    "mixture_of_block_attention",
+    "mixture_of_block_attention_reference",
+    "mixture_of_block_attention_step",
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",

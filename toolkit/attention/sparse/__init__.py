@@ -6,6 +6,9 @@ deepseek_sparse_attention     the tokens an indexer picks (DSA); each with a `_r
                               a `_step` (native_sparse_attention_reference,
                               native_sparse_attention_step, deepseek_sparse_attention_reference,
                               deepseek_sparse_attention_step)
+mixture_of_block_attention    the blocks whose mean key suits a query (MoBA), likewise
+                              (mixture_of_block_attention_reference,
+                              mixture_of_block_attention_step)
 indexer_loss                  what teaches the indexer: divergence from the attention it replaces
 index_scores                  the indexer's scores of one sequence
 BlockCache, IndexedCache      what each remembers while it decodes
@@ -44,6 +47,11 @@ from toolkit.attention.sparse.train.deepseek_sparse_attention import (
     deepseek_sparse_attention_step,
 )
 from toolkit.attention.sparse.train.indexer import index_scores, indexer_loss
+from toolkit.attention.sparse.train.mixture_of_block_attention import (
+    mixture_of_block_attention,
+    mixture_of_block_attention_reference,
+    mixture_of_block_attention_step,
+)
 from toolkit.attention.sparse.train.native_sparse_attention import (
     native_sparse_attention,
     native_sparse_attention_reference,
@@ -73,6 +81,9 @@ __all__ = [
     "deepseek_sparse_attention_step",
     "index_scores",
     "indexer_loss",
+    "mixture_of_block_attention",
+    "mixture_of_block_attention_reference",
+    "mixture_of_block_attention_step",
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",

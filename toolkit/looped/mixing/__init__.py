@@ -15,6 +15,7 @@ LAYERS               word -> class; a new layer is a file and a row
 layer.py             MixingLayer and LayerOptions, from which all are derived
 attention.py         AttentionLayer, WindowLayer: softmax over all tokens or the last ones
 native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
+mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
 recurrent.py         RecurrentLayer: what all others share, and their cache
 linear_attention.py  linear attention, retention, gated linear attention, HGRN2
@@ -44,6 +45,7 @@ from toolkit.looped.mixing.linear_attention import (
     RetentionLayer,
 )
 from toolkit.looped.mixing.mamba2 import Mamba2Layer
+from toolkit.looped.mixing.mixture_of_blocks import MoBALayer
 from toolkit.looped.mixing.native_sparse import NSALayer
 from toolkit.looped.mixing.rwkv7 import RWKV7Layer
 
@@ -65,6 +67,7 @@ LAYERS = {
         RWKV7Layer,
         DeltaProductLayer,
         NSALayer,
+        MoBALayer,
         DSALayer,
     )
 }

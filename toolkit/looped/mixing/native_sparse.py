@@ -33,7 +33,20 @@ class NSAOptions(AttentionOptions):
         return cls(block_size=8, selected_blocks=4, sliding_window=16)
 
 
-class NSALayer(AttentionLayer):
+class BlockLayer(AttentionLayer):
+    """What layers share that select among blocks of keys by their means."""
+
+    @classmethod
+    def empty_cache(
+        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
+    ) -> Any:
+        """Keys and values for `capacity` tokens, and the means of their blocks."""
+        _, heads, size = cls.sizes_of(config)
+        dtype, block_size = config.compute_dtype, cls.options_of(config).block_size
+        return BlockCache.empty(batch, heads, size, size, capacity, dtype, block_size=block_size)
+
+
+class NSALayer(BlockLayer):
     """Grouped-query attention with rotary positions, to block means, selected blocks and a window.
 
     Projections as in `AttentionLayer`, shared by the three branches; their weights are
@@ -73,15 +86,6 @@ class NSALayer(AttentionLayer):
                 f"{cls.word}.selected_blocks is {blocks}; it must be at least 3, for the first "
                 "block, the previous and the query's own."
             )
-
-    @classmethod
-    def empty_cache(
-        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
-    ) -> Any:
-        """Keys and values for `capacity` tokens, and the means of their blocks."""
-        _, heads, size = cls.sizes_of(config)
-        dtype, block_size = config.compute_dtype, cls.options_of(config).block_size
-        return BlockCache.empty(batch, heads, size, size, capacity, dtype, block_size=block_size)
 
     def _mix(self, x, positions, window, past):
         inputs = (*self._project(x, positions), *self._gates(x))

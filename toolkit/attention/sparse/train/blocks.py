@@ -1,4 +1,4 @@
-"""Blocks of native sparse attention: where they lie, their means, and which ones a query reads.
+"""Blocks of keys: where they lie, their means, and which ones a query reads.
 
 Only complete blocks have a mean and can be selected; the block a query stands in is always read,
 up to the query. So a sequence of S tokens has at most S / block_size blocks to score, whatever
@@ -111,12 +111,35 @@ def attend_to_blocks(
     is_forced = (last == document + blocking.block_size - 1) | (last == block - 1)
     others = blocking.selected_blocks - 1  # beside the query's own
     chosen = top_mask(jnp.where(is_forced, 2, importance), earlier, others)
+    return compressed.out, attend_to_chosen(blocking, blocks, k, v, chosen, q, own)
+
+
+def attend_to_best_blocks(
+    blocking: Blocking,
+    blocks: Blocks,
+    k: Float[Array, "keys key"],
+    v: Float[Array, "keys value"],
+    mean_keys: Float[Array, "blocks key"],
+    q: Float[Array, "queries 1 key"],
+    own: Own,
+) -> Array:
+    """Attention of one query head to the blocks whose mean keys agree with each query best."""
+    _, document, block = (index[:, None] for index in own)
+    last = blocks.last[None]
+    scores = jnp.einsum("qk,bk->qb", q[:, 0].astype(mean_keys.dtype), mean_keys)
+    others = blocking.selected_blocks - 1  # beside the query's own
+    chosen = top_mask(scores, (last >= document) & (last < block), others)
+    return attend_to_chosen(blocking, blocks, k, v, chosen, q, own)
+
+
+def attend_to_chosen(blocking, blocks, k, v, chosen, q, own) -> Array:
+    """Attention to the tokens of the chosen blocks and of the query's own."""
     if blocking.is_gathered:
         tokens, mask = _gathered_tokens(blocking, blocks, chosen, own)
         k, v = k[tokens], v[tokens]
     else:
         mask = _selected_tokens(blocking, blocks, chosen, own, k.shape[0])
-    return compressed.out, attend(q, k, v, mask, scale=blocking.scale).out
+    return attend(q, k, v, mask, scale=blocking.scale).out
 
 
 def _selected_tokens(blocking, blocks, chosen, own, length) -> Bool[Array, "queries keys"]:

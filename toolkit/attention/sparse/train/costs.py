@@ -12,6 +12,13 @@ def native_forward_flops(
     batch, time, heads, key, value, *, block_size=64, selected_blocks=16, sliding_window=512
 ):
     """Scores and weighted sums of the three branches."""
+    means, selected = _block_pairs(time, block_size, selected_blocks)
+    pairs = means + selected + attended_pairs(time, sliding_window)
+    return 2 * batch * heads * pairs * (key + value)
+
+
+def _block_pairs(time, block_size, selected_blocks):
+    """Pairs of a query and a complete block's mean, and of a query and a token it reads."""
     # A query at t >= 1 (from 1) sees t // block_size means.
     blocks = time // block_size
     means = block_size * blocks * (blocks - 1) // 2 + blocks * (time - blocks * block_size + 1)
@@ -20,8 +27,7 @@ def native_forward_flops(
     whole, rest = divmod(time - dense, block_size)
     selected = attended_pairs(dense, None) + (time - dense) * (selected_blocks - 1) * block_size
     selected += whole * attended_pairs(block_size, None) + attended_pairs(rest, None)
-    pairs = means + selected + attended_pairs(time, sliding_window)
-    return 2 * batch * heads * pairs * (key + value)
+    return means, selected
 
 
 def native_forward_bytes(batch, time, heads, key, value, *, element_bytes=4, **_):
@@ -53,6 +59,34 @@ def native_step_bytes(
     means = context // block_size * STATE_BYTES
     read = batch * heads * (rows * element_bytes + means) * (key + value)
     return read + native_forward_bytes(batch, 1, heads, key, value, element_bytes=element_bytes)
+
+
+def mixture_forward_flops(
+    batch, time, heads, key, value, *, block_size=512, selected_blocks=3
+):  # fmt: skip
+    """Scores of the means, and attention to the blocks selected."""
+    means, selected = _block_pairs(time, block_size, selected_blocks)
+    return 2 * batch * heads * (means * key + selected * (key + value))
+
+
+def mixture_forward_bytes(batch, time, heads, key, value, *, element_bytes=4, **_):
+    """q, k, v and o once."""
+    return softmax_forward_bytes(batch, time, heads, key, value, element_bytes=element_bytes)
+
+
+def mixture_step_flops(batch, context, heads, key, value, *, block_size=512, selected_blocks=3):
+    """Scores of the means, and attention to the blocks selected, for one token."""
+    rows = min(context, selected_blocks * block_size)
+    return 2 * batch * heads * (context // block_size * key + rows * (key + value))
+
+
+def mixture_step_bytes(
+    batch, context, heads, key, value, *, block_size=512, selected_blocks=3, element_bytes=4
+):  # fmt: skip
+    """The mean keys, the rows selected, and one token."""
+    rows = min(context, selected_blocks * block_size) * (key + value) * element_bytes
+    read = batch * heads * (rows + context // block_size * key * STATE_BYTES)
+    return read + softmax_forward_bytes(batch, 1, heads, key, value, element_bytes=element_bytes)
 
 
 def deepseek_forward_flops(

@@ -26,13 +26,7 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale
-from toolkit.attention._caches import (
-    check_cache,
-    check_room,
-    continue_rows,
-    show_overflow,
-    write_token,
-)
+from toolkit.attention._caches import show_overflow
 from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator
@@ -49,17 +43,11 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._visibility import Extent, packed, run_numbers
-from toolkit.attention.sparse.train import spread
-from toolkit.attention.sparse.train.blocks import (
-    Blocking,
-    attend_to_blocks,
-    block_means,
-    layout,
-    layout_from_zero,
-)
-from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
-from toolkit.attention.sparse.train.spread import each, over_queries
+from toolkit.attention._visibility import run_numbers
+from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
+from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
+from toolkit.attention.sparse.train.cache import BlockCache
+from toolkit.attention.sparse.train.spread import attend_to_past, over_queries
 
 
 @checked
@@ -134,7 +122,7 @@ def native_sparse_attention(
     sizes = _check(native_sparse_attention, *counts, **arrays)
     check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
-        _check_cache(initial_state, sizes, k, block_size, segment_ids)
+        check_blocks(initial_state, sizes, k, block_size, segment_ids)
     q, scale = fixed_scale(q, scale)
     gates = tuple(gates.values())
     how = scale, *counts, implementation
@@ -155,59 +143,18 @@ def _attend(
     q, k, v, gates, segment_ids, initial_state,
     scale, block_size, selected_blocks, sliding_window, implementation,
 ):  # fmt: skip
-    (batch, time, heads, key), keys, values = q.shape, k.swapaxes(1, 2), v.swapaxes(1, 2)
-    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
-    if initial_state is not None:
-        arrays, extent, documents, cache = continue_rows(
-            initial_state, segment_ids, axis=-2, keys=keys, values=values
-        )
-        keys, values = arrays.values()
-    groups, length = keys.shape[1:3]
-    group = heads // groups
-    positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
-    of_keys = None
-    if documents is not None:
-        # What a row does not hold lies in front, and is of no document.
-        index = jnp.arange(length, dtype=jnp.int32)[None]
-        of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
+    def branches(blocking, blocks, q, own, k, v):
+        means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
+        return over_queries(partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own)
 
-    # Every sequence and head brings indices of its own, equal as they may be: what does not depend
-    # on them, the masks of all queries and keys, jax would compute before the loops, and keep.
-    where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
-
-    def sequence(is_gathered, q, k, v, where):
-        blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
-        blocks, own = where
-        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), own)
-
-        def head(q, k, v, own):
-            means = block_means(k, blocks, block_size), block_means(v, blocks, block_size)
-            return over_queries(partial(attend_to_blocks, blocking, blocks, k, v, *means), q, own)
-
-        return each(head, q.transpose(1, 0, 2, 3), k, v, own)
-
-    grouped = q.reshape(batch, time, groups, group, key)
-    branches = spread.in_cheaper_form(
-        lambda is_gathered: partial(each, partial(sequence, is_gathered)),
-        *(grouped, keys, values, where),
-        keys=length,
-        selected=selected_blocks * block_size,
-        group=group,
+    outs, past, cache = attend_by_block(
+        branches, q, k, v, segment_ids, initial_state,
+        scale=scale, block_size=block_size, selected_blocks=selected_blocks,
         implementation=implementation,
-    )
-    branches = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in branches]
-    window = spread.attend_to_past(
-        q, keys, values, extent, documents, scale=scale, sliding_window=sliding_window
-    )
-    out = _gated(gates, (*branches, window)).astype(q.dtype)
-    if cache is not None:
-        cache = pool_blocks(cache, block_size)
-        out = show_overflow(out, cache)
-    return out, cache
-
-
-def _of_rows(index, batch):
-    return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))[:, None]
+    )  # fmt: skip
+    window = attend_to_past(q, *past, scale=scale, sliding_window=sliding_window)
+    out = _gated(gates, (*outs, window)).astype(q.dtype)
+    return (out if cache is None else show_overflow(out, cache)), cache
 
 
 def _gated(gates, branches) -> Array:
@@ -259,41 +206,29 @@ def native_sparse_attention_step(
     gates["window_gate_t"] = window_gate_t
     counts = block_size, selected_blocks, sliding_window
     sizes = _check(native_sparse_attention_step, *counts, q_t=q_t, k_t=k_t, v_t=v_t, **gates)
-    _check_cache(cache, sizes, k_t, block_size)
+    check_blocks(cache, sizes, k_t, block_size)
     q_t, scale = fixed_scale(q_t, scale)
     return _step(q_t, k_t, v_t, tuple(gates.values()), cache, scale, *counts)
 
 
 @partial(jax.jit, static_argnums=(5, 6, 7, 8))
 def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
-    batch, heads, key = q_t.shape
-    groups, capacity = k_t.shape[1], cache.capacity
-    is_gathered = selected_blocks * block_size < capacity
-    blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
-    position = cache.length
-    cache = write_token(cache, position, axis=-2, keys=k_t, values=v_t)
-    cache = pool_last_block(cache, block_size)
-    seen = min(sliding_window, capacity)
+    seen = min(sliding_window, cache.capacity)
 
-    def sequence(q, position, *rows):
-        blocks, own = layout_from_zero(position[None], capacity, block_size)
-        first = jnp.clip(position - seen + 1, 0, capacity - seen)
+    def branches(blocking, blocks, q, own, k, v, *means):
+        outs = attend_to_blocks(blocking, blocks, k, v, *means, q, own)
+        position = own.position[0]
+        first = jnp.clip(position - seen + 1, 0, k.shape[0] - seen)
         slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
         visible = (slots <= position) & (slots > position - sliding_window)
+        k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
+        return *outs, attend(q, k, v, visible, scale=scale).out
 
-        def head(q, k, v, mean_keys, mean_values):
-            compressed, selected = attend_to_blocks(
-                blocking, blocks, k, v, mean_keys, mean_values, q[None], own
-            )
-            k, v = (lax.dynamic_slice_in_dim(rows, first, seen) for rows in (k, v))
-            return compressed[0], selected[0], attend(q[None], k, v, visible, scale=scale).out[0]
-
-        return each(head, q, *rows, at_once=True)
-
-    q = q_t.reshape(batch, groups, heads // groups, key)
-    rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
-    branches = each(sequence, q, position, *rows, at_once=True)
-    out = _gated(gates, [branch.reshape(batch, heads, -1) for branch in branches])
+    outs, cache = step_by_block(
+        branches, q_t, k_t, v_t, cache,
+        scale=scale, block_size=block_size, selected_blocks=selected_blocks,
+    )  # fmt: skip
+    out = _gated(gates, outs)
     return show_overflow(out, cache).astype(q_t.dtype), cache
 
 
@@ -386,14 +321,3 @@ def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> d
     check_count("selected_blocks", selected_blocks, 3, why)
     check_count("sliding_window", sliding_window, 1, " token")
     return sizes
-
-
-def _check_cache(cache: BlockCache, sizes, k: Array, block_size: int, segment_ids=None) -> None:
-    check_cache(cache, BlockCache, sizes, k)
-    check_room(cache, sizes.get("time", 1), segment_ids)
-    blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
-    if blocks != wanted:
-        raise ValueError(
-            f"a cache of {cache.capacity} tokens in blocks of {block_size} has {wanted} of them; "
-            f"got {blocks}."
-        )

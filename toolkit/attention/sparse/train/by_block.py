@@ -1,0 +1,126 @@
+"""How attention to blocks is spread over sequences and heads: what NSA and MoBA have in common.
+
+A method is a function of one key head: (blocking, blocks, q, own, k, v, ...) -> outputs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from toolkit.attention._caches import check_cache, check_room, continue_rows, write_token
+from toolkit.attention._visibility import Extent, Segments, packed
+from toolkit.attention.sparse.train.blocks import Blocking, Own, layout, layout_from_zero
+from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
+from toolkit.attention.sparse.train.spread import each, in_cheaper_form
+
+
+class Past(NamedTuple):
+    """Where the keys are that a pass saw: those before it and its own."""
+
+    keys: Array
+    values: Array
+    extent: Extent
+    documents: Segments | None
+
+
+def attend_by_block(
+    method: Callable[..., Any],
+    q, k, v, segment_ids, initial_state: BlockCache | None,
+    *, scale, block_size, selected_blocks, implementation, shares_copies=True,
+) -> tuple[Any, Past, BlockCache | None]:  # fmt: skip
+    """Outputs of a method [batch, time, heads, value] each, what it saw, and the cache after it.
+
+    `shares_copies`: the query heads of a key head gather the same tokens.
+    """
+    batch, time, heads, key = q.shape
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
+    if initial_state is not None:
+        arrays, extent, documents, cache = continue_rows(
+            initial_state, segment_ids, axis=-2, keys=keys, values=values
+        )
+        keys, values = arrays.values()
+    groups, length = keys.shape[1:3]
+    group = heads // groups
+    positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
+    of_keys = None
+    if documents is not None:
+        # What a row does not hold lies in front, and is of no document.
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
+
+    # Every sequence and head brings indices of its own, equal as they may be: what does not depend
+    # on them, the masks of all queries and keys, jax would compute before the loops, and keep.
+    where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
+
+    def sequence(is_gathered, q, k, v, where):
+        blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
+        blocks, own = where
+        head = lambda q, k, v, own: method(blocking, blocks, q, own, k, v)  # noqa: E731
+        return each(head, q.transpose(1, 0, 2, 3), k, v, repeated(own, groups))
+
+    outs = in_cheaper_form(
+        lambda is_gathered: partial(each, partial(sequence, is_gathered)),
+        *(q.reshape(batch, time, groups, group, key), keys, values, where),
+        keys=length,
+        selected=selected_blocks * block_size,
+        group=group if shares_copies else 1,
+        implementation=implementation,
+    )
+    outs = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in outs]
+    if cache is not None:
+        cache = pool_blocks(cache, block_size)
+    return outs, Past(keys, values, extent, documents), cache
+
+
+def step_by_block(
+    method: Callable[..., Any],
+    q_t, k_t, v_t, cache: BlockCache,
+    *, scale, block_size, selected_blocks,
+) -> tuple[Any, BlockCache]:  # fmt: skip
+    """Outputs of a method [batch, heads, value] each for one more token, and the cache with it.
+
+    The method is given the cache's means too, and the token's position.
+    """
+    batch, heads, key = q_t.shape
+    groups, capacity = k_t.shape[1], cache.capacity
+    is_gathered = selected_blocks * block_size < capacity
+    blocking = Blocking(scale, block_size, selected_blocks, is_gathered)
+    position = cache.length
+    cache = write_token(cache, position, axis=-2, keys=k_t, values=v_t)
+    cache = pool_last_block(cache, block_size)
+
+    def sequence(q, position, *rows):
+        blocks, own = layout_from_zero(position[None], capacity, block_size)
+        head = lambda q, *rows: method(blocking, blocks, q[None], own, *rows)  # noqa: E731
+        return each(head, q, *rows, at_once=True)
+
+    q = q_t.reshape(batch, groups, heads // groups, key)
+    rows = (cache.keys, cache.values, cache.pooled_keys, cache.pooled_values)
+    outs = each(sequence, q, position, *rows, at_once=True)
+    return [out.reshape(batch, heads, -1) for out in outs], cache
+
+
+def check_blocks(cache: BlockCache, sizes, k: Array, block_size: int, segment_ids=None) -> None:
+    """Refuse a cache that does not fit the tokens or the size of a block."""
+    check_cache(cache, BlockCache, sizes, k)
+    check_room(cache, sizes.get("time", 1), segment_ids)
+    blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
+    if blocks != wanted:
+        raise ValueError(
+            f"a cache of {cache.capacity} tokens in blocks of {block_size} has {wanted} of them; "
+            f"got {blocks}."
+        )
+
+
+def repeated(own: Own, times: int) -> Own:
+    """The same indices for each of several heads."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), own)
+
+
+def _of_rows(index, batch):
+    return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))[:, None]

@@ -1,0 +1,250 @@
+r"""Mixture of block attention: a query reads its own block and those whose mean key suits it best.
+
+    gate_ti = q_t . mean of the keys of block i          o_t = A(q_t; tokens of the top blocks)
+
+A is softmax attention, causal in the query's own block, which is always read and counted. Blocks
+are counted from the start of a document; only those that are complete when a query comes and end
+before its own block compete, and of equal gates the earliest wins. Every query head selects for
+itself. There is nothing to learn but q, k and v: the selection passes no gradient, the attention
+does, and reads fewer tokens than dense attention would with the same parameters.
+
+Numbers: as in `softmax/softmax_attention.py`; means are float32, since a selection hangs on their
+last digits.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from toolkit._checks import checked
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import show_overflow
+from toolkit.attention._checks import check_choice, check_count, check_inputs
+from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import (
+    HeadValue,
+    HeadValues,
+    Queries,
+    Query,
+    SegmentIds,
+    SharedKey,
+    SharedKeys,
+    SharedValue,
+    SharedValues,
+)
+from toolkit.attention._visibility import run_numbers
+from toolkit.attention.sparse.train.blocks import attend_to_best_blocks, block_means
+from toolkit.attention.sparse.train.by_block import (
+    attend_by_block,
+    check_blocks,
+    repeated,
+    step_by_block,
+)
+from toolkit.attention.sparse.train.cache import BlockCache
+from toolkit.attention.sparse.train.spread import each, over_queries
+
+
+@checked
+def mixture_of_block_attention(
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
+    *,
+    scale: float | None = None,
+    block_size: int = 512,
+    selected_blocks: int = 3,
+    segment_ids: SegmentIds | None = None,
+    initial_state: BlockCache | None = None,
+    implementation: str | None = None,
+) -> tuple[HeadValues, BlockCache | None]:
+    """Attention to the query's own block and the earlier ones with the most similar mean key.
+
+        o = A(q; own block and top blocks by q . mean(k))
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
+        v: values [batch, time, key_value_heads, value].
+        scale: factor of the scores; None for key ** -0.5.
+        block_size: tokens of a block.
+        selected_blocks: blocks a query reads, its own included.
+        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
+            document, and a token sees its own.
+        initial_state: tokens before these, the first document of which these continue; they are
+            seen too, and the new ones are appended.
+        implementation: "masked" (one product with all keys, a mask keeps the selected blocks),
+            "gathered" (each query head copies its own blocks), or None for the cheaper by its
+            count of FLOPs and bytes. Both compute the same function.
+
+    Returns:
+        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
+        `initial_state`).
+
+    Raises:
+        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a full
+            cache.
+        TypeError: not floating point, different dtypes, segment_ids that are not integers.
+
+    Cost:
+        2 batch heads time FLOPs times key time / block_size / 2 means, and times (key + value)
+        selected_blocks block_size tokens when gathered or all keys when masked.
+
+    Source: Lu et al. (2025), arXiv:2502.13189.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 5, 2, 4))
+        >>> out, _ = mixture_of_block_attention(q, k, v, block_size=2)
+        >>> out.shape
+        (1, 5, 2, 4)
+    """
+    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids}
+    sizes = _check(mixture_of_block_attention, block_size, selected_blocks, **arrays)
+    check_choice("implementation", implementation, (None, "masked", "gathered"))
+    q, scale = fixed_scale(q, scale)
+    how = scale, block_size, selected_blocks, implementation
+    if initial_state is not None:
+        check_blocks(initial_state, sizes, k, block_size, segment_ids)
+        return _attend(q, k, v, segment_ids, initial_state, *how)
+    return _spread(free_cores(), how, q, k, v, segment_ids), None
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _spread(cores, how, *arrays):
+    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
+    return over_cores(cores, share, arrays, heads=(2, 2, 2, None), heads_out=2)
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnums=(5, 6, 7, 8))
+def _attend(
+    q, k, v, segment_ids, initial_state, scale, block_size, selected_blocks, implementation
+):  # fmt: skip
+    def best(blocking, blocks, q, own, k, v):
+        means = block_means(k, blocks, block_size)
+        one = partial(attend_to_best_blocks, blocking, blocks, k, v, means)
+        head = lambda q, own: over_queries(one, q[:, None], own)  # noqa: E731
+        heads = each(head, q.swapaxes(0, 1), repeated(own, q.shape[1]))
+        return (heads[:, :, 0].swapaxes(0, 1),)
+
+    (out,), _, cache = attend_by_block(
+        best, q, k, v, segment_ids, initial_state,
+        scale=scale, block_size=block_size, selected_blocks=selected_blocks,
+        implementation=implementation, shares_copies=False,
+    )  # fmt: skip
+    out = out.astype(q.dtype)
+    return (out if cache is None else show_overflow(out, cache)), cache
+
+
+@checked
+def mixture_of_block_attention_step(
+    q_t: Query,
+    k_t: SharedKey,
+    v_t: SharedValue,
+    cache: BlockCache,
+    *,
+    scale: float | None = None,
+    block_size: int = 512,
+    selected_blocks: int = 3,
+) -> tuple[HeadValue, BlockCache]:
+    """Append one token to the cache and attend to its block and the best of the earlier ones.
+
+        o = A(q; own block and top blocks by q . mean(k))
+
+    Arguments as `mixture_of_block_attention`, without the time axis; `cache` holds the tokens
+    before this one.
+
+    Cost:
+        2 batch heads FLOPs times key capacity / block_size means and times (key + value)
+        selected_blocks block_size tokens, and a read of those rows alone.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 2, 4))
+        >>> cache = BlockCache.empty(1, 2, 4, 4, capacity=8, block_size=2)
+        >>> out, cache = mixture_of_block_attention_step(q, k, v, cache, block_size=2)
+        >>> out.shape, cache.length.tolist()
+        ((1, 2, 4), [1])
+    """
+    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t}
+    sizes = _check(mixture_of_block_attention_step, block_size, selected_blocks, **arrays)
+    check_blocks(cache, sizes, k_t, block_size)
+    q_t, scale = fixed_scale(q_t, scale)
+    return _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks)
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
+    def best(blocking, blocks, q, own, k, v, mean_keys, _):
+        one = lambda q: attend_to_best_blocks(blocking, blocks, k, v, mean_keys, q, own)  # noqa: E731
+        return (each(one, q.swapaxes(0, 1)[:, :, None], at_once=True),)
+
+    (out,), cache = step_by_block(
+        best, q_t, k_t, v_t, cache,
+        scale=scale, block_size=block_size, selected_blocks=selected_blocks,
+    )  # fmt: skip
+    return show_overflow(out, cache).astype(q_t.dtype), cache
+
+
+@checked
+def mixture_of_block_attention_reference(
+    q: Queries,
+    k: SharedKeys,
+    v: SharedValues,
+    *,
+    scale: float | None = None,
+    block_size: int = 512,
+    selected_blocks: int = 3,
+    segment_ids: SegmentIds | None = None,
+) -> tuple[HeadValues, None]:
+    """The equation of `mixture_of_block_attention`, to be read; the oracle of the fast form.
+
+        o = A(q; own block and top blocks by q . mean(k))
+
+    Arguments as `mixture_of_block_attention`. A block goes by the index of its last token, and
+    every other index stands for no block: all matrices are [time, time].
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 5, 2, 4))
+        >>> mixture_of_block_attention_reference(q, k, v, block_size=2)[0].shape
+        (1, 5, 2, 4)
+    """
+    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids}
+    _check(mixture_of_block_attention, block_size, selected_blocks, **arrays)
+    batch, time, heads, key = q.shape
+    scale = float(key**-0.5 if scale is None else scale)
+    group, dtype = heads // k.shape[2], q.dtype
+    q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
+    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    document = jnp.zeros((batch, time), jnp.int32)
+    if segment_ids is not None:
+        document = run_numbers(segment_ids)
+    begins = jnp.diff(document, axis=1, prepend=document[:, :1]) > 0
+    index = jnp.arange(time)[None]
+    place = index - lax.cummax(jnp.where(begins, index, 0), axis=1)  # in the document
+    query, token = index[..., None], index[:, None, :]
+    past = (token <= query) & (document[:, :, None] == document[:, None, :])
+    own = query - (place % block_size)[..., None]  # first token of the query's own block
+
+    # Means of the last block_size tokens; masks see to it that only those of blocks count.
+    means = sum(jnp.roll(k, shift, axis=1) for shift in range(block_size)) / block_size
+    gates = jnp.einsum("bthk,bshk->bhts", q, means)
+    ends_block = place % block_size == block_size - 1
+    earlier = (past & ends_block[:, None, :] & (token < own))[:, None]
+    # A stable sort of the negated gates puts the earlier of two equal blocks first.
+    order = jnp.argsort(jnp.where(earlier, -gates, jnp.nan), axis=-1, stable=True)
+    chosen = earlier & (jnp.argsort(order, axis=-1) < selected_blocks - 1)
+    last = token + block_size - 1 - (place % block_size)[:, None, :]  # of the token's own block
+    last = jnp.broadcast_to(jnp.minimum(last, time - 1)[:, None], gates.shape)
+    read = past[:, None] & (jnp.take_along_axis(chosen, last, axis=-1) | (token >= own)[:, None])
+    p = jax.nn.softmax(scale * jnp.einsum("bthk,bshk->bhts", q, k), axis=-1, where=read)
+    return jnp.einsum("bhts,bshv->bthv", p, v).astype(dtype), None
+
+
+def _check(function, block_size, selected_blocks, **arrays: Array | None) -> dict[str, int]:
+    sizes = check_inputs(function, **arrays)
+    check_count("block_size", block_size, 1, " token")
+    check_count("selected_blocks", selected_blocks, 1, ", the query's own")
+    return sizes
