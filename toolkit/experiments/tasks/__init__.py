@@ -4,6 +4,7 @@
 * `Task`: what all of them have
 * `Needle`: one value to be found at a distance
 * `MultiQueryRecall`: key-value pairs, asked for again later (MQAR)
+* `Retrieval`: needles in a haystack of noise, asked for at the end
 * `StateBasedRecall`: memory bits addressed by pointers that are swapped
 * `WordProblem`: running products in a finite group, parity being that of Z2
 * `Group`, `GROUPS`: finite groups by name, as multiplication tables
@@ -14,6 +15,7 @@ from toolkit.experiments.tasks.groups import GROUPS, Group
 from toolkit.experiments.tasks.needle import Needle
 from toolkit.experiments.tasks.pointers import StateBasedRecall
 from toolkit.experiments.tasks.recall import MultiQueryRecall
+from toolkit.experiments.tasks.retrieval import Retrieval
 from toolkit.experiments.tasks.words import WordProblem
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Group",
     "MultiQueryRecall",
     "Needle",
+    "Retrieval",
     "StateBasedRecall",
     "Task",
     "WordProblem",
