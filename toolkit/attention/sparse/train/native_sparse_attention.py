@@ -215,8 +215,8 @@ def native_sparse_attention_step(
 def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
     seen = min(sliding_window, cache.capacity)
 
-    def branches(blocking, blocks, q, own, k, v, *means):
-        outs = attend_to_blocks(blocking, blocks, k, v, *means, q, own)
+    def branches(blocking, blocks, q, own, k, v, mean_keys, mean_values):
+        outs = attend_to_blocks(blocking, blocks, k, v, mean_keys, mean_values, q, own)
         position = own.position[0]
         first = jnp.clip(position - seen + 1, 0, k.shape[0] - seen)
         slots = first + jnp.arange(seen, dtype=jnp.int32)[None]
