@@ -31,6 +31,7 @@ decode_step               append one token, predict the next
 pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
 stream                    the same, token by token as they are written
+generate_speculatively    the same, with the drafts of a cheaper model; a Speculation
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
 save_model, load_model    a model as one file
@@ -69,6 +70,7 @@ from toolkit.looped.patterns import (
 )
 from toolkit.looped.presets import PRESETS
 from toolkit.looped.sampling import sample_token, truncated_logits
+from toolkit.looped.speculative import Speculation, generate_speculatively
 from toolkit.looped.theory import (
     effective_transition,
     influence_bound,
@@ -83,6 +85,7 @@ __all__ = [
     "LoopedCache",
     "LoopedConfig",
     "LoopedLM",
+    "Speculation",
     "back_loaded",
     "bookend",
     "by_loop",
@@ -97,6 +100,7 @@ __all__ = [
     "extend",
     "front_loaded",
     "generate",
+    "generate_speculatively",
     "indexer_losses",
     "influence_bound",
     "interleave",

@@ -217,9 +217,12 @@ def _prefill(model, tokens, capacity, lengths):
 
 
 def append(
-    model: LoopedLM, tokens: Int[Array, "batch *time"], cache: LoopedCache
-) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """`decode_step` and `extend` without checks, to be called inside compiled programs."""
+    model: LoopedLM, tokens: Int[Array, "batch *time"], cache: LoopedCache, *, every: bool = False
+) -> tuple[Float[Array, "batch *time vocabulary"], LoopedCache]:
+    """`decode_step` and `extend` without checks, to be called inside compiled programs.
+
+    Logits after the last token, or after `every` one.
+    """
     injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
     h, rows, loops = model.start(injected), model.loop_rows(), []
     # Written out: a scan over stacked caches would copy every one of them, out and back.
@@ -228,7 +231,9 @@ def append(
         h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected)
         loops.append(caches)
     h, after = run_blocks(model.coda, h, caches=cache.coda)
-    return model.head(h if tokens.ndim == 1 else h[:, -1]), LoopedCache(tuple(loops), before, after)
+    return model.head(h if tokens.ndim == 1 or every else h[:, -1]), LoopedCache(
+        tuple(loops), before, after
+    )
 
 
 _append = jax.jit(append, donate_argnames="cache")

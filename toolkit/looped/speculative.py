@@ -1,0 +1,290 @@
+r"""Speculative decoding: a cheap model proposes tokens, an exact one checks them all at once.
+
+The draft writes d_1 ... d_n after the last token; the exact model reads them in one pass, and its
+distributions p_0 ... p_n, against the draft's q_i, decide. Greedily, drafts are kept as long as
+each is the likeliest token. When sampling, d_i+1 is kept with probability min(1, p_i(d)/q_i(d)),
+and in place of the first that is not comes one of max(p_i - q_i, 0), normalised: the text is
+distributed as the exact model's, whatever the draft. After n kept drafts comes one more of p_n.
+
+Rows of a batch keep different numbers of drafts. Every row of a cache has a length of its own, and
+what was written past it is never seen: taking drafts back is setting that length.
+
+Source: Leviathan et al. (2023), arXiv:2211.17192; Chen et al. (2023), arXiv:2302.01318.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit._checks import checked
+from toolkit.looped.decoding import append, prefill
+from toolkit.looped.model import LoopedLM, check_tokens
+from toolkit.looped.sampling import check_sampling
+
+MOST_DRAFTS = 64
+REWINDABLE = ("full", "mla", "dsa")
+"""Layers whose cache is a row of tokens, from which the last can be taken back."""
+
+
+class Speculation(NamedTuple):
+    """What was written, and how many drafts were kept.
+
+    Attributes:
+        tokens: the text after the prompt [batch, length].
+        kept: drafts kept per round, mean over the rounds of a row [batch].
+        rounds: passes of the exact model over the batch.
+
+    Example:
+        >>> Speculation(jnp.zeros((1, 6), int), jnp.array([2.0]), rounds=2).tokens.shape
+        (1, 6)
+    """
+
+    tokens: Int[Array, "batch length"]
+    kept: Float[Array, "batch"]
+    rounds: int
+
+
+class _Writing(NamedTuple):
+    """The state between rounds: caches without the last token, which is written but not read."""
+
+    tokens: Int[Array, "batch room"]
+    written: Int[Array, "batch"]
+    last: Int[Array, "batch"]
+    cache: Any
+    draft_cache: Any
+    kept: Int[Array, "batch"]
+    rounds: Int[Array, "batch"]
+
+
+@checked
+def generate_speculatively(
+    model: LoopedLM,
+    draft: LoopedLM,
+    prompt: Int[Array, "batch time"],
+    length: int,
+    *,
+    drafts: int = 4,
+    temperature: float = 0.0,
+    key: Array | None = None,
+    lengths: Int[Array, "batch"] | None = None,
+    shares_cache: bool = False,
+) -> Speculation:
+    """Continue a prompt as `generate` does, with the drafts of a cheaper model.
+
+    Args:
+        model: the exact model, whose text it is.
+        draft: what proposes; of the same vocabulary.
+        prompt: at least one token per sequence.
+        length: tokens to write.
+        drafts: tokens proposed per round.
+        temperature: 0 takes the most likely token; 1 samples from the model's distribution.
+        key: random key, needed unless the temperature is 0.
+        lengths: tokens of each prompt, see `generate`.
+        shares_cache: the draft reads the exact model's cache, as the same layers with sliced
+            softmaxes do; otherwise it has one of its own.
+
+    Returns:
+        The text, greedy: that of `generate`; and how many drafts were kept.
+
+    Raises:
+        ValueError: an argument out of range, layers whose cache cannot take tokens back.
+
+    Cost: per round `drafts` steps of the draft and one pass of the model over drafts + 1 tokens.
+
+    Source: Leviathan et al. (2023), arXiv:2211.17192, algorithm 1.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
+        >>> found = generate_speculatively(model, model, jnp.array([[5, 3]]), length=6, drafts=2)
+        >>> found.tokens.shape, found.kept.tolist()
+        ((1, 6), [2.0])
+    """
+    _check(model, draft, prompt, length, drafts, temperature, key)
+    capacity = prompt.shape[1] + length + drafts + 1
+    logits, cache = prefill(model, prompt, capacity, lengths=lengths)
+    own = None if shares_cache else prefill(draft, prompt, capacity, lengths=lengths)[1]
+    key = jax.random.key(0) if key is None else key
+    return speculate(
+        _draft_one,
+        _verify_all,
+        (draft, model),
+        (logits, own, cache),
+        length,
+        drafts=drafts,
+        temperature=temperature,
+        key=key,
+    )
+
+
+def speculate(
+    draft: Callable[..., tuple[Array, Any]],
+    verify: Callable[..., tuple[Array, Any]],
+    models: tuple[Any, Any],
+    start: tuple[Array, Any, Any],
+    length: int,
+    *,
+    drafts: int,
+    temperature: float,
+    key: Array,
+) -> Speculation:
+    """The loop of any two models: draft(model, tokens [batch], cache) gives logits [batch, size],
+    verify(model, tokens [batch, n], cache) gives [batch, n, size], and both the new cache.
+
+    `start` holds the exact model's logits after the prompt and both caches, objects with `length`
+    [batch]; None for the draft's if it reads the exact one's.
+    """
+    logits, draft_cache, cache = start
+    batch = logits.shape[0]
+    is_greedy = temperature == 0
+    key, first_key = jax.random.split(key)
+    heat = jnp.float32(temperature)
+    first = _pick(_distribution(logits, heat, is_greedy), first_key, is_greedy)
+    room = jnp.zeros((batch, length + drafts + 1), jnp.int32).at[:, 0].set(first)
+    # Arrays of their own, since every round gives its state away.
+    one, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
+    state = _Writing(room, one, first, cache, draft_cache, kept, passes)
+    rounds = 0
+    while int(state.written.min()) < length:
+        key, own = jax.random.split(key)
+        how = {"drafts": drafts, "length": length, "is_greedy": is_greedy}
+        state = _round(draft, verify, models, state, heat, own, **how)
+        rounds += 1
+    kept = state.kept / jnp.maximum(state.rounds, 1)
+    return Speculation(state.tokens[:, :length], kept, rounds)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("draft", "verify", "drafts", "length", "is_greedy"),
+    donate_argnames="state",
+)
+def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy):
+    draft_model, model = models
+    is_shared = state.draft_cache is None
+    draft_key, accept_key, last_key = jax.random.split(key, 3)
+
+    def propose(carry, own):
+        token, cache = carry
+        logits, cache = draft(draft_model, token, cache)
+        q = _distribution(logits, heat, is_greedy)
+        token = _pick(q, own, is_greedy)
+        return (token, cache), (token, q)
+
+    # A cache of the draft's own must hold the last draft too: one more step, whose token is lost.
+    steps = drafts if is_shared else drafts + 1
+    held = state.cache if is_shared else state.draft_cache
+    keys = jax.random.split(draft_key, steps)
+    carry, proposed, q = (state.last, held), [], []
+    for own in keys:
+        carry, (token, chances) = propose(carry, own)
+        proposed.append(token)
+        q.append(chances)
+    proposed, q = jnp.stack(proposed[:drafts], axis=1), jnp.stack(q[:drafts], axis=1)
+
+    read = jnp.concatenate([state.last[:, None], proposed], axis=1)
+    logits, cache = verify(model, read, state.cache)
+    p = _distribution(logits, heat, is_greedy)
+    is_kept = _kept(p[:, :-1], q, proposed, accept_key, is_greedy)
+    kept = jnp.cumprod(is_kept.astype(jnp.int32), axis=1).sum(axis=1)
+    last = _pick(_correction(p, q, kept, is_greedy), last_key, is_greedy)
+
+    # Rows that have their text go back to where they were.
+    goes_on = state.written < length
+    place = jnp.arange(drafts + 1, dtype=jnp.int32)[None]
+    new = jnp.where(place < kept[:, None], jnp.pad(proposed, ((0, 0), (0, 1))), last[:, None])
+    to = jnp.where(goes_on[:, None], state.written[:, None] + place, state.tokens.shape[1])
+    rows = jnp.arange(len(last), dtype=jnp.int32)[:, None]
+    before = _length(state.cache)
+    after = before + jnp.where(goes_on, kept + 1, 0)
+    return _Writing(
+        state.tokens.at[rows, to].set(new, mode="drop"),
+        state.written + jnp.where(goes_on, kept + 1, 0),
+        jnp.where(goes_on, last, state.last),
+        _rewound(cache, after),
+        None if is_shared else _rewound(carry[1], after),
+        state.kept + jnp.where(goes_on, kept, 0),
+        state.rounds + goes_on.astype(jnp.int32),
+    )
+
+
+def _distribution(logits, heat, is_greedy):
+    """Probabilities of the next token; all on the likeliest when greedy."""
+    if is_greedy:
+        return jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1])
+    return jax.nn.softmax(logits / heat, axis=-1)
+
+
+def _pick(chances, key, is_greedy):
+    if is_greedy:
+        return chances.argmax(axis=-1).astype(jnp.int32)
+    return jax.random.categorical(key, jnp.log(chances), axis=-1).astype(jnp.int32)
+
+
+def _kept(p, q, proposed, key, is_greedy):
+    """Whether each draft is kept, had those before it been."""
+    p, q = (jnp.take_along_axis(x, proposed[..., None], axis=-1)[..., 0] for x in (p, q))
+    return p > 0 if is_greedy else jax.random.uniform(key, p.shape) * q < p
+
+
+def _correction(p, q, kept, is_greedy):
+    """The distribution of the token after the kept drafts."""
+    q = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))  # after the last draft there is none to correct
+    p, q = (jnp.take_along_axis(x, kept[:, None, None], axis=1)[:, 0] for x in (p, q))
+    left = jnp.maximum(p - q, 0)
+    total = left.sum(axis=-1, keepdims=True)
+    return p if is_greedy else jnp.where(total > 0, left / jnp.where(total > 0, total, 1), p)
+
+
+def _has_length(node):
+    return hasattr(node, "length")
+
+
+def _length(cache):
+    return jax.tree.leaves(cache, is_leaf=_has_length)[0].length
+
+
+def _rewound(cache, length):
+    """The cache with the first `length` tokens of every row."""
+    return jax.tree.map(
+        lambda layer: replace(layer, length=length.astype(layer.length.dtype)),
+        cache,
+        is_leaf=_has_length,
+    )
+
+
+def _draft_one(model, tokens, cache):
+    return append(model, tokens, cache)
+
+
+def _verify_all(model, tokens, cache):
+    return append(model, tokens, cache, every=True)
+
+
+def _check(model, draft, prompt, length, drafts, temperature, key):
+    check_tokens(prompt, model.config.vocabulary)
+    if draft.config.vocabulary != model.config.vocabulary:
+        raise ValueError(
+            f"draft has a vocabulary of {draft.config.vocabulary}; the model's is "
+            f"{model.config.vocabulary}."
+        )
+    for name, number, most in (("length", length, 2**20), ("drafts", drafts, MOST_DRAFTS)):
+        if not 1 <= number <= most:
+            raise ValueError(f"{name} must lie in [1, {most}]; got {number}.")
+    check_sampling(temperature or None, None, None)
+    if temperature and key is None:
+        raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
+    for name, config in (("model", model.config), ("draft", draft.config)):
+        words = {*config.layers, *config.prelude_layers, *config.coda_layers}
+        other = sorted(words - {*REWINDABLE})
+        if other or any(w is not None for windows in config.loop_windows for w in windows):
+            what = f"layers {other[0]!r}" if other else "windows"
+            raise ValueError(
+                f"{name} has {what}, whose cache cannot take tokens back; want layers out of "
+                f"{', '.join(REWINDABLE)} without windows."
+            )
