@@ -1,0 +1,1 @@
+"""Sparse attention on a model that finds needles: `toolkit experiment sparse`."""
