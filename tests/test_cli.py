@@ -1,8 +1,11 @@
 """The command line as a person meets it: what it prints, how it fails, how it resumes."""
 
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -26,6 +29,25 @@ def toolkit(monkeypatch, capsys):
         return status, out, err
 
     return run
+
+
+def test_ctrl_c_while_jax_is_imported_ends_without_a_traceback(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text(
+        "print('here', flush=True); import time; time.sleep(60)"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "toolkit", "info"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None
+    assert command.stdout.readline() == "here\n"
+    command.send_signal(signal.SIGINT)
+    assert command.communicate()[1] == ""
+    assert command.returncode == -signal.SIGINT
 
 
 def test_info_prints_versions_devices_and_memory(toolkit):

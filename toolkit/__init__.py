@@ -1,6 +1,6 @@
 """Read, run, measure and move with a slider the ideas that make large models fast.
 
-Rooms, each imported on first use so that `import toolkit` costs `import jax` and nothing more:
+Rooms, each imported on first use, so that `import toolkit` costs nothing:
 
 * `toolkit.attention`: token mixers as pure functions of arrays
 * `toolkit.figures`: the visual language of every figure
@@ -19,8 +19,6 @@ Rooms, each imported on first use so that `import toolkit` costs `import jax` an
 
 import importlib
 from typing import Any
-
-import jax as _jax  # noqa: F401  (the one cost of `import toolkit`, paid openly)
 
 __version__ = "0.1.0"
 
