@@ -50,6 +50,18 @@ def test_ctrl_c_while_jax_is_imported_ends_without_a_traceback(tmp_path):
     assert command.returncode == -signal.SIGINT
 
 
+def test_a_reader_who_has_seen_enough_is_no_error():
+    command = subprocess.Popen(
+        [sys.executable, "-m", "toolkit", "experiment", "--list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.communicate()[1] == b""
+    assert command.returncode == 141
+
+
 def test_info_prints_versions_devices_and_memory(toolkit):
     status, out, _ = toolkit("info")
     assert status == 0

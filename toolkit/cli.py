@@ -333,7 +333,8 @@ def main() -> None:
     """Entry point of the command `toolkit`; exit status 2 for an expected error.
 
     Raises:
-        SystemExit: with 2 after an expected error, with 130 after Ctrl-C.
+        SystemExit: with 2 after an expected error, with 130 after Ctrl-C, with 141 when nobody
+            reads the output any more.
     """
     functions = (tour, lab, gather, train, launch, generate, export, bench, experiment, info)
     commands = {command.__name__: command for command in functions}
@@ -347,6 +348,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         if os.environ.get("TOOLKIT_TRACEBACK"):
             raise

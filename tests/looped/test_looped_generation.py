@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -392,3 +393,18 @@ def test_drawn_frequencies():
     np.testing.assert_allclose(frequencies, wanted, atol=0.015)
     with pytest.raises(ValueError, match="key"):
         sample_token(logits, temperature=1.0)
+
+
+def test_streams_side_by_side_and_closed_early_do_not_disturb_each_other():
+    model, tokens = build("gdn full"), some_tokens(batch=1)
+    prompts = [tokens[:, :5], tokens[:, 5:10]]
+    wanted = [np.asarray(generate(model, prompt, length=40)) for prompt in prompts]
+    threads = threading.active_count()
+    first, second = (stream(model, prompt, length=40) for prompt in prompts)
+    for time in range(9):
+        assert next(first) == wanted[0][:, time]
+        assert next(second) == wanted[1][:, time]
+    first.close()
+    rest = np.concatenate(list(second))
+    np.testing.assert_array_equal(rest, wanted[1][0, 9:])
+    assert threading.active_count() == threads
