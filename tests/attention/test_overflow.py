@@ -1,4 +1,4 @@
-"""Half precision holds inputs and outputs alone: numbers overflow where float32 would round to inf."""
+"""Half precision holds inputs and outputs alone; what lies between does not overflow with it."""
 
 import jax.numpy as jnp
 import numpy as np

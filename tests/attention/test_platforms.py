@@ -1,5 +1,7 @@
 """The platform is that for which a program is lowered, not the one on which it is traced."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -44,3 +46,26 @@ def test_the_cheaper_selection_is_the_platforms():
         for platform in ("cpu", "cuda")
     ]
     assert gathers[0] > gathers[1]
+
+
+@pytest.mark.parametrize("name", ["gdn", "mamba2", "kda", "rwkv7"])
+def test_products_of_half_precision_are_as_the_device_prefers(name):
+    """But the inverse of a correction; and `jax.default_matmul_precision` asks for more."""
+    row = mixer(name)
+
+    def products(dtype):
+        inputs = draw_inputs(row, 64, batch=1, heads=2, dtype=dtype, gate_dtype=jnp.float32)
+        traced = jax.jit(lambda *x: row.function(*x, **row.options)[0]).trace(*inputs)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+        # A product with a vector asks whether tokens are finite.
+        lines = re.findall("dot_general.*", text)
+        lines = [line for line in lines if not re.search(r", tensor<\d+x[a-z]", line)]
+        return sum("HIGHEST" in line for line in lines), len(lines)
+
+    highest, number = products(jnp.float32)
+    assert highest == number > 0
+    highest, number = products(jnp.bfloat16)
+    assert 4 * highest < 3 * number
+    with jax.default_matmul_precision("highest"):
+        highest, number = products(jnp.bfloat16)
+        assert highest == number

@@ -9,9 +9,18 @@ def accumulator(dtype):
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-def precise_einsum(equation: str, *operands: Array) -> Array:
-    """einsum in the operands' own precision.
+def product_precision(dtype) -> lax.Precision | None:
+    """How exactly the products of tokens of a dtype are made.
 
-    Tensor cores and TPUs would round float32 operands; the inverse of a delta rule amplifies that.
+    Float32 in full: tensor cores and TPUs would round it. Of half precision as the device prefers
+    (bfloat16 on TPUs, TF32 on NVIDIA GPUs, added in float32); who wants more says so with
+    `jax.default_matmul_precision("highest")`.
     """
-    return jnp.einsum(equation, *operands, precision=lax.Precision.HIGHEST)
+    return lax.Precision.HIGHEST if jnp.finfo(dtype).bits >= 32 else None
+
+
+def precise_einsum(
+    equation: str, *operands: Array, precision: lax.Precision | None = lax.Precision.HIGHEST
+) -> Array:
+    """einsum in the operands' own precision, unless told otherwise."""
+    return jnp.einsum(equation, *operands, precision=precision)

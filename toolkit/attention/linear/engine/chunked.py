@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._precision import precise_einsum
+from toolkit.attention._precision import precise_einsum, product_precision
 from toolkit.attention.linear.engine.decays import (
     Decays,
     Documents,
@@ -65,15 +65,15 @@ def _strength(correction: Correction) -> Array | float:
     return 1.0 if correction.strength is None else correction.strength[..., None]
 
 
-def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array) -> Array:
+def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array, precision) -> Array:
     """How strongly each token's correction reads what the tokens before it wrote."""
     if rule.erases_before_decay:
         # To read before the decay is to read as the token before would.
-        scores = decayed_scores(_later(erase), writers, decays)
+        scores = decayed_scores(_later(erase), writers, decays, precision)
         past = jnp.zeros_like(scores[..., :1, :, :])
         scores = jnp.concatenate([past, scores[..., :-1, :, :]], axis=-3)
     else:
-        scores = decayed_scores(erase, writers, decays)
+        scores = decayed_scores(erase, writers, decays, precision)
         past = jnp.tril(jnp.ones((erase.shape[-2],) * 2, bool), -1)
         scores = jnp.where(past[:, None], scores, 0)
     return within_documents(scores, decays.documents)
@@ -109,7 +109,8 @@ def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
     if correction is None:
         return None
     decays = chunk_decays(inputs.g, inputs.documents)
-    scores = _erase_scores(rule, decays, correction.erase, _writers(action))
+    precision = product_precision(inputs.tokens[0].dtype)
+    scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
     inverse = unit_lower_inverse(_strength(correction) * scores[..., 0, :])
     return Erasure(inverse, scores[..., 1, :] if action.addition else None)
 
@@ -130,29 +131,31 @@ def _run_chunk(rule, state, xs):
     action = act(rule, state.dtype, inputs.tokens)
     correction, addition = action.correction, action.addition
     decays = chunk_decays(inputs.g, inputs.documents)
-    scores = decayed_scores(action.query, _writers(action), decays)
+    precision = product_precision(inputs.tokens[0].dtype)
+    einsum = partial(precise_einsum, precision=precision)
+    scores = decayed_scores(action.query, _writers(action), decays, precision)
     scores = within_documents(scores, inputs.documents)
 
-    out = precise_einsum("rik,rkv->riv", decays.entry * action.query, state)
+    out = einsum("rik,rkv->riv", decays.entry * action.query, state)
     new_state = decays.through * state
     if correction:
         # As values they are known, and the compiler drops them; here they are differentiated, a
         # chunk at a time and beside the other scores.
-        erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action))
+        erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
         erase_read = _strength(correction) * _erase_entry(rule, decays) * correction.erase
-        residual = -precise_einsum("rik,rkv->riv", erase_read, state)
+        residual = -einsum("rik,rkv->riv", erase_read, state)
         if correction.value is not None:
             residual += _strength(correction) * correction.value
         if addition:
             added = _known(erasure.added, erase_scores[..., 1, :])
-            residual -= precise_einsum("rij,rjv->riv", added, addition.value)
+            residual -= einsum("rij,rjv->riv", added, addition.value)
         system = _strength(correction) * erase_scores[..., 0, :]
         written = solve(erasure.inverse, system, residual)
-        out += precise_einsum("rij,rjv->riv", scores[:, :, 0], written)
-        new_state += precise_einsum("rik,riv->rkv", decays.exit * correction.write, written)
+        out += einsum("rij,rjv->riv", scores[:, :, 0], written)
+        new_state += einsum("rik,riv->rkv", decays.exit * correction.write, written)
     if addition:
-        out += precise_einsum("rij,rjv->riv", scores[:, :, -1], addition.value)
-        new_state += precise_einsum("rik,riv->rkv", decays.exit * addition.key, addition.value)
+        out += einsum("rij,rjv->riv", scores[:, :, -1], addition.value)
+        new_state += einsum("rik,riv->rkv", decays.exit * addition.key, addition.value)
     return new_state, out
 
 

@@ -130,6 +130,7 @@ def decayed_scores(
     readers: Float[Array, "*chunks C key"],
     writers: Float[Array, "*chunks writers C key"],
     decays: Decays,
+    precision: lax.Precision | None,
 ) -> Float[Array, "*chunks C writers C"]:
     r"""How strongly each reader reads what each writer left: 0 above the diagonal.
 
@@ -140,28 +141,29 @@ def decayed_scores(
         causal = jnp.tril(jnp.ones_like(between, dtype=bool))
         # Masked before exp: the other half would overflow.
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        scores = precise_einsum("...ik,...wjk->...iwj", readers, writers)
+        scores = precise_einsum("...ik,...wjk->...iwj", readers, writers, precision=precision)
         return scores * between[..., :, None, :]
     since_entry, until = decays.since_entry, decays.until
     is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
     arrays = (readers, writers, decays.own, since_entry, until)
-    return lax.cond(is_mild, _scores_from_entry, _scores_by_halves, *arrays)
+    forms = (partial(form, precision) for form in (_scores_from_entry, _scores_by_halves))
+    return lax.cond(is_mild, *forms, *arrays)
 
 
-@partial(jax.checkpoint, prevent_cse=False)
-def _scores_from_entry(readers, writers, own, since_entry, until):
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _scores_from_entry(precision, readers, writers, own, since_entry, until):
     causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
-    scores = precise_einsum(
-        "...ik,...wjk->...iwj", readers * since_entry, writers * until[..., None, :, :]
-    )
+    readers, writers = readers * since_entry, writers * until[..., None, :, :]
+    scores = precise_einsum("...ik,...wjk->...iwj", readers, writers, precision=precision)
     return jnp.where(causal, scores, 0)
 
 
-@partial(jax.checkpoint, prevent_cse=False)
-def _scores_by_halves(readers, writers, own, since_entry, until):
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _scores_by_halves(precision, readers, writers, own, since_entry, until):
     """Blocks [*chunks, blocks, w, writers, w] of scores, doubled until one is left."""
     size, key = readers.shape[-2:]
-    blocks = precise_einsum("...ik,...wik->...iw", readers, writers)[..., :, None, :, None]
+    blocks = precise_einsum("...ik,...wik->...iw", readers, writers, precision=precision)
+    blocks = blocks[..., :, None, :, None]
     for entry, leaving in _doubled_blocks(own):
         width = entry.shape[-2]
         if width == size:
@@ -170,7 +172,7 @@ def _scores_by_halves(readers, writers, own, since_entry, until):
         late = readers.reshape(*readers.shape[:-2], *halves)[..., 1, :, :]
         early = writers.reshape(*writers.shape[:-2], *halves)[..., 0, :, :]
         late, early = late * entry[..., 1::2, :, :], early * leaving[..., None, 0::2, :, :]
-        lower = precise_einsum("...nik,...wnjk->...niwj", late, early)
+        lower = precise_einsum("...nik,...wnjk->...niwj", late, early, precision=precision)
         first, second = blocks[..., 0::2, :, :, :], blocks[..., 1::2, :, :, :]
         upper = jnp.concatenate([first, jnp.zeros_like(lower)], axis=-1)
         blocks = jnp.concatenate([upper, jnp.concatenate([lower, second], axis=-1)], axis=-3)
