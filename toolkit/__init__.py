@@ -12,6 +12,7 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.training`: data, train step, loop, checkpoints, metrics
 * `toolkit.conversion`: a trained looped softmax model becomes a hybrid
 * `toolkit.language`: train, load, export, continue a language model on text
+* `toolkit.planning`: what fits a cluster and how fast, before anything is compiled
 * `toolkit.lab`: panels with sliders, notebooks, the tour
 * `toolkit.bench`: contenders side by side
 * `toolkit.experiments`: claims about small models, each tested by one command
@@ -34,6 +35,7 @@ _ROOMS = (
     "lr",
     "measure",
     "parallel",
+    "planning",
     "schedules",
     "training",
 )

@@ -255,6 +255,29 @@ def export(
     print(f'Go on with:  toolkit generate {path} --prompt "The "')
 
 
+def plan(
+    model: str = "llama-3-8b",
+    chips: str = "h100:8",
+    memory: float | None = None,
+    batch: int = 64,
+    sequence_length: int = 2048,
+) -> None:
+    """Say which layout trains a model fastest on a cluster, and what the others would cost.
+
+    Args:
+        model: the name of a model, such as llama-3-8b or lt2-hybrid-1.3b.
+        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4.
+        memory: GiB per chip (none: all it has).
+        batch: sequences per step, all chips together.
+        sequence_length: tokens per sequence.
+    """
+    from toolkit.planning import plan as search
+
+    limit = None if memory is None else memory * 2**30
+    found = search(model, chips, batch=batch, sequence_length=sequence_length, memory=limit)
+    print(f"{found}\n\n{found.best}")
+
+
 def bench(
     suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     rounds: int = 7,
@@ -336,7 +359,7 @@ def main() -> None:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C, with 141 when nobody
             reads the output any more.
     """
-    functions = (tour, lab, gather, train, launch, generate, export, bench, experiment, info)
+    functions = (tour, lab, gather, train, launch, generate, export, plan, bench, experiment, info)
     commands = {command.__name__: command for command in functions}
     _enable_compilation_cache()
     try:

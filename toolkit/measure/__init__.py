@@ -28,23 +28,26 @@ Hardware (`hardware.py`):
 
 * `hardware`: the machine under this process, as a `Hardware`
 * `Hardware`: name, cores, memory and, on request, measured rates
-* `published_peak`: a maker's figures for an accelerator, as a `Peak` (recorded)
-* `Peak`: one row of that table
 * `matmul_rate`: FLOP/s measured here
 * `memory_bandwidth`: bytes/s measured here
 * `cpu_name`, `available_cores`, `available_memory`: what this process may use
+
+Published figures (`chips.py`):
+
+* `published_peak`: a maker's figures for an accelerator, as a `Peak` (recorded)
+* `Peak`: one row of that table
+* `Link`: how its chips reach each other
 """
 
+from toolkit.measure.chips import Link, Peak, published_peak
 from toolkit.measure.hardware import (
     Hardware,
-    Peak,
     available_cores,
     available_memory,
     cpu_name,
     hardware,
     matmul_rate,
     memory_bandwidth,
-    published_peak,
 )
 from toolkit.measure.programs import (
     Collective,
@@ -73,6 +76,7 @@ from toolkit.measure.words import in_words, short
 __all__ = [
     "Collective",
     "Hardware",
+    "Link",
     "Peak",
     "ProgramCost",
     "Record",

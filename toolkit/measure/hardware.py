@@ -1,7 +1,7 @@
 """What this machine is, what its maker claims for it, and what it does when measured.
 
-Published peaks are labelled *recorded* and carry their source. `matmul_rate` and
-`memory_bandwidth` are *measured here*; their quotient is where this machine's roofline bends.
+Published peaks (`chips.py`) are *recorded*. `matmul_rate` and `memory_bandwidth` are *measured
+here*; their quotient is where this machine's roofline bends.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import psutil
 
 from toolkit._checks import checked
+from toolkit.measure.chips import Peak, published_peak
 from toolkit.measure.timing import time_contenders
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -25,44 +26,6 @@ _CGROUP = Path("/sys/fs/cgroup")
 _CPU_BANDWIDTH_BYTES = 1 << 27
 _ACCELERATOR_BANDWIDTH_BYTES = 1 << 31
 _BANDWIDTH_PASSES = 8
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Published peak of an accelerator (kind: recorded).
-
-    Attributes:
-        name: the product.
-        flops_per_second: dense bfloat16 matrix products.
-        bytes_per_second: of the device's main memory.
-        memory_bytes: its size.
-        source: where the figures are published.
-
-    Example:
-        >>> peak = published_peak("NVIDIA H100 80GB HBM3")
-        >>> peak.flops_per_second / peak.bytes_per_second  # FLOPs per byte
-        295.2...
-    """
-
-    name: str
-    flops_per_second: float
-    bytes_per_second: float
-    memory_bytes: float
-    source: str
-
-
-_BOOK = "Austin et al., How to Scale Your Model, 2025, table of TPU specs"
-# Keys are what jax calls the device (`device_kind`), in lower case; the longest match wins.
-PEAKS: dict[str, Peak] = {
-    "a100": Peak("A100 80GB SXM", 3.12e14, 2.039e12, 80e9, "NVIDIA A100 datasheet, 2021"),
-    "h100": Peak("H100 SXM", 9.89e14, 3.35e12, 80e9, "NVIDIA H100 datasheet, 2023, dense"),
-    "h200": Peak("H200 SXM", 9.89e14, 4.8e12, 141e9, "NVIDIA H200 datasheet, 2024, dense"),
-    "tpu v5 lite": Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK),
-    "tpu v5e": Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK),
-    "tpu v5": Peak("TPU v5p", 4.59e14, 2.8e12, 96e9, _BOOK),
-    "tpu v6 lite": Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK),
-    "tpu v6e": Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK),
-}
 
 
 @dataclass(frozen=True)
@@ -129,29 +92,6 @@ def hardware(*, measure: bool = False) -> Hardware:
         matmul_flops_per_second=matmul_rate(),
         memory_bytes_per_second=memory_bandwidth(),
     )
-
-
-@checked
-def published_peak(device_kind: str) -> Peak | None:
-    """Looks a device up in the table of published peaks (kind: recorded).
-
-    Args:
-        device_kind: what jax calls it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
-
-    Returns:
-        The `Peak`, or None for a device that is not in the table.
-
-    Source:
-        The `source` field of each row.
-
-    Example:
-        >>> published_peak("TPU v5 lite").name
-        'TPU v5e'
-        >>> published_peak("a toaster") is None
-        True
-    """
-    matches = [key for key in PEAKS if key in device_kind.lower()]
-    return PEAKS[max(matches, key=len)] if matches else None
 
 
 @checked

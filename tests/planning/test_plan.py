@@ -1,0 +1,77 @@
+"""Plans: as good as every strategy tried one by one, quick, and explained."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+
+from toolkit.planning import MODELS, Constants, Strategy, plan, predict
+from toolkit.planning.strategy import RECOMPUTE
+
+
+def test_a_plan_is_no_slower_than_any_uniform_strategy():
+    """Brute force over degrees, recomputing and microbatches; a plan may also mix layers."""
+    found = plan("llama-3-8b", "a100:8", batch=32)
+    best = None
+    for data, fsdp, tensor, pipeline, recompute, parts in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), RECOMPUTE, (1, 2, 4, 8, 16)
+    ):
+        if data * fsdp * tensor * pipeline != 8 or (pipeline > 1 and parts < pipeline):
+            continue
+        strategy = Strategy(
+            data=data, fsdp=fsdp, tensor=tensor, pipeline=pipeline, recompute=recompute,
+            microbatches=parts, shard_optimizer=data > 1, head_chunks=8,
+        )  # fmt: skip
+        try:
+            other = predict("llama-3-8b", "a100:8", strategy, batch=32)
+        except ValueError:
+            continue
+        if other.fits and (best is None or other.step_seconds < best.step_seconds):
+            best = other
+    assert found.best.step_seconds <= best.step_seconds
+    assert found.best.memory.total <= found.best.limit
+
+
+def test_no_plan_is_slower_than_the_layouts_by_name():
+    found = plan("llama-3.2-1b", "v5e:4x4", batch=64)
+    for named in (Strategy(data=16), Strategy(fsdp=16), Strategy(fsdp=16, recompute="layer")):
+        other = predict("llama-3.2-1b", "v5e:4x4", named, batch=64)
+        assert found.best.step_seconds <= other.step_seconds or not other.fits
+
+
+def test_a_plan_says_why():
+    text = str(plan("llama-3-8b", "h100:16", batch=64, constants=Constants(link=0.2)))
+    assert "modelled" in text
+    assert "MFU" in text
+    assert "+" in text
+    assert "of the memory is free" in text
+
+
+@pytest.mark.timed
+@pytest.mark.slow
+def test_plans_and_predictions_are_quick():
+    deep = dataclasses.replace(MODELS["llama-3-8b"], pattern=" ".join(["full"] * 48))
+    start = time.perf_counter()
+    plan(deep, "v5p:8x8x8", batch=1024)
+    assert time.perf_counter() - start < 5
+    predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=8)
+    start = time.perf_counter()
+    assert predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=16).step_seconds > 0
+    assert time.perf_counter() - start < 0.01
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"memory": 1e9}, "nearest that works: .* GiB with"),
+        ({"chips": "t4:2"}, "nearest that works"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"chips": "h100:7", "batch": 3}, "no cut divides"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(given, words):
+    given = {"chips": "h100:8", "batch": 8} | given
+    with pytest.raises(ValueError, match=words) as refused:
+        plan("llama-3-8b", given.pop("chips"), **given)
+    assert "\n" not in str(refused.value)

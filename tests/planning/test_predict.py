@@ -1,0 +1,146 @@
+"""Predictions: sizes exact, memory and time as they must move, bad input in one line."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from toolkit.looped import LoopedConfig
+from toolkit.measure import published_peak
+from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict
+from toolkit.planning.memory import memory_of
+from toolkit.planning.program import train_program
+
+SMALL = LoopedConfig.tiny(
+    "full full full full", width=256, heads=8, vocabulary=1000, feed_forward=512,
+    options={"full": {"key_value_heads": 4, "query_key_norm": True, "output_gate": True}},
+)  # fmt: skip
+MODELS = {
+    "gated": SMALL,
+    "looped, two tables": dataclasses.replace(SMALL, loops=2, tied_embedding=False),
+    "hybrid": LoopedConfig.tiny("gdn full gdn full", width=256, heads=4, vocabulary=300),
+}
+CUTS = [
+    Strategy(),
+    Strategy(fsdp=8),
+    Strategy(data=2, fsdp=4, shard_optimizer=True),
+    Strategy(data=8, shard_optimizer=True),
+    Strategy(fsdp=2, recompute="2 layer, 2 none"),
+]
+TENSOR = [Strategy(tensor=4, fsdp=2), Strategy(tensor=2, data=2, fsdp=2, shard_optimizer=True)]
+CASES = [(name, cut) for name in MODELS for cut in (*CUTS, *(TENSOR if name != "hybrid" else []))]
+
+
+@pytest.mark.parametrize(("name", "strategy"), CASES, ids=str)
+def test_arguments_are_those_of_the_program(name, strategy):
+    """19 configurations: what a chip holds between steps, to the byte, before compiling."""
+    program = train_program(MODELS[name], strategy, batch=8, sequence_length=64)
+    held = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(program.arguments)
+    )
+    predicted = memory_of(MODELS[name], strategy, 8, 64).arguments
+    assert held - predicted == 4  # the optimiser's count of steps
+
+
+def test_more_chips_never_hold_more():
+    held = [
+        predict("llama-3-8b", f"h100:{n}", Strategy(fsdp=n), batch=256).memory.total
+        for n in (1, 2, 4, 8, 16, 64, 256)
+    ]
+    assert held == sorted(held, reverse=True)
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise", "layer"])
+def test_longer_context_is_never_cheaper(recompute):
+    strategy = Strategy(fsdp=8, tensor=2, recompute=recompute)
+    found = [
+        predict("llama-3-8b", "h100:16", strategy, batch=16, sequence_length=length)
+        for length in (512, 1024, 4096, 32768)
+    ]
+    memory, seconds = ([each.memory.total for each in found], [e.step_seconds for e in found])
+    assert memory == sorted(memory)
+    assert seconds == sorted(seconds)
+
+
+def test_recomputing_trades_time_for_memory():
+    none, elementwise, layer = (
+        predict("llama-3-8b", "h100:8", Strategy(fsdp=8, recompute=what), batch=16)
+        for what in ("none", "elementwise", "layer")
+    )
+    assert none.memory.total > elementwise.memory.total > layer.memory.total
+    assert none.step_seconds < elementwise.step_seconds < layer.step_seconds
+
+
+def test_pipelines_have_bubbles_that_microbatches_fill():
+    few, many = (
+        predict("llama-3-8b", "h100:8", Strategy(fsdp=2, pipeline=4, microbatches=m), batch=64)
+        for m in (4, 32)
+    )
+    assert few.bubble > many.bubble > 0
+
+
+def test_overlap_of_the_specification():
+    for megabytes, seconds in ((100, 2.3), (200, 2.6), (300, 3.6)):
+        assert overlapped_seconds(2.0, megabytes * 0.01) == pytest.approx(seconds)
+
+
+def test_slower_links_cost_time():
+    strategy = Strategy(fsdp=64, recompute="layer")
+    slow, fast = (
+        predict("llama-3-8b", "h100:64", strategy, batch=64, constants=Constants(link=link))
+        for link in (0.1, 0.8)
+    )
+    assert slow.step_seconds > fast.step_seconds
+
+
+def test_groups_take_the_link_that_reaches():
+    where = cluster("h100:64")
+    assert where.link(1, 8).name == "NVLink 4"
+    assert where.link(1, 64).bytes_per_second == 8 * 5e10  # eight cards of a host at a time
+    assert where.link(8, 8).bytes_per_second == 5e10
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("Tesla T4", "T4"), ("NVIDIA L4", "L4"), ("NVIDIA A10G", "A10G"), ("TPU v4", "TPU v4"),
+     ("TPU7x", "TPU v7x"), ("NVIDIA B200", "B200"), ("NVIDIA L40S", None), ("NVIDIA GB200", None)],
+)  # fmt: skip
+def test_chips_of_the_table(kind, name):
+    peak = published_peak(kind)
+    assert (peak and peak.name) == name
+    if peak:
+        assert peak.source
+        assert all(link.source for link in peak.links)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": "llama-9"}, "known: "),
+        ({"chips": "h100:8+a100:8"}, "several kinds"),
+        ({"chips": "h100"}, "want a count"),
+        ({"chips": "abacus:8"}, "not known"),
+        ({"batch": 9}, "nearest that works: 8"),
+        ({"batch": 10**12}, "at most"),
+        ({"strategy": Strategy(fsdp=4)}, "there are 8"),
+        ({"strategy": Strategy(tensor=8), "sequence_length": 100}, "nearest that works: 96"),
+        ({"strategy": Strategy(pipeline=8), "model": SMALL, "chips": "h100:8"}, "works: 4"),
+        ({"memory": -1.0}, "memory must be positive"),
+        ({"strategy": Strategy(fsdp=8, recompute="3 layer, 2 none")}, "names 5 layers"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(changed, words):
+    given = {"model": "llama-3-8b", "chips": "h100:8", "strategy": Strategy(fsdp=8), "batch": 8}
+    given |= changed
+    with pytest.raises(ValueError, match=words) as refused:
+        predict(given.pop("model"), given.pop("chips"), given.pop("strategy"), **given)
+    assert "\n" not in str(refused.value)
+
+
+def test_strategies_say_what_they_cannot_be():
+    with pytest.raises(ValueError, match="recompute must be one of"):
+        Strategy(recompute="everything")
+    with pytest.raises(ValueError, match="fsdp must be 1"):
+        Strategy(fsdp=0)

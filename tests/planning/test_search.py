@@ -1,0 +1,73 @@
+"""The search: counts of trees, knapsack values, pipelines and cuts, all against other ways."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from toolkit.planning import assign_layers, cut_evenly, decision_trees, pipeline_seconds
+
+
+@pytest.mark.parametrize(
+    ("chips", "counts"),
+    [(8, (34, 22, 68, 44)), (16, (73, 37, 146, 74)), (32, (136, 56, 272, 112)),
+     (64, (229, 79, 458, 158))],
+)  # fmt: skip
+def test_counts_of_the_papers(chips, counts):
+    found = [
+        len(decision_trees(chips, mixed_data=mixed, recompute=recompute))
+        for recompute in (False, True)
+        for mixed in (True, False)
+    ]
+    assert tuple(found) == counts
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds"),
+    [(7, np.inf), (8, 10.0), (10, 9.2), (14, 7.2), (16, 6.0), (18, 5.7), (20, 5.2), (24, 4.0)],
+)
+def test_knapsack_of_the_specification(budget, seconds):
+    switch = 0.2 * (1 - np.eye(3))
+    found = assign_layers([[6, 4, 2]] * 4, [[1, 1.5, 2.5]] * 4, budget=budget, switch=switch)
+    assert (found.seconds if found else np.inf) == pytest.approx(seconds)
+
+
+def test_knapsack_equals_brute_force():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        memory = rng.integers(0, 6, (4, 3))
+        seconds, switch = rng.random((4, 3)), rng.random((3, 3))
+        best = min(
+            (
+                sum(seconds[i, s] for i, s in enumerate(path))
+                + sum(switch[a, b] for a, b in itertools.pairwise(path))
+                for path in itertools.product(range(3), repeat=4)
+                if sum(memory[i, s] for i, s in enumerate(path)) <= 9
+            ),
+            default=np.inf,
+        )
+        found = assign_layers(memory, seconds, budget=9, switch=switch)
+        assert (found.seconds if found else np.inf) == pytest.approx(best)
+        if found:
+            assert sum(memory[i, s] for i, s in enumerate(found.choices)) <= 9
+
+
+def test_pipelines_of_the_specification():
+    uneven, even = [4, 3, 2, 1], [2, 2, 2, 2]
+    assert pipeline_seconds(uneven, 8, last=[c + 0.5 for c in uneven]) == 32.5
+    assert pipeline_seconds(even, 8, last=[c + 0.5 for c in even]) == 22.5
+
+
+def test_cuts_equal_brute_force():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        weights = list(rng.integers(1, 9, 7).astype(float))
+        stages = int(rng.integers(1, 5))
+        heaviest = min(
+            max(sum(weights[a:b]) for a, b in itertools.pairwise((0, *cuts, 7)))
+            for cuts in itertools.combinations(range(1, 7), stages - 1)
+        )
+        sizes = cut_evenly(weights, stages)
+        ends = np.cumsum((0, *sizes))
+        assert ends[-1] == 7
+        assert max(sum(weights[a:b]) for a, b in itertools.pairwise(ends)) == heaviest

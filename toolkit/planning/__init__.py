@@ -1,0 +1,59 @@
+"""What fits a cluster, how fast it runs and which layout to take, before anything is compiled.
+
+Predict (`predict.py`, `memory.py`, `times.py`):
+
+* `predict`: memory and time of a train step under a strategy, as a `Prediction`
+* `Prediction`: memory by category, seconds by part, bytes sent; printed as a table
+* `Strategy`: data x fsdp x tensor x pipeline, what is recomputed, microbatches, head in chunks
+* `Memory`: bytes on the chip that holds most, by category
+* `Constants`: what chips and links achieve of their published rates
+* `cluster`: chips by name, as a `Cluster`; `MODELS`: configurations by name
+
+Plan (`plan.py`, `search.py`, `pipelines.py`):
+
+* `plan`: the fastest strategy that fits, as a `Plan` with reasons and runners-up
+* `Plan`: what was found; printed as a table
+* `decision_trees`: all ways to cut a step over chips
+* `assign_layers`: the fastest strategy for each layer within a budget, as an `Assignment`
+* `Assignment`: a strategy for every layer
+* `pipeline_seconds`: a step through pipeline stages
+* `cut_evenly`: layers to stages so that the heaviest is lightest
+* `overlapped_seconds`: computing and communicating at the same time
+
+Run and check (`program.py`):
+
+* `train_program`: the step itself, as a `Program` that `training` runs and compilers grade
+* `Program`: loss, layout and shapes of arguments
+"""
+
+from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.memory import Memory
+from toolkit.planning.models import MODELS
+from toolkit.planning.pipelines import cut_evenly, pipeline_seconds
+from toolkit.planning.plan import Plan, plan
+from toolkit.planning.predict import Prediction, predict
+from toolkit.planning.program import Program, train_program
+from toolkit.planning.search import Assignment, assign_layers, decision_trees
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.times import Constants, overlapped_seconds
+
+__all__ = [
+    "MODELS",
+    "Assignment",
+    "Cluster",
+    "Constants",
+    "Memory",
+    "Plan",
+    "Prediction",
+    "Program",
+    "Strategy",
+    "assign_layers",
+    "cluster",
+    "cut_evenly",
+    "decision_trees",
+    "overlapped_seconds",
+    "pipeline_seconds",
+    "plan",
+    "predict",
+    "train_program",
+]

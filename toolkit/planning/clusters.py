@@ -1,0 +1,113 @@
+"""Clusters by name, such as "h100:64" or "v5e:4x4", and TPUs that are not there.
+
+libtpu describes slices of TPU pods and compiles for them on any machine.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import re
+from typing import Any
+
+from toolkit._checks import checked
+from toolkit.measure import Link, Peak, published_peak
+from toolkit.planning.strategy import MOST_CHIPS
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """So many chips of one kind.
+
+    Attributes:
+        name: as it was asked for.
+        chip: its published figures.
+        chips: how many.
+
+    Example:
+        >>> cluster("h100:64").chips, cluster("v5e:4x4").chip.name
+        (64, 'TPU v5e')
+    """
+
+    name: str
+    chip: Peak
+    chips: int
+
+    def link(self, inner: int, degree: int) -> Link:
+        """What a group of `degree` chips, `inner` chips apart, communicates over.
+
+        A group that leaves the nearest domain takes the next link, on which all its chips of one
+        domain send at the same time.
+        """
+        for position, link in enumerate(self.chip.links):
+            if inner * degree <= link.chips or position == len(self.chip.links) - 1:
+                break
+        if position:
+            near = self.chip.links[position - 1]
+            together = max(1, min(degree, near.chips // inner))
+            rate = min(near.bytes_per_second, link.bytes_per_second * together)
+            link = dataclasses.replace(link, bytes_per_second=rate)
+        return link
+
+    def devices(self) -> list[Any]:
+        """What `train_program` takes: devices of a TPU topology; needs the package libtpu."""
+        return _devices(self.name)
+
+
+@checked
+def cluster(chips: str) -> Cluster:
+    """A cluster by name: kind, colon, count or shape.
+
+    Args:
+        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4".
+
+    Returns:
+        A `Cluster`.
+
+    Raises:
+        ValueError: an unknown kind, no count, or several kinds: a step waits for the slowest.
+
+    Source:
+        The rows of `toolkit.measure.published_peak`.
+
+    Example:
+        >>> cluster("v5p:4x4x4").chips
+        64
+    """
+    if "+" in chips:
+        raise ValueError(
+            f"chips {chips!r} are of several kinds, and a step waits for the slowest; plan for one"
+        )
+    kind, _, shape = chips.strip().lower().partition(":")
+    peak = published_peak(f"tpu {kind}" if re.fullmatch(r"v\d\w?", kind) else kind)
+    if peak is None or not peak.links:
+        raise ValueError(
+            f"chips {chips!r}: kind {kind!r} is not known; write for instance h100:8, a10g:4, "
+            "v5e:4x4 or v5p:2x2x2"
+        )
+    if not re.fullmatch(r"\d{1,7}(x\d{1,4}){0,2}", shape):
+        raise ValueError(f"chips {chips!r}: want a count or a shape after the colon, as {kind}:8")
+    count = math.prod(map(int, shape.split("x")))
+    if not 1 <= count <= MOST_CHIPS:
+        raise ValueError(f"chips {chips!r}: want 1 to {MOST_CHIPS:,} chips; got {count:,}")
+    return Cluster(chips, peak, count)
+
+
+@functools.lru_cache(maxsize=8)
+def _devices(name: str) -> list[Any]:
+    try:
+        import libtpu
+    except ImportError:
+        raise RuntimeError(
+            "compiling for TPUs needs the package libtpu: pip install libtpu"
+        ) from None
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_LIBRARY_PATH", libtpu.get_library_path())
+    from jax.experimental import topologies
+
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # whatever a version of libtpu raises
+        reason = str(error).splitlines()[0][:200]
+        raise ValueError(f"chips {name!r}: libtpu has no such slice ({reason})") from None
+    return list(found.devices)

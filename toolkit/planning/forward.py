@@ -1,0 +1,149 @@
+"""What one chip computes of a loss, inside `jax.shard_map`, with what it sends on the way.
+
+Around each half of a layer the residual stream, cut along time, is gathered and its partial sums
+are scattered again (Korthikanti et al., 2022); parameters are gathered over "fsdp" where they are
+used, and again in the backward pass.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from toolkit.parallel.layout import axes_of
+from toolkit.planning.models import group_runs
+
+
+def local_loss(config, strategy, graphs, specs, params, inputs, targets):
+    """Sum over this chip's tokens of the cross-entropy, over all tokens of the batch."""
+    dtype = config.compute_dtype
+    tables = {
+        name: _used(params[name], specs[name], dtype)
+        for name in ("embedding", "unembedding")
+        if name in params
+    }
+    h = _embed(tables["embedding"], inputs, strategy.tensor)
+
+    def group(spec, h, layers):
+        for graph, layer, of_layer in zip(graphs, layers, spec, strict=True):
+            h = _layer(graph, strategy, dtype, of_layer, layer, h)
+        return h, None
+
+    def loop(h, rho):
+        out = h
+        runs = zip(group_runs(config, strategy), params["blocks"], specs["blocks"], strict=True)
+        for (recompute, _), blocks, spec in runs:
+            body = functools.partial(group, spec)
+            body = jax.checkpoint(body, policy=_POLICIES[recompute], prevent_cse=False)
+            out, _ = lax.scan(body, out, blocks)
+        out = out if rho is None else out + rho.astype(dtype) * h
+        return (_norm(out, params["norm"], config) if config.norm_every_loop else out), None
+
+    if config.loops == 1:
+        h, _ = loop(h, params["rho"][0] if config.residual_gate else None)
+    else:
+        h, _ = lax.scan(loop, h, params.get("rho"), length=config.loops)
+    h = h if config.norm_every_loop else _norm(h, params["norm"], config)
+    # Used twice where the head shares it: gathered once, its gradients summed before they travel.
+    table = tables["embedding" if config.tied_embedding else "unembedding"]
+    shards = strategy.batch_shards * strategy.microbatches
+    return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
+
+
+def _layer(graph, strategy, dtype, spec, layer, h):
+    # The spec of a stacked tensor, without the axis that the scan has consumed.
+    used = jax.tree.map(lambda x, s: _used(x, PartitionSpec(*s[1:]), dtype), layer, spec)
+    structure, state = graph
+    nnx.replace_by_pure_dict(state, used)
+    block = nnx.merge(structure, state)
+    for norm, mix in (
+        (block.mixer_norm, lambda x: block.mixer(x)[0]),
+        (block.feed_forward_norm, block.feed_forward),
+    ):
+        h += _scattered(mix(_whole_time(norm(h), strategy.tensor)), strategy.tensor)
+    return h
+
+
+def _used(shard, spec, dtype):
+    """A parameter as computed with: matrices in the compute type, gathered over "fsdp"."""
+    value = shard.astype(dtype) if shard.ndim >= 2 else shard
+    for dimension, axes in enumerate(axes_of(spec)):
+        if "fsdp" in axes:
+            value = lax.all_gather(value, "fsdp", axis=dimension, tiled=True)
+    return value
+
+
+def _is_cheap_to_keep(primitive, *_, **__):
+    """Keep all but gathered arrays and copies in another type: weights among them."""
+    return primitive.name not in ("all_gather", "convert_element_type")
+
+
+_POLICIES = {
+    "none": _is_cheap_to_keep,
+    "elementwise": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": None,
+}
+
+
+def _whole_time(h, tensor):
+    return h if tensor == 1 else lax.all_gather(h, "tensor", axis=1, tiled=True)
+
+
+def _scattered(partial, tensor):
+    if tensor == 1:
+        return partial
+    return lax.psum_scatter(partial, "tensor", scatter_dimension=1, tiled=True)
+
+
+def _embed(table, tokens, tensor):
+    if tensor == 1:
+        return table[tokens]
+    own = tokens - lax.axis_index("tensor") * table.shape[0]
+    is_own = (own >= 0) & (own < table.shape[0])
+    rows = jnp.where(is_own[..., None], table[jnp.where(is_own, own, 0)], 0)
+    return _scattered(rows, tensor)
+
+
+def _norm(h, scale, config):
+    square = jnp.mean(jnp.square(h.astype(jnp.float32)), axis=-1, keepdims=True)
+    scaled = h.astype(jnp.float32) * lax.rsqrt(square + config.norm_epsilon) * scale
+    return scaled.astype(h.dtype)
+
+
+def _cross_entropy(config, strategy, table, h, targets):
+    """Summed cross-entropy; the vocabulary lies across "tensor", logits exist chunk by chunk."""
+    h = _whole_time(h, strategy.tensor)
+    vocabulary = table.shape[0]
+    start = lax.axis_index("tensor") * vocabulary
+    whole = _sum_of_shares if strategy.tensor > 1 else lambda x: x
+
+    def chunk(total, part):
+        h, targets = part
+        logits = jnp.einsum("btd,vd->btv", h, table, preferred_element_type=jnp.float32)
+        rows = start + jnp.arange(vocabulary)
+        logits = jnp.where(rows < config.vocabulary, logits, -jnp.inf)
+        largest = lax.stop_gradient(logits.max(-1))
+        largest = lax.pmax(largest, "tensor") if strategy.tensor > 1 else largest
+        mass = whole(jnp.exp(logits - largest[..., None]).sum(-1))
+        own = jnp.where(rows == targets[..., None], logits, 0).sum(-1)
+        return total + (jnp.log(mass) + largest - whole(own)).sum(), None
+
+    def parts(x):
+        return x.reshape(x.shape[0], strategy.head_chunks, -1, *x.shape[2:]).swapaxes(0, 1)
+
+    if strategy.head_chunks == 1:
+        return chunk(jnp.zeros(()), (h, targets))[0]
+    chunked = jax.checkpoint(chunk, prevent_cse=False)
+    return lax.scan(chunked, jnp.zeros(()), (parts(h), parts(targets)))[0]
+
+
+@jax.custom_vjp
+def _sum_of_shares(x):
+    """A sum over "tensor" that every chip then uses alike, so its gradient passes unchanged."""
+    return lax.psum(x, "tensor")
+
+
+_sum_of_shares.defvjp(lambda x: (_sum_of_shares(x), None), lambda _, g: (g,))

@@ -1,0 +1,126 @@
+"""Where the tensors of a stacked model lie: parameters, their moments, and why."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from toolkit.looped.blocks import Block
+from toolkit.parallel import Layout
+from toolkit.parallel.layout import Placement, axes_of
+from toolkit.planning.models import group_runs, layers_of, local_config
+from toolkit.planning.sizes import is_sharded
+
+BATCH_AXES = ("data", "fsdp")
+
+
+def placed(mesh, specs):
+    """Shardings of specs."""
+    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+
+
+def parameters(config, strategy):
+    """Structure of a group's layers, and all parameters' shapes: whole, and cut by "tensor"."""
+    words, _ = layers_of(config)
+    tensor = strategy.tensor
+    local = local_config(config, tensor)
+    graphs, whole, cut = [], [], []
+    for word in words:
+        for sizes, found in ((config, whole), (local, cut)):
+            block = nnx.eval_shape(lambda w=word, c=sizes: Block(w, c, rngs=nnx.Rngs(0)))
+            graph, state = nnx.split(block)
+            found.append(nnx.to_pure_dict(state))
+        graphs.append((graph, state))  # of the last: the local one
+
+    def stacked(layers):
+        return [
+            jax.tree.map(lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), layers)
+            for _, n in group_runs(config, strategy)
+        ]
+
+    def tree(blocks, sizes):
+        vector = jax.ShapeDtypeStruct((config.width,), jnp.float32)
+        rows = -(-config.vocabulary // tensor) * (tensor if sizes is config else 1)
+        table = jax.ShapeDtypeStruct((rows, config.width), jnp.float32)
+        params = {"blocks": blocks, "embedding": table, "norm": vector}
+        if not config.tied_embedding:
+            params["unembedding"] = table
+        if config.residual_gate:
+            params["rho"] = jax.ShapeDtypeStruct((config.loops, config.width), jnp.float32)
+        return params
+
+    return graphs, tree(stacked(whole), config), tree(stacked(cut), local)
+
+
+def specs_of(fsdp, whole, cut):
+    """Where every tensor lies; the axis of stacked layers is scanned over, and so never cut."""
+
+    def of(whole, cut, stacked):
+        spec = functools.partial(_spec, fsdp, stacked)
+        return jax.tree.map(spec, whole, cut)
+
+    return {name: of(whole[name], cut[name], name == "blocks") for name in whole}
+
+
+def _spec(fsdp, stacked, whole, cut):
+    """ "tensor" where sizes differ; "fsdp" on the largest other dimension of a large matrix."""
+    entries = ["tensor" if a != b else None for a, b in zip(whole.shape, cut.shape, strict=True)]
+    if fsdp > 1 and is_sharded(whole.shape[stacked:]):
+        return _cut_further(whole.shape, entries, "fsdp", fsdp, stacked)
+    return PartitionSpec(*entries)
+
+
+def _cut_further(shape, entries, axis, size, stacked):
+    free = [i for i in range(stacked, len(shape)) if entries[i] is None and shape[i] % size == 0]
+    if free:
+        entries[max(free, key=lambda i: shape[i])] = axis
+    return PartitionSpec(*entries)
+
+
+def layout_of(mesh: Mesh, shapes: Any, specs: Any) -> Layout:
+    """The same as data, with reasons."""
+    rows = []
+    for (keys, shape), spec in zip(
+        jax.tree_util.tree_leaves_with_path(shapes),
+        jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)),
+        strict=True,
+    ):
+        path = "/".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
+        used = {axis for axes in axes_of(spec) for axis in axes}
+        reason = " and ".join(
+            word
+            for axis, word in (
+                ("tensor", "each chip computes its share"),
+                ("fsdp", "gathered where used"),
+            )
+            if axis in used
+        )
+        rows.append(
+            Placement(path, shape.shape, shape.dtype, spec, reason or "replicated: small or DDP")
+        )
+    return Layout(mesh, tuple(rows), PartitionSpec(BATCH_AXES))
+
+
+def optimizer_specs(strategy, moments, shapes, specs):
+    """The optimiser's specs: its parameters', with ZeRO-1 cut over "data" too."""
+    table = {}
+    flat = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    for (keys, shape), spec in zip(jax.tree_util.tree_leaves_with_path(shapes), flat, strict=True):
+        stacked = keys[0].key == "blocks"
+        if strategy.shard_optimizer and strategy.data > 1 and is_sharded(shape.shape[stacked:]):
+            entries = [*spec, *[None] * (len(shape.shape) - len(spec))]
+            spec = _cut_further(shape.shape, entries, "data", strategy.data, stacked)
+        table[jax.tree_util.keystr(keys)] = (shape.shape, spec)
+
+    def spec_of(keys, leaf):
+        for start in range(len(keys)):
+            found = table.get(jax.tree_util.keystr(keys[start:]))
+            if found is not None and found[0] == leaf.shape:
+                return found[1]
+        return PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec_of, moments)

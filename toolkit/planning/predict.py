@@ -1,0 +1,260 @@
+"""What a train step holds and how long it takes, before anything is compiled."""
+
+import dataclasses
+from collections import Counter
+from functools import cached_property
+
+from toolkit._checks import checked
+from toolkit.looped import LoopedConfig, parameter_count
+from toolkit.measure import in_words
+from toolkit.measure.tables import text_table
+from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.memory import Memory, layer_kinds, memory_of
+from toolkit.planning.models import check_model, model_of
+from toolkit.planning.pipelines import pipeline_seconds
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.times import Constants, Seconds, layer_seconds, table_seconds
+from toolkit.planning.traffic import layer_transfers, table_transfers
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Memory and time of one train step under one strategy; modelled.
+
+    Attributes:
+        config: the model.
+        cluster: the chips.
+        strategy: how the step is cut.
+        batch: sequences per step.
+        sequence_length: tokens per sequence.
+        constants: what chips and links achieve.
+        memory: of the chip that holds most, by category.
+        limit: bytes of memory a chip may use.
+
+    Example:
+        >>> found = predict("llama-3.2-1b", "v5e:16", Strategy(fsdp=16), batch=16)
+        >>> found.fits, found.memory.parameters // 10**6
+        (True, 309)
+    """
+
+    config: LoopedConfig
+    cluster: Cluster
+    strategy: Strategy
+    batch: int
+    sequence_length: int
+    constants: Constants
+    memory: Memory
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip has the memory."""
+        return self.memory.total <= self.limit
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Layers per pipeline stage."""
+        return even_stages(len(self.config.layers), self.strategy.pipeline)
+
+    @cached_property
+    def parts(self) -> Seconds:
+        """Seconds of all layers, embedding and head, were they on one pipeline stage."""
+        total = table_seconds(self.config, *self._sizes())
+        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
+            total += self._each[kind].times(count)
+        return total
+
+    @cached_property
+    def bubble(self) -> float:
+        """Seconds that a chip waits for other pipeline stages."""
+        if self.strategy.pipeline == 1:
+            return 0.0
+        kinds, slowdown = layer_kinds(self.config, self.strategy), self.constants.slowdown
+        table = table_seconds(self.config, *self._sizes())
+        busy, start = [], 0
+        for size in self.stages:
+            stage = Counter(kinds[start : start + size])
+            parts = (self._each[kind].times(count) for kind, count in stage.items())
+            busy.append(sum(parts, Seconds()))
+            start += size
+        busy[0] += table.times(0.25)  # a lookup, and half of the table's communication
+        busy[-1] += table.times(0.75)
+        count = self.strategy.microbatches
+        hop = self._hop_seconds()
+        stages = [(part.total(slowdown) - part.update) / count + hop for part in busy]
+        step = pipeline_seconds(stages, count) + max(part.update for part in busy)
+        return max(0.0, step - self.parts.total(slowdown) / self.strategy.pipeline)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of a step by part, on one chip; they add up to `step_seconds`."""
+        parts, stages = self.parts.times(1 / self.strategy.pipeline), self.strategy.pipeline
+        named = {
+            "forward": parts.forward,
+            "backward": parts.backward,
+            "recomputed": parts.recomputed,
+            "tensor communication": parts.tensor,
+            "exposed parameter communication": parts.exposed(self.constants.slowdown),
+            "update": parts.update,
+        }
+        return named | ({"pipeline bubble": self.bubble} if stages > 1 else {})
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all chips together."""
+        return self.batch * self.sequence_length / self.step_seconds
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the chips' peak that 6 FLOPs per parameter, loop and token would take (MFU)."""
+        tables = self.config.vocabulary * self.config.width * (not self.config.tied_embedding)
+        body = parameter_count(self.config) - tables
+        head = self.config.vocabulary * self.config.width
+        numbers = (body - head) * self.config.loops + head
+        flops = 6 * numbers * self.batch * self.sequence_length
+        peak = self.cluster.chip.flops_per_second * self.strategy.chips
+        return flops / peak / self.step_seconds
+
+    @property
+    def sent_bytes(self) -> dict[str, float]:
+        """Bytes a chip sends per step, by kind of collective (without pipelines)."""
+        sequences = self._sequences()
+        found = table_transfers(self.config, self.strategy, sequences, self.sequence_length)
+        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
+            each = layer_transfers(
+                self.config, *kind, self.strategy, sequences, self.sequence_length
+            )
+            found += each * count
+        kinds: dict[str, float] = {}
+        for transfer in found:
+            kinds[transfer.kind] = kinds.get(transfer.kind, 0.0) + transfer.total
+        return kinds
+
+    def __str__(self) -> str:
+        rows = [("memory per chip", "bytes", "step", "seconds")]
+        held = [(name, in_words(value, "bytes")) for name, value in self.memory._asdict().items()]
+        held.append(("total", in_words(self.memory.total, "bytes")))
+        took = [(name, in_words(value, "seconds")) for name, value in self.seconds.items()]
+        took.append(("step", in_words(self.step_seconds, "seconds")))
+        for index in range(max(len(held), len(took))):
+            left = held[index] if index < len(held) else ("", "")
+            right = took[index] if index < len(took) else ("", "")
+            rows.append((left[0], left[1], right[0], right[1]))
+        verdict = "fits" if self.fits else "does not fit"
+        return (
+            f"{self.cluster.name}, {self.strategy}: {verdict} "
+            f"{in_words(self.limit, 'bytes')}; modelled\n{text_table(rows, '<><>')}"
+        )
+
+    def _sequences(self):
+        return self.batch // (self.strategy.batch_shards * self.strategy.microbatches)
+
+    def _sizes(self):
+        return (
+            self.strategy, self.cluster, self._sequences(), self.sequence_length, self.constants
+        )  # fmt: skip
+
+    @cached_property
+    def _each(self):
+        kinds = set(layer_kinds(self.config, self.strategy))
+        return {kind: layer_seconds(self.config, *kind, *self._sizes()) for kind in kinds}
+
+    def _hop_seconds(self):
+        sent = self._sequences() * self.sequence_length * self.config.width
+        sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
+        inner = self.strategy.chips // self.strategy.pipeline
+        link = self.cluster.link(inner, self.strategy.pipeline)
+        return 2 * (sent / (link.bytes_per_second * self.constants.link) + link.seconds)
+
+
+@checked
+def predict(
+    model: LoopedConfig | str,
+    chips: str,
+    strategy: Strategy,
+    *,
+    batch: int,
+    sequence_length: int = 2048,
+    memory: float | None = None,
+    constants: Constants | None = None,
+) -> Prediction:
+    """Predicts memory and time of a train step, without tracing or compiling anything.
+
+    Per chip, with Psi parameters in float32 and Adam:
+
+        memory = 4 Psi/f + 8 Psi/m + max(head, layers, update)
+        step   = overlap(forward, gathers) + overlap(backward, gathers and gradients)
+                 + tensor communication + update + pipeline bubble
+
+    Args:
+        model: a configuration, or the name of one (`MODELS`).
+        chips: kind and number, such as "h100:64" or "v5e:4x4".
+        strategy: how the step is cut; its degrees multiply to the number of chips.
+        batch: sequences per step, all chips together.
+        sequence_length: tokens per sequence.
+        memory: bytes a chip may use; None: all it has.
+        constants: what chips and links achieve; None: the defaults, which nobody has measured.
+
+    Returns:
+        A `Prediction`.
+
+    Raises:
+        ValueError: unknown names, degrees that do not multiply to the chips or do not divide the
+            model or the batch; in one line with the nearest that works.
+
+    Cost:
+        Arithmetic; below a millisecond once a model's sizes are known.
+
+    Source:
+        Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., 2022; Austin et al., "How to Scale
+        Your Model", 2025.
+
+    Example:
+        >>> found = predict("llama-3-8b", "h100:8", Strategy(fsdp=8, recompute="layer"), batch=8)
+        >>> found.fits
+        True
+    """
+    config, where = model_of(model), cluster(chips)
+    if strategy.chips != where.chips:
+        raise ValueError(
+            f"strategy takes {strategy.chips} chips ({strategy}), and there are {where.chips}"
+        )
+    check_model(config, strategy, batch, sequence_length)
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory must be positive; got {memory}")
+    return prediction_of(
+        config, where, strategy, batch, sequence_length, memory, constants or Constants()
+    )
+
+
+def prediction_of(config, where, strategy, batch, length, memory, constants) -> Prediction:
+    """`predict` of what has been checked."""
+    limit = where.chip.memory_bytes if memory is None else memory
+    kinds = tuple(layer_kinds(config, strategy))
+    stages = even_stages(len(kinds), strategy.pipeline)
+    most, start = None, 0
+    for stage, size in enumerate(stages):
+        is_last = stage == len(stages) - 1
+        if stage < 2 or is_last:  # between them, fewer microbatches are in flight
+            found = memory_of(
+                config, strategy, batch, length,
+                layers=kinds[start : start + size],
+                in_flight=min(strategy.microbatches, len(stages) - stage),
+                has_embedding=stage == 0,
+                has_head=is_last,
+            )  # fmt: skip
+            most = found if most is None or found.total > most.total else most
+        start += size
+    assert most is not None
+    return Prediction(config, where, strategy, batch, length, constants, most, limit)
+
+
+def even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per pipeline stage, as equal as can be; the last stages, with the head, have fewer."""
+    size, more = divmod(layers, stages)
+    return (size + 1,) * more + (size,) * (stages - more)

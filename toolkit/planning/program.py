@@ -1,0 +1,202 @@
+"""The train step that the model of memory and time is about, with its communication written down.
+
+One layer of a looped model is one `Block` of `toolkit.looped`, run inside `jax.shard_map` at the
+sizes one chip sees (heads / tensor, hidden / tensor). Layers are stacked and scanned, so that the
+program, and the time to compile it, do not grow with depth.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from jaxtyping import Array
+
+from toolkit._checks import checked
+from toolkit.looped import LoopedConfig
+from toolkit.parallel import Layout, make_mesh
+from toolkit.parallel.layout import axes_of
+from toolkit.planning.forward import local_loss
+from toolkit.planning.models import check_model
+from toolkit.planning.placing import (
+    BATCH_AXES,
+    layout_of,
+    optimizer_specs,
+    parameters,
+    placed,
+    specs_of,
+)
+from toolkit.planning.strategy import Strategy
+
+
+class Program(NamedTuple):
+    """A train step laid out on a mesh; nothing is allocated yet.
+
+    Attributes:
+        loss: (params, (inputs, targets)) -> mean cross-entropy, what `training.make_train_step`
+            takes; its gradient communicates as `Strategy` says.
+        layout: where every parameter lies, for `layout.apply` and `layout.shardings`.
+        params: the parameters' shapes; "blocks" holds runs of stacked groups of layers.
+        step: (params, optimiser state, batch) -> the same after one update of AdamW, and the loss.
+        arguments: shapes of the arguments of `step`, with their shardings.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> config = LoopedConfig.tiny("full full", width=64, residual_gate=False)
+        >>> program = train_program(config, Strategy(fsdp=2), batch=2, sequence_length=16)
+        >>> program.arguments[0]["embedding"].sharding.shard_shape((256, 64))
+        (128, 64)
+    """
+
+    loss: Callable[..., Array]
+    layout: Layout
+    params: Any
+    step: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def compile(self) -> jax.stages.Compiled:
+        """Compiles the step for the mesh's devices, which need not be there."""
+        # Arguments in donated places are overwritten, as in training.
+        return jax.jit(self.step, donate_argnums=(0, 1)).lower(*self.arguments).compile()
+
+
+@checked
+def train_program(
+    config: LoopedConfig,
+    strategy: Strategy,
+    *,
+    batch: int,
+    sequence_length: int,
+    devices: Sequence[Any] | None = None,
+) -> Program:
+    """Builds the train step of a model under a strategy, without allocating anything.
+
+    Args:
+        config: the model.
+        strategy: how it is cut; pipelines are modelled, not built.
+        batch: sequences per step, all chips together.
+        sequence_length: tokens per sequence.
+        devices: the chips (None: the first of `jax.devices()`); those of a TPU topology do.
+
+    Returns:
+        A `Program`.
+
+    Raises:
+        ValueError: the strategy does not divide the model or the batch, or has a pipeline.
+
+    Cost:
+        Traces one layer; a second.
+
+    Source:
+        Shoeybi et al., "Megatron-LM", 2019 (vocabulary in parallel); Korthikanti et al., 2022.
+
+    Example:
+        >>> from toolkit.looped import LoopedConfig
+        >>> config = LoopedConfig.tiny("full", width=64, residual_gate=False)
+        >>> program = train_program(config, Strategy(), batch=1, sequence_length=8)
+        >>> sorted(program.params)
+        ['blocks', 'embedding', 'norm']
+    """
+    check_model(config, strategy, batch, sequence_length)
+    if strategy.pipeline > 1:
+        raise ValueError(
+            f"pipeline: got {strategy.pipeline}; pipelines are modelled, not built: want 1"
+        )
+    there = list(jax.devices() if devices is None else devices)
+    if len(there) < strategy.chips:
+        raise ValueError(
+            f"devices: the strategy takes {strategy.chips}, and there are {len(there)}"
+        )
+    axes = {"data": strategy.data, "fsdp": strategy.fsdp, "tensor": strategy.tensor}
+    mesh = _mesh(axes, there[: strategy.chips])
+    graphs, shapes, local_shapes = parameters(config, strategy)
+    specs = specs_of(strategy.fsdp, shapes, local_shapes)
+    loss = _loss(config, strategy, mesh, graphs, specs)
+    optimizer = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
+    layout = layout_of(mesh, shapes, specs)
+    moments = jax.eval_shape(optimizer.init, shapes)
+    cut = optimizer_specs(strategy, moments, shapes, specs)
+
+    def step(params, state, tokens):
+        value, gradients = jax.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        place = functools.partial(placed, mesh)
+        kept = jax.tree.map(lax.with_sharding_constraint, (params, state), place((specs, cut)))
+        return *kept, value
+
+    tokens = jax.ShapeDtypeStruct((batch, sequence_length), jnp.int32)
+    given = ((shapes, moments, (tokens, tokens)), (specs, cut, (layout.batch,) * 2))
+    arguments = jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        given[0],
+        placed(mesh, given[1]),
+    )
+    return Program(loss, layout, shapes, step, arguments)
+
+
+def _mesh(axes, devices):
+    try:
+        return make_mesh(axes, devices=devices)
+    except NotImplementedError:  # no product of a torus' axes is of that size: as they are counted
+        grid = np.array(devices).reshape(tuple(axes.values()))
+        return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _loss(config, strategy, mesh, graphs, specs):
+    """The loss whose gradient is computed beside it, in one `shard_map`."""
+    local = functools.partial(local_loss, config, strategy, graphs, specs)
+
+    def value_and_gradients(params, tokens):
+        def total(params, tokens):
+            return local(params, *tokens)
+
+        if strategy.microbatches == 1:
+            value, gradients = jax.value_and_grad(total)(params, tokens)
+        else:
+            parts = jax.tree.map(
+                lambda x: x.reshape(strategy.microbatches, -1, *x.shape[1:]), tokens
+            )
+
+            def add(carry, part):
+                found = jax.value_and_grad(total)(params, part)
+                return jax.tree.map(jnp.add, carry, found), None
+
+            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+            (value, gradients), _ = lax.scan(add, zeros, parts)
+        gradients = jax.tree.map(lambda g, spec: _summed(g, spec, mesh), gradients, specs)
+        return _over(BATCH_AXES, mesh, value), gradients
+
+    both = jax.shard_map(
+        value_and_gradients,
+        mesh=mesh,
+        in_specs=(specs, (PartitionSpec(BATCH_AXES),) * 2),
+        out_specs=(PartitionSpec(), specs),
+        check_vma=False,
+    )
+
+    @jax.custom_vjp
+    def loss(params, tokens):
+        return both(params, tokens)[0]
+
+    def backward(gradients, cotangent):
+        return jax.tree.map(lambda g: g * cotangent, gradients), None
+
+    loss.defvjp(both, backward)
+    return loss
+
+
+def _summed(gradient, spec, mesh):
+    used = {axis for axes in axes_of(spec) for axis in axes}
+    return _over([axis for axis in (*BATCH_AXES, "tensor") if axis not in used], mesh, gradient)
+
+
+def _over(axes, mesh, value):
+    """A sum over those axes that have several chips: one over a single chip would be a copy."""
+    axes = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+    return lax.psum(value, axes) if axes else value

@@ -1,0 +1,100 @@
+"""One way to train a model on many chips: how the work is cut, and what is computed twice."""
+
+import dataclasses
+import math
+import re
+
+from toolkit._checks import check_fields
+
+RECOMPUTE = ("none", "elementwise", "layer")
+_RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
+_RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
+# Larger counts are no cluster; refusing them keeps every search short.
+MOST_CHIPS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How a train step is spread over `chips` = data x fsdp x tensor x pipeline.
+
+    Attributes:
+        data: replicas of the parameters; their gradients are all-reduced (DDP).
+        fsdp: shards of parameters, gradients and optimiser state (ZeRO-3); also cuts the batch.
+        tensor: shards of heads, hidden units and vocabulary, the residual stream cut along time
+            (Megatron's tensor and sequence parallelism).
+        pipeline: stages of consecutive layers.
+        shard_optimizer: cut the optimiser's state over `data` as well (ZeRO-1).
+        recompute: what the backward pass computes anew: "none" of the layers, "elementwise" (norms,
+            rotations, activations and attention, keeping the products with weights) or the whole
+            "layer", of which only the input is kept; or runs of layers, as "20 layer, 12 none".
+        microbatches: parts of the batch that run one after another.
+        head_chunks: parts of a sequence whose logits exist at one time (StreamBP for the head).
+
+    Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
+        Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025.
+
+    Example:
+        >>> strategy = Strategy(fsdp=8, tensor=4, recompute="layer")
+        >>> strategy.chips, str(strategy)
+        (32, 'fsdp 8 x tensor 4, recompute layer')
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    shard_optimizer: bool = False
+    recompute: str = "none"
+    microbatches: int = 1
+    head_chunks: int = 1
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("data", "fsdp", "tensor", "pipeline", "microbatches", "head_chunks"):
+            if not 1 <= getattr(self, name) <= MOST_CHIPS:
+                raise ValueError(f"{name} must be 1 to {MOST_CHIPS:,}; got {getattr(self, name)}")
+        if self.recompute not in RECOMPUTE and not _RUNS.fullmatch(self.recompute):
+            raise ValueError(
+                f"recompute must be one of {', '.join(RECOMPUTE)}, or runs of layers such as "
+                f"'20 layer, 12 none'; got {self.recompute!r}"
+            )
+
+    @property
+    def chips(self) -> int:
+        """Chips it runs on."""
+        return math.prod((self.data, self.fsdp, self.tensor, self.pipeline))
+
+    @property
+    def batch_shards(self) -> int:
+        """Parts the batch is cut into across chips."""
+        return self.data * self.fsdp
+
+    def runs(self, layers: int) -> tuple[tuple[str, int], ...]:
+        """What is recomputed, and in how many consecutive layers, for so many layers in all."""
+        if self.recompute in RECOMPUTE:
+            return ((self.recompute, layers),)
+        parts = (part.split() for part in self.recompute.split(", "))
+        found = tuple((word, int(count)) for count, word in parts)
+        if sum(count for _, count in found) != layers:
+            raise ValueError(
+                f"recompute {self.recompute!r} names {sum(count for _, count in found)} layers, "
+                f"and the model has {layers}"
+            )
+        return found
+
+    def __str__(self) -> str:
+        cuts = [
+            f"{name} {getattr(self, name)}"
+            for name in ("data", "fsdp", "tensor", "pipeline")
+            if getattr(self, name) > 1
+        ]
+        words = [" x ".join(cuts) or "one chip"]
+        if self.shard_optimizer:
+            words.append("optimiser sharded")
+        if self.recompute != "none":
+            words.append(f"recompute {self.recompute}")
+        if self.microbatches > 1:
+            words.append(f"{self.microbatches} microbatches")
+        if self.head_chunks > 1:
+            words.append(f"head in {self.head_chunks} chunks")
+        return ", ".join(words)

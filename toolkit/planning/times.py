@@ -1,0 +1,199 @@
+"""How long a step takes, part by part: modelled, from published rates and what they achieve.
+
+Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron's cost model for
+communication that hides behind the backward pass.
+"""
+
+import dataclasses
+
+from toolkit._checks import check_fields, checked
+from toolkit.looped import LoopedConfig
+from toolkit.planning.clusters import Cluster
+from toolkit.planning.memory import MASTER, channels
+from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What chips and links achieve of what their makers claim; `calibrate` fits them.
+
+    Attributes:
+        matmul: share of the peak that matrix products reach.
+        memory: share of the memory bandwidth that the update reaches.
+        link: share of a link's bandwidth that collectives reach.
+        slowdown: of computing and communicating while they overlap.
+
+    Example:
+        >>> Constants().slowdown
+        1.3
+    """
+
+    matmul: float = 0.6
+    memory: float = 0.8
+    link: float = 0.8
+    slowdown: float = 1.3
+
+    def __post_init__(self):
+        check_fields(self)
+        for name in ("matmul", "memory", "link"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
+        if not 1 <= self.slowdown <= 10:
+            raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
+
+
+@checked
+def overlapped_seconds(compute: float, communication: float, *, slowdown: float = 1.3) -> float:
+    """Seconds of computing and communicating at the same time, both slower while they overlap.
+
+        both slowed end to end while they overlap; what is left of the longer runs at full speed
+
+    Args:
+        compute: seconds it takes alone.
+        communication: seconds it takes alone.
+        slowdown: factor on both while they overlap.
+
+    Returns:
+        Seconds until both have ended.
+
+    Raises:
+        ValueError: a negative number of seconds, or a slowdown below 1.
+
+    Source: Hetu-Galvatron, cost model.
+
+    Example:
+        >>> overlapped_seconds(2.0, 1.0), overlapped_seconds(2.0, 3.0)
+        (2.3, 3.6)
+    """
+    for name, value, least in (
+        ("compute", compute, 0), ("communication", communication, 0), ("slowdown", slowdown, 1),
+    ):  # fmt: skip
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}")
+    shorter, longer = sorted((compute, communication))
+    return longer + shorter * (slowdown - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Seconds of one step on one chip, or of some of its layers.
+
+    Attributes:
+        forward, backward: computing; the backward pass without what it computes anew.
+        recomputed: computing anew.
+        tensor: communication that computing waits for.
+        hidden_forward, hidden_backward: communication of parameters and gradients, which computing
+            hides; alone it would take so long.
+        update: of the optimiser, with what it gathers.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recomputed: float = 0.0
+    tensor: float = 0.0
+    hidden_forward: float = 0.0
+    hidden_backward: float = 0.0
+    update: float = 0.0
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Seconds(*(a + b for a, b in pairs))
+
+    def times(self, count: float) -> "Seconds":
+        """So many of them."""
+        return Seconds(*(value * count for value in dataclasses.astuple(self)))
+
+    def exposed(self, slowdown: float) -> float:
+        """Communication of parameters and gradients that computing does not hide."""
+        return self.total(slowdown) - self.computing - self.tensor - self.update
+
+    @property
+    def computing(self) -> float:
+        """Forward, backward and anew."""
+        return self.forward + self.backward + self.recomputed
+
+    def total(self, slowdown: float) -> float:
+        """All of it, with what overlaps overlapped."""
+        backward = self.backward + self.recomputed
+        return (
+            overlapped_seconds(self.forward, self.hidden_forward, slowdown=slowdown)
+            + overlapped_seconds(backward, self.hidden_backward, slowdown=slowdown)
+            + self.tensor
+            + self.update
+        )
+
+
+def layer_seconds(
+    config: LoopedConfig,
+    word: str,
+    recompute: str,
+    strategy: Strategy,
+    cluster: Cluster,
+    sequences: int,
+    length: int,
+    constants: Constants,
+) -> Seconds:
+    """One layer, over all microbatches and loops of a step."""
+    found = held(layer_tensors(config, word), strategy)
+    tokens, runs = sequences * length, strategy.microbatches * config.loops
+    seen = min(length, config.options[word].sliding_window) if word == "window" else length / 2
+    # Scores and what they weigh: two products of 2 FLOPs per key seen and channel. Layers with a
+    # state see about as many keys as a chunk has.
+    keys = seen if word in ("full", "window") else 64
+    mixing = 4 * tokens * keys * channels(config, word)[0] / strategy.tensor
+    products = 2 * tokens * found.used
+    rate = cluster.chip.flops_per_second * constants.matmul
+    anew = {"none": 0, "elementwise": mixing, "layer": products + mixing}[recompute]
+    forward = runs * (products + mixing) / rate
+    transfers = layer_transfers(config, word, recompute, strategy, sequences, length)
+    return (
+        Seconds(forward, 2 * forward, runs * anew / rate)
+        + _communication(transfers, cluster, constants)
+        + _update(found, cluster, constants)
+    )
+
+
+def table_seconds(
+    config: LoopedConfig,
+    strategy: Strategy,
+    cluster: Cluster,
+    sequences: int,
+    length: int,
+    constants: Constants,
+) -> Seconds:
+    """Embedding, final norm and head, over all microbatches of a step."""
+    tables = table_tensors(config, strategy.tensor)
+    found = held((*tables, *rest_tensors(config)), strategy)
+    used = held(tables[:1], strategy).used
+    forward = 2 * sequences * length * used * strategy.microbatches
+    forward /= cluster.chip.flops_per_second * constants.matmul
+    anew = forward if strategy.head_chunks > 1 else 0.0
+    transfers = table_transfers(config, strategy, sequences, length)
+    return (
+        Seconds(forward, 2 * forward, anew)
+        + _communication(transfers, cluster, constants)
+        + _update(found, cluster, constants)
+    )
+
+
+def _communication(transfers: list[Transfer], cluster: Cluster, constants: Constants) -> Seconds:
+    parts = {"tensor": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+    for each in transfers:
+        link = cluster.link(each.inner, each.degree)
+        one = each.bytes_sent / (link.bytes_per_second * constants.link)
+        one += link.seconds * (each.degree - 1)
+        parts["tensor" if each.part == "tensor" else each.phase] += one * each.runs
+    return Seconds(
+        tensor=parts["tensor"],
+        hidden_forward=parts["forward"],
+        hidden_backward=parts["backward"],
+        update=parts["update"],
+    )
+
+
+def _update(found: Held, cluster: Cluster, constants: Constants) -> Seconds:
+    """Adam reads and writes a parameter and two moments, and reads a gradient."""
+    moved = MASTER * (3 * found.moment + 4 * found.moment)
+    return Seconds(update=moved / (cluster.chip.bytes_per_second * constants.memory))

@@ -1,0 +1,109 @@
+"""What a step sends: every collective of `train_program`, with its bytes, axis and how often.
+
+An array of V bytes (whole) on n chips: all-gather and reduce-scatter send V (n-1)/n per chip, an
+all-reduce twice that.
+"""
+
+from typing import NamedTuple
+
+from toolkit.looped import LoopedConfig
+from toolkit.planning.memory import MASTER
+from toolkit.planning.sizes import held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.strategy import Strategy
+
+# All-gathers and reduce-scatters of the residual stream around the two halves of a layer: forward,
+# backward, and what is gathered again because only its share was kept.
+_STREAM = {"none": (4, 6), "elementwise": (4, 6), "layer": (4, 7)}
+
+
+class Transfer(NamedTuple):
+    """A kind of collective in a step.
+
+    Attributes:
+        part: what it belongs to: "tensor", "fsdp", "data" or "pipeline".
+        kind: as the compiler names it.
+        phase: "forward", "backward" or "update".
+        bytes_sent: by a chip, in one run.
+        runs: per step.
+        degree: chips of a group.
+        inner: chips between neighbours of a group.
+
+    Example:
+        >>> Transfer("data", "all-reduce", "backward", 8.0, 2, 4, 1).total
+        16.0
+    """
+
+    part: str
+    kind: str
+    phase: str
+    bytes_sent: float
+    runs: int
+    degree: int
+    inner: int
+
+    @property
+    def total(self) -> float:
+        """Bytes a chip sends per step."""
+        return self.bytes_sent * self.runs
+
+
+def layer_transfers(
+    config: LoopedConfig,
+    word: str,
+    recompute: str,
+    strategy: Strategy,
+    sequences: int,
+    length: int,
+) -> list[Transfer]:
+    """Collectives of one layer, over all microbatches and loops of a step."""
+    size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
+    found = held(layer_tensors(config, word), strategy)
+    stream = sequences * length * config.width * size
+    again = _STREAM[recompute]
+    transfers = _over_tensor(strategy, stream, *(count * runs for count in again))
+    return transfers + _of_parameters(strategy, found, size, runs)
+
+
+def table_transfers(
+    config: LoopedConfig, strategy: Strategy, sequences: int, length: int
+) -> list[Transfer]:
+    """Collectives of the embedding, the head and what is small, over all microbatches."""
+    size, runs = config.compute_dtype.itemsize, strategy.microbatches
+    stream = sequences * length * config.width * size
+    transfers = _over_tensor(strategy, stream, 2 * runs, 2 * runs)
+    tables = table_tensors(config, strategy.tensor)
+    for tensors in (*((table,) for table in tables), rest_tensors(config)):
+        transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
+    return transfers
+
+
+def _over_tensor(strategy, stream, forward, backward):
+    n = strategy.tensor
+    if n == 1:
+        return []
+    sent = stream * (n - 1) / n
+    counts = (("forward", forward), ("backward", backward))
+    return [
+        Transfer("tensor", "all-gather", phase, sent, runs, n, 1) for phase, runs in counts if runs
+    ]
+
+
+def _of_parameters(strategy, found, size, runs):
+    transfers, inner = [], strategy.tensor
+    n = strategy.fsdp
+    if n > 1 and found.used > found.kept:
+        sent = size * found.used * (n - 1) / n
+        for kind, phase in (
+            ("all-gather", "forward"),
+            ("all-gather", "backward"),
+            ("reduce-scatter", "backward"),
+        ):
+            transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner))
+    inner, n = inner * strategy.fsdp, strategy.data
+    if n > 1:
+        sent = 2 * MASTER * found.kept * (n - 1) / n
+        transfers.append(Transfer("data", "all-reduce", "backward", sent, 1, n, inner))
+        if found.moment < found.kept:
+            gathered = MASTER * found.kept * (n - 1) / n
+            transfers.append(Transfer("data", "all-gather", "update", gathered, 1, n, inner))
+    return transfers
