@@ -85,6 +85,7 @@ def train(
     checkpoint_every: int | None = None,
     checkpoint_minutes: float | None = None,
     processes: int | None = None,
+    profile: str | None = None,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -114,6 +115,8 @@ def train(
         checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
         processes: how many processes must train together, each started by the cluster's launcher;
             those of `toolkit launch` need not be told.
+        profile: trace the updates between two steps, as in 10:13, into the run's folder; open the
+            trace with `xprof` or at ui.perfetto.dev.
     """
     from toolkit.language.cores import run_cores
     from toolkit.parallel import join_processes, simulate_devices, use_cores
@@ -127,6 +130,7 @@ def train(
 
     from toolkit.language import TrainingRun, train_language_model
     from toolkit.looped import LoopedConfig
+    from toolkit.training.profile import parsed_steps
 
     config = LoopedConfig.tiny(
         pattern=pattern,
@@ -154,7 +158,11 @@ def train(
         cores=shared,
     )
     result = train_language_model(
-        run, directory, checkpoint_every=checkpoint_every, checkpoint_minutes=checkpoint_minutes
+        run,
+        directory,
+        checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes,
+        profile=parsed_steps(profile),
     )
     if result.stopped_by is not None:
         sys.exit(130)  # what was saved, and how to go on, has been said

@@ -155,6 +155,22 @@ def test_minutes_between_checkpoints_add_to_those_of_steps(tmp_path, monkeypatch
     assert saved == [2, 4, 6]
 
 
+def test_chosen_updates_are_traced_once(tmp_path, whole):
+    """The steps between which a trace lies are boundaries, whether it was resumed or not."""
+    options = {"log_every": 10, "checkpoint_every": 15, "profile": (12, 14)}
+    first = run(tmp_path, total_steps=12, **options)
+    assert not (tmp_path / "profile").exists()
+    both = run(tmp_path, total_steps=45, **options)
+    assert [row["step"] for row in first.history] == [10, 12]
+    assert [row["step"] for row in both.history] == [10, 12, 14, 15, 20, 30, 40, 45]
+    assert digest(both.state) == digest(whole.state)
+    assert len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
+    run(tmp_path, total_steps=45, **options)
+    assert len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
+    with pytest.raises(ValueError, match="directory"):
+        run(None, total_steps=20, **options)
+
+
 def test_options_are_checked():
     for name in ("total_steps", "checkpoint_every", "tokens_per_step"):
         with pytest.raises(ValueError, match=f"{name} must be an int.*; got 1.5"):

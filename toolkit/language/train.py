@@ -83,6 +83,7 @@ def train_language_model(
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
     is_progress_shown: bool = True,
+    profile: tuple[int, int] | None = None,
 ) -> TrainedModel:
     """Train, or go on training, the run in a folder.
 
@@ -95,6 +96,8 @@ def train_language_model(
         stop: asked now and then; True saves and returns.
         callback: given every metrics row.
         is_progress_shown: whether to draw the progress bar.
+        profile: (first, last): trace the updates after step `first` up to step `last`, into the
+            folder `profile` of the run's.
 
     Returns:
         The trained model and its history.
@@ -143,6 +146,7 @@ def train_language_model(
         checkpoint_minutes=checkpoint_minutes,
         tokens_per_step=run.batch * run.sequence_length,
         is_progress_shown=is_progress_shown,
+        profile=profile,
     )
     tokens = jax.device_put(train, everywhere)
     kept: dict[str, Any] = {

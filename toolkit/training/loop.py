@@ -25,6 +25,7 @@ from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
+from toolkit.training.profile import StepTrace
 from toolkit.training.step import TrainStep
 
 _REASONS = ("request", "SIGINT", "SIGTERM")
@@ -47,6 +48,8 @@ class FitOptions:
         keep: checkpoints kept.
         tokens_per_step: batch * time, for the tokens per second of the progress bar.
         is_progress_shown: whether to draw the progress bar.
+        profile: (first, last): trace the updates after step `first` up to step `last`, into the
+            folder `profile` of the run's directory.
 
     Example:
         >>> FitOptions(total_steps=1000, log_every=10).checkpoint_every
@@ -61,6 +64,7 @@ class FitOptions:
     keep: int = 3
     tokens_per_step: int | None = None
     is_progress_shown: bool = True
+    profile: tuple[int, int] | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -69,6 +73,8 @@ class FitOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.checkpoint_minutes is not None and self.checkpoint_minutes <= 0:
             raise ValueError(f"checkpoint_minutes must be positive, got {self.checkpoint_minutes}")
+        if self.profile is not None and not 0 <= self.profile[0] < self.profile[1]:
+            raise ValueError(f"profile: got {self.profile}, wanted 0 <= first < last")
 
 
 @dataclass(frozen=True)
@@ -158,16 +164,19 @@ def fit(
         log = open_log(stack, directory, step)
         bar = stack.enter_context(progress_bar(options, step))
         signals = stack.enter_context(remembered_signals())
+        trace = stack.enter_context(closing(StepTrace(options.profile, directory)))
         stopped_by, is_late, saved_at = None, False, time.monotonic()
         while step < options.total_steps and stopped_by is None:
             started = time.perf_counter()
             steps = _next_boundary(step, options) - step
+            trace.before(step)
             read = data
             if isinstance(data, HostBatches):
                 read = data.block(step, steps, train_step.most_steps)
             state, metrics = train_step(state, read, steps)
             step += steps
             row = {"step": step, **_summary(metrics)}
+            trace.after(step)
             _require_finite(row, checkpoints)
             row["seconds"] = time.perf_counter() - started
             is_last = step == options.total_steps
@@ -222,6 +231,7 @@ def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathL
 def _next_boundary(step: int, options: FitOptions) -> int:
     intervals = (options.log_every, options.eval_every, options.checkpoint_every)
     boundaries = [(step // interval + 1) * interval for interval in intervals]
+    boundaries += [at for at in options.profile or () if at > step]
     return min(*boundaries, options.total_steps)
 
 

@@ -129,6 +129,8 @@ def search_rate(
             f"search_rate: runs in one process, and this job has {jax.process_count()}; "
             "train with the schedule that it finds there"
         )
+    if options.profile is not None:
+        raise ValueError("profile: a search has no steps of its own to trace; trace a run without")
     budget = options.total_steps
     constants: Any = searcher(lr_range, budget)
     if validation is not None:
