@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-LESSONS = ("attention_cost", "honest_benchmark", "pipeline", "memory_ledger", "attention_memory")
+LESSONS = (
+    "attention_cost",
+    "honest_benchmark",
+    "pipeline",
+    "memory_ledger",
+    "attention_memory",
+    "meshes",
+    "ring",
+)
 INSTRUMENTS = ()  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]
 """Draws on an empty figure in the house style."""
@@ -113,6 +121,8 @@ def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What a learner's function returns; its errors, and nothing at all, are wrong answers."""
     try:
         value = function(*args, **kwargs)
+    except WrongAnswer:  # of a function that asks another
+        raise
     except Exception as error:
         raise WrongAnswer(f"{name_of(function)} raised {type(error).__name__}: {error}") from error
     if value is None:
