@@ -11,6 +11,12 @@ from toolkit.attention import sparse
 
 BATCH, HEADS, GROUP, CAPACITY, SIZE = 2, 2, 2, 64, 8
 LENGTH = (64, 41)
+SMALL = {
+    "quest": {"page_size": 4},
+    "tactic": {"cluster_size": 4, "segment": 16, "refresh_every": 8, "iterations": 3},
+    "hata": {"bits": 32},
+    "pqcache": {"bits": 3, "iterations": 3},
+}
 EACH = pytest.mark.parametrize("name", sparse.SELECTORS)
 MASSES = [name for name, kind in sparse.SELECTORS.items() if kind.estimates_mass]
 EXACT = 1e-5
@@ -25,7 +31,7 @@ def arrays(capacity=CAPACITY):
 
 @cache
 def selector(name):
-    return sparse.SELECTORS[name](sinks=3, recent=5)
+    return sparse.SELECTORS[name](sinks=3, recent=5, **SMALL.get(name, {}))
 
 
 @cache
@@ -53,9 +59,8 @@ def dense(length=LENGTH, keep=None):
 
 
 @EACH
-@pytest.mark.parametrize("group", ["union", "sum", "max", "each"])
-def test_all_tokens_give_dense_attention(name, group):
-    step = decode(name, sparse.FixedTokens(CAPACITY), group=group, corrects_tail=True)
+def test_all_tokens_give_dense_attention(name):
+    step = decode(name, sparse.FixedTokens(CAPACITY), corrects_tail=True)
     out, lse, _ = dense()
     np.testing.assert_allclose(step.out, out, atol=EXACT)
     np.testing.assert_allclose(step.lse, lse, atol=EXACT)
@@ -118,6 +123,7 @@ def test_a_row_can_be_freed_and_filled_again(name):
     np.testing.assert_allclose(step.out[1], dense((20, 20))[0][1], atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASSES)
 def test_mass_grows_with_every_budget(name):
     for budgets in (

@@ -22,11 +22,13 @@ class Ranked(NamedTuple):
         shares: estimated share of the whole softmax that each unit holds.
         sizes: tokens of each unit.
         forced_share: estimated share of the sinks and recent tokens, attended to anyhow.
+        forced_lse: their residual, exactly, for every query head of the set.
     """
 
     shares: Float[Array, "units"]
     sizes: Int[Array, "units"]
     forced_share: Float[Array, ""]
+    forced_lse: Float[Array, "group"]
 
 
 class Budget(Protocol):

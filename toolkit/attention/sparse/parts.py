@@ -109,18 +109,19 @@ def attend_to_selected(
     head: Head,
     ranking: Ranking,
     units: Int[Array, "sets ranked"],
-    room: Int[Array, ""],
+    forced: Part,
+    count: Int[Array, ""],
 ) -> tuple[Part, Bool[Array, "sets units"]]:
     """Attend to the best units that a budget has room for; also says which units these are."""
     queries = head.q[:, None] if group == "each" else head.q[None]
-    own = head.q[:, None] if units.shape[0] > 1 else head.q[None]
+    own, lse = (x[:, None] if units.shape[0] > 1 else x[None] for x in (head.q, forced.lse))
 
-    def select(units, q, shares, forced_share):
+    def select(units, q, lse, shares, forced_share):
         tokens, is_token = selector.expand(head.index, units, head.start, slots)
         sizes = selector.sizes(head.index, units, head.start)
-        limit = jnp.maximum(room, 0)
+        limit = jnp.maximum(count - forced.tokens, 0)
         if budget.needs_mass:
-            ranked = Ranked(shares[units], sizes, forced_share)
+            ranked = Ranked(shares[units], sizes, forced_share, lse)
             args = budget, ranked, head.index, head.keys, q, tokens
             limit = jnp.minimum(limit, selector.suffices(*args))
         mask = is_token & (jnp.cumsum(is_token, dtype=jnp.int32) <= limit)
@@ -129,7 +130,7 @@ def attend_to_selected(
         return tokens, mask, taken
 
     estimates = ranking.shares, ranking.forced_share
-    tokens, mask, taken = jax.vmap(select)(units, own, *estimates)
+    tokens, mask, taken = jax.vmap(select)(units, own, lse, *estimates)
     if group == "union" and units.shape[0] > 1:
         tokens, mask = _union(tokens, mask, head.keys.shape[0])
         taken = taken.any(axis=0, keepdims=True)

@@ -270,20 +270,22 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
     length = _per_head(cache.length, q)
     number = jnp.broadcast_to(jnp.arange(key_heads, dtype=jnp.int32), length.shape)
     count = jax.vmap(jax.vmap(budget.count))(length, number)
-    start = _each("start", selector, cache.index, length, count)
-    head = Head(cache.index, cache.keys, cache.values, q, length, start)
     most = budget.most(capacity)
-    recent_slots = selector.recent_slots(most)
+    count = jnp.minimum(count, most)
+    # What a query decides is not known before it is asked.
+    known, known_most = (0 * count, 0) if budget.needs_mass else (count, most)
+    start = _each("start", selector, cache.index, length, known)
+    head = Head(cache.index, cache.keys, cache.values, q, length, start)
+    recent_slots = selector.recent_slots(known_most)
     read = [_over_heads(lambda s, h: attend_to_forced(s, recent_slots, h), selector, head)]
 
-    slots, logits, is_taken = min(selector.selected_slots(most), capacity), None, None
+    slots, logits, is_taken = most - selector.sinks - selector.least_recent(known_most), None, None
     if slots > 0:
         needs_shares = budget.needs_mass or corrects_tail
         ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
         units = _top(ranking.scores, selector.ranked_units(slots, ranking.scores.shape[-1]))
         select = partial(attend_to_selected, group, slots, budget)
-        room = count - read[0].tokens
-        selected, is_taken = _over_heads(select, selector, head, ranking, units, room)
+        selected, is_taken = _over_heads(select, selector, head, ranking, units, read[0], count)
         read, logits = [*read, selected], ranking.logits
     parts = [(part.out, part.lse) for part in read]
     lse = combine(*parts)[1]
@@ -296,6 +298,8 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
     tokens = jnp.stack([part.tokens for part in read]).sum(axis=0)
     per_token = sum(x.shape[-1] * x.dtype.itemsize for x in (cache.keys, cache.values))
     index_bytes = _each("index_bytes", selector, cache.index, q, length)
+    if corrects_tail:
+        index_bytes += _each("tail_bytes", selector, cache.index, q, length)
     lse = lse.reshape(batch, -1)
     return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes)
 

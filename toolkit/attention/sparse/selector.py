@@ -104,17 +104,17 @@ class Selector:
         return scores
 
     def start(self, index: Any, length, count) -> Int[Array, ""]:
-        """The first recent token, given that `count` tokens may be attended to."""
+        """The first recent token; `count` tokens may be attended to, 0 if the query decides."""
         first = jnp.maximum(length - self.recent, 0)
         return first - first % self.unit
 
     def recent_slots(self, most: int) -> int:
-        """The most recent tokens there can be, given the most a head may attend to."""
+        """The most recent tokens there can be; `most` is that of a head, 0 if the query decides."""
         return self.recent + self.unit - 1
 
-    def selected_slots(self, most: int) -> int:
-        """The most tokens a ranking may add to the sinks and recent ones."""
-        return most - self.sinks - self.recent
+    def least_recent(self, most: int) -> int:
+        """The fewest recent tokens of a long row, likewise."""
+        return self.recent
 
     def ranked_units(self, slots: int, units: int) -> int:
         """How many units to rank so that they fill so many slots."""
@@ -168,3 +168,7 @@ class Selector:
     def index_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
         """Bytes of the index that a step reads."""
         return jnp.int32(0)
+
+    def tail_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
+        """Bytes that the tail reads beside them: the sums of all keys and values."""
+        return jnp.int32(8 * q.shape[1])

@@ -6,9 +6,17 @@ from toolkit._checks import checked
 from toolkit.attention._checks import check_choice
 from toolkit.attention.sparse.budget import Budget, FixedTokens, MassTarget, Ratio
 from toolkit.attention.sparse.decode.baselines import Oracle, Random, Window
+from toolkit.attention.sparse.decode.hata import HATA
+from toolkit.attention.sparse.decode.pqcache import PQCache
+from toolkit.attention.sparse.decode.quest import Quest
+from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.attention.sparse.selector import Selector
 
 SELECTORS: dict[str, type[Selector]] = {
+    "quest": Quest,
+    "tactic": Tactic,
+    "hata": HATA,
+    "pqcache": PQCache,
     "oracle": Oracle,
     "window": Window,
     "random": Random,

@@ -44,8 +44,8 @@ class Window(Selector):
     def recent_slots(self, most: int) -> int:
         return max(most - self.sinks, 1)
 
-    def selected_slots(self, most: int) -> int:
-        return 0
+    def least_recent(self, most: int) -> int:
+        return self.recent_slots(most)
 
 
 @jax.tree_util.register_dataclass

@@ -1,0 +1,108 @@
+"""HATA: the signs of a learned projection are a key's hash, and hashes are compared bit by bit.
+
+    h(x) = sign(x W)        score_i = (1 - 2 Hamming(h(q), h(k_i)) / bits) |k_i|
+
+summed over the query heads of a group. For a random W the bracket estimates 1 - 2 angle / pi
+(SimHash), so that cos(pi Hamming / bits) |q| |k| estimates the score itself. `train_hash` learns a
+W from queries and keys. Keys are hashed relative to their mean, which shifts all scores of a query
+alike and leaves attention as it is.
+
+Source: Gong et al. (2025), arXiv:2506.02572, and the released code for the norms.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, BFloat16, Float, UInt32
+
+from toolkit.attention._checks import check_choice, check_multiple
+from toolkit.attention._precision import accumulator
+from toolkit.attention.sparse.selector import Selector, setting
+
+WORD = 32
+
+
+class Hashes(NamedTuple):
+    """The prompt's mean key; of every token its bits, 32 in a word, and its distance from it."""
+
+    centre: Float[Array, "key"]
+    words: UInt32[Array, "words capacity"]
+    norms: BFloat16[Array, "capacity"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HATA(Selector):
+    """Rank tokens by the bits that their hash shares with the query's.
+
+    Attributes:
+        bits: of a hash, a multiple of 32.
+        uses_norms: whether long keys count for more, as in the released code.
+        is_centred: whether keys are hashed relative to their mean.
+        seed: of the random projection, where none is given.
+        weights: a learned projection of every key-value head [key_value_heads, key, bits].
+    """
+
+    bits: int = setting(128)
+    uses_norms: bool = setting(True)
+    is_centred: bool = setting(True)
+    seed: int = setting(0)
+    weights: Any = field(default=None)
+
+    group: ClassVar[str] = "sum"
+    sums_scores: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_multiple("bits", self.bits, "the bits of a word", WORD)
+        for name in ("uses_norms", "is_centred"):
+            check_choice(name, getattr(self, name), (True, False))
+
+    def hashes(self, x: Float[Array, "rows key"]) -> UInt32[Array, "words rows"]:
+        """Hashes of queries, or of keys relative to their mean."""
+        weights = self.weights
+        if weights is None:
+            weights = jax.random.normal(jax.random.key(self.seed), (x.shape[1], self.bits))
+        is_above = x.astype(weights.dtype) @ weights > 0
+        bits = is_above.reshape(x.shape[0], -1, WORD).astype(jnp.uint32)
+        return (
+            (bits << jnp.arange(WORD, dtype=jnp.uint32)[None, None]).sum(axis=2, dtype=jnp.uint32).T
+        )
+
+    def build(self, keys: Array, values: Array, length) -> Hashes:
+        precise = accumulator(keys.dtype)
+        rows = keys.astype(precise)
+        centre = rows.sum(axis=0) / jnp.maximum(length, 1).astype(precise)
+        centre = centre if self.is_centred else jnp.zeros_like(centre)
+        rows = rows - centre[None]
+        norms = jnp.linalg.norm(rows, axis=1).astype(jnp.bfloat16)
+        return Hashes(centre, self.hashes(rows), norms)
+
+    def update(self, index: Hashes, k: Array, v: Array, position) -> Hashes:
+        row = k.astype(index.centre.dtype) - index.centre
+        norm = jnp.linalg.norm(row).astype(jnp.bfloat16)
+        words = index.words.at[:, position].set(self.hashes(row[None])[:, 0])
+        return index._replace(words=words, norms=index.norms.at[position].set(norm))
+
+    def scores(self, index: Hashes, keys: Array, q: Array, length) -> Array:
+        different = index.words[:, None] ^ self.hashes(q)[:, :, None]
+        distance = lax.population_count(different).sum(axis=0, dtype=jnp.uint32)
+        alike = 1 - distance.astype(index.centre.dtype) * (2 / self.bits)
+        return alike * self._norms(index) if self.uses_norms else alike
+
+    def logits(self, index: Hashes, q: Array, scores: Array) -> Array:
+        norms = self._norms(index)
+        alike = scores / jnp.where(norms == 0, 1, norms) if self.uses_norms else scores
+        q = q.astype(norms.dtype)
+        length = jnp.linalg.norm(q, axis=1)[:, None]
+        return length * norms * jnp.sin(alike * (jnp.pi / 2)) + (q @ index.centre)[:, None]
+
+    def _norms(self, index: Hashes) -> Array:
+        return index.norms.astype(index.centre.dtype)[None]
+
+    def index_bytes(self, index: Hashes, q: Array, length) -> Array:
+        per_token = self.bits // 8 + (2 if self.uses_norms else 0)
+        return length * per_token + q.shape[1] * self.bits * 4

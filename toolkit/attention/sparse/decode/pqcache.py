@@ -1,0 +1,104 @@
+"""PQCache: a key is the nearest of a few centroids in each part of its channels.
+
+    q . k_i ~ sum_j q^(j) . c^(j)[code_ij]        asymmetric distance: the query is not rounded
+
+Half of the budget goes to the most recent tokens, the other half to the tokens with the largest
+sum, over the query heads of a group, of the softmax of these estimates. A token's codes are those
+of its nearest centroids; the centroids stay those of the prompt.
+
+Two codes of up to eight bits are kept as one of 16, so that two parts cost one look-up in a table
+of their sums.
+
+Source: Zhang et al. (2025), arXiv:2407.12820.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt16
+
+from toolkit.attention._checks import check_choice, check_count
+from toolkit.attention._precision import accumulator
+from toolkit.attention.sparse.decode.kmeans import k_means, nearest
+from toolkit.attention.sparse.selector import Selector, setting
+
+
+class Codes(NamedTuple):
+    """Centroids of every part, and the codes of the tokens, two parts in one number."""
+
+    centroids: Float[Array, "parts clusters size"]
+    codes: UInt16[Array, "pairs capacity"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PQCache(Selector):
+    """Rank tokens by their scores with product-quantised keys.
+
+    Attributes:
+        parts: into which the channels are cut, an even number.
+        bits: of a code; 2 ** bits centroids in every part, at most 8.
+        iterations: of the k-means that finds them.
+    """
+
+    sinks: int = setting(32)
+    parts: int = setting(2)
+    bits: int = setting(6)
+    iterations: int = setting(10)
+
+    group: ClassVar[str] = "sum"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_count("parts", self.parts, 2)
+        check_choice("parts modulo 2", self.parts % 2, (0,))
+        check_choice("bits", self.bits, range(1, 9))
+        check_count("iterations", self.iterations, 0)
+
+    def build(self, keys: Array, values: Array, length) -> Codes:
+        capacity, size = keys.shape
+        if size % self.parts:
+            raise ValueError(f"parts must divide the keys' size {size}; got {self.parts}.")
+        split = keys.reshape(capacity, self.parts, -1).swapaxes(0, 1)
+        position = jnp.arange(capacity)
+        is_row = (position >= self.sinks) & (position < length)
+        clusters = 2**self.bits
+        settings = is_row, clusters, self.iterations, clusters
+        centroids, codes = jax.vmap(lambda rows: k_means(rows, *settings))(split)
+        return Codes(centroids.astype(keys.dtype), self._join(codes))
+
+    def update(self, index: Codes, k: Array, v: Array, position) -> Codes:
+        rows = k.reshape(self.parts, 1, -1)
+        code = jax.vmap(nearest, in_axes=(0, 0, None))(
+            rows.astype(index.centroids.dtype), index.centroids, jnp.ones(2**self.bits, bool)
+        )
+        return index._replace(codes=index.codes.at[:, position].set(self._join(code)[:, 0]))
+
+    def _join(self, codes: Array) -> Array:
+        """Pairs of codes [parts, rows] as one number each."""
+        return ((codes[::2] << self.bits) | codes[1::2]).astype(jnp.uint16)
+
+    def scores(self, index: Codes, keys: Array, q: Array, length) -> Array:
+        precise = accumulator(q.dtype)
+        rows = q.reshape(q.shape[0], self.parts, -1)
+        table = jnp.einsum("gpd,pcd->gpc", rows, index.centroids, preferred_element_type=precise)
+        pairs = table[:, ::2, :, None] + table[:, 1::2, None, :]
+        pairs = pairs.reshape(*pairs.shape[:2], -1)
+        return jax.vmap(
+            lambda table: jax.vmap(jnp.take)(table, index.codes.astype(jnp.int32)).sum(axis=0)
+        )(pairs)
+
+    def start(self, index: Codes, length, count) -> Array:
+        recent = jnp.maximum((count - self.sinks) // 2, self.recent)
+        return jnp.maximum(length - recent, 0)
+
+    def recent_slots(self, most: int) -> int:
+        return max((most - self.sinks) // 2, self.recent)
+
+    def least_recent(self, most: int) -> int:
+        return self.recent_slots(most)
+
+    def index_bytes(self, index: Codes, q: Array, length) -> Array:
+        return length * (2 * index.codes.shape[0]) + index.centroids.size * q.dtype.itemsize
