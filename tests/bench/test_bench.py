@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
 from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
+from toolkit.bench.kernel_floors import floors_page
 from toolkit.measure import UncheckedRatioError, read_records
 
 
@@ -25,6 +27,13 @@ def test_contenders_that_agree_are_timed_and_recorded(capsys):
     assert "x the time of ours" in capsys.readouterr().out
     assert [r.kind for r in records] == ["measured", "measured"]
     assert all(len(r.samples) == 3 for r in records)
+
+
+def test_the_page_of_floors_is_what_the_formulas_say():
+    page = Path(__file__).parents[2] / "docs/kernels.md"
+    assert page.read_text(encoding="utf-8") == floors_page() + "\n", (
+        "run: python -m toolkit.bench.kernel_floors > docs/kernels.md"
+    )
 
 
 def test_contenders_that_disagree_get_no_ratio():

@@ -41,9 +41,13 @@ class Work:
     flops: float
     bytes: float
 
+    def floor_parts(self, peak: Peak) -> tuple[float, float]:
+        """Seconds on a chip of the products, FLOPs / peak FLOP/s, and of the traffic likewise."""
+        return self.flops / peak.flops_per_second, self.bytes / peak.bytes_per_second
+
     def floor_seconds(self, peak: Peak) -> float:
-        """Least seconds on a chip: max(FLOPs / peak FLOP/s, bytes / peak bytes/s)."""
-        return max(self.flops / peak.flops_per_second, self.bytes / peak.bytes_per_second)
+        """Least seconds on a chip: the longer of the two."""
+        return max(self.floor_parts(peak))
 
 
 def modelled_work(row: Mixer, shape: tuple[int, int, int, int], *, backward: bool) -> Work:
