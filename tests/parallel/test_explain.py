@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from toolkit.measure import collectives
 from toolkit.parallel import explain, make_mesh
+from toolkit.parallel.causes.program_trace import own_lines
 
 HERE = Path(__file__)
 LAYERS = 3
@@ -54,7 +55,8 @@ def compiled(mesh):
         "up": array(mesh, (LAYERS, 32, 64), None, "data", "model"),
         "down": array(mesh, (LAYERS, 64, 32), None, "model", "data"),
     }
-    return jax.jit(step).lower(params, array(mesh, (16, 32), "data")).compile()
+    with own_lines():
+        return jax.jit(step).lower(params, array(mesh, (16, 32), "data")).compile()
 
 
 def test_collectives_of_a_scanned_step_have_their_causes(compiled):

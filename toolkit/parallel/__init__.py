@@ -13,6 +13,8 @@
 * `auto_layout`: a tensor-parallel layout found by following the traced program
 * `Machine`: what moving and computing cost where it looks
 * `redco_layout`: the layout by the names of parameters alone
+* `blame`: which collectives need not be, each with a change of the layout that was tried
+* `Blame`, `Finding`, `Trial`: what it says
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
 * `stream_backward`: a causal layer whose backward pass goes through the text chunk by chunk
@@ -36,6 +38,7 @@ from toolkit.parallel.dataflow.auto_layout import auto_layout
 from toolkit.parallel.dataflow.flow import Machine
 from toolkit.parallel.dataflow.redco_layout import redco_layout
 from toolkit.parallel.devices import simulate_devices, use_cores
+from toolkit.parallel.faults.blame import Blame, Finding, Trial, blame
 from toolkit.parallel.launch import launch
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
@@ -54,15 +57,19 @@ from toolkit.parallel.strategies import data_parallel, fully_sharded
 from toolkit.parallel.stream_backward import stream_backward, streamed_loss
 
 __all__ = [
+    "Blame",
     "ExplainedCollective",
     "Explanation",
+    "Finding",
     "Layout",
     "Machine",
     "MemoryRow",
     "Placement",
     "SequenceCosts",
     "SequenceGroup",
+    "Trial",
     "auto_layout",
+    "blame",
     "bucket_lengths",
     "data_parallel",
     "divide_evenly",

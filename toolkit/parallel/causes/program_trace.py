@@ -5,9 +5,13 @@ operations that a reader knows. These are skipped, so that a gather is traced to
 gathers and to the product that wanted it whole.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import NamedTuple
+
+import jax
 
 from toolkit.measure.program_text import Instruction, shape_bytes
 from toolkit.measure.programs import Site
@@ -21,6 +25,20 @@ _PLACES = ("s32[]", "u32[]", "s64[]", "pred[]")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _INDEX = re.compile(r"index=(\d+)")
 _MOST_STEPS = 200
+
+
+@contextlib.contextmanager
+def own_lines() -> Iterator[None]:
+    """A persistent cache gives a program back with the lines of whoever compiled it first, unless
+    they are part of its key, as here.
+    """
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 class Place(NamedTuple):

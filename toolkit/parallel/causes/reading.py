@@ -28,7 +28,8 @@ def explain(compiled: jax.stages.Compiled) -> Explanation:
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns. Arguments that lie on a mesh
-            give the axes their names.
+            give the axes their names. From a persistent compilation cache it comes with the lines
+            of its first compilation, unless `jax_compilation_cache_include_metadata_in_key` is set.
 
     Returns:
         An `Explanation`. Its counts are the compiler's, so this backend's own choice.

@@ -1,7 +1,7 @@
 """What a program costs when its inputs are cut one way: its moves, its seconds, its FLOPs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -44,15 +44,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Move:
-    """One modelled communication: `bytes_sent` per device and run, `count` runs."""
+    """One modelled communication: `bytes_sent` per device and run, `count` runs.
+
+    `sources` are the lines that made the array and that want it otherwise.
+    """
 
     kind: str
     axis: str
     bytes_sent: float
     count: int
-    source: str
-    operation: str
-    is_result: bool = False
+    sources: tuple[str, str]
 
 
 @dataclass
@@ -62,6 +63,8 @@ class Flow:
     moves: list[Move]
     seconds_moving: float = 0.0
     flops: float = 0.0
+    cuts: dict[int, list[Cut]] = field(default_factory=dict)
+    """How the results of each equation, by its `id`, lie."""
 
     def seconds(self, machine: Machine) -> float:
         """Moving, then computing; nothing overlaps."""
@@ -93,7 +96,9 @@ _JAX = jax.__file__.rpartition("/")[0]
 
 
 def source_of(equation: Any) -> str:
-    """File and line of the user's call behind an equation."""
+    """File and line of the user's call behind an equation, if any."""
+    if equation is None:
+        return ""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         if not frame.file_name.startswith((_JAX, "<")):

@@ -64,15 +64,15 @@ def follow(
         if value is None or wanted is None:
             continue
         for axis in range(len(mesh)):
-            walk.settle(variable, value, axis, wanted[axis], 1, None, is_result=True)
+            walk.settle(variable, value, axis, wanted[axis], 1, None)
     return walk.flow
 
 
 class _Value:
     """How one array lies: on each axis every form of it that is at hand."""
 
-    def __init__(self, cut: Cut) -> None:
-        self.forms = [{place} for place in cut]
+    def __init__(self, cut: Cut, made_by: Any = None) -> None:
+        self.forms, self.made_by = [{place} for place in cut], made_by
 
     @property
     def cut(self) -> Cut:
@@ -174,10 +174,12 @@ class _Walk:
         flow.moves += self.flow.moves
         flow.seconds_moving += self.flow.seconds_moving
         flow.flops += self.flow.flops
+        flow.cuts |= self.flow.cuts
         self.flow = flow
         for place, (outer, cut) in enumerate(zip(equation.outvars, outs, strict=True)):
             stacked = tuple(one + (one >= 0) for one in cut)
-            values[outer] = _Value(carried[place] if place < carries else stacked)
+            made_by = self._value(body.jaxpr.outvars[place], within).made_by
+            values[outer] = _Value(carried[place] if place < carries else stacked, made_by)
 
     def _operation(self, equation: Any, values: dict, count: int) -> None:
         if equation.primitive.name == "sharding_constraint":
@@ -210,8 +212,9 @@ class _Walk:
             for out, letters in zip(results, rule.results, strict=True):
                 out[axis] = PARTIAL if letter in rule.summed else _place(letters, letter)
         self.flow.flops += work
+        self.flow.cuts[id(equation)] = [tuple(cut) for cut in results]
         for one, cut in zip(equation.outvars, results, strict=True):
-            values[one] = _Value(tuple(cut))
+            values[one] = _Value(tuple(cut), equation)
             if equation.primitive.name in REDUCTIONS:  # only sums can wait
                 for axis, place in enumerate(cut):
                     if place == PARTIAL:
@@ -280,8 +283,6 @@ class _Walk:
         wanted: int,
         count: int,
         equation: Any,
-        *,
-        is_result: bool = False,
     ) -> None:
         """Brings an array into the form wanted on an axis, recording what moves."""
         forms = value.forms[axis]
@@ -293,9 +294,9 @@ class _Walk:
         self.flow.seconds_moving += count * (
             messages * self.machine.latency + sent / self.machine.bandwidth
         )
-        source = "" if equation is None else source_of(equation)
-        name = "result" if equation is None else equation.primitive.name
-        self.flow.moves.append(Move(kind, self.axes[axis], sent, count, source, name, is_result))
+        sources = (source_of(value.made_by), source_of(equation))
+        move = Move(kind, self.axes[axis], sent, count, sources)
+        self.flow.moves.append(move)
         forms.add(wanted)
 
     def _seconds(self, atom: Any, value: _Value, axis: int, wanted: int) -> float:

@@ -1,0 +1,214 @@
+"""Changes of a layout that may remove a collective, the likeliest first, by the model of costs."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec
+
+from toolkit.parallel.causes.cause import ExplainedCollective
+from toolkit.parallel.dataflow.flow import PARTIAL, Flow, Machine, source_of, spec_of
+from toolkit.parallel.faults.variant import Variant, equations
+from toolkit.parallel.layout import axes_of
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change in words, the program with it, and its modelled cost.
+
+    `bytes_held` are those of arguments; `flow` is the model's; `is_aligned` says that arrays which
+    belong together, such as a weight and its moments, lay otherwise than each other before.
+    """
+
+    words: str
+    variant: Variant
+    flow: Flow
+    bytes_held: float
+    is_aligned: bool = False
+
+
+def all_proposals(variant: Variant, machine: Machine) -> list[Proposal]:
+    """Every change of one thing: an array with those that go with it, a result, a constraint."""
+    changes = itertools.chain(_arrays(variant), _constraints(variant))
+    return [
+        Proposal(words, changed, changed.flow(machine), bytes_held(changed), is_aligned)
+        for words, changed, is_aligned in changes
+    ]
+
+
+def proposals_for(
+    item: ExplainedCollective, base: Proposal, every: list[Proposal], machine: Machine
+) -> list[Proposal]:
+    """Those that lessen what the model moves for a collective, or hold to the model's own choice.
+
+    First come those that lay alike what belongs together, then those that only move a cut. None
+    makes devices hold more: replicating everything moves nothing.
+    """
+    before = _moved(base.flow, item)
+    if before == 0.0 and (held := _held_as_modelled(item, base, machine)) is not None:
+        return [held]
+    better = [
+        one
+        for one in every
+        if one.flow.bytes_sent < base.flow.bytes_sent
+        and one.bytes_held <= base.bytes_held
+        and (_moved(one.flow, item) < before or before == 0.0)
+    ]
+    return sorted(
+        better,
+        key=lambda one: (
+            not one.is_aligned,
+            one.bytes_held < base.bytes_held,
+            one.flow.seconds(machine),
+        ),
+    )
+
+
+def bytes_held(variant: Variant) -> float:
+    """Bytes of arguments that each device holds."""
+    total = 0.0
+    for one, spec in zip(variant.program.jaxpr.invars, variant.arguments, strict=True):
+        size = float(one.aval.size * one.aval.dtype.itemsize)  # type: ignore[attr-defined]
+        for axis in itertools.chain.from_iterable(axes_of(spec)):
+            size /= variant.mesh.shape[axis]
+        total += size
+    return total
+
+
+def _moved(flow: Flow, item: ExplainedCollective) -> float:
+    """Bytes the model moves for the line of a collective: the compiler may take another axis."""
+    return sum(move.bytes_sent * move.count for move in flow.moves if item.source in move.sources)
+
+
+def _held_as_modelled(
+    item: ExplainedCollective, base: Proposal, machine: Machine
+) -> Proposal | None:
+    """What a line makes, held to how it lies where the model moves nothing."""
+    axes, specs, words = list(base.variant.mesh.shape), {}, []
+    for equation in equations(base.variant.program.jaxpr):
+        cuts = base.flow.cuts.get(id(equation))
+        if cuts is None or source_of(equation) != item.source:
+            continue
+        shape = equation.outvars[0].aval.shape
+        if PARTIAL in cuts[0] or len(shape) < 2:
+            continue
+        specs[id(equation)] = spec_of(cuts[0], len(shape), axes)
+        words.append(written(specs[id(equation)]))
+    if not specs:
+        return None
+    held = base.variant.add_constraints(item.source, specs)
+    text = f"constrain what {item.source} makes to {words[-1]}"
+    return Proposal(text, held, held.flow(machine), base.bytes_held)
+
+
+def _arrays(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
+    """One axis moved to another dimension, in an argument and all that goes with it."""
+    seen = set()
+    shapes = [tuple(one.aval.shape) for one in variant.program.jaxpr.invars]  # type: ignore
+    for names, shape in zip(variant.names, shapes, strict=True):
+        family = [
+            i
+            for i, (other, size) in enumerate(zip(variant.names, shapes, strict=True))
+            if size == shape and _go_together(names, other)
+        ]
+        results = [
+            i
+            for i, other in enumerate(variant.result_names)
+            if variant.results is not None
+            and tuple(variant.program.jaxpr.outvars[i].aval.shape) == shape  # type: ignore
+            and _go_together(names, other)
+        ]
+        if tuple(family) in seen or not shape:
+            continue
+        seen.add(tuple(family))
+        places = [variant.arguments[i] for i in family]
+        places += [variant.results[i] for i in results] if variant.results else []
+        present = {_key(spec): spec for spec in places}
+        options = dict(present)
+        for spec in list(options.values()):
+            for one in _other_places(spec, shape, variant):
+                options.setdefault(_key(one), one)
+        for spec in options.values():
+            if any(_key(spec) != _key(place) for place in places):
+                is_aligned = len(present) > 1 and _key(spec) in present
+                yield *_move(variant, family, results, spec), is_aligned
+
+
+def _move(
+    variant: Variant, family: list[int], results: list[int], spec: PartitionSpec
+) -> tuple[str, Variant]:
+    arguments = list(variant.arguments)
+    changed = [i for i in family if _key(arguments[i]) != _key(spec)]
+    before = {written(arguments[i]) for i in changed}
+    for i in family:
+        arguments[i] = spec
+    outs = variant.results
+    if outs is not None:
+        outs = tuple(spec if i in results else place for i, place in enumerate(outs))
+    named = [_said(variant.names[i]) for i in changed]
+    if not named:
+        named = ["result " + _said(variant.result_names[i]) for i in results]
+        before = {written(variant.results[i]) for i in results if variant.results}
+    others = f" and {len(named) - 1} like it" if len(named) > 1 else ""
+    words = f"lay {named[0]}{others} as {written(spec)}, not {' or '.join(sorted(before))}"
+    return words, dataclasses.replace(variant, arguments=tuple(arguments), results=outs)
+
+
+def _constraints(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
+    for where, spec in variant.constraints().items():
+        source, shape = where
+        for one in _other_places(spec, shape, variant):
+            if _key(one) == _key(spec):
+                continue
+            size = "x".join(map(str, shape))
+            words = f"constrain {size} at {source} to {written(one)}, not {written(spec)}"
+            yield words, variant.constrain(where, one), False
+
+
+def _other_places(
+    spec: PartitionSpec, shape: tuple[int, ...], variant: Variant
+) -> Iterator[PartitionSpec]:
+    """The spec with one axis on another dimension, or on none."""
+    sizes = variant.mesh.shape
+    entries = [*axes_of(spec), *([()] * (len(shape) - len(axes_of(spec))))]
+    for axis in sizes:
+        without = [tuple(name for name in names if name != axis) for names in entries]
+        yield _spec(without)
+        for dimension in range(len(shape)):
+            pieces = sizes[axis]
+            for name in without[dimension]:
+                pieces *= sizes[name]
+            if shape[dimension] % pieces == 0:
+                moved = list(without)
+                moved[dimension] = (*without[dimension], axis)
+                yield _spec(moved)
+
+
+def _spec(entries: list[tuple[str, ...]]) -> PartitionSpec:
+    places = [None if not one else one[0] if len(one) == 1 else one for one in entries]
+    while places and places[-1] is None:
+        places.pop()
+    return PartitionSpec(*places)
+
+
+def _key(spec: PartitionSpec) -> tuple:
+    entries = axes_of(spec)
+    while entries and not entries[-1]:
+        entries.pop()
+    return tuple(entries)
+
+
+def _go_together(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether one path, without the argument it is in, ends the other: moments, gradients."""
+    ends = (names[1:], others[1:])
+    short, long = sorted(ends, key=len)
+    return names == others or (bool(short) and long[len(long) - len(short) :] == short)
+
+
+def _said(names: tuple[str, ...]) -> str:
+    return "/".join(names) or "of the program"
+
+
+def written(spec: PartitionSpec) -> str:
+    return str(spec).replace("PartitionSpec", "P")

@@ -1,0 +1,196 @@
+"""A traced program with its shardings as data, so that one of them can be changed and compiled.
+
+What can be changed: how an argument lies, how a result lies, and the constraints on intermediate
+arrays, by the line they are on.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from toolkit.parallel.causes.program_trace import own_lines
+from toolkit.parallel.dataflow.flow import Flow, Machine, cut_of, source_of
+from toolkit.parallel.dataflow.propagation import follow
+
+Specs = tuple[PartitionSpec, ...]
+Constraint = tuple[str, tuple[int, ...]]
+"""A constraint, or where one could be: line and shape of the array."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program and where everything lies.
+
+    Attributes:
+        program: the traced function of its flat arguments.
+        mesh: the devices.
+        names, arguments: of each flat argument, its path and spec.
+        result_names, results: of each flat result; specs None where the compiler chooses.
+        call: (program) -> a function of the original arguments.
+        shapes: the original arguments as ShapeDtypeStructs.
+    """
+
+    program: ClosedJaxpr
+    mesh: Mesh
+    names: tuple[tuple[str, ...], ...]
+    arguments: Specs
+    result_names: tuple[tuple[str, ...], ...]
+    results: Specs | None
+    call: Callable[[ClosedJaxpr], Callable]
+    shapes: Any
+
+    def compile(self) -> jax.stages.Compiled:
+        """The program as this backend makes it."""
+        places = [NamedSharding(self.mesh, spec) for spec in self.arguments]
+        leaves, tree = jax.tree.flatten(self.shapes)
+        given = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for leaf, place in zip(leaves, places, strict=True)
+        ]
+        options = {}
+        if self.results is not None:
+            options["out_shardings"] = [NamedSharding(self.mesh, spec) for spec in self.results]
+        function = jax.jit(self.call(self.program), **options)
+        with own_lines():
+            return function.lower(*jax.tree.unflatten(tree, given)).compile()
+
+    def flow(self, machine: Machine) -> Flow:
+        """What the program costs by the model."""
+        axes = list(self.mesh.shape)
+        jaxpr = self.program.jaxpr
+        cuts = [
+            cut_of(spec, len(one.aval.shape), axes)  # type: ignore[attr-defined]
+            for one, spec in zip(jaxpr.invars, self.arguments, strict=True)
+        ]
+        results = [
+            cut_of(spec, len(one.aval.shape), axes)  # type: ignore[attr-defined]
+            for one, spec in zip(jaxpr.outvars, self.results or (), strict=False)
+        ]
+        sizes = dict(self.mesh.shape)
+        return follow(self.program, cuts, sizes, results=results or None, machine=machine)
+
+    def constraints(self) -> dict[Constraint, PartitionSpec]:
+        """Where the program says how an intermediate array lies."""
+        return {
+            (source_of(one), tuple(one.invars[0].aval.shape)): one.params["sharding"].spec
+            for one in equations(self.program.jaxpr)
+            if one.primitive.name == "sharding_constraint"
+        }
+
+    def constrain(self, where: Constraint, spec: PartitionSpec) -> "Variant":
+        """The same program with the constraints on one line set to a spec."""
+        sharding = NamedSharding(self.mesh, spec)
+
+        def change(equation: Any) -> list[Any]:
+            is_it = equation.primitive.name == "sharding_constraint" and where == (
+                source_of(equation),
+                tuple(equation.invars[0].aval.shape),
+            )
+            return [
+                equation.replace(params=equation.params | {"sharding": sharding})
+                if is_it
+                else equation
+            ]
+
+        return dataclasses.replace(self, program=_changed(self.program, change))
+
+    def add_constraints(self, source: str, specs: dict[int, PartitionSpec]) -> "Variant":
+        """The same program with what a line makes held to specs, by `id` of its equations."""
+
+        def change(equation: Any) -> list[Any]:
+            if id(equation) not in specs:
+                return [equation]
+            outer = equation.outvars[0]
+            inner = Var(outer.aval)
+            sharding = NamedSharding(self.mesh, specs[id(equation)])
+            example = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(
+                jax.ShapeDtypeStruct(outer.aval.shape, outer.aval.dtype)
+            )
+            held = example.jaxpr.eqns[0].replace(
+                invars=[inner], outvars=[outer], source_info=equation.source_info
+            )
+            return [equation.replace(outvars=[inner, *equation.outvars[1:]]), held]
+
+        return dataclasses.replace(self, program=_changed(self.program, change))
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Every equation of a program, those of the programs it calls included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for _, inner in _inner(equation):
+            yield from equations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+
+
+def _inner(equation: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in equation.params.items():
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            yield name, value
+
+
+def _changed(program: Any, change: Callable[[Any], list[Any]]) -> Any:
+    if isinstance(program, ClosedJaxpr):
+        return program.replace(jaxpr=_changed(program.jaxpr, change))
+    found = []
+    for equation in program.eqns:
+        (first, *rest) = change(equation)
+        inner = {name: _changed(value, change) for name, value in _inner(first)}
+        found += [first.replace(params=first.params | inner) if inner else first, *rest]
+    return program.replace(eqns=found)
+
+
+def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
+    """Traces a function; arguments carry NamedShardings, `results` is a tree of these or None."""
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    named = [getattr(leaf, "sharding", None) for _, leaf in leaves]
+    meshes = [
+        one.mesh for one in named if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)
+    ]
+    if not meshes:
+        raise ValueError("arguments: none has a NamedSharding; want arrays or structs on a mesh")
+    if any(not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") for _, leaf in leaves):
+        raise TypeError("arguments: want trees of arrays or ShapeDtypeStructs")
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    program, out = jax.make_jaxpr(function, return_shape=True)(*shapes)
+    out_leaves = jax.tree_util.tree_leaves_with_path(out)
+    specs = None
+    if results is not None:
+        places = jax.tree.leaves(results, is_leaf=lambda one: isinstance(one, NamedSharding))
+        if len(places) != len(out_leaves):
+            raise ValueError(f"results has {len(places)} shardings; want {len(out_leaves)}")
+        specs = tuple(place.spec for place in places)
+    signature = inspect.signature(function)
+
+    def call(program: ClosedJaxpr) -> Callable:
+        flat = jaxpr_as_fun(program)
+
+        def run(*arguments: Any) -> Any:
+            return flat(*jax.tree.leaves(arguments))
+
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        return run
+
+    parameters = list(signature.parameters)
+    return Variant(
+        program,
+        meshes[0],
+        tuple(_words(path, parameters) for path, _ in leaves),
+        tuple(one.spec if isinstance(one, NamedSharding) else PartitionSpec() for one in named),
+        tuple(_words(path, ()) for path, _ in out_leaves),
+        specs,
+        call,
+        shapes,
+    )
+
+
+def _words(path: tuple, parameters: Any) -> tuple[str, ...]:
+    words = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    if parameters and int(words[0]) < len(parameters):
+        words[0] = parameters[int(words[0])]
+    return tuple(words)
