@@ -1,6 +1,7 @@
 """A run on text: the same under every layout, resumed under another, read back as a model."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -10,9 +11,10 @@ import pytest
 from flax import nnx
 
 from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
+from toolkit.language import next_byte_loss
 from toolkit.language.cores import run_cores
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.training import CheckpointError, DivergedError
+from toolkit.training import CheckpointError, DivergedError, pack_documents
 
 LOSS_TOLERANCE = 1e-4
 TEXT = "a rose is a rose is a rose. " * 60
@@ -24,6 +26,19 @@ def run(tmp_path_factory):
     text.write_text(TEXT)
     config = LoopedConfig.tiny("full", loops=2, width=32, feed_forward=32)
     return TrainingRun(config, text=(str(text),), steps=20, batch=8, sequence_length=16)
+
+
+def test_packed_documents_train_as_if_each_were_alone():
+    """Loss and gradients through all layers and loops; padding counts for nothing."""
+    documents = np.random.default_rng(0).integers(0, 256, (2, 6))
+    (row,) = pack_documents(list(documents), 13)
+    config = LoopedConfig.tiny("gdn full", loops=2, width=16, heads=2, feed_forward=16)
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
+    gradient = jax.jit(jax.value_and_grad(functools.partial(next_byte_loss, graph)))
+    together = gradient(params, tuple(jnp.asarray(part)[None] for part in row))
+    alone = gradient(params, (jnp.asarray(documents[:, :-1]), jnp.asarray(documents[:, 1:])))
+    for ours, wanted in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -45,14 +45,15 @@ EVALUATION_BATCHES = 4
 def next_byte_loss(
     graph: nnx.GraphDef, params: nnx.State, batch: tuple[Int[Array, "batch time"], ...]
 ) -> Float[Array, ""]:
-    """Mean cross-entropy of the next byte.
+    """Mean cross-entropy of the next byte, or other token.
 
         loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]]
 
     Args:
         graph: structure of the model, from `nnx.split`.
         params: its parameters.
-        batch: inputs and targets, each `[batch, time]`.
+        batch: inputs and targets, each `[batch, time]`; or those and segment ids, as
+            `pack_documents` makes them: then targets below 0 do not count.
 
     Returns:
         Nats per byte.
@@ -67,9 +68,12 @@ def next_byte_loss(
         >>> next_byte_loss(*parts, (jnp.zeros((1, 8), int), jnp.ones((1, 8), int))).shape
         ()
     """
-    inputs, targets = batch
-    logits = nnx.merge(graph, params)(inputs)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    inputs, targets, *packed = batch
+    logits = nnx.merge(graph, params)(inputs, segment_ids=packed[0] if packed else None)
+    if not packed:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(targets, 0))
+    return losses.mean(where=targets >= 0)
 
 
 @checked

@@ -9,6 +9,7 @@ Data (text as bytes; a batch is a function of seed and step)
 * `BYTE_VOCABULARY`: 256
 * `token_batches`: windows of a token array on disk; every host reads its own, as `HostBatches`
 * `record_batches`: the same for records of any random-access source, such as grain's
+* `pack_documents`: whole documents in rows of one length, with their segment ids
 * `HostBatches`: batches read as training goes, in an order independent of the hosts
 
 Optimiser
@@ -45,6 +46,7 @@ from toolkit.training.host_batches import HostBatches, record_batches, token_bat
 from toolkit.training.loop import DivergedError, FitOptions, FitResult, fit
 from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import adamw
+from toolkit.training.packing import pack_documents
 from toolkit.training.rate_search import RateSearch, search_rate
 from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
@@ -70,6 +72,7 @@ __all__ = [
     "load_corpus",
     "make_evaluation",
     "make_train_step",
+    "pack_documents",
     "read_metrics",
     "record_batches",
     "sample_batch",
