@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 import toolkit
 
@@ -198,6 +199,9 @@ def is_sound(result: Any) -> bool:
     for leaf in leaves:
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return False
+        # What a function inside a transformation returns has no numbers yet.
+        if isinstance(leaf, Tracer):
+            continue
         is_array = isinstance(leaf, jax.Array | np.ndarray)
         if is_array and jnp.issubdtype(leaf.dtype, jnp.inexact) and not jnp.isfinite(leaf).all():
             return False

@@ -204,19 +204,19 @@ def test_explicit_steps_equal_one_device_and_send_two_models(mesh, scheme, degre
 @pytest.mark.parametrize(
     ("mesh", "arguments", "message"),
     [
-        ({"data": 8}, ("zero4",), "scheme='zero4': want data, zero1"),
-        ({"data": 8}, ("zero1+zero3",), "zero1 and zero3 exclude each other"),
-        ({"data": 8}, ("tensor",), "needs a mesh axis 'model'; the mesh has data=8"),
-        ({"data": 2, "model": 4}, ("zero3",), r"mesh axis 'model' idle.*add \+tensor"),
-        ({"data": 2, "model": 4}, ("tensor",), "finds nothing to cut"),
-        ({"data": 8}, ("hierarchical",), "degrees must give weights, gradient, optimizer"),
+        ({"data": 8}, ("zero4", None), "scheme='zero4': want data, zero1"),
+        ({"data": 8}, ("zero1+zero3", None), "zero1 and zero3 exclude each other"),
+        ({"data": 8}, ("tensor", None), "needs a mesh axis 'model'; the mesh has data=8"),
+        ({"data": 2, "model": 4}, ("zero3", None), r"mesh axis 'model' idle.*add \+tensor"),
+        ({"data": 2, "model": 4}, ("tensor", None), "finds nothing to cut"),
+        ({"data": 8}, ("hierarchical", None), "degrees must give weights, gradient, optimizer"),
         ({"data": 8}, ("zero1", DEGREES), "degrees belong to scheme 'hierarchical'"),
         ({"data": 8}, ("hierarchical", DEGREES), r"degrees\['weights'\]=2: .*one of 1, 8"),
         (NESTED, ("hierarchical", DEGREES | {"weights": 8}), "degrees must rise .*got 8, 4, 8"),
     ],
 )
 def test_what_does_not_fit_is_said(mesh, arguments, message):
-    scheme, degrees = (*arguments, None)[:2]
+    scheme, degrees = arguments
     with pytest.raises(ValueError, match=message):
         layout(mlp(), make_mesh(mesh), scheme, degrees=degrees)
 

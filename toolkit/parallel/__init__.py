@@ -15,6 +15,12 @@
 * `redco_layout`: the layout by the names of parameters alone
 * `blame`: which collectives need not be, each with a change of the layout that was tried
 * `Blame`, `Finding`, `Trial`: what it says
+* `context_attention`: attention over tokens on several devices: ring, zigzag or Ulysses
+* `ring_attention`, `ulysses_attention`: the same inside `jax.shard_map`
+* `to_zigzag`, `from_zigzag`, `zigzag_order`: the order in which a causal ring is fair
+* `column_parallel`, `row_parallel`: Megatron's pair of products inside `jax.shard_map`
+* `vocabulary_parallel_embedding`, `vocabulary_parallel_loss`: a vocabulary in parts, likewise
+* `vocabulary_parallel_cross_entropy`: the loss on whole arrays; logits are never gathered
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
 * `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
 * `stream_backward`: a causal layer whose backward pass goes through the text chunk by chunk
@@ -34,6 +40,14 @@ from toolkit.parallel import latent
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
+from toolkit.parallel.context import (
+    context_attention,
+    from_zigzag,
+    ring_attention,
+    to_zigzag,
+    ulysses_attention,
+    zigzag_order,
+)
 from toolkit.parallel.dataflow.auto_layout import auto_layout
 from toolkit.parallel.dataflow.flow import Machine
 from toolkit.parallel.dataflow.redco_layout import redco_layout
@@ -55,6 +69,13 @@ from toolkit.parallel.sequence_groups import (
 from toolkit.parallel.step import partitioned_train_step, sharded_train_step
 from toolkit.parallel.strategies import data_parallel, fully_sharded
 from toolkit.parallel.stream_backward import stream_backward, streamed_loss
+from toolkit.parallel.tensor import (
+    column_parallel,
+    row_parallel,
+    vocabulary_parallel_cross_entropy,
+    vocabulary_parallel_embedding,
+    vocabulary_parallel_loss,
+)
 
 __all__ = [
     "Blame",
@@ -71,9 +92,12 @@ __all__ = [
     "auto_layout",
     "blame",
     "bucket_lengths",
+    "column_parallel",
+    "context_attention",
     "data_parallel",
     "divide_evenly",
     "explain",
+    "from_zigzag",
     "fully_sharded",
     "join_processes",
     "latent",
@@ -85,9 +109,17 @@ __all__ = [
     "plan_micro_batches",
     "plan_sequence_groups",
     "redco_layout",
+    "ring_attention",
+    "row_parallel",
     "sharded_train_step",
     "simulate_devices",
     "stream_backward",
     "streamed_loss",
+    "to_zigzag",
+    "ulysses_attention",
     "use_cores",
+    "vocabulary_parallel_cross_entropy",
+    "vocabulary_parallel_embedding",
+    "vocabulary_parallel_loss",
+    "zigzag_order",
 ]

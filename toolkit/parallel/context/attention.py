@@ -1,0 +1,104 @@
+"""Context parallel attention on whole arrays: a drop-in for softmax attention of long sequences."""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from toolkit._checks import checked
+from toolkit.parallel.context.checks import check_attention
+from toolkit.parallel.context.ring import ring_attention
+from toolkit.parallel.context.ulysses import ulysses_attention
+from toolkit.parallel.context.zigzag import from_zigzag, to_zigzag
+
+
+@checked
+def context_attention(
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time key_value_heads key"],
+    v: Float[Array, "batch time key_value_heads value"],
+    mesh: Mesh,
+    method: Literal["ring", "zigzag", "ulysses"] = "zigzag",
+    *,
+    axis: str = "context",
+    batch_axis: str | None = None,
+    is_causal: bool = True,
+    sliding_window: int | None = None,
+    scale: float | None = None,
+    segment_ids: Int[Array, "batch time"] | None = None,
+) -> Float[Array, "batch time heads value"]:
+    """Softmax attention of whole arrays whose tokens lie along a mesh axis.
+
+        o_i = sum_j softmax_j(scale q_i . k_j) v_j
+
+    Args:
+        q: queries [batch, time, heads, key].
+        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
+        v: values [batch, time, key_value_heads, value].
+        mesh: the devices.
+        method: "ring" (least memory), "zigzag" (a ring in which causal attention costs every device
+            the same; tokens change places before and after), "ulysses" (least messages).
+        axis: the mesh axis that cuts time.
+        batch_axis: the mesh axis that cuts the batch, or None.
+        is_causal: a token sees no token after itself.
+        sliding_window: tokens seen, itself included (on each side if not causal); None for all.
+        scale: factor of the products; None for key ** -0.5.
+        segment_ids: document number of every token; equal numbers in a row are one document.
+
+    Returns:
+        [batch, time, heads, value] in q's dtype, in the order of the text, cut as q is.
+
+    Raises:
+        ValueError: shapes that do not fit, a mesh without the axis, a time or batch that its
+            axis does not divide.
+        TypeError: not floating point, different dtypes.
+
+    Cost:
+        See `ring_attention`, `ulysses_attention` and, for "zigzag", twice two permutes of half of
+        each array more.
+
+    Source: as `ring_attention` and `ulysses_attention`.
+
+    Example:
+        >>> q = k = v = jnp.ones((1, 2 * len(jax.devices()), 3, 8))
+        >>> context_attention(q, k, v, make_mesh({"context": len(jax.devices())})).shape[2:]
+        (3, 8)
+    """
+    check_attention(q, k, v, sliding_window)
+    pieces = 2 if method == "zigzag" else 1
+    for name, dimension, wanted in ((axis, 1, pieces), (batch_axis, 0, 1)):
+        if name is None:
+            continue
+        if name not in mesh.shape:
+            raise ValueError(f"axis {name!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+        size, parts = q.shape[dimension], wanted * mesh.shape[name]
+        if size % parts:
+            what = ("batch", "time")[dimension]
+            raise ValueError(
+                f"{what}={size} is not divisible by {parts} parts of axis {name!r}; "
+                f"{size + -size % parts} would be"
+            )
+    if segment_ids is not None:
+        if segment_ids.shape != q.shape[:2]:
+            raise ValueError(f"segment_ids have shape {segment_ids.shape}: want {q.shape[:2]}")
+        # Numbers may come again further on; inside a ring they must not.
+        changes = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+        segment_ids = jnp.cumsum(changes, axis=1, dtype=jnp.int32)
+    how = {"is_causal": is_causal, "sliding_window": sliding_window, "scale": scale}
+
+    def on_each_device(q: Array, k: Array, v: Array, segments: Array | None) -> Array:
+        if method == "ulysses":
+            return ulysses_attention(q, k, v, axis, segment_ids=segments, **how)
+        if method == "ring":
+            return ring_attention(q, k, v, axis, segment_ids=segments, **how)
+        q, k, v, segments = jax.tree.map(partial(to_zigzag, axis=axis), (q, k, v, segments))
+        out = ring_attention(q, k, v, axis, is_zigzag=True, segment_ids=segments, **how)
+        return from_zigzag(out, axis)
+
+    spec = PartitionSpec(batch_axis, axis)
+    return jax.shard_map(on_each_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(
+        q, k, v, segment_ids
+    )

@@ -1,0 +1,321 @@
+"""Tensor parallelism written down: pairs of products that communicate once, and the vocabulary.
+
+Inside `jax.shard_map`, with the weights cut along a mesh axis:
+
+    h = column_parallel(x, w_up, axis)          w_up [width, hidden / M]
+    y = row_parallel(act(h), w_down, axis)      w_down [hidden / M, width]
+
+computes act(x W_up) W_down with one all-reduce forward and one backward. With `time_axis` x and y
+are cut along time outside the pair (sequence parallelism), and each all-reduce becomes an
+all-gather and a reduce-scatter: as many bytes, and 1/M of the activations in between.
+
+Logits cut along the vocabulary are never gathered: their loss needs three numbers per token.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from toolkit._checks import checked
+from toolkit._compat import varying, varying_axes
+from toolkit.parallel.axes import devices_along
+
+
+@checked
+def column_parallel(
+    x: Float[Array, "*batch width"],
+    kernel: Float[Array, "width columns"],
+    axis: str,
+    *,
+    time_axis: int | None = None,
+) -> Float[Array, "*batch columns"]:
+    """The first product of a pair: each device its own columns; inside `jax.shard_map`.
+
+        y_m = x W_m
+
+    Args:
+        x: input [..., width], whole on every device of the axis; with `time_axis` its own tokens.
+        kernel: this device's columns [width, columns / M].
+        axis: the mesh axis.
+        time_axis: the dimension of x that is cut along `axis` too, and gathered here; None: x is
+            whole.
+
+    Returns:
+        [..., columns / M], for all tokens.
+
+    Raises:
+        ValueError: shapes that do not fit, a time_axis that x has not.
+
+    Cost:
+        Backward an all-reduce of x's gradient; with `time_axis` an all-gather of x forward and a
+        reduce-scatter backward.
+
+    Source:
+        Shoeybi et al., "Megatron-LM", 2019, section 3 (f); Korthikanti et al., "Reducing Activation
+        Recomputation in Large Transformer Models", 2022, arXiv:2205.05198 (g).
+
+    Example:
+        >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P(None, "model")
+        >>> up = lambda x, w: column_parallel(x, w, "model")
+        >>> up = jax.shard_map(up, mesh=mesh, in_specs=(jax.P(), cut), out_specs=cut)
+        >>> up(jnp.ones((3, 4)), jnp.ones((4, 16))).shape
+        (3, 16)
+    """
+    _check_product(x, kernel, axis, time_axis)
+    if time_axis is None:
+        used: Any = _used_by_all(x, axis)
+        return used @ kernel
+    return lax.all_gather(x, axis, axis=time_axis, tiled=True) @ kernel
+
+
+@checked
+def row_parallel(
+    x: Float[Array, "*batch rows"],
+    kernel: Float[Array, "rows width"],
+    axis: str,
+    *,
+    time_axis: int | None = None,
+) -> Float[Array, "*batch width"]:
+    """The second product of a pair: each device its own rows, then the sum of all.
+
+        y = sum_m x_m W_m
+
+    Args:
+        x: this device's columns [..., rows / M], as `column_parallel` made them.
+        kernel: this device's rows [rows / M, width].
+        axis: the mesh axis.
+        time_axis: the dimension of y to cut along `axis`; None: y is whole.
+
+    Returns:
+        [..., width], whole on every device, or its own tokens.
+
+    Raises:
+        ValueError: shapes that do not fit, a time_axis that x has not or that does not divide.
+
+    Cost:
+        Forward an all-reduce of y; with `time_axis` a reduce-scatter, and an all-gather backward.
+
+    Source: as `column_parallel`.
+
+    Example:
+        >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P(None, "model")
+        >>> down = lambda x, w: row_parallel(x, w, "model")
+        >>> down = jax.shard_map(down, mesh=mesh, in_specs=(cut, jax.P("model")), out_specs=jax.P())
+        >>> down(jnp.ones((3, 16)), jnp.ones((16, 4))).shape
+        (3, 4)
+    """
+    _check_product(x, kernel, axis, time_axis)
+    partial_sums = x @ kernel
+    if time_axis is None:
+        return _sum_once(partial_sums, axis)
+    devices, size = devices_along(axis), partial_sums.shape[time_axis]
+    if size % devices:
+        raise ValueError(
+            f"time_axis={time_axis}: that dimension, of size {size}, is not divisible by axis "
+            f"{axis!r} of size {devices}; {size + -size % devices} would be"
+        )
+    return lax.psum_scatter(partial_sums, axis, scatter_dimension=time_axis, tiled=True)
+
+
+@checked
+def vocabulary_parallel_embedding(
+    tokens: Int[Array, "*batch"], table: Float[Array, "rows width"], axis: str
+) -> Float[Array, "*batch width"]:
+    """Rows of a table that is cut along the vocabulary; inside `jax.shard_map`.
+
+        y = sum_m [token in part m] table_m[token - start_m]
+
+    Args:
+        tokens: whole numbers [...] below the vocabulary, the same on every device of the axis.
+        table: this device's rows [vocabulary / M, width].
+        axis: the mesh axis.
+
+    Returns:
+        [..., width], whole on every device; zeros for a token outside the vocabulary.
+
+    Raises:
+        ValueError: an axis that no `jax.shard_map` around the call has, or no rows.
+
+    Cost:
+        An all-reduce of the output forward, nothing backward.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+    Example:
+        >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P("model")
+        >>> rows = lambda tokens, table: vocabulary_parallel_embedding(tokens, table, "model")
+        >>> rows = jax.shard_map(rows, mesh=mesh, in_specs=(jax.P(), cut), out_specs=jax.P())
+        >>> rows(jnp.array([3, 0]), jnp.arange(8.0)[:, None]).tolist()
+        [[3.0], [0.0]]
+    """
+    devices_along(axis)
+    if not len(table):
+        raise ValueError("table has no rows; want a part of the vocabulary on every device")
+    at, is_mine = _place(tokens, len(table), axis)
+    return _sum_once(jnp.where(is_mine[..., None], table[at], 0), axis)
+
+
+@checked
+def vocabulary_parallel_loss(
+    logits: Float[Array, "*batch columns"], targets: Int[Array, "*batch"], axis: str
+) -> Float[Array, "*batch"]:
+    """Cross-entropy of logits that are cut along the vocabulary; inside `jax.shard_map`.
+
+        loss = log sum_v exp(l_v - max l) + max l - l_target
+
+    Args:
+        logits: this device's columns [..., vocabulary / M], any float dtype.
+        targets: whole numbers [...] below the vocabulary, the same on every device of the axis.
+        axis: the mesh axis.
+
+    Returns:
+        float32 [...], the same on every device; NaN for a target outside the vocabulary.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Cost:
+        Three all-reduces of one number per token forward (maximum, sum, target), nothing backward.
+        Logits are never gathered.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+    Example:
+        >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P(None, "model")
+        >>> loss = lambda logits, targets: vocabulary_parallel_loss(logits, targets, "model")
+        >>> loss = jax.shard_map(loss, mesh=mesh, in_specs=(cut, jax.P()), out_specs=jax.P())
+        >>> loss(jnp.zeros((3, 16)), jnp.array([0, 7, 15])).shape
+        (3,)
+    """
+    if logits.shape[:-1] != targets.shape or not logits.shape[-1]:
+        raise ValueError(f"shapes do not fit: logits {logits.shape}, targets {targets.shape}")
+    devices_along(axis)
+    logits = logits.astype(jnp.float32)
+    largest = lax.pmax(lax.stop_gradient(logits.max(-1)), axis)
+    largest = jnp.where(jnp.isneginf(largest), 0, largest)
+    total: Any = _sum_once(jnp.exp(logits - largest[..., None]).sum(-1), axis)
+    at, is_mine = _place(targets, logits.shape[-1], axis)
+    chosen = jnp.take_along_axis(logits, at[..., None], axis=-1)[..., 0]
+    target: Any = _sum_once(jnp.where(is_mine, chosen, 0), axis)
+    is_target = (targets >= 0) & (targets < logits.shape[-1] * devices_along(axis))
+    return jnp.where(is_target, jnp.log(total) + largest - target, jnp.nan)
+
+
+@checked
+def vocabulary_parallel_cross_entropy(
+    hidden: Float[Array, "batch time width"],
+    table: Float[Array, "vocabulary width"],
+    targets: Int[Array, "batch time"],
+    mesh: Mesh,
+    *,
+    axis: str = "model",
+    batch_axis: str | None = None,
+) -> Float[Array, "batch time"]:
+    """Cross-entropy of a head whose table is cut along the vocabulary, on whole arrays.
+
+        loss = logsumexp_v(hidden . table_v) - hidden . table_target
+
+    Args:
+        hidden: what the head reads [batch, time, width].
+        table: its rows [vocabulary, width], cut along `axis`.
+        targets: whole numbers [batch, time] below the vocabulary.
+        mesh: the devices.
+        axis: the mesh axis that cuts the vocabulary.
+        batch_axis: the mesh axis that cuts the batch, or None.
+
+    Returns:
+        float32 [batch, time], nats per token.
+
+    Raises:
+        ValueError: shapes that do not fit, a mesh without the axis, or a vocabulary or batch that
+            it does not divide.
+
+    Cost:
+        Per device 2 tokens width vocabulary / M FLOPs, three all-reduces of one number per token,
+        and backward one of hidden's gradient. Logits are never gathered.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+    Example:
+        >>> mesh = make_mesh({"model": len(jax.devices())})
+        >>> hidden, table, targets = jnp.ones((1, 2, 4)), jnp.ones((16, 4)), jnp.array([[3, 5]])
+        >>> vocabulary_parallel_cross_entropy(hidden, table, targets, mesh).shape
+        (1, 2)
+    """
+    fits = hidden.shape[:2] == targets.shape and hidden.shape[2] == table.shape[1]
+    if not fits or not len(table):
+        raise ValueError(
+            f"shapes do not fit: hidden {hidden.shape}, table {table.shape}, "
+            f"targets {targets.shape}"
+        )
+    for name, what, size in ((axis, "vocabulary", len(table)), (batch_axis, "batch", len(hidden))):
+        if name is None:
+            continue
+        if name not in mesh.shape:
+            raise ValueError(f"axis {name!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+        if size % mesh.shape[name]:
+            raise ValueError(
+                f"{what}={size} is not divisible by axis {name!r} of size {mesh.shape[name]}; "
+                f"{size + -size % mesh.shape[name]} would be"
+            )
+
+    def on_each_device(hidden: Array, table: Array, targets: Array) -> Array:
+        logits = column_parallel(hidden, table.T, axis)
+        return vocabulary_parallel_loss(logits, targets, axis)
+
+    batch = PartitionSpec(batch_axis)
+    return jax.shard_map(
+        on_each_device, mesh=mesh, in_specs=(batch, PartitionSpec(axis), batch), out_specs=batch
+    )(hidden, table, targets)
+
+
+def _place(tokens: Array, rows: int, axis: str) -> tuple[Array, Array]:
+    """Where a token's row is in this device's part, and whether it is there."""
+    at = tokens.astype(jnp.int32) - lax.axis_index(axis) * rows
+    is_mine = (at >= 0) & (at < rows)
+    return jnp.where(is_mine, at, 0), is_mine
+
+
+def _check_product(x: Array, kernel: Array, axis: str, time_axis: int | None) -> None:
+    devices_along(axis)
+    if x.shape[-1] != kernel.shape[0]:
+        raise ValueError(f"shapes do not fit: x {x.shape}, kernel {kernel.shape}")
+    if time_axis is not None and not 0 <= time_axis < x.ndim - 1:
+        raise ValueError(f"time_axis={time_axis}: want one of x's {x.ndim} axes but the last")
+
+
+# With check_vma=True jax would place these sums by itself, with False it would misplace them: the
+# transpose of a sum would be a sum. Written down they are the same under both.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _used_by_all(x: Array, axis: str) -> Array:
+    """Whole on every device, and each uses it for a part of the result: Megatron's f."""
+    return _varying(x, axis)
+
+
+_used_by_all.defvjp(
+    lambda x, axis: (_varying(x, axis), None),
+    lambda axis, _, cotangent: (lax.psum(cotangent, axis),),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _sum_once(x: Array, axis: str) -> Array:
+    """The sum of all devices' parts, used by all alike: Megatron's g."""
+    return lax.psum(x, axis)
+
+
+_sum_once.defvjp(
+    lambda x, axis: (lax.psum(x, axis), None),
+    lambda axis, _, cotangent: (_varying(cotangent, axis),),
+)
+
+
+def _varying(x: Array, axis: str) -> Array:
+    return x if axis in varying_axes(x) else varying(x, (axis,))
