@@ -80,7 +80,7 @@ def step(layer, x_t, cache):
 
 
 def test_every_mixer_has_a_layer():
-    assert set(LAYERS) == set(MIXERS)
+    assert set(LAYERS) - {"mla"} == set(MIXERS)
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -17,6 +17,8 @@ interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
 with_windows              the same model seeing through other windows
+rotate_latents            the same model of "mla" layers, their latents in another basis
+with_slices               the same model with a softmax per slice of them (TPLA)
 vote                      logits averaged over several windows
 tokens_reached            how many tokens back a model of windows can know of
 influence_bound           and how much it can know of them
@@ -55,6 +57,7 @@ from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.files import load_model, save_model
 from toolkit.looped.generation import generate, stream
 from toolkit.looped.indexers import IndexerLosses, indexer_losses
+from toolkit.looped.latents import rotate_latents, with_slices
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
@@ -113,6 +116,7 @@ __all__ = [
     "permutation_steps",
     "prefill",
     "random_placement",
+    "rotate_latents",
     "sample_token",
     "save_model",
     "stream",
@@ -120,6 +124,7 @@ __all__ = [
     "truncated_logits",
     "vote",
     "with_loops",
+    "with_slices",
     "with_windows",
 ]
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_rank, checked
@@ -148,7 +149,8 @@ def slice_latents(
     """
     latent, heads, _ = weights.key_up.shape
     features, owned = _features(latent, slices, shared)
-    if np.abs(np.asarray(weights.latent_norm, np.float64) - 1).max() > 0:
+    gain = weights.latent_norm
+    if not isinstance(gain, Tracer) and np.abs(np.asarray(gain, np.float64) - 1).max() > 0:
         raise ValueError("weights must be folded, so that their latent_norm is 1; see fold.")
     dtype, precise = weights.key_up.dtype, accumulator(weights.key_up.dtype)
     even = np.full(slices, features.shape[1] / latent)

@@ -116,7 +116,31 @@ _QWEN_ATTENTION = (
     from_zero("key_norm.scale", "k_norm.weight"),
 )
 
+_LATENT = (
+    WeightRule(
+        ("kv_a_proj_with_mqa.weight",),
+        ("latent_down.kernel", "rope_key.kernel"),
+        lambda layer, fused: jnp.split(fused.T, [layer.sizes.latent_size], axis=-1),
+    ),
+    vector("latent_norm.scale", "kv_a_layernorm.weight"),
+    WeightRule(
+        ("kv_b_proj.weight",),
+        ("key_up.kernel", "value_up.kernel"),
+        lambda layer, fused: _by_head(fused, layer.sizes.key_size, layer.sizes.value_size),
+    ),
+    projection("output", "o_proj.weight"),
+)
+
 STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
+    "deepseek_v2_lite": {"mla": (projection("query_up", "q_proj.weight"), *_LATENT)},
+    "deepseek_v3": {
+        "mla": (
+            projection("query_down", "q_a_proj.weight"),
+            vector("query_norm.scale", "q_a_layernorm.weight"),
+            projection("query_up", "q_b_proj.weight"),
+            *_LATENT,
+        )
+    },
     "llama": {"full": _ATTENTION, "window": _ATTENTION},
     "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},
     "qwen3_next": {

@@ -17,6 +17,7 @@ attention.py         AttentionLayer, WindowLayer: softmax over all tokens or the
 native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
 mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
+latent.py            MLALayer: keys and values of all heads out of one latent per token
 recurrent.py         RecurrentLayer: what all others share, and their cache
 linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 mamba2.py            Mamba-2
@@ -38,6 +39,7 @@ from toolkit.looped.mixing.delta import (
 )
 from toolkit.looped.mixing.gated_delta_net_2 import GatedDeltaNet2Layer
 from toolkit.looped.mixing.kimi import KimiDeltaLayer
+from toolkit.looped.mixing.latent import MLALayer
 from toolkit.looped.mixing.linear_attention import (
     GatedLinearAttentionLayer,
     HGRN2Layer,
@@ -69,8 +71,10 @@ LAYERS = {
         NSALayer,
         MoBALayer,
         DSALayer,
+        MLALayer,
     )
 }
-"""Every layer by the word that names it in a pattern, the keys of `toolkit.attention.MIXERS`."""
+"""Every layer by the word that names it in a pattern, a key of `toolkit.attention.MIXERS` but for
+"mla", whose mixer takes the stream."""
 
 __all__ = ["LAYERS"]

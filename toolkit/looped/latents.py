@@ -1,0 +1,151 @@
+"""Models whose latents are cut: the same model in another basis, and with softmaxes per slice."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from toolkit._checks import checked
+from toolkit._compat import set_value
+from toolkit.attention.latent import fold, hadamard_basis, principal_basis, random_basis
+from toolkit.looped.decoding import prefill
+from toolkit.looped.mixing.latent import MLALayer
+from toolkit.looped.model import LoopedLM
+
+BASES = ("principal", "hadamard", "random", "none")
+
+
+@checked
+def rotate_latents(
+    model: LoopedLM,
+    tokens: Int[Array, "batch time"],
+    *,
+    basis: str = "principal",
+    key: Array | None = None,
+) -> LoopedLM:
+    """The same model, the latents of its "mla" layers in another basis and their gains folded.
+
+        W_c <- W_c U        K_h <- U^T diag(gamma) K_h        V_h <- U^T diag(gamma) V_h
+
+    Args:
+        model: left as it is.
+        tokens: a text to calibrate on; every layer has its own basis, for all loops.
+        basis: "principal" components of the text's latents, "hadamard", "random", or "none", which
+            folds the gains alone.
+        key: random key of signs or bases.
+
+    Returns:
+        A model of the same function, up to rounding.
+
+    Raises:
+        ValueError: an unknown basis, a model without "mla" layers, tokens beyond its vocabulary.
+
+    Cost: one forward pass over the text.
+
+    Source: Tang et al. (2025), arXiv:2508.15881, equation 17.
+
+    Example:
+        >>> from flax import nnx
+        >>> sizes = {"latent_size": 8, "key_size": 4, "rope_size": 4, "value_size": 4}
+        >>> config = LoopedConfig.tiny("mla", width=16, heads=2, options={"mla": sizes})
+        >>> model = LoopedLM(config, rngs=nnx.Rngs(0))
+        >>> rotate_latents(model, jnp.array([[5, 3, 8]])).config.pattern
+        'mla'
+    """
+    if basis not in BASES:
+        raise ValueError(f"basis must be one of {', '.join(BASES)}; got {basis!r}.")
+    _, cache = prefill(model, tokens, tokens.shape[1])
+    other = nnx.merge(*nnx.split(model))
+    keys = jax.random.key(0) if key is None else key
+    found = _mla_layers(other)
+    for number, (where, index, layer) in enumerate(found):
+        # What the caches of all loops hold is the layer's normalised latents, without gain.
+        rows: Any = cache.loops if where == "blocks" else (getattr(cache, where),)
+        latents = jnp.concatenate([row[index].latents for row in rows])
+        own = jax.random.fold_in(keys, number)
+        _rotate(layer, _basis(basis, latents, own))
+    return other
+
+
+@checked
+def with_slices(
+    model: LoopedLM, slices: int, *, slices_prompt: bool = False, exact_norm: bool = True
+) -> LoopedLM:
+    """The same model whose "mla" layers decode with a softmax per slice of their latents.
+
+        y = sum_i sum_h O_h V_h,i softmax_j(scale (q_h . K_h,i c_ij + p_h . r_j)) c_ij
+
+    An approximation, and the cheap draft of `generate_speculatively` whose cache is the exact
+    model's (`shares_cache=True`).
+
+    Args:
+        model: left as it is; of `rotate_latents` the first slices know most.
+        slices: how many; 1 is the exact model.
+        slices_prompt: prompts meet the slices too; otherwise they are read exactly.
+        exact_norm: slices know the norm of the whole latent.
+
+    Returns:
+        A model on the same arrays.
+
+    Raises:
+        ValueError: a model without "mla" layers, slices that do not divide their latents.
+
+    Cost: no array is copied; a program that takes the model compiles anew.
+
+    Source: Tang et al. (2025), arXiv:2508.15881.
+
+    Example:
+        >>> from flax import nnx
+        >>> sizes = {"latent_size": 8, "key_size": 4, "rope_size": 4, "value_size": 4}
+        >>> config = LoopedConfig.tiny("mla", width=16, heads=2, options={"mla": sizes})
+        >>> with_slices(LoopedLM(config, rngs=nnx.Rngs(0)), 2).config.mla.slices
+        2
+    """
+    changes = {"slices": slices, "slices_prompt": slices_prompt, "exact_norm": exact_norm}
+    other = nnx.merge(*nnx.split(model))
+    found = _mla_layers(other)
+    other.config = model.config.with_options(mla=changes)
+    for _, _, layer in found:
+        layer.read_options(other.config)
+    return other
+
+
+def _mla_layers(model: LoopedLM) -> list[tuple[str, int, MLALayer]]:
+    """Every "mla" layer: the part of the model it is in, its number there, itself."""
+    found = [
+        (where, index, block.mixer)
+        for where in ("prelude", "blocks", "coda")
+        for index, block in enumerate(getattr(model, where))
+        if isinstance(block.mixer, MLALayer)
+    ]
+    if not found:
+        raise ValueError(
+            f"model must have an 'mla' layer; its pattern is {model.config.pattern!r}."
+        )
+    return found
+
+
+def _basis(name: str, latents: Array, key: Array) -> np.ndarray | None:
+    size = latents.shape[-1]
+    if name == "principal":
+        return principal_basis(latents)
+    if name == "none":
+        return None
+    return hadamard_basis(size, key) if name == "hadamard" else random_basis(size, key)
+
+
+def _rotate(layer: MLALayer, basis: np.ndarray | None) -> None:
+    """Fold a basis and the gain into the parameters of a layer."""
+    kernels = ("latent_down", "key_up", "value_up")
+    held = {name: getattr(layer, name).kernel for name in kernels}
+    wide = dataclasses.replace(layer.weights(), latent_down=held["latent_down"][...])
+    shapes = {name: held[name].shape for name in kernels}
+    folded = fold(wide, basis)
+    for name in kernels:
+        array = getattr(folded, name).astype(held[name].dtype)
+        set_value(held[name], array.reshape(shapes[name]))
+    set_value(layer.latent_norm.scale, jnp.ones_like(layer.latent_norm.scale[...]))

@@ -1,0 +1,213 @@
+"""Multi-head latent attention as a layer, whole or with its latents cut (TPLA)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention.latent import (
+    LatentCache,
+    LatentConfig,
+    LatentSlices,
+    LatentWeights,
+    Yarn,
+    mla,
+    mla_step,
+    slice_latents,
+    tpla,
+    tpla_step,
+)
+from toolkit.attention.latent.tpla import Norm
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class MLAOptions(LayerOptions):
+    """Options of "mla" layers; sizes as `toolkit.attention.latent.LatentConfig` describes them.
+
+    Attributes:
+        latent_size: numbers that a token leaves for all heads.
+        key_size: size of a head's query and key without position.
+        rope_size: size of the rotary key that all heads share.
+        value_size: size of a head's value.
+        query_latent_size: numbers from which queries are made; None: from the stream.
+        yarn_factor: how many times longer the context became; None: it did not. This and those
+            that follow are the fields of `toolkit.attention.latent.Yarn`.
+        yarn_original_length: see `yarn_factor`.
+        yarn_beta_fast: likewise.
+        yarn_beta_slow: likewise.
+        yarn_mscale: likewise.
+        yarn_mscale_all_dim: likewise.
+        slices: softmaxes that decoding cuts the latents into; 1 is exact.
+        slices_prompt: prompts and training meet those softmaxes too.
+        exact_norm: slices know the norm of the whole latent.
+    """
+
+    latent_size: int = 512
+    key_size: int = 128
+    rope_size: int = 64
+    value_size: int = 128
+    query_latent_size: int | None = None
+    yarn_factor: float | None = None
+    yarn_original_length: int = 4096
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_mscale: float = 1.0
+    yarn_mscale_all_dim: float = 1.0
+    slices: int = 1
+    slices_prompt: bool = False
+    exact_norm: bool = True
+
+    @classmethod
+    def tiny(cls) -> "MLAOptions":
+        """A latent half as wide as the stream of a tiny model."""
+        return cls(latent_size=64, key_size=32, rope_size=16, value_size=32)
+
+
+class MLALayer(MixingLayer):
+    """Multi-head latent attention: keys and values of all heads out of one latent per token.
+
+    c = RMSNorm(x W_c); k_h = [K_h c; rope(x W_r)]; v_h = V_h c; y = softmax attention, W_o.
+
+    With `slices` above 1, a token decoded meets a softmax per slice of the latents, as on devices
+    that hold a slice each: an approximation, for which `rotate_latents` prepares a model. Latents
+    are kept without the gain of their norm, which goes into what reads them.
+
+    Attributes:
+        query_down, query_norm: of the query's latent, or None.
+        query_up, latent_down, rope_key, key_up, value_up, output: projections.
+        latent_norm: RMSNorm of the latents.
+
+    Source: DeepSeek-V2 (2024), arXiv:2405.04434; Tang et al. (2025), arXiv:2508.15881 (slices).
+    """
+
+    word: ClassVar[str] = "mla"
+    Options: ClassVar[type[LayerOptions]] = MLAOptions
+
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
+        sizes, dtype = self.sizes_of(config), config.compute_dtype
+
+        def project(inputs: int, outputs: int) -> nnx.Linear:
+            return linear(inputs, outputs, dtype, rngs, std=inputs**-0.5)
+
+        def norm(size: int) -> nnx.RMSNorm:
+            return nnx.RMSNorm(size, epsilon=sizes.epsilon, dtype=dtype, rngs=rngs)
+
+        query, heads, latent = sizes.query_latent_size, sizes.heads, sizes.latent_size
+        has_latent = query is not None
+        self.query_down = project(sizes.width, query) if has_latent else nnx.data(None)
+        self.query_norm = norm(query) if has_latent else nnx.data(None)
+        self.query_up = project(query or sizes.width, heads * (sizes.key_size + sizes.rope_size))
+        self.latent_down = project(sizes.width, latent)
+        self.rope_key = project(sizes.width, sizes.rope_size)
+        self.latent_norm = norm(latent)
+        self.key_up = project(latent, heads * sizes.key_size)
+        self.value_up = project(latent, heads * sizes.value_size)
+        self.output = project(heads * sizes.value_size, sizes.width)
+        self.sizes = sizes
+        self.read_options(config)
+
+    def read_options(self, config: LayerConfig) -> None:
+        """Take what shapes no parameter from the options of the layer."""
+        options = self.options_of(config)
+        self.slices, self.slices_prompt = options.slices, options.slices_prompt
+        self.norm_of_slices: Norm = "exact" if options.exact_norm else "sliced"
+
+    @classmethod
+    def sizes_of(cls, config: LayerConfig) -> LatentConfig:
+        """The sizes of these layers in a model."""
+        options = cls.options_of(config)
+        yarn = None
+        if options.yarn_factor is not None:
+            yarn = Yarn(
+                **{
+                    field.name: getattr(options, f"yarn_{field.name}")
+                    for field in dataclasses.fields(Yarn)
+                }
+            )
+        return LatentConfig(
+            width=config.width,
+            heads=config.heads,
+            latent_size=options.latent_size,
+            key_size=options.key_size,
+            rope_size=options.rope_size,
+            value_size=options.value_size,
+            query_latent_size=options.query_latent_size,
+            rope_theta=config.rope_theta,
+            yarn=yarn,
+            epsilon=config.norm_epsilon,
+        )
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        super().check(config)
+        options = cls.options_of(config)
+        try:
+            cls.sizes_of(config)
+        except ValueError as error:
+            raise ValueError(f"{cls.word}.{error}") from None
+        if options.latent_size % options.slices:
+            raise ValueError(
+                f"{cls.word}.slices must divide latent_size {options.latent_size}; "
+                f"got {options.slices}."
+            )
+
+    @classmethod
+    def empty_cache(
+        cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
+    ) -> Any:
+        """Latents and rotary keys for `capacity` tokens."""
+        options = cls.options_of(config)
+        sizes = (options.latent_size, options.rope_size)
+        return LatentCache.empty(batch, *sizes, capacity, config.compute_dtype)
+
+    def weights(self) -> LatentWeights:
+        """The layer's weights as `toolkit.attention.latent` takes them, in the compute type."""
+        dtype, heads = self.latent_down.dtype, self.sizes.heads
+
+        def of(module, *shape):
+            array = module.kernel[...] if isinstance(module, nnx.Linear) else module.scale[...]
+            return array.astype(dtype).reshape(*shape) if shape else array.astype(dtype)
+
+        has_latent, size = self.query_down is not None, self.sizes.latent_size
+        gain = of(self.latent_norm, -1, 1, 1)
+        return LatentWeights(
+            query_up=of(self.query_up, self.query_up.in_features, heads, -1),
+            latent_down=of(self.latent_down),
+            rope_key=of(self.rope_key),
+            latent_norm=jnp.ones(size, dtype),
+            key_up=gain * of(self.key_up, size, heads, -1),
+            value_up=gain * of(self.value_up, size, heads, -1),
+            output=of(self.output, heads, -1, self.sizes.width),
+            query_down=of(self.query_down) if has_latent else None,
+            query_norm=of(self.query_norm) if has_latent else None,
+        )
+
+    def sliced(self) -> LatentSlices:
+        """The same by slices."""
+        return slice_latents(self.weights(), self.slices)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: Any = None,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "batch time width"], Any]:
+        """Mix a sequence; with a cache it continues what the cache holds."""
+        past = {"segment_ids": segment_ids, "initial_state": cache}
+        if self.slices > 1 and self.slices_prompt:
+            return tpla(x, self.sliced(), self.sizes, norm=self.norm_of_slices, **past)
+        return mla(x, self.weights(), self.sizes, **past)
+
+    def step(
+        self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None
+    ) -> tuple[Float[Array, "batch width"], Any]:
+        """Mix one token and append it to the cache."""
+        if self.slices > 1:
+            return tpla_step(x_t, self.sliced(), cache, self.sizes, norm=self.norm_of_slices)
+        return mla_step(x_t, self.weights(), cache, self.sizes)
