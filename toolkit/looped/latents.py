@@ -123,9 +123,7 @@ def _mla_layers(model: LoopedLM) -> list[tuple[str, int, MLALayer]]:
         if isinstance(block.mixer, MLALayer)
     ]
     if not found:
-        raise ValueError(
-            f"model must have an 'mla' layer; its pattern is {model.config.pattern!r}."
-        )
+        raise ValueError(f"model must have an 'mla' layer; got pattern {model.config.pattern!r}.")
     return found
 
 
@@ -148,4 +146,4 @@ def _rotate(layer: MLALayer, basis: np.ndarray | None) -> None:
     for name in kernels:
         array = getattr(folded, name).astype(held[name].dtype)
         set_value(held[name], array.reshape(shapes[name]))
-    set_value(layer.latent_norm.scale, jnp.ones_like(layer.latent_norm.scale[...]))
+    set_value(layer.latent_norm.scale, jnp.ones(layer.sizes.latent_size))

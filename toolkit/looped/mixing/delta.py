@@ -16,8 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from toolkit.attention import log_decay, unit_length
-from toolkit.looped.convolution import ShortConvolution
 from toolkit.looped.layers import linear
+from toolkit.looped.mixing.convolution import ShortConvolution
 from toolkit.looped.mixing.gates import log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from toolkit.looped.convolution import ShortConvolution
 from toolkit.looped.layers import linear
+from toolkit.looped.mixing.convolution import ShortConvolution
 from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.recurrent import (
