@@ -112,6 +112,8 @@ def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
         (["generate", "RUN"], ["directory", "run.json"]),
         (["export", "RUN", "model.bin"], ["path", "model.bin", ".safetensors"]),
         (["bench", "nothing"], ["suites", "nothing", "gdn"]),
+        (["explain", "--mesh", "data"], ["mesh='data'", "data=4,model=2"]),
+        (["explain", "--scheme", "zero4"], ["scheme", "zero4"]),
         (["tour", "--steps", "3"], ["steps", "3"]),
         (["lab", "--port", "99999999"], ["port", "99999999"]),
     ],

@@ -15,6 +15,7 @@ import jax
 
 from toolkit.measure.program_text import Instruction, shape_bytes
 from toolkit.measure.programs import Site
+from toolkit.parallel.dataflow.flow import is_library
 
 _MOVES = (
     *("copy", "copy-start", "copy-done", "bitcast", "bitcast-convert", "transpose", "reshape"),
@@ -200,8 +201,24 @@ def _read_places(text: str) -> dict[int, Place]:
             pattern, _section(text, "FileLocations"), re.M
         )
     }
-    frames = re.findall(r"^(\d+) \{file_location_id=(\d+)", _section(text, "StackFrames"), re.M)
-    return {int(number): lines[line] for number, line in frames if line in lines}
+    pattern = r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)"
+    frames = {
+        number: (lines[line], str(int(parent) - 1))
+        for number, line, parent in re.findall(pattern, _section(text, "StackFrames"), re.M)
+        if line in lines
+    }
+    return {int(number): _own_line(number, frames) for number in frames}
+
+
+def _own_line(number: str, frames: dict[str, tuple[Place, str]]) -> Place:
+    """The innermost line outside of libraries; a library's where there is no other."""
+    innermost, seen = frames[number][0], set()
+    while number in frames and number not in seen:
+        seen.add(number)
+        place, number = frames[number]
+        if not is_library(place.file):
+            return place
+    return innermost
 
 
 def _section(text: str, title: str) -> str:

@@ -1,10 +1,10 @@
 """What a program costs when its inputs are cut one way: its moves, its seconds, its FLOPs."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec
 
 from toolkit._checks import check_fields
@@ -92,15 +92,18 @@ def spec_of(cut: Cut, rank: int, axes: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-_JAX = jax.__file__.rpartition("/")[0]
+_LIBRARIES = re.compile(r"/(jax|flax|optax|equinox|haiku)/|^<")
+
+
+def is_library(file: str) -> bool:
+    """Whether a line is a library's: whoever wrote the call wants to read of their own."""
+    return _LIBRARIES.search(file) is not None
 
 
 def source_of(equation: Any) -> str:
     """File and line of the user's call behind an equation, if any."""
-    if equation is None:
-        return ""
-    traceback = equation.source_info.traceback
+    traceback = None if equation is None else equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith((_JAX, "<")):
+        if not is_library(frame.file_name):
             return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
     return ""
