@@ -27,6 +27,8 @@ permutation_steps         corrections that move the rows of a state as a permuta
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it
 cache_bytes_per_token     how fast it grows
+read_sparsely             let further steps read a part of the keys and values only
+sparse_reads              what the last of them read
 prefill                   read a prompt in parallel
 extend                    read on, a long text piece by piece
 decode_step               append one token, predict the next
@@ -48,7 +50,13 @@ top_k_divergence, loop_weights
 import importlib
 from typing import Any
 
-from toolkit.looped.cache import LoopedCache, cache_bytes_per_sequence, cache_bytes_per_token
+from toolkit.looped.cache import (
+    LoopedCache,
+    cache_bytes_per_sequence,
+    cache_bytes_per_token,
+    read_sparsely,
+    sparse_reads,
+)
 from toolkit.looped.checkpoints import load_checkpoint, load_layer
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
@@ -116,9 +124,11 @@ __all__ = [
     "permutation_steps",
     "prefill",
     "random_placement",
+    "read_sparsely",
     "rotate_latents",
     "sample_token",
     "save_model",
+    "sparse_reads",
     "stream",
     "tokens_reached",
     "truncated_logits",

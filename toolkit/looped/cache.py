@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from toolkit._checks import checked
+from toolkit.attention import sparse
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing.sparse_memory import SparseMemory
 
 
 @jax.tree_util.register_dataclass
@@ -91,6 +93,108 @@ def empty_layers(
 ) -> tuple[Any, ...]:
     """The caches of layers outside the loops before the first token."""
     return tuple(LAYERS[word].empty_cache(config, batch, capacity) for word in words)
+
+
+@checked
+def read_sparsely(
+    config: LoopedConfig,
+    cache: LoopedCache,
+    words: str,
+    *,
+    dense_layers: int = 0,
+    corrects_tail: bool = False,
+) -> LoopedCache:
+    """Let every further step read a part of the keys and values only.
+
+    Args:
+        config: the model's.
+        cache: from `prefill`; what its layers of "full" attention hold is indexed, other layers
+            are left as they are.
+        words: a system of `attention.sparse.SELECTORS` and its budget, such as "tactic:0.9".
+        dense_layers: softmax layers that go on reading everything, the first ones, counted over
+            all loops; they depend on the most tokens in many models.
+        corrects_tail: whether to add an estimate of the tokens not attended to.
+
+    Returns:
+        A cache for `decode_step` and whatever decodes with it; `sparse_reads` says what it read.
+
+    Raises:
+        ValueError: no such system or budget, or no layer left that reads sparsely.
+
+    Cost: one copy of the keys and values, and the system's index of them.
+
+    Source: the system's; see `attention.sparse`.
+
+    Example:
+        >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
+        >>> cache = LoopedCache.empty(config, batch=1, capacity=32)
+        >>> type(read_sparsely(config, cache, "quest:16").loops[0][0]).__name__
+        'SparseMemory'
+    """
+    choice = sparse.choose(words)
+    if dense_layers < 0:
+        raise ValueError(f"dense_layers must be at least 0; got {dense_layers}.")
+    seen = 0
+
+    def indexed(layers, names, windows):
+        nonlocal seen
+        for layer, word, window in zip(layers, names, windows, strict=True):
+            if word == "full" and window is None:
+                seen += 1
+                if seen > dense_layers:
+                    layer = SparseMemory.of(layer, choice, corrects_tail)
+            yield layer
+
+    none = (None,) * max(len(config.prelude_layers), len(config.coda_layers))
+    before = tuple(indexed(cache.prelude, config.prelude_layers, none[: len(cache.prelude)]))
+    loops = tuple(
+        tuple(indexed(layers, config.layers, windows))
+        for layers, windows in zip(cache.loops, config.loop_windows, strict=True)
+    )
+    after = tuple(indexed(cache.coda, config.coda_layers, none[: len(cache.coda)]))
+    if seen <= dense_layers:
+        raise ValueError(
+            f"dense_layers is {dense_layers} and the model has {seen} layers of full attention: "
+            "none is left to read sparsely."
+        )
+    return LoopedCache(loops, before, after)
+
+
+@checked
+def sparse_reads(
+    cache: LoopedCache,
+) -> tuple[Int[Array, "layers batch"], Int[Array, "layers batch"]]:
+    """What the last step read, in the layers that read sparsely.
+
+    Args:
+        cache: from `read_sparsely` and a step with it.
+
+    Returns:
+        Tokens attended to, of all key heads together, and bytes read, those of the index among
+        them: int32 [layers, batch], in the order in which the layers run.
+
+    Raises:
+        ValueError: no layer reads sparsely.
+
+    Cost: none.
+
+    Source: the systems' own accounting, `attention.sparse.Decoded`.
+
+    Example:
+        >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
+        >>> cache = LoopedCache.empty(config, batch=1, capacity=32)
+        >>> tokens, bytes_read = sparse_reads(read_sparsely(config, cache, "quest:16"))
+        >>> tokens.shape
+        (2, 1)
+    """
+    layers = jax.tree.leaves(
+        (cache.prelude, cache.loops, cache.coda), is_leaf=lambda x: isinstance(x, SparseMemory)
+    )
+    reads = [(x.tokens, x.bytes_read) for x in layers if isinstance(x, SparseMemory)]
+    if not reads:
+        raise ValueError("cache: no layer reads sparsely; see `read_sparsely`.")
+    tokens, bytes_read = (jnp.stack(x).sum(axis=2) for x in zip(*reads, strict=True))
+    return tokens, bytes_read
 
 
 @checked

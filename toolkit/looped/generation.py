@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from toolkit._checks import checked
-from toolkit.looped.cache import cache_bytes_per_token
+from toolkit.looped.cache import cache_bytes_per_token, read_sparsely
 from toolkit.looped.decoding import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import check_sampling, sample_token
@@ -38,6 +38,8 @@ def generate(
     key: Array | None = None,
     lengths: Int[Array, "batch"] | None = None,
     stop_token: int | None = None,
+    sparse: str | None = None,
+    dense_layers: int = 0,
 ) -> Int[Array, "batch length"]:
     """Continue a prompt.
 
@@ -53,6 +55,9 @@ def generate(
             None if all prompts are equally long.
         stop_token: a sequence that wrote it writes nothing else; when all have, no more is
             computed. None never stops.
+        sparse: how the steps read their cache, such as "tactic:0.9"; see `read_sparsely`. None
+            reads everything.
+        dense_layers: first softmax layers that read everything all the same.
 
     Returns:
         The `length` new tokens, int32, without the prompt.
@@ -70,7 +75,8 @@ def generate(
         >>> generate(model, jnp.array([[5, 3]]), length=4).shape
         (1, 4)
     """
-    state = _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token)
+    how = temperature, top_k, top_p, key, lengths, stop_token, sparse, dense_layers
+    state = _start(model, prompt, length, *how)
     return jnp.concatenate(list(_chunks(model, *state, length, CHUNK)), axis=1)
 
 
@@ -86,6 +92,8 @@ def stream(
     key: Array | None = None,
     lengths: Int[Array, "batch"] | None = None,
     stop_token: int | None = None,
+    sparse: str | None = None,
+    dense_layers: int = 0,
     tokens_per_dispatch: int = 8,
 ) -> Iterator[np.ndarray]:
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
@@ -113,12 +121,15 @@ def stream(
     """
     if not 1 <= tokens_per_dispatch <= CHUNK:
         raise ValueError(f"tokens_per_dispatch is {tokens_per_dispatch}; it must be 1 to {CHUNK}.")
-    state = _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token)
+    how = temperature, top_k, top_p, key, lengths, stop_token, sparse, dense_layers
+    state = _start(model, prompt, length, *how)
     chunks = _chunks(model, *state, length, tokens_per_dispatch)
     return (column for chunk in chunks for column in np.asarray(chunk).T)
 
 
-def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token):
+def _start(
+    model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token, sparse, dense_layers
+):
     """Check everything, then read the prompt: all that `_chunks` needs."""
     prompt = jnp.asarray(prompt)
     check_tokens(prompt, model.config.vocabulary)
@@ -147,6 +158,8 @@ def _start(model, prompt, length, temperature, top_k, top_p, key, lengths, stop_
     stop = None if stop_token is None else jnp.int32(stop_token)
     capacity = -(-(prompt.shape[1] + (length or 0)) // CAPACITY_STEP) * CAPACITY_STEP
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
+    if sparse is not None:
+        cache = read_sparsely(model.config, cache, sparse, dense_layers=dense_layers)
     return logits, cache, jax.random.key(0) if key is None else key, how, stop
 
 

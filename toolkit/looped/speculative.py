@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.looped.cache import read_sparsely
 from toolkit.looped.decoding import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
 from toolkit.looped.sampling import check_sampling
@@ -73,6 +74,7 @@ def generate_speculatively(
     key: Array | None = None,
     lengths: Int[Array, "batch"] | None = None,
     shares_cache: bool = False,
+    sparse: str | None = None,
 ) -> Speculation:
     """Continue a prompt as `generate` does, with the drafts of a cheaper model.
 
@@ -87,6 +89,8 @@ def generate_speculatively(
         lengths: tokens of each prompt, see `generate`.
         shares_cache: the draft reads the exact model's cache, as the same layers with sliced
             softmaxes do; otherwise it has one of its own.
+        sparse: how the draft reads a cache of its own, such as "quest:512"; with the model as its
+            own draft this is sparse decoding without loss. None reads everything.
 
     Returns:
         The text, greedy: that of `generate`; and how many drafts were kept.
@@ -109,6 +113,10 @@ def generate_speculatively(
     capacity = prompt.shape[1] + length + drafts + 1
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
     own = None if shares_cache else prefill(draft, prompt, capacity, lengths=lengths)[1]
+    if sparse is not None:
+        if own is None:
+            raise ValueError("sparse drafts need a cache of their own; leave out shares_cache.")
+        own = read_sparsely(draft.config, own, sparse)
     key = jax.random.key(0) if key is None else key
     return speculate(
         _draft_one,

@@ -13,7 +13,7 @@ The cache keeps one row per token, so that a selected token is one contiguous re
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,9 @@ class SparseCache(Rows):
     def free(self, rows: Array) -> "SparseCache":
         """Forget the tokens of some rows and their index."""
         return jax.tree.map(lambda held: held.at[rows].set(0), self)
+
+
+Cache = TypeVar("Cache", bound=SparseCache)
 
 
 class Decoded(NamedTuple):
@@ -148,7 +151,7 @@ def _build(selector, keys, values, length):
 
 
 @checked
-def update(selector: Selector, cache: SparseCache, k_t: SharedKey, v_t: SharedValue) -> SparseCache:
+def update(selector: Selector, cache: Cache, k_t: SharedKey, v_t: SharedValue) -> Cache:
     """Append one token to every row, and to the selector's index.
 
     Args:

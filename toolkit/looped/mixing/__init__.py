@@ -14,6 +14,7 @@ and norms that each paper puts around it.
 LAYERS               word -> class; a new layer is a file and a row
 layer.py             MixingLayer and LayerOptions, from which all are derived
 attention.py         AttentionLayer, WindowLayer: softmax over all tokens or the last ones
+sparse_memory.py     its keys and values indexed, so that a step reads a part of them
 native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
 mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks

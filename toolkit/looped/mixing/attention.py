@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+from toolkit.looped.mixing.sparse_memory import SparseMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +171,8 @@ class AttentionLayer(MixingLayer):
 
     def _mix_step(self, x_t, cache, window):
         inputs = self._project(x_t, cache.length)
+        if isinstance(cache, SparseMemory):
+            return cache.step(*inputs)
         seen = window or self.sliding_window
         return softmax_attention_step(*inputs, cache, sliding_window=seen)
 

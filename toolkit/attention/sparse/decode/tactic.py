@@ -142,12 +142,12 @@ class Tactic(Selector):
         cluster = first // self.cluster_size
         columns = lax.dynamic_update_slice_in_dim(index.centroids, new[0].T, cluster, axis=1)
         rows = (index.values, index.sizes, index.first)
-        rows = (
+        rows = [
             lax.dynamic_update_slice_in_dim(held, x, cluster, axis=0)
             for held, x in zip(rows, new[1:4], strict=True)
-        )
+        ]
         members = lax.dynamic_update_slice_in_dim(index.members, new[4], first, axis=0)
-        return Clusters(columns, *rows, members)
+        return Clusters(columns, rows[0], rows[1], rows[2], members)
 
     def scores(self, index: Clusters, keys: Array, q: Array, length) -> Array:
         return jnp.matmul(q, index.centroids, preferred_element_type=accumulator(q.dtype))
@@ -157,10 +157,11 @@ class Tactic(Selector):
         return scores + jnp.log(index.sizes.astype(scores.dtype))[None]
 
     def sizes(self, index: Clusters, units: Array, start) -> Array:
-        return index.sizes[units]
+        # After drafts were taken back, clusters of tokens that are recent again may remain.
+        return jnp.where(units * self.cluster_size < start, index.sizes[units], 0)
 
     def expand(self, index: Clusters, units: Array, start, slots: int) -> Expanded:
-        sizes = index.sizes[units]
+        sizes = self.sizes(index, units, start)
         ends = jnp.cumsum(sizes)
         place = jnp.arange(slots, dtype=jnp.int32)
         marks = jnp.zeros(slots, jnp.int32).at[ends].add(1, mode="drop")

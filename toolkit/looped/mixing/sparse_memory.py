@@ -1,0 +1,54 @@
+"""A softmax layer's memory that is read in part: its keys and values, indexed by a selector.
+
+It takes the place of a `KVCache` after a prompt, so that whatever decodes with one decodes with the
+other; the layer asks it for the step.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from toolkit.attention import KVCache, sparse
+from toolkit.attention.softmax.cache import floats
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SparseMemory(sparse.SparseCache):
+    """Keys and values with a system's index, and what the last step read; a pytree.
+
+    Attributes:
+        selector: the system.
+        tokens: tokens that the last step attended to [batch, key_value_heads].
+        bytes_read: bytes it read for that, those of the index among them.
+        budget: how many it may attend to.
+        corrects_tail: whether it adds an estimate of the others.
+    """
+
+    selector: Any
+    tokens: Int[Array, "batch key_value_heads"]
+    bytes_read: Int[Array, "batch key_value_heads"]
+    budget: Any = field(metadata={"static": True})
+    corrects_tail: bool = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
+        """What a dense cache holds, indexed."""
+        dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
+        rows = (x.swapaxes(2, 3) for x in floats(cache, dtype))
+        held = sparse.build(choice.selector, *rows, cache.length)
+        # Arrays of their own, since a donated buffer is given away once.
+        none = [jnp.zeros(held.keys.shape[:2], jnp.int32) for _ in range(2)]
+        fields = held.keys, held.values, held.key_sum, held.value_sum, held.index, held.length
+        return cls(*fields, choice.selector, *none, choice.budget, corrects_tail)
+
+    def step(self, q: Array, k: Array, v: Array) -> tuple[Array, "SparseMemory"]:
+        """Append a token and attend to what the selector picks."""
+        cache = sparse.update(self.selector, self, k, v)
+        read = sparse.decode_step(
+            cache, q, self.selector, self.budget, corrects_tail=self.corrects_tail
+        )
+        return read.out, replace(cache, tokens=read.tokens, bytes_read=read.bytes_read)
