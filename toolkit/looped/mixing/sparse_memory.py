@@ -38,12 +38,23 @@ class SparseMemory(sparse.SparseCache):
     def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
         """What a dense cache holds, indexed."""
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
-        rows = (x.swapaxes(2, 3) for x in floats(cache, dtype))
-        held = sparse.build(choice.selector, *rows, cache.length)
+        keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
+        held = sparse.build(choice.selector, keys, values, cache.length)
         # Arrays of their own, since a donated buffer is given away once.
-        none = [jnp.zeros(held.keys.shape[:2], jnp.int32) for _ in range(2)]
-        fields = held.keys, held.values, held.key_sum, held.value_sum, held.index, held.length
-        return cls(*fields, choice.selector, *none, choice.budget, corrects_tail)
+        tokens, read = (jnp.zeros(held.keys.shape[:2], jnp.int32) for _ in range(2))
+        return cls(
+            held.keys,
+            held.values,
+            held.key_sum,
+            held.value_sum,
+            held.index,
+            held.length,
+            choice.selector,
+            tokens,
+            read,
+            choice.budget,
+            corrects_tail,
+        )
 
     def step(self, q: Array, k: Array, v: Array) -> tuple[Array, "SparseMemory"]:
         """Append a token and attend to what the selector picks."""
