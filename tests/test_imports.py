@@ -25,7 +25,7 @@ FLOORS = {
     "looped": {"attention", "measure", "parallel"},
     "conversion": {"looped", "training"},
     "language": {"looped", "measure", "parallel", "training"},
-    "planning": {"looped", "measure", "parallel", "schedules", "training"},
+    "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
 }
 GROUND_TO_LANGUAGE = set(FLOORS)
 FLOORS |= {

@@ -121,6 +121,14 @@ PEAKS: dict[str, Peak] = {
         "NVIDIA H100 datasheet, 2023, dense",
         (_nvlink(4, 4.5e11), _infiniband("NDR", 5e10)),
     ),
+    "h800": Peak(
+        "H800 SXM",
+        9.89e14,
+        3.35e12,
+        80e9,
+        "as commonly published for H800: an H100 with 400 GB/s NVLink",
+        (_nvlink(4, 2e11), _infiniband("NDR", 5e10)),
+    ),
     "h200": Peak(
         "H200 SXM",
         9.89e14,

@@ -20,6 +20,13 @@ Plan (`plan.py`, `search.py`, `pipelines.py`):
 * `cut_evenly`: layers to stages so that the heaviest is lightest
 * `overlapped_seconds`: computing and communicating at the same time
 
+Decode with latent attention (`decode.py`):
+
+* `plan_decode`: heads, rows, tokens or latents cut, as a `DecodePlan` with the reason
+* `decode_cost`: bytes, FLOPs and seconds of a layer under one scheme, as a `DecodeCost`
+* `break_even_tokens`: cached tokens from which cut latents read less than cut heads
+* `DecodePlan`, `DecodeCost`: what they say
+
 Run and check (`program.py`):
 
 * `train_program`: the step itself, as a `Program` that `training` runs and compilers grade
@@ -27,6 +34,13 @@ Run and check (`program.py`):
 """
 
 from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.decode import (
+    DecodeCost,
+    DecodePlan,
+    break_even_tokens,
+    decode_cost,
+    plan_decode,
+)
 from toolkit.planning.memory import Memory
 from toolkit.planning.models import MODELS
 from toolkit.planning.pipelines import cut_evenly, pipeline_seconds
@@ -42,18 +56,23 @@ __all__ = [
     "Assignment",
     "Cluster",
     "Constants",
+    "DecodeCost",
+    "DecodePlan",
     "Memory",
     "Plan",
     "Prediction",
     "Program",
     "Strategy",
     "assign_layers",
+    "break_even_tokens",
     "cluster",
     "cut_evenly",
     "decision_trees",
+    "decode_cost",
     "overlapped_seconds",
     "pipeline_seconds",
     "plan",
+    "plan_decode",
     "predict",
     "train_program",
 ]
