@@ -13,6 +13,8 @@ import textwrap
 from collections import defaultdict
 from pathlib import Path
 
+from cheat_sheets import cheat_sheets
+from claims import claims_page
 from rooms import room_page
 from sphinx.util import logging
 
@@ -44,7 +46,7 @@ def on_site(text, file, page):
         room = re.fullmatch(r"toolkit/(\w+)(/__init__.py)?", target)
         if room and room[1] in toolkit._ROOMS:
             target = f"api/{room[1]}.rst"
-        elif re.fullmatch(r"notebooks/\w+.ipynb", target):
+        elif re.fullmatch(r"(notebooks|tutorials)/\w+.ipynb", target):
             pass
         elif target == "data/experiments":
             target = "results.md"
@@ -79,10 +81,10 @@ def write_rooms():
 
 
 def write_notebooks():
-    """Copies of the notebooks, with their links turned."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    """Copies of notebooks and lessons, with their links turned."""
+    for path in sorted((*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("tutorials/*.ipynb"))):
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        page = Path("notebooks") / path.name
+        page = path.relative_to(ROOT)
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = on_site("".join(cell["source"]), page, page)
@@ -138,6 +140,17 @@ def day(record):
     return record["date"][:10].replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
+def write_claims():
+    write("claims.md", claims_page())
+
+
+def write_cheat_sheets():
+    from toolkit.parallel import simulate_devices
+
+    simulate_devices(8)  # the compiler's bytes of messages
+    write("cheat_sheets.md", cheat_sheets())
+
+
 def write_measurements():
     """One page a suite and machine: every contender's median and spread, as recorded."""
     for path in sorted((ROOT / "data/measurements").glob("*/*.json")):
@@ -171,10 +184,12 @@ def write_readme(app, docname, source):
 
 
 def generate(app):
+    write_cheat_sheets()  # first: it says how many devices there are
     write_project()
     write_rooms()
     write_notebooks()
     write_experiments()
+    write_claims()
     write_measurements()
 
 

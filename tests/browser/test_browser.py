@@ -77,6 +77,7 @@ def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
             page.evaluate(RUN_ALL)
             page.wait_for_function(KERNEL_IS_IDLE)
             page.set_default_timeout(UPDATE_MILLISECONDS)
+            enter_guess(page)
             return page
 
         yield open_page
@@ -86,6 +87,23 @@ def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 def page(open_notebook: Callable[[str], Any]) -> Any:
     """The attention notebook."""
     return open_notebook("attention")
+
+
+def enter_guess(page: Any) -> None:
+    """Unlock the first panel, if it is locked."""
+    prediction = page.locator(".toolkit-prediction").first
+    if not page.locator(".toolkit-prediction").count():
+        return
+    assert prediction.locator(".toolkit-panel").count() == 0
+    choices = prediction.locator("input[type=radio]")
+    if choices.count():
+        choices.first.check()
+    else:
+        prediction.locator("input[type=text]").fill("5")
+        prediction.locator("input[type=text]").press("Tab")
+    prediction.locator(".lesson-enter").click()
+    prediction.locator(".toolkit-panel").wait_for()
+    page.wait_for_function(KERNEL_IS_IDLE)
 
 
 def drag(page: Any, slider: Any, fraction: float) -> None:

@@ -22,7 +22,11 @@ LESSONS = (
     "meshes",
     "ring",
 )
-INSTRUMENTS = ()  # notebooks that are no lessons, and lock their first picture
+INSTRUMENTS = (
+    "looped",
+    "lr_search",
+    "mixers",
+)  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]
 """Draws on an empty figure in the house style."""
 
@@ -114,6 +118,8 @@ def load_outline(name: str) -> Outline:
     if name not in (*LESSONS, *INSTRUMENTS):
         wanted = ", ".join((*LESSONS, *INSTRUMENTS))
         raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
+    if name in INSTRUMENTS:
+        return importlib.import_module("toolkit.lab.lessons.instruments").OUTLINES[name]
     return importlib.import_module(f"toolkit.lab.lessons.{name}").OUTLINE
 
 

@@ -1,0 +1,107 @@
+"""Cheat sheets of the lessons: each formula beside what the package's own function says.
+
+A formula is Python, evaluated with the sizes of its example; the build, and a test, hold it against
+the function that the lesson's exercises are checked with.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from toolkit.attention import mixer
+from toolkit.figures import in_words
+from toolkit.lab.lessons.outline import load_outline
+from toolkit.schedules import (
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    simulate,
+    zero_bubble_h1,
+)
+
+
+class Row(NamedTuple):
+    """A quantity, its formula, the sizes of the example, and the function of the package."""
+
+    quantity: str
+    formula: str
+    sizes: dict[str, Any]
+    function: Any
+    unit: str = ""
+
+
+LAYER = {"T": 4096, "h": 8, "d": 64}
+PIPE = {"p": 4, "m": 8}
+SHEETS = {
+    "attention_cost": [
+        Row("read T tokens, one layer, softmax", "2 * d * h * T * (T + 1)", LAYER,
+            lambda T, h, d: mixer("full").forward_flops(1, T, h, d, d), "FLOP"),
+        Row("cache of T tokens, one layer, 2 bytes", "2 * 2 * d * h * T", LAYER,
+            lambda T, h, d: mixer("full").state_bytes(1, T, h, d, d, element_bytes=2), "bytes"),
+        Row("state of a gated delta net, float32", "4 * d * d * h", LAYER,
+            lambda T, h, d: mixer("gdn").state_bytes(1, T, h, d, d, element_bytes=2), "bytes"),
+    ],
+    "memory_ledger": [
+        Row("parameters, gradients, Adam, float32", "(4 + 4 + 2 * 4) * P", {"P": 10**9},
+            lambda P: P * load_outline("memory_ledger").question("adam_ledger").answer().truth,
+            "bytes"),
+        Row("best distance of checkpoints", "round(L**0.5)", {"L": 64},
+            lambda L: min(range(1, L + 1), key=lambda n: math.ceil(L / n) + n), "layers"),
+    ],
+    "ring": [
+        Row("all-reduce, sent per device", "2 * (n - 1) / n * N", {"n": 8, "N": 256},
+            lambda n, N: ring_bytes(), "bytes"),
+    ],
+    "pipeline": [
+        Row("bubble of GPipe", "(p - 1) / (m + p - 1)", PIPE,
+            lambda p, m: simulate(gpipe(p, m)).bubble, "share"),
+        Row("bubble of 1F1B", "(p - 1) / (m + p - 1)", PIPE,
+            lambda p, m: simulate(one_forward_one_backward(p, m)).bubble, "share"),
+        Row("microbatches held by device 0, 1F1B", "min(p, m)", PIPE,
+            lambda p, m: simulate(one_forward_one_backward(p, m)).peak_memory()[0]),
+        Row("bubble, interleaved, v chunks", "(p - 1) / (v * m + p - 1)", PIPE | {"v": 2},
+            lambda p, m, v: simulate(interleaved(p, m, v)).bubble, "share"),
+        Row("bubble of ZB-H1, F = I = W", "(p - 1) / (3 * m + p - 1)", PIPE,
+            lambda p, m: simulate(zero_bubble_h1(p, m)).bubble, "share"),
+    ],
+    "attention_memory": [
+        Row("error after n pairs in K channels", "((n - 1) / K) ** 0.5", {"n": 32, "K": 16},
+            lambda n, K: load_outline("attention_memory").question("capacity").answer().truth,
+            "times"),
+        Row("log-decay of a half-life of n tokens", "-math.log(2) / n", {"n": 8},
+            lambda n: float(np.log(0.5)) / n),
+    ],
+}  # fmt: skip
+
+
+def ring_bytes():
+    """What the compiler says of a sum over eight devices of 256 bytes each."""
+    import jax
+
+    from toolkit.lab.lessons.ring import sent_by
+
+    return sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))[0]
+
+
+def both_values(row):
+    """(by the formula, by the package's function)."""
+    found = row.function(**row.sizes)
+    return float(eval(row.formula, {"math": math}, dict(row.sizes))), float(Fraction(found))
+
+
+def cheat_sheets():
+    """The page, in MyST; a row whose formula is wrong ends the build."""
+    parts = ["# Cheat sheets", "", "One per lesson; each value is what the package computes."]
+    for lesson, rows in SHEETS.items():
+        parts += ["", f"## {load_outline(lesson).title}", ""]
+        parts += ["| quantity | formula | example | value |", "| --- | --- | --- | ---: |"]
+        for row in rows:
+            formula, value = both_values(row)
+            if not math.isclose(formula, value, rel_tol=0.05):
+                raise ValueError(f"{row.quantity}: the formula says {formula}, the package {value}")
+            sizes = ", ".join(f"{name} = {size:,}" for name, size in row.sizes.items())
+            shown = in_words(value, row.unit)
+            parts.append(f"| {row.quantity} | `{row.formula}` | {sizes} | {shown} |")
+    return "\n".join(parts) + "\n"

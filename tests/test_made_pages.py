@@ -1,0 +1,39 @@
+"""Pages that the site makes from the package: claim cards, and cheat sheets of the lessons."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+EXTENSIONS = Path(__file__).resolve().parents[1] / "docs/_ext"
+
+
+@pytest.fixture(autouse=True)
+def extensions(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(EXTENSIONS), *sys.path])
+
+
+@pytest.mark.slow
+def test_every_claim_has_its_card_and_no_verdict_is_hidden():
+    import claims
+
+    page = claims.claims_page()
+    assert page.count(":::{admonition}") >= 30
+    for experiment, verdicts, _ in claims.cards():
+        assert f"toolkit experiment {experiment.name}" in page
+        for verdict in verdicts:
+            sign, _ = claims.LOOKS[verdict.word]
+            assert f"| {sign} {verdict.word} |" in page
+            assert f":::{{admonition}} {sign} {verdict.word}: {verdict.claim}\n" in page
+
+
+@pytest.mark.slow
+def test_formulas_of_the_cheat_sheets_are_the_packages():
+    import cheat_sheets
+
+    for row in (row for rows in cheat_sheets.SHEETS.values() for row in rows):
+        formula, value = cheat_sheets.both_values(row)
+        # The error of a memory is drawn, not exact.
+        assert math.isclose(formula, value, rel_tol=0.03 if "error" in row.quantity else 1e-9), row
+    assert "| bubble of GPipe |" in cheat_sheets.cheat_sheets()

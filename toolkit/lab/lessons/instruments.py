@@ -1,0 +1,90 @@
+"""The first question of each notebook that is an instrument: asked before its panel is shown."""
+
+import numpy as np
+
+from toolkit.lab.lessons.outline import Answer, Outline, Question
+
+
+def _same_word() -> Answer:
+    from toolkit.lab.mixers.panel import MixerPanel
+    from toolkit.lab.mixers.view import is_same
+
+    view = MixerPanel(left="retention", right="gdn", token=19).view
+    earlier = [at for at in range(view.token) if is_same(view.words[at], view.words[view.token])]
+    shares = {
+        memory.title: 100 * float(memory.share(view.token, view.head)[np.array(earlier)].sum())
+        for memory in (view.left, view.right)
+    }
+    (left, one), (right, other) = shares.items()
+    words = (
+        f"With {left} they have {one:.0f}% of the influence, with {right} {other:.0f}% (measured "
+        f"here, head {view.head + 1}, random projections)."
+    )
+    return Answer(round(one), words)
+
+
+def _reach() -> Answer:
+    from toolkit.lab.looped.panel import LoopPanel
+
+    reach = 2 * 4 * (8 - 1) + 1
+    grey = LoopPanel(pattern="window window", window=8, loops=4).view
+    return Answer(
+        reach,
+        f"It can know of {reach} bytes (counted): each of 2 x 4 layers hands on 7 bytes beyond its "
+        f"own, and there is the byte itself. After one loop it is 15. {grey.sentence()}",
+    )
+
+
+_GAP = "in the widest gap between rates that were tried"
+
+
+def _next_rate() -> Answer:
+    return Answer(
+        _GAP,
+        "The next rate lies in the widest gap, wherever that is: a thousand standard deviations "
+        "outweigh any mean, and the deviation is largest far from what was tried.",
+    )
+
+
+OUTLINES = {
+    "mixers": Outline(
+        "Linear-time mixers",
+        (
+            Question(
+                "same_word",
+                "The text holds six “the”. At the last one, which share of all influence do the "
+                "five earlier ones have together, with retention, in per cent?",
+                _same_word,
+                unit="per cent",
+                low=0,
+                high=100,
+            ),
+        ),
+    ),
+    "looped": Outline(
+        "Looped models",
+        (
+            Question(
+                "reach",
+                "Two layers with a window of 8 bytes each, the byte itself included, run in four "
+                "loops. How many bytes can the last one know of?",
+                _reach,
+                unit="bytes",
+                low=1,
+                high=10_000,
+            ),
+        ),
+    ),
+    "lr_search": Outline(
+        "Searching the learning rate",
+        (
+            Question(
+                "next_rate",
+                "AutoLRS has tried six rates. It tries next where mean - 1,000 standard deviations "
+                "of its Gaussian process is lowest. Where is that?",
+                _next_rate,
+                options=("close to the best rate so far", _GAP, "at the highest rate allowed"),
+            ),
+        ),
+    ),
+}
