@@ -87,6 +87,7 @@ def train(
     checkpoint_minutes: float | None = None,
     processes: int | None = None,
     profile: str | None = None,
+    vocabulary: int = 256,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -104,7 +105,7 @@ def train(
         learning_rate: peak rate of the warm-up and cosine schedule; or "search", to find a
             schedule while training.
         dtype: the precision of activations; parameters stay float32.
-        text: a file or folder to train on (repeatable).
+        text: a file or folder to train on (repeatable), or one token array (.npy).
         corpus: the text used when none is given: the language manual's prose or the
             standard library's source.
         seed: of initialisation and of the order of the data.
@@ -118,6 +119,7 @@ def train(
             those of `toolkit launch` need not be told.
         profile: trace the updates between two steps, as in 10:13, into the run's folder; open the
             trace with `xprof` or at ui.perfetto.dev.
+        vocabulary: of the tokens, where they are no bytes.
     """
     from toolkit.language.cores import run_cores
     from toolkit.parallel import join_processes, simulate_devices, use_cores
@@ -146,6 +148,7 @@ def train(
             },
         },
         dtype=dtype,
+        vocabulary=vocabulary,
     )
     run = TrainingRun(
         config=config,
@@ -196,9 +199,8 @@ def launch(
         hosts: machines of the cluster.
         dry_run: print what would be run, or what to submit, and run nothing.
     """
-    from toolkit.parallel.launch import launch as launch_here
+    from toolkit import parallel
     from toolkit.parallel.launch import launch_commands
-    from toolkit.parallel.recipes import launch_recipe
 
     if cluster != "here" and not dry_run:
         raise ValueError(
@@ -206,11 +208,11 @@ def launch(
             "to submit to it"
         )
     if cluster != "here":
-        print(launch_recipe(command, cluster, hosts=hosts, devices=devices or 8), end="")
+        print(parallel.launch_recipe(command, cluster, hosts=hosts, devices=devices or 8), end="")
     elif dry_run:
         print(launch_commands(command, processes, devices))
     else:
-        sys.exit(launch_here(command, processes=processes, devices=devices, restarts=restarts))
+        sys.exit(parallel.launch(command, processes=processes, devices=devices, restarts=restarts))
 
 
 def generate(
@@ -221,6 +223,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    tokenizer: Path | None = None,
 ) -> None:
     """Continue a prompt with a model trained by `toolkit train` or by the tour.
 
@@ -232,13 +235,14 @@ def generate(
         top_k: sample among the k likeliest bytes only.
         top_p: sample among the likeliest bytes that hold this share of the probability.
         seed: of the sampling.
+        tokenizer: a tokenizer.json, for a model of its tokens.
     """
-    from toolkit.language import load_language_model, stream_text
+    from toolkit.language import load_language_model, load_tokenizer, stream_text
 
     model = load_language_model(directory)
-    pieces = stream_text(
-        model, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
+    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    pieces = stream_text(model, prompt, length, tokenizer=known, **how)
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

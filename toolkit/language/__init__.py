@@ -5,6 +5,8 @@ train_language_model    train, or go on training, the run in a folder
 TrainedModel            what that left
 next_byte_loss          what is minimised
 load_language_model     the model with the newest parameters of a run's folder, or of a file
+load_tokenizer          a checkpoint's tokenizer.json (extra `data`)
+write_tokens            text as an array of tokens on disk
 stream_text             continue a prompt, piece by piece
 export_language_model   a run's model as one small file, with the record of its making
 """
@@ -12,6 +14,7 @@ export_language_model   a run's model as one small file, with the record of its 
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
 from toolkit.language.run import TrainedModel, TrainingRun
+from toolkit.language.tokens import load_tokenizer, write_tokens
 from toolkit.language.train import next_byte_loss, train_language_model
 from toolkit.language.write import stream_text
 
@@ -20,7 +23,9 @@ __all__ = [
     "TrainingRun",
     "export_language_model",
     "load_language_model",
+    "load_tokenizer",
     "next_byte_loss",
     "stream_text",
     "train_language_model",
+    "write_tokens",
 ]

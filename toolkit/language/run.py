@@ -18,7 +18,7 @@ class TrainingRun:
 
     Attributes:
         config: the model.
-        text: "prose", "code", or paths of files and folders.
+        text: "prose", "code", paths of files and folders, or of one token array (.npy).
         steps: optimiser steps.
         batch: sequences per step.
         sequence_length: bytes per sequence.

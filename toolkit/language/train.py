@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -31,10 +32,12 @@ from toolkit.training import (
     evaluation_batches,
     fit,
     load_corpus,
+    load_tokens,
     make_evaluation,
     make_train_step,
     sample_batch,
     search_rate,
+    token_batches,
 )
 
 LOG_EVERY = 10
@@ -124,8 +127,9 @@ def train_language_model(
         >>> [row["step"] for row in trained.history]
         [1]
     """
-    corpus = corpus or load_corpus(run.text if isinstance(run.text, str) else list(run.text))
-    if (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
+    corpus = corpus or _corpus(run.text)
+    is_text = corpus.tokens.dtype == np.uint8  # small, and so wholly on every device
+    if is_text and (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
         raise ValueError(
             f"config.vocabulary must be more than {largest}, a byte of the text; got "
             f"{run.config.vocabulary}"
@@ -152,7 +156,19 @@ def train_language_model(
         is_progress_shown=is_progress_shown,
         profile=profile,
     )
-    tokens = jax.device_put(train, everywhere)
+    data: Any = None
+    if is_text:
+        data = jax.device_put(train, everywhere)
+    else:
+        data = token_batches(
+            train,
+            seed=run.seed,
+            batch=run.batch,
+            time=run.sequence_length,
+            sharding=batch_sharding,
+            vocabulary=run.config.vocabulary,
+        )
+        sample = data.sample
     kept: dict[str, Any] = {
         "directory": directory,
         "configuration": _configuration(run, corpus),
@@ -161,11 +177,13 @@ def train_language_model(
         "callback": callback,
     }
     how: dict[str, Any] = {"sample": sample, "batch_sharding": batch_sharding}
+    if run.learning_rate == "search" and not is_text:
+        raise ValueError("learning_rate: got 'search', which wants text; give a rate")
     if run.learning_rate == "search":
-        result = search_rate(loss, optimizer, state, tokens, options, **how, **kept)
+        result = search_rate(loss, optimizer, state, data, options, **how, **kept)
     else:
         step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
-        result = fit(state, step, tokens, options, **kept)
+        result = fit(state, step, data, options, **kept)
     params = result.state.params
     if run.layout == "single" and run.cores > 1:
         # On no device in particular: what is written with it next needs one core, or all of them.
@@ -177,6 +195,16 @@ def train_language_model(
         history=result.history,
         stopped_by=result.stopped_by,
     )
+
+
+def _corpus(text: str | tuple[str, ...]) -> Corpus:
+    """Text, or the token array whose name ends in .npy."""
+    paths = (text,) if isinstance(text, str) else tuple(text)
+    if any(path.endswith(".npy") for path in paths):
+        if len(paths) > 1:
+            raise ValueError(f"text: got {len(paths)} paths, wanted one token array by itself")
+        return load_tokens(paths[0])
+    return load_corpus(text if isinstance(text, str) else list(text))
 
 
 def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:

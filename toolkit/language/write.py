@@ -2,12 +2,14 @@
 
 import codecs
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit.language.tokens import decoded, encoded
 from toolkit.looped import LoopedLM, stream
 
 
@@ -21,17 +23,19 @@ def stream_text(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    tokenizer: Any = None,
 ) -> Iterator[str]:
     """Continue a prompt, piece by piece, as text.
 
     Args:
-        model: a model of bytes.
+        model: a model of bytes, or of the tokenizer's tokens.
         prompt: the text to continue.
-        length: bytes to write.
+        length: bytes, or tokens, to write.
         temperature: 0 for the likeliest byte every time.
         top_k: sample among the k likeliest bytes only.
         top_p: sample among the likeliest bytes with this share of the probability.
         seed: of the sampling.
+        tokenizer: made by `load_tokenizer`; None for bytes.
 
     Returns:
         Pieces of text; bytes that are not UTF-8 show as the replacement character.
@@ -50,7 +54,8 @@ def stream_text(
     """
     if not prompt:
         raise ValueError("prompt: got an empty text, wanted at least one character")
-    tokens = jnp.asarray(np.frombuffer(prompt.encode(), np.uint8)[None].astype(np.int32))
+    ids = list(prompt.encode()) if tokenizer is None else encoded(tokenizer, prompt)
+    tokens = jnp.asarray([ids], jnp.int32)
     pieces = stream(
         model,
         tokens,
@@ -60,5 +65,7 @@ def stream_text(
         top_p=top_p,
         key=jax.random.key(seed),
     )
+    if tokenizer is not None:
+        return decoded(tokenizer, (token.item() for token in pieces))
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return (decoder.decode(bytes(token.astype(np.uint8))) for token in pieces)

@@ -7,6 +7,7 @@ Data (text as bytes; a batch is a function of seed and step)
 * `sample_batch`: random windows for a step, drawn on the device
 * `evaluation_batches`: the same held-out windows every time
 * `BYTE_VOCABULARY`: 256
+* `load_tokens`: a token array on disk
 * `token_batches`: windows of a token array on disk; every host reads its own, as `HostBatches`
 * `record_batches`: the same for records of any random-access source, such as grain's
 * `pack_documents`: whole documents in rows of one length, with their segment ids
@@ -40,6 +41,7 @@ from toolkit.training.data import (
     CorpusFile,
     evaluation_batches,
     load_corpus,
+    load_tokens,
     sample_batch,
 )
 from toolkit.training.host_batches import HostBatches, record_batches, token_batches
@@ -70,6 +72,7 @@ __all__ = [
     "evaluation_batches",
     "fit",
     "load_corpus",
+    "load_tokens",
     "make_evaluation",
     "make_train_step",
     "pack_documents",

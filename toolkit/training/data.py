@@ -23,6 +23,7 @@ from toolkit._checks import checked
 from toolkit.measure import available_memory, in_words
 
 BYTE_VOCABULARY = 256
+_DIGESTED = 1 << 20  # tokens of one part
 _NOT_LIBRARY_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 
@@ -55,9 +56,9 @@ class Corpus:
 
     Attributes:
         name: "prose", "code" or the paths it was read from.
-        tokens: uint8 [size], the files' bytes one after the other.
+        tokens: uint8 [size], the files' bytes one after the other; or an array on disk.
         files: the sources in the order of `tokens`.
-        size: number of tokens (bytes).
+        size: number of tokens.
         sha256: digest of `tokens`; two corpora with the same digest are the same data.
         skipped: what was left out of a folder, and why: empty and binary files, links that lead
             out of it, folders that cannot be read.
@@ -89,7 +90,7 @@ class Corpus:
         cut = self.size - round(self.size * evaluation_fraction)
         if not 0 < cut < self.size:
             raise CorpusError(
-                f"corpus {self.name!r} has {self.size} bytes: too few to hold out "
+                f"corpus {self.name!r} has {self.size} tokens: too few to hold out "
                 f"{evaluation_fraction:.0%} of them"
             )
         return self.tokens[:cut], self.tokens[cut:]
@@ -149,6 +150,42 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
         else:
             sources.append((str(root), _checked_text(root, _read_bytes(root))))
     return _corpus(", ".join(str(root) for root in roots), sources, skipped)
+
+
+@checked
+def load_tokens(path: str | os.PathLike) -> Corpus:
+    """Opens a token array on disk, of any size: nothing is read before it is needed.
+
+    Args:
+        path: a `.npy` file of whole numbers [size].
+
+    Returns:
+        A corpus whose `tokens` lie on disk, to be drawn from with `token_batches`. Its digest is
+        that of 64 evenly spaced parts where there is more than 64 MiB.
+
+    Raises:
+        CorpusError: the file is missing, or holds something else.
+
+    Example:
+        >>> import numpy as np
+        >>> np.save("tokens.npy", np.arange(1000, dtype=np.uint16))
+        >>> load_tokens("tokens.npy").size
+        1000
+    """
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"cannot open {str(path)!r} as a token array: {error}") from None
+    is_row = isinstance(tokens, np.ndarray) and tokens.ndim == 1 and len(tokens) > 0
+    if not is_row or not np.issubdtype(tokens.dtype, np.integer):
+        raise CorpusError(f"{str(path)!r} holds no row of whole numbers")
+    starts = range(0, len(tokens), max(_DIGESTED, -(-len(tokens) // 64)))
+    sha256 = hashlib.sha256(f"{tokens.dtype}[{len(tokens)}]".encode())
+    for start in starts:
+        sha256.update(np.asarray(tokens[start : start + _DIGESTED]).tobytes())
+    digest = sha256.hexdigest()
+    file = CorpusFile(str(path), tokens.nbytes, digest)
+    return Corpus(str(path), tokens, (file,), len(tokens), digest)
 
 
 @checked

@@ -1,0 +1,113 @@
+"""Text as tokens of a vocabulary, by the library `tokenizers`, and arrays of them on disk."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolkit._checks import checked
+from toolkit.training import CorpusError, load_corpus
+
+_WAITING = "\N{REPLACEMENT CHARACTER}"
+
+
+@checked
+def load_tokenizer(path: str | os.PathLike) -> Any:
+    """Reads a `tokenizer.json`, as Llama's and Qwen's checkpoints have one.
+
+    Args:
+        path: the file, or the folder of a checkpoint that holds it.
+
+    Returns:
+        A `tokenizers.Tokenizer`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no tokenizer.
+        ImportError: the library is not installed.
+
+    Example:
+        >>> load_tokenizer("no/such/folder")
+        Traceback (most recent call last):
+        FileNotFoundError: path: no tokenizer.json at 'no/such/folder'
+    """
+    path = Path(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"path: no tokenizer.json at {str(path)!r}")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ImportError("tokenizers is missing: pip install 'mlsys-toolkit[data]'") from None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises the bare class
+        raise ValueError(f"path: {str(file)!r} is no tokenizer ({error})") from None
+
+
+@checked
+def write_tokens(
+    tokenizer: Any, paths: Iterable[str | os.PathLike], file: str | os.PathLike
+) -> int:
+    """Tokenises text files into one array on disk, for `toolkit train --text FILE.npy`.
+
+    Args:
+        tokenizer: made by `load_tokenizer`.
+        paths: files and folders of text, as `load_corpus` takes them.
+        file: ends in .npy; uint16 if the vocabulary allows it, else uint32.
+
+    Returns:
+        The number of tokens.
+
+    Raises:
+        ValueError: file does not end in .npy, or the tokenizer is none.
+        CorpusError: a text cannot be used.
+
+    Cost:
+        The text and its tokens in memory at once.
+
+    Example:
+        >>> write_tokens(None, ["book.txt"], "book.npy")
+        Traceback (most recent call last):
+        ValueError: tokenizer: got NoneType, wanted one made by load_tokenizer
+    """
+    _check_tokenizer(tokenizer)
+    if Path(file).suffix != ".npy":
+        raise ValueError(f"file: got {str(file)!r}, wanted a name that ends in .npy")
+    corpus = load_corpus(list(paths))
+    ends = np.cumsum([source.size for source in corpus.files])
+    texts = [part.tobytes().decode() for part in np.split(corpus.tokens, ends[:-1])]
+    encoded_texts = tokenizer.encode_batch(texts, add_special_tokens=False)
+    small = tokenizer.get_vocab_size() <= 1 << 16
+    ids = [np.asarray(one.ids, np.uint16 if small else np.uint32) for one in encoded_texts]
+    if not len(tokens := np.concatenate(ids)):
+        raise CorpusError("paths: the tokenizer makes no token of this text")
+    np.save(file, tokens)
+    return len(tokens)
+
+
+def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
+    """Pieces of text as tokens come in; a character of several tokens comes with its last."""
+    ids: list[int] = []
+    said = ""
+    for token in tokens:
+        ids.append(int(token))
+        text = tokenizer.decode(ids)
+        if not text.endswith(_WAITING):
+            yield text[len(said) :]
+            said = text
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a prompt, with those that a tokenizer begins every text with."""
+    _check_tokenizer(tokenizer)
+    return tokenizer.encode(text).ids
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise ValueError(
+            f"tokenizer: got {type(tokenizer).__name__}, wanted one made by load_tokenizer"
+        )
