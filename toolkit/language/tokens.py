@@ -73,9 +73,9 @@ def write_tokens(
         Traceback (most recent call last):
         ValueError: tokenizer: got NoneType, wanted one made by load_tokenizer
     """
-    _check_tokenizer(tokenizer)
     if Path(file).suffix != ".npy":
         raise ValueError(f"file: got {str(file)!r}, wanted a name that ends in .npy")
+    _check_tokenizer(tokenizer)
     corpus = load_corpus(list(paths))
     ends = np.cumsum([source.size for source in corpus.files])
     texts = [part.tobytes().decode() for part in np.split(corpus.tokens, ends[:-1])]

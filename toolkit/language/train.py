@@ -199,12 +199,12 @@ def train_language_model(
 
 def _corpus(text: str | tuple[str, ...]) -> Corpus:
     """Text, or the token array whose name ends in .npy."""
-    paths = (text,) if isinstance(text, str) else tuple(text)
+    paths: list[str] = [text] if isinstance(text, str) else list(text)
     if any(path.endswith(".npy") for path in paths):
         if len(paths) > 1:
             raise ValueError(f"text: got {len(paths)} paths, wanted one token array by itself")
         return load_tokens(paths[0])
-    return load_corpus(text if isinstance(text, str) else list(text))
+    return load_corpus(text if isinstance(text, str) else paths)
 
 
 def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:

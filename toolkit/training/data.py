@@ -175,10 +175,10 @@ def load_tokens(path: str | os.PathLike) -> Corpus:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise CorpusError(f"cannot open {str(path)!r} as a token array: {error}") from None
+        raise CorpusError(f"path: cannot open {str(path)!r} as a token array: {error}") from None
     is_row = isinstance(tokens, np.ndarray) and tokens.ndim == 1 and len(tokens) > 0
     if not is_row or not np.issubdtype(tokens.dtype, np.integer):
-        raise CorpusError(f"{str(path)!r} holds no row of whole numbers")
+        raise CorpusError(f"path: {str(path)!r} holds no row of whole numbers")
     starts = range(0, len(tokens), max(_DIGESTED, -(-len(tokens) // 64)))
     sha256 = hashlib.sha256(f"{tokens.dtype}[{len(tokens)}]".encode())
     for start in starts:
