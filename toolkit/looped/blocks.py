@@ -18,19 +18,26 @@ class Block(nnx.Module):
 
         h' = h + Mixer(RMSNorm(h));   F(h) = h' + SwiGLU(RMSNorm(h'))
 
-    With `sandwich_norm` what is added to h, and to h', passes a second RMSNorm first.
+    With `sandwich_norm` what is added to h, and to h', passes a second RMSNorm first. With
+    `ladder_residual` each part reads the stream as it was before the part just before it:
+
+        h' = h + Mixer(RMSNorm(b));   F(h) = h' + SwiGLU(RMSNorm(h));   b of the next block is h'
+
+    so that on many devices the sum of one part's output, an all-reduce, runs while the next
+    computes: nothing waits for it but the part after.
 
     Attributes:
         mixer_norm, mixer, feed_forward_norm, feed_forward: the sub-modules.
         mixer_end_norm, feed_forward_end_norm: the second norms, or None.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
-        Models" (Ouro), 2025, for the second norms.
+        Models" (Ouro), 2025, for the second norms; Zhang et al., "Ladder-Residual", 2025,
+        arXiv:2501.06589.
     """
 
     def __init__(self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs):
         width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
-        self.mixer = LAYERS[word](config, rngs=rngs)
+        self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs), config.ladder_residual
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
         down_std = (hidden if self.mixer.word in ("full", "window") else width) ** -0.5
         self.feed_forward = SwiGLU(width, hidden, down_std=down_std, dtype=dtype, rngs=rngs)
@@ -49,24 +56,37 @@ class Block(nnx.Module):
         segment_ids: Int[Array, "batch time"] | None = None,
         cache: Any = None,
         window: int | None = None,
-    ) -> tuple[Float[Array, "batch time width"], Any]:
-        """A whole sequence; returns the cache that follows it, or None without one."""
+        behind: Array | None = None,
+    ) -> tuple[Any, Any]:
+        """A whole sequence; returns the cache that follows it, or None without one.
+
+        On a ladder, `behind` is the stream that the mixer reads; the streams come as a pair then.
+        """
+        read = self.mixer_norm(h if behind is None else behind)
         mixed, cache = self.mixer(
-            self.mixer_norm(h), segment_ids=segment_ids, cache=cache, **_only_if_given(window)
+            read, segment_ids=segment_ids, cache=cache, **_only_if_given(window)
         )
-        return self._finish(h, mixed), cache
+        return self._finish(h, mixed, is_ladder=behind is not None), cache
 
     def step(
-        self, h: Float[Array, "batch width"], cache: Any, *, window: int | None = None
-    ) -> tuple[Array, Any]:
+        self,
+        h: Float[Array, "batch width"],
+        cache: Any,
+        *,
+        window: int | None = None,
+        behind: Array | None = None,
+    ) -> tuple[Any, Any]:
         """One token; returns the cache with that token in it."""
-        mixed, cache = self.mixer.step(self.mixer_norm(h), cache, **_only_if_given(window))
-        return self._finish(h, mixed), cache
+        read = self.mixer_norm(h if behind is None else behind)
+        mixed, cache = self.mixer.step(read, cache, **_only_if_given(window))
+        return self._finish(h, mixed, is_ladder=behind is not None), cache
 
-    def _finish(self, h, mixed):
-        h += mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed)
-        fed = self.feed_forward(self.feed_forward_norm(h))
-        return h + (fed if self.feed_forward_end_norm is None else self.feed_forward_end_norm(fed))
+    def _finish(self, h, mixed, *, is_ladder):
+        before = h
+        h = h + (mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed))
+        fed = self.feed_forward(self.feed_forward_norm(before if is_ladder else h))
+        out = h + (fed if self.feed_forward_end_norm is None else self.feed_forward_end_norm(fed))
+        return (out, h) if is_ladder else out
 
 
 class GroupResidual(nnx.Module):
@@ -102,14 +122,16 @@ def run_blocks(
     residual: GroupResidual | None = None,
 ) -> tuple[Float[Array, "batch *time width"], Any]:
     """A stack of physical layers on a sequence, or with caches on one token [batch, width]."""
-    new_caches, start = [], h
+    is_ladder = bool(len(blocks)) and blocks[0].is_ladder
+    new_caches, start, behind = [], h, h if is_ladder else None
     none = (None,) * len(blocks)
     stack = zip(blocks, windows or none, caches or none, strict=True)
     for layer, (block, window, cache) in enumerate(stack):
         if h.ndim == 2:
-            h, cache = block.step(h, cache, window=window)
+            h, cache = block.step(h, cache, window=window, behind=behind)
         else:
-            h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window)
+            h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window, behind=behind)
+        h, behind = h if is_ladder else (h, None)
         h, start = (h, start) if residual is None else residual(layer, h, start)
         new_caches.append(cache)
     return h, None if caches is None else tuple(new_caches)

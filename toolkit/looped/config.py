@@ -56,6 +56,8 @@ class LoopedConfig(LayerConfig):
         norm_every_loop: the final norm closes every loop, not the last alone.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
         sandwich_norm: a second RMSNorm per sub-layer, on what it adds to the stream.
+        ladder_residual: mixers and feed-forward layers read the stream before what the one just
+            before them adds, so that its all-reduce and their computing overlap (see `Block`).
         residual_group: layers per group whose input, times a learned scalar that starts at zero,
             is added to the group's output (None: no groups).
         embedding_std: spread of the initial embedding (None: width^-1/2, as LT2). At 1 a token
@@ -96,6 +98,7 @@ class LoopedConfig(LayerConfig):
     norm_every_loop: bool = False
     exit_gate: bool = False
     sandwich_norm: bool = False
+    ladder_residual: bool = False
     residual_group: int | None = None
     embedding_std: float | None = None
     tied_embedding: bool = True
