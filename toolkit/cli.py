@@ -5,7 +5,6 @@ its own: it checks what the user asked for, calls the room that knows, and turns
 into one or two lines instead of a traceback (set TOOLKIT_TRACEBACK=1 to see the whole of it).
 """
 
-import math
 import os
 import sys
 from pathlib import Path
@@ -304,11 +303,9 @@ def explain(
 ) -> None:
     """Compile one training step under a layout and say what it communicates, and why.
 
-    On a CPU the devices are simulated: the collectives are this backend's own choice.
-
     Args:
         scheme: how the model lies, such as data, zero3, tensor or zero3+tensor.
-        mesh: axes and sizes, such as data=8 or data=4,model=2.
+        mesh: axes and sizes, such as data=4,model=2; on a CPU the devices are simulated.
         pattern: the physical layers in order, e.g. "gdn gdn gdn full".
         loops: how many times the stack of layers is applied.
         width: the width of the residual stream.
@@ -317,26 +314,14 @@ def explain(
         sequence_length: bytes per sequence.
         picture: also draw it, to this PNG file.
     """
-    from toolkit.parallel import simulate_devices
-
-    axes = _mesh_axes(mesh)
-    simulate_devices(math.prod(axes.values()))
     from toolkit.lab.sharding.explained_step import explain_step
     from toolkit.looped import LoopedConfig
 
     config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads)
-    found = explain_step(config, axes, scheme, batch=batch, sequence_length=sequence_length)
+    found = explain_step(config, mesh, scheme, batch=batch, sequence_length=sequence_length)
     print(found)
     if picture is not None:
         found.draw().savefig(picture)
-        print(f"\nThe picture is drawn: {picture}")
-
-
-def _mesh_axes(text: str) -> dict[str, int]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    if any(not name or not size.isdecimal() for name, _, size in pairs):
-        raise ValueError(f"mesh={text!r}: want axes and sizes, such as data=4,model=2")
-    return {name: int(size) for name, _, size in pairs}
 
 
 def bench(

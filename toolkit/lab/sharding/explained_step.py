@@ -1,6 +1,6 @@
 """One train step of a language model under a layout, compiled and explained; nothing runs."""
 
-from collections.abc import Mapping
+import math
 from functools import partial
 
 import jax
@@ -10,18 +10,33 @@ from flax import nnx
 
 from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
-from toolkit.parallel import Explanation, explain, layout, make_mesh, partitioned_train_step
+from toolkit.parallel import (
+    Explanation,
+    explain,
+    layout,
+    make_mesh,
+    partitioned_train_step,
+    simulate_devices,
+)
 
 
 def explain_step(
     config: LoopedConfig,
-    axes: Mapping[str, int],
+    mesh_axes: str,
     scheme: str,
     *,
     batch: int = 16,
     sequence_length: int = 64,
 ) -> Explanation:
-    """Compiles a step (Adam) under the layout of a scheme, from shapes alone, and explains it."""
+    """Compiles a step (Adam) under the layout of a scheme, from shapes alone, and explains it.
+
+    `mesh_axes` is such as "data=4,model=2"; on a CPU so many devices are simulated.
+    """
+    pairs = [part.partition("=") for part in mesh_axes.split(",")]
+    if any(not name or not size.isdecimal() for name, _, size in pairs):
+        raise ValueError(f"mesh={mesh_axes!r}: want axes and sizes, such as data=4,model=2")
+    axes = {name: int(size) for name, _, size in pairs}
+    simulate_devices(math.prod(axes.values()))
     mesh = make_mesh(axes)
     model = nnx.eval_shape(lambda: LoopedLM(config, rngs=nnx.Rngs(0)))
     graph, params = nnx.split(model)
