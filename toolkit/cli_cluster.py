@@ -1,0 +1,103 @@
+"""The subcommands of `toolkit` for many devices: run there, plan, explain what a step sends."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+def launch(
+    command: Annotated[tuple[str, ...], tyro.conf.Positional],
+    processes: int = 2,
+    devices: int | None = None,
+    restarts: int = 0,
+    cluster: Literal["here", "slurm", "kubernetes", "ray", "tpu"] = "here",
+    hosts: int = 2,
+    dry_run: bool = False,
+) -> None:
+    """Run a command as one job of several processes: toolkit launch -- toolkit train RUN ...
+
+    Here, the processes are watched: if one dies the others are ended, within a second. For a
+    cluster, print what to submit (--dry-run).
+
+    Args:
+        command: the program and its arguments, after "--".
+        processes: processes to start here.
+        devices: simulated CPU devices of each process here; GPUs of each host of a cluster.
+        restarts: how often to start the job again after a failure.
+        cluster: where to run.
+        hosts: machines of the cluster.
+        dry_run: print what would be run, or what to submit, and run nothing.
+    """
+    from toolkit import parallel
+    from toolkit.parallel.launch import launch_commands
+
+    if cluster != "here" and not dry_run:
+        raise ValueError(
+            f"cluster: {cluster!r} starts jobs by its own means; add --dry-run, which prints what "
+            "to submit to it"
+        )
+    if cluster != "here":
+        print(parallel.launch_recipe(command, cluster, hosts=hosts, devices=devices or 8), end="")
+    elif dry_run:
+        print(launch_commands(command, processes, devices))
+    else:
+        sys.exit(parallel.launch(command, processes=processes, devices=devices, restarts=restarts))
+
+
+def plan(
+    model: str = "llama-3-8b",
+    chips: str = "h100:8",
+    memory: float | None = None,
+    batch: int = 64,
+    sequence_length: int = 2048,
+) -> None:
+    """Say which layout trains a model fastest on a cluster, and what the others would cost.
+
+    Args:
+        model: the name of a model, such as llama-3-8b or lt2-hybrid-1.3b.
+        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4.
+        memory: GiB per chip (none: all it has).
+        batch: sequences per step, all chips together.
+        sequence_length: tokens per sequence.
+    """
+    from toolkit.planning import plan as search
+
+    limit = None if memory is None else memory * 2**30
+    found = search(model, chips, batch=batch, sequence_length=sequence_length, memory=limit)
+    print(f"{found}\n\n{found.best}")
+
+
+def explain(
+    scheme: str = "zero3",
+    mesh: str = "data=8",
+    pattern: str = "gdn full",
+    loops: int = 2,
+    width: int = 128,
+    heads: int = 4,
+    batch: int = 16,
+    sequence_length: int = 64,
+    picture: Path | None = None,
+) -> None:
+    """Compile one training step under a layout and say what it communicates, and why.
+
+    Args:
+        scheme: how the model lies, such as data, zero3, tensor or zero3+tensor.
+        mesh: axes and sizes, such as data=4,model=2; on a CPU the devices are simulated.
+        pattern: the physical layers in order, e.g. "gdn gdn gdn full".
+        loops: how many times the stack of layers is applied.
+        width: the width of the residual stream.
+        heads: attention heads.
+        batch: sequences per step, all devices together.
+        sequence_length: bytes per sequence.
+        picture: also draw it, to this PNG file.
+    """
+    from toolkit.lab.sharding.explained_step import explain_step
+    from toolkit.looped import LoopedConfig
+
+    config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads)
+    found = explain_step(config, mesh, scheme, batch=batch, sequence_length=sequence_length)
+    print(found)
+    if picture is not None:
+        found.draw().savefig(picture)
