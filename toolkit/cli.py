@@ -80,7 +80,8 @@ def train(
     text: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
     corpus: Literal["prose", "code"] = "prose",
     seed: int = 0,
-    layout: Literal["single", "data_parallel", "fully_sharded"] = "single",
+    layout: str = "single",
+    tensor_devices: int = 1,
     simulated_devices: int = 1,
     cores: int | None = None,
     checkpoint_every: int | None = None,
@@ -109,7 +110,9 @@ def train(
         corpus: the text used when none is given: the language manual's prose or the
             standard library's source.
         seed: of initialisation and of the order of the data.
-        layout: one device, or all of them: data parallel or fully sharded (ZeRO-3).
+        layout: "single" device; or all of them: "data" parallel, "zero1", "zero2", "zero3" (fully
+            sharded), "tensor", or one of these with "+tensor".
+        tensor_devices: devices that share the heads and hidden sizes under "tensor".
         simulated_devices: make the CPU show itself as so many devices, to try a layout out.
         cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
             as there are and divide the batch.
@@ -159,6 +162,7 @@ def train(
         learning_rate=learning_rate,
         seed=seed,
         layout=layout,
+        tensor_devices=tensor_devices,
         cores=shared,
     )
     result = train_language_model(

@@ -44,13 +44,13 @@ def test_packed_documents_train_as_if_each_were_alone():
 @pytest.mark.slow
 def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
     losses = {}
-    for layout in ("single", "fully_sharded"):
-        trained = train_language_model(dataclasses.replace(run, layout=layout), tmp_path / layout)
-        losses[layout] = trained.evaluation_loss
-    assert losses["fully_sharded"] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
+    for layout, devices in (("single", 1), ("zero1+tensor", 2)):
+        placed = dataclasses.replace(run, layout=layout, tensor_devices=devices)
+        losses[layout] = train_language_model(placed, tmp_path / layout).evaluation_loss
+    assert losses["zero1+tensor"] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
 
     stopped = train_language_model(
-        dataclasses.replace(run, layout="data_parallel"), tmp_path / "moved", stop=lambda: True
+        dataclasses.replace(run, layout="zero3"), tmp_path / "moved", stop=lambda: True
     )
     assert stopped.step == 10
     moved = train_language_model(run, tmp_path / "moved")
@@ -106,7 +106,7 @@ def test_a_bad_run_is_refused_when_it_is_made(run, change, words):
 
 
 def test_a_batch_that_devices_do_not_divide_is_refused(run, tmp_path):
-    uneven = dataclasses.replace(run, batch=6, layout="fully_sharded")
+    uneven = dataclasses.replace(run, batch=6, layout="zero3")
     with pytest.raises(ValueError, match=r"batch: got 6, wanted a multiple of (the )?8 devices"):
         train_language_model(uneven, tmp_path)
 

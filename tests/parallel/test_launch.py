@@ -13,7 +13,7 @@ from toolkit.parallel import join_processes, launch, launch_recipe
 from toolkit.parallel.launch import launch_commands
 
 SOON = 15.0
-TRAIN = ["toolkit", "train", "a run", "--layout", "fully_sharded"]
+TRAIN = ["toolkit", "train", "a run", "--layout", "zero3"]
 # Each process writes its number into a folder, and then behaves as its number says.
 BEHAVE = """
 import os, pathlib, signal, sys, time
@@ -111,7 +111,7 @@ def test_what_cannot_be_launched_is_refused(arguments, word):
 
 def test_a_dry_run_says_what_each_process_is_told():
     first, second = launch_commands(TRAIN, 2, 4).splitlines()
-    assert first.endswith("toolkit train 'a run' --layout fully_sharded")
+    assert first.endswith("toolkit train 'a run' --layout zero3")
     for line, index in ((first, 0), (second, 1)):
         assert f"JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index}" in line
         assert "JAX_NUM_CPU_DEVICES=4" in line

@@ -9,7 +9,7 @@ from toolkit._checks import check_fields
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import adamw
 
-LAYOUTS = ("single", "data_parallel", "fully_sharded")
+SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,11 @@ class TrainingRun:
             on the way: `steps` then counts the gradient evaluations of its candidates too.
         weight_decay: of matrices.
         seed: of initialisation and of the order of the data.
-        layout: "single" (one device), "data_parallel" or "fully_sharded" (ZeRO-3) over all
-            devices; the batch must be a multiple of their number.
+        layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
+            "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor". The
+            batch must be a multiple of the data parallel devices.
+        tensor_devices: devices that share each head-wise cut under "tensor"; the others are data
+            parallel.
         cores: cores of a CPU that share every batch under layout "single", after
             `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
 
@@ -47,13 +50,22 @@ class TrainingRun:
     weight_decay: float = 0.1
     seed: int = 0
     layout: str = "single"
+    tensor_devices: int = 1
     cores: int = 1
 
     def __post_init__(self):
         check_fields(self)
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout: got {self.layout!r}, wanted one of {', '.join(LAYOUTS)}")
-        for name in ("steps", "batch", "sequence_length", "cores"):
+        if self.layout != "single" and not {*self.layout.split("+")} <= {*SCHEMES}:
+            known = ", ".join(SCHEMES)
+            raise ValueError(
+                f"layout: got {self.layout!r}, wanted single, or {known} joined by '+'"
+            )
+        if (self.tensor_devices > 1) != ("tensor" in self.layout.split("+")):
+            raise ValueError(
+                f"tensor_devices: got {self.tensor_devices} and layout {self.layout!r}; wanted "
+                "2 or more with 'tensor', and 1 without"
+            )
+        for name in ("steps", "batch", "sequence_length", "cores", "tensor_devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
         rate = self.learning_rate

@@ -24,7 +24,8 @@ from toolkit._checks import checked
 from toolkit.language.run import TrainedModel, TrainingRun, make_optimizer
 from toolkit.looped import LoopedLM, parameter_count
 from toolkit.measure import environment
-from toolkit.parallel import Layout, data_parallel, fully_sharded, make_mesh
+from toolkit.parallel import Layout, make_mesh
+from toolkit.parallel import layout as layout_of
 from toolkit.training import (
     Corpus,
     FitOptions,
@@ -139,6 +140,7 @@ def train_language_model(
     graph, params, layout = _placed_parameters(run)
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
+    state = layout.apply(state) if layout else state  # moments may lie in another way
     loss = partial(next_byte_loss, graph)
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
@@ -215,15 +217,22 @@ def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | No
     if run.layout == "single" and jax.process_count() > 1:
         raise ValueError(
             f"layout: got 'single', and this job has {jax.process_count()} processes; "
-            "wanted 'data_parallel' or 'fully_sharded'"
+            "wanted a layout over all devices, such as 'data' or 'zero3'"
         )
     devices = jax.devices() if run.layout != "single" else jax.devices()[: run.cores]
     if run.layout == "single" and len(devices) < run.cores:
         raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
-    if run.batch % len(devices):
-        raise ValueError(f"batch: got {run.batch}, wanted a multiple of {len(devices)} devices")
-    strategy = fully_sharded if run.layout == "fully_sharded" else data_parallel
-    layout = strategy(params, make_mesh({"data": len(devices)}, devices=devices))
+    if len(devices) % run.tensor_devices:
+        raise ValueError(
+            f"tensor_devices: got {run.tensor_devices}, wanted a divisor of {len(devices)} devices"
+        )
+    axes = {"data": len(devices) // run.tensor_devices, "model": run.tensor_devices}
+    if run.batch % axes["data"]:
+        raise ValueError(f"batch: got {run.batch}, wanted a multiple of {axes['data']} devices")
+    if run.tensor_devices == 1:
+        del axes["model"]
+    scheme = "data" if run.layout == "single" else run.layout
+    layout = layout_of(params, make_mesh(axes, devices=devices), scheme)
     return graph, layout.apply(params), layout
 
 
@@ -232,7 +241,8 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
     training = {
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
-        if field.name not in ("config", "layout")  # a run may go on under another layout
+        if field.name
+        not in ("config", "layout", "tensor_devices")  # a run may go on under another layout
     }
     corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {
