@@ -36,6 +36,11 @@ _TABLE = {
         (2,),
         "one token of decoding against torch SDPA",
     ),
+    "sparse": (
+        "toolkit.bench.sparse:cases",
+        (2,),
+        "a step of every sparse decoder against the dense one, 16k to 128k",
+    ),
     "looped": (
         "toolkit.bench.looped:cases",
         (2,),

@@ -1,0 +1,177 @@
+"""Sparse decoding: a step of each system, index update and all, against the fastest dense step.
+
+The keys are heavy-tailed, as a model's are and normal numbers are not: topics that stay for a
+while, channels with a large bias, sinks. Every contender's recovered mass stands beside its time,
+as do the bytes it read; a check holds that its output is exact attention over what it selected.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from toolkit.attention import KVCache, softmax_attention_step, sparse
+from toolkit.bench.harness import Case, PlannedCase
+
+HEADS, SIZE, QUERIES = 8, 128, 8
+BUDGETS = {16384: 1024, 32768: 1024, 131072: 2048}
+# system -> settings, budget (None: as many tokens as the context's), least wanted ratio.
+SYSTEMS: dict[str, tuple[dict[str, Any], sparse.MassTarget | None, float]] = {
+    "window": ({}, None, 5),
+    "quest": ({"page_size": 64}, None, 5),
+    "tactic": ({"cluster_size": 32}, None, 5),
+    "tactic to mass 0.9": ({"cluster_size": 32}, sparse.MassTarget(0.9, 2048), 5),
+    "hata": ({}, None, 3),
+    "pqcache": ({}, None, 3),
+    "oracle": ({}, None, 1),
+}
+DENSE = "dense"
+
+
+def cases(cores: int) -> Iterator[PlannedCase]:
+    """Every system at every context."""
+    for context in BUDGETS:
+        for name in SYSTEMS:
+            label = f"{name}, B=1 H={HEADS} D={SIZE} context={context} float32"
+            yield PlannedCase(label, partial(_case, name, context))
+
+
+@cache
+def heavy_tailed(context: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries [queries, heads, key], keys and values [heads, context, key] of one sequence."""
+    random = np.random.default_rng(seed)
+    normal = partial(random.standard_normal, dtype=np.float32)
+    topics = 64
+    keys = np.empty((HEADS, context, SIZE), np.float32)
+    values, queries = np.empty_like(keys), np.empty((QUERIES, HEADS, SIZE), np.float32)
+    for head in range(HEADS):
+        centres, bias = normal((topics, SIZE)), np.zeros(SIZE, np.float32)
+        outliers = random.choice(SIZE, 4, replace=False)
+        bias[outliers] = 8 * random.choice([-1, 1], 4)
+        chances = random.permutation(1 / np.arange(1, topics + 1))
+        drawn = random.choice(topics, context, p=chances / chances.sum())
+        changes = np.where(random.random(context) < 0.05, np.arange(context), 0)
+        topic = drawn[np.maximum.accumulate(changes)]
+        spread = np.exp(0.25 * normal((context, 1)))
+        k = bias + 0.7 * centres[topic] + 0.7 * normal((context, SIZE)) * spread
+        sharpness = np.exp(random.uniform(np.log(0.6), np.log(2.2)))
+        needles = k[random.integers(4, context, (2, QUERIES))].sum(axis=0) - 2 * bias
+        of_query = centres[random.integers(0, topics, QUERIES)]
+        q = 0.8 * of_query + 0.35 * needles + 0.5 * normal((QUERIES, SIZE))
+        q = sharpness * q + np.where(bias != 0, 2 * np.sign(bias), 0)
+        # Sinks along the outliers, as long as makes them hold some 0.3 of the softmax.
+        along = np.sign(bias)
+        scores = (q @ k.T) * SIZE**-0.5
+        most = scores.max(axis=1)
+        total = most + np.log(np.exp(scores - most[:, None]).sum(axis=1))
+        sinks = bias + 0.3 * normal((4, SIZE))
+        missing = total + np.log(0.43 / 4) - (q @ sinks.T).mean(axis=1) * SIZE**-0.5
+        k[:4] = sinks + (missing * SIZE**0.5 / (q @ along)).mean() * along
+        v = normal((context, SIZE))
+        v *= np.exp(0.1 * normal((context, 1))) / np.linalg.norm(v, axis=1, keepdims=True)
+        v[:4] *= 0.1
+        keys[head], values[head], queries[:, head] = k, v, q
+    return queries, keys, values
+
+
+def _case(name: str, context: int, label: str) -> Case:
+    settings, budget, least = SYSTEMS[name]
+    budget = budget or sparse.FixedTokens(BUDGETS[context])
+    selector = sparse.SELECTORS[name.split()[0]](**settings)
+    queries, keys, values = (jnp.asarray(x) for x in heavy_tailed(context))
+    # The last slot is free: a step writes its token there, again and again.
+    length, token = jnp.full(1, context - 1, jnp.int32), (keys[None, :, -1], values[None, :, -1])
+    held = sparse.build(selector, keys[None], values[None], length)
+
+    def ours(cache: sparse.SparseCache, q: Array) -> tuple[sparse.Decoded, sparse.SparseCache]:
+        new = sparse.update(selector, cache, *token)
+        return sparse.decode_step(new, q, selector, budget), replace(new, length=cache.length)
+
+    def append(cache: sparse.SparseCache, q: Array) -> tuple[Array, sparse.SparseCache]:
+        new = sparse.update(selector, cache, *token)
+        return new.length, replace(new, length=cache.length)
+
+    def dense(cache: KVCache, q: Array) -> tuple[Array, KVCache]:
+        out, new = softmax_attention_step(q, *token, cache)
+        return out, replace(new, length=cache.length)
+
+    step = _repeated(ours, held)
+    steps = [step(q) for q in queries[:, None]]
+    mass, error = _quality(steps, context)
+    tokens = int(np.mean([np.asarray(read.tokens).sum() for read in steps]))
+    read = int(np.mean([np.asarray(each.bytes_read).sum() for each in steps]))
+    by_time = [x[None].swapaxes(2, 3) for x in (keys, values)]
+    q = queries[0][None]
+    whole = _repeated(dense, KVCache(by_time[0], by_time[1], length))
+    add = _repeated(append, sparse.build(selector, keys[None], values[None], length))
+    facts: Mapping[str, Mapping[str, tuple[float, str]]] = {
+        name: {
+            "recovered mass": (100 * float(mass.mean()), "percent"),
+            "recovered mass, 5th percentile": (100 * float(np.percentile(mass, 5)), "percent"),
+            "output error": (100 * error, "percent"),
+            "tokens": (tokens / HEADS, "token"),
+            "bytes read": (read, "byte"),
+        }
+    }
+    return Case(
+        name=label,
+        contenders={
+            name: lambda: step(q).out,
+            DENSE: lambda: whole(q),
+            "index update": lambda: add(q),
+        },
+        check=_bounded_error(name, float(mass[0].min()), values),
+        ours=name,
+        targets={DENSE: least},
+        note=f"mass {mass.mean():.3f} (5th percentile {np.percentile(mass, 5):.3f}), output error "
+        f"{error:.3f}, {tokens // HEADS} tokens, {read / 2**20:.1f} of "
+        f"{8 * context * HEADS * SIZE / 2**20:.0f} MiB",
+        facts=lambda: facts,
+    )
+
+
+def _repeated(function: Callable[..., tuple[Any, Any]], state: Any) -> Callable[[Array], Any]:
+    """A step on a state updated in place."""
+    jitted, held = jax.jit(function, donate_argnums=0), [state]
+
+    def call(q: Array) -> Any:
+        out, held[0] = jitted(held[0], q)
+        return jax.block_until_ready(out)
+
+    return call
+
+
+def _quality(steps: list[sparse.Decoded], context: int) -> tuple[np.ndarray, float]:
+    """Recovered mass [queries, heads] and the relative error of the outputs, on the host."""
+    queries, keys, values = heavy_tailed(context)
+    scores = np.einsum("qhd,hsd->qhs", queries, keys, optimize=True) * SIZE**-0.5
+    most = scores.max(axis=2, keepdims=True)
+    y = np.exp(scores - most)
+    lse = most[..., 0] + np.log(y.sum(axis=2))
+    exact = np.einsum("qhs,hsd->qhd", y / y.sum(axis=2, keepdims=True), values, optimize=True)
+    out, part = (
+        np.concatenate([np.asarray(x) for x in xs])
+        for xs in zip(*((step.out, step.lse) for step in steps), strict=True)
+    )
+    error = np.sqrt(np.square(out - exact).sum() / np.square(exact).sum())
+    return np.exp(part - lse), float(error)
+
+
+def _bounded_error(
+    name: str, least_mass: float, values: Array
+) -> Callable[[Mapping[str, Any]], None]:
+    """An output may be off by 2 (1 - mass) max |v|: exact attention to what was selected is not."""
+    largest = float(jnp.linalg.norm(values, axis=-1).max())
+
+    def check(results: Mapping[str, Any]) -> None:
+        off = np.linalg.norm(np.asarray(results[name]) - np.asarray(results[DENSE]), axis=-1).max()
+        bound = 2 * (1 - least_mass) * largest + 1e-4
+        if not off <= bound:
+            raise ValueError(f"{name!r} is off by {off:.3f}; its mass allows {bound:.3f}")
+
+    return check
