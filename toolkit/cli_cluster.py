@@ -52,6 +52,9 @@ def plan(
     memory: float | None = None,
     batch: int = 64,
     sequence_length: int = 2048,
+    compile: str | None = None,
+    grade: Path | None = None,
+    minutes: float = 0.0,
 ) -> None:
     """Say which layout trains a model fastest on a cluster, and what the others would cost.
 
@@ -61,12 +64,24 @@ def plan(
         memory: GiB per chip (none: all it has).
         batch: sequences per step, all chips together.
         sequence_length: tokens per sequence.
+        compile: a TPU topology such as v5e:4x4: plan and compile for it, by libtpu, without a TPU.
+        grade: print the errors of all predictions in this record of compiled configurations.
+        minutes: go on with that record for so long first.
     """
-    from toolkit.planning import plan as search
+    from toolkit import planning
+    from toolkit.planning.grade import compile_plan, grade_record
+
+    if grade is not None:
+        print(grade_record(grade, minutes))
+        return
 
     limit = None if memory is None else memory * 2**30
-    found = search(model, chips, batch=batch, sequence_length=sequence_length, memory=limit)
+    found = planning.plan(
+        model, compile or chips, batch=batch, sequence_length=sequence_length, memory=limit
+    )
     print(f"{found}\n\n{found.best}")
+    if compile is not None:
+        print(compile_plan(found))
 
 
 def explain(

@@ -12,7 +12,7 @@ from toolkit.planning.strategy import RECOMPUTE
 
 def test_a_plan_is_no_slower_than_any_uniform_strategy():
     """Brute force over degrees, recomputing and microbatches; a plan may also mix layers."""
-    found = plan("llama-3-8b", "a100:8", batch=32)
+    found = plan("llama-3-8b", "a100:8", batch=32, reserve=0.0)
     best = None
     for data, fsdp, tensor, pipeline, recompute, parts in itertools.product(
         (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), RECOMPUTE, (1, 2, 4, 8, 16)
@@ -34,7 +34,7 @@ def test_a_plan_is_no_slower_than_any_uniform_strategy():
 
 
 def test_no_plan_is_slower_than_the_layouts_by_name():
-    found = plan("llama-3.2-1b", "v5e:4x4", batch=64)
+    found = plan("llama-3.2-1b", "v5e:4x4", batch=64, reserve=0.0)
     for named in (Strategy(data=16), Strategy(fsdp=16), Strategy(fsdp=16, recompute="layer")):
         other = predict("llama-3.2-1b", "v5e:4x4", named, batch=64)
         assert found.best.step_seconds <= other.step_seconds or not other.fits
@@ -75,3 +75,25 @@ def test_what_cannot_be_planned_is_refused_in_one_line(given, words):
     with pytest.raises(ValueError, match=words) as refused:
         plan("llama-3-8b", given.pop("chips"), **given)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_plan_that_fits_fits_when_compiled_for_tpus():
+    """The TPU compiler's memory, without a TPU; a small model, for its compiler is slow."""
+    pytest.importorskip("libtpu")
+    from toolkit.looped import LoopedConfig
+    from toolkit.planning.grade import compile_plan
+
+    small = LoopedConfig(
+        vocabulary=4096, width=512, pattern="full full", heads=4, residual_gate=False,
+        dtype="bfloat16",
+    )  # fmt: skip
+    words = compile_plan(plan(small, "v5e:2x2", batch=8, sequence_length=512))
+    assert ", fits; predicted" in words
+
+
+def test_only_tpus_are_compiled_for():
+    from toolkit.planning.grade import compile_plan
+
+    with pytest.raises(ValueError, match="want a TPU topology"):
+        compile_plan(plan("llama-3.2-1b", "h100:8", batch=8))

@@ -102,6 +102,8 @@ def _devices(name: str) -> list[Any]:
             "compiling for TPUs needs the package libtpu: pip install libtpu"
         ) from None
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    # Compiling holds no chip, so that several processes may do it at a time.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
     os.environ.setdefault("TPU_LIBRARY_PATH", libtpu.get_library_path())
     from jax.experimental import topologies
 

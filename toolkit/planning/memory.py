@@ -17,7 +17,8 @@ from toolkit.looped import LoopedConfig
 from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 
-MASTER = 4  # bytes of a parameter, and of each moment of Adam
+FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
+SWIGLU = 10  # numbers per hidden unit and token, as libtpu keeps them
 LOGIT_COPIES = 2  # logits and their gradient, float32
 
 
@@ -90,17 +91,18 @@ def layer_memory(
     width, hidden = config.width, config.feed_forward_size // tensor
     queries, keys = channels(config, word)
     queries, keys = queries // tensor, keys // tensor
-    stream = tokens * width * size // tensor
-    # The products with weights: queries, keys, values, output, gate, up, down.
-    products = tokens * (queries + 2 * keys + 2 * hidden) * size + 2 * stream
-    # Beside them, kept where nothing is recomputed: both normed inputs with their float32 squares,
-    # the rotated queries and keys, the heads' outputs and the products inside SwiGLU.
-    whole_width = tokens * width * size
-    others = tokens * (2 * queries + keys + 3 * hidden) * size + 2 * stream + 4 * stream
-    kept = {"none": stream + products + others, "elementwise": stream + products, "layer": stream}
-    working = products + others + 2 * whole_width * (tensor > 1)
-    tensors = layer_tensors(config, word)
-    return Layer(held(tensors, strategy), kept[recompute], working)
+    whole = tokens * width * size  # the residual stream, all of time
+    stream = whole // tensor
+    # Products with weights: queries, keys, values, gate and up; output and down before their sums
+    # over "tensor" are taken.
+    products = tokens * (queries + 2 * keys + 2 * hidden) * size + 2 * whole
+    # What else the backward pass reads: squares and roots of the norms in float32, rotated queries
+    # and keys, the heads' outputs, what SwiGLU multiplies.
+    norms = 8 * FLOAT32 * tokens * width // tensor
+    everything = norms + tokens * (3 * queries + 2 * keys + SWIGLU * hidden) * size
+    kept = {"none": stream + everything, "elementwise": stream + products, "layer": stream}
+    working = everything + 2 * whole * (tensor > 1)
+    return Layer(held(layer_tensors(config, word), strategy), kept[recompute], working)
 
 
 def memory_of(
@@ -126,46 +128,38 @@ def memory_of(
     tables = table_tensors(config, strategy.tensor)
     table = held(tables[:1], strategy)
     count = len(tables) if has_embedding and has_head else int(has_embedding or has_head)
-    rest = held(rest_tensors(config), strategy)
-    kept_numbers = body.kept + table.kept * count + rest.kept
-    moments = body.moment + table.moment * count + rest.moment
-    accumulates = strategy.microbatches > 1
-    gradient = MASTER * kept_numbers
-    largest = max(found, key=lambda word: found[word].held.used)
-    layer = found[largest]
-    gathered = 2 * size * layer.held.used
+    numbers = body + table.times(count) + held(rest_tensors(config), strategy)
+    largest = max((found[kind] for kind in found), key=lambda layer: layer.held.used)
     tokens = sequences * length
-    logits = 0
-    if has_head:
-        share = -(-config.vocabulary // strategy.tensor) * MASTER // strategy.head_chunks
-        logits = LOGIT_COPIES * tokens * share
-    stream = tokens * config.width * size
-    at_head = 2 * size * table.used + logits + 2 * stream if has_head else 0
-    table_gradient = size * table.used * (has_head + 0)
-    in_layers = table_gradient + gathered + layer.working
-    head_is_larger = at_head > in_layers + MASTER * body.kept * (not accumulates)
+    # The compiler takes the cast of stacked layers out of their loop, and so keeps all of them in
+    # the compute type, unless one layer is cast again for its own recomputing.
+    is_cast = size < FLOAT32 and (strategy.fsdp > 1 or {"layer"} != {kind[1] for kind in words})
+    copies = size * body.kept * is_cast
+    accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
     activations = kept * in_flight
-    common = {
-        "parameters": MASTER * kept_numbers,
-        "optimizer": 2 * MASTER * moments,
-        "inputs": 2 * MASTER * (batch // strategy.batch_shards) * length,
-    }
-    if head_is_larger:
-        return Memory(
-            **common,
-            gradients=gradient * accumulates,
-            activations=activations,
-            gathered=2 * size * table.used,
-            working=logits + 2 * stream,
-        )
+    logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
+    use = size * table.used
+    moments = (
+        # gradients, gathered, working
+        (accumulated, copies + 2 * use, LOGIT_COPIES * logits + 2 * tokens * config.width * size)
+        if has_head
+        else (0, 0, 0),
+        (
+            accumulated + FLOAT32 * body.kept + use * has_head,
+            copies + 2 * size * largest.held.used,
+            largest.working,
+        ),
+        (accumulated + FLOAT32 * numbers.kept, 2 * use * count, 0),
+    )
+    gradients, gathered, working = max(moments, key=sum)
     return Memory(
-        **common,
-        gradients=gradient * (1 + accumulates)
-        if accumulates
-        else MASTER * body.kept + table_gradient,
-        activations=activations,
+        parameters=FLOAT32 * numbers.kept,
+        optimizer=2 * FLOAT32 * numbers.moment,
+        gradients=gradients,
+        activations=activations * (working > 0),
         gathered=gathered,
-        working=layer.working,
+        working=working,
+        inputs=2 * FLOAT32 * (batch // strategy.batch_shards) * length,
     )
 
 

@@ -89,6 +89,7 @@ def plan(
     batch: int,
     sequence_length: int = 2048,
     memory: float | None = None,
+    reserve: float = 0.1,
     constants: Constants | None = None,
 ) -> Plan:
     """Searches the fastest way to train a model on a cluster within its memory.
@@ -102,6 +103,7 @@ def plan(
         batch: sequences per step, all chips together.
         sequence_length: tokens per sequence.
         memory: bytes a chip may use; None: all it has.
+        reserve: share of that memory to keep free, for what predictions miss.
         constants: what chips and links achieve; None: the defaults.
 
     Returns:
@@ -127,7 +129,9 @@ def plan(
         raise ValueError(f"memory must be positive; got {memory}")
     check_model(config, Strategy(), batch, sequence_length)
     constants = constants or Constants()
-    limit = where.chip.memory_bytes if memory is None else memory
+    if not 0 <= reserve < 1:
+        raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
+    limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
     considered, fitting, smallest = 0, {}, None
     for strategy in cuts(config, where, batch, sequence_length):
         found = [

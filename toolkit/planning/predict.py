@@ -14,7 +14,7 @@ from toolkit.planning.models import check_model, model_of
 from toolkit.planning.pipelines import pipeline_seconds
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.times import Constants, Seconds, layer_seconds, table_seconds
-from toolkit.planning.traffic import layer_transfers, table_transfers
+from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +121,18 @@ class Prediction:
         return flops / peak / self.step_seconds
 
     @property
-    def sent_bytes(self) -> dict[str, float]:
-        """Bytes a chip sends per step, by kind of collective (without pipelines)."""
-        sequences = self._sequences()
-        found = table_transfers(self.config, self.strategy, sequences, self.sequence_length)
-        for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
-            each = layer_transfers(
-                self.config, *kind, self.strategy, sequences, self.sequence_length
-            )
-            found += each * count
-        kinds: dict[str, float] = {}
-        for transfer in found:
-            kinds[transfer.kind] = kinds.get(transfer.kind, 0.0) + transfer.total
-        return kinds
+    def transfers(self) -> list[Transfer]:
+        """Every kind of collective of a step (without pipelines)."""
+        sizes = (self.strategy, self._sequences(), self.sequence_length)
+        found = table_transfers(self.config, *sizes)
+        for (word, recompute), count in Counter(layer_kinds(self.config, self.strategy)).items():
+            found += layer_transfers(self.config, word, recompute, *sizes) * count
+        return found
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes a chip sends per step (without pipelines)."""
+        return sum(transfer.total for transfer in self.transfers)
 
     def __str__(self) -> str:
         rows = [("memory per chip", "bytes", "step", "seconds")]

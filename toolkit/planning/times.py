@@ -9,7 +9,7 @@ import dataclasses
 from toolkit._checks import check_fields, checked
 from toolkit.looped import LoopedConfig
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.memory import MASTER, channels
+from toolkit.planning.memory import FLOAT32, channels
 from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
@@ -195,5 +195,5 @@ def _communication(transfers: list[Transfer], cluster: Cluster, constants: Const
 
 def _update(found: Held, cluster: Cluster, constants: Constants) -> Seconds:
     """Adam reads and writes a parameter and two moments, and reads a gradient."""
-    moved = MASTER * (3 * found.moment + 4 * found.moment)
+    moved = FLOAT32 * (3 * found.moment + 4 * found.moment)
     return Seconds(update=moved / (cluster.chip.bytes_per_second * constants.memory))

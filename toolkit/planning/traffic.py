@@ -7,13 +7,19 @@ all-reduce twice that.
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning.memory import MASTER
+from toolkit.planning.memory import FLOAT32
 from toolkit.planning.sizes import held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 
-# All-gathers and reduce-scatters of the residual stream around the two halves of a layer: forward,
-# backward, and what is gathered again because only its share was kept.
-_STREAM = {"none": (4, 6), "elementwise": (4, 6), "layer": (4, 7)}
+# All-gathers and reduce-scatters of the residual stream around the two halves of a layer; the
+# backward pass gathers again what only a share was kept of, and recomputing takes one sum again.
+_FORWARD = {"all-gather": 2, "reduce-scatter": 2}
+_BACKWARD = {
+    "none": {"all-gather": 4, "reduce-scatter": 2},
+    "elementwise": {"all-gather": 4, "reduce-scatter": 3},
+    "layer": {"all-gather": 4, "reduce-scatter": 3},
+}
+_TABLE = ({"all-gather": 1, "reduce-scatter": 1},) * 2
 
 
 class Transfer(NamedTuple):
@@ -59,8 +65,7 @@ def layer_transfers(
     size, runs = config.compute_dtype.itemsize, strategy.microbatches * config.loops
     found = held(layer_tensors(config, word), strategy)
     stream = sequences * length * config.width * size
-    again = _STREAM[recompute]
-    transfers = _over_tensor(strategy, stream, *(count * runs for count in again))
+    transfers = _over_tensor(strategy, stream, runs, _FORWARD, _BACKWARD[recompute])
     return transfers + _of_parameters(strategy, found, size, runs)
 
 
@@ -70,21 +75,22 @@ def table_transfers(
     """Collectives of the embedding, the head and what is small, over all microbatches."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches
     stream = sequences * length * config.width * size
-    transfers = _over_tensor(strategy, stream, 2 * runs, 2 * runs)
+    transfers = _over_tensor(strategy, stream, runs, *_TABLE)
     tables = table_tensors(config, strategy.tensor)
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
         transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
     return transfers
 
 
-def _over_tensor(strategy, stream, forward, backward):
+def _over_tensor(strategy, stream, runs, forward, backward):
     n = strategy.tensor
     if n == 1:
         return []
     sent = stream * (n - 1) / n
-    counts = (("forward", forward), ("backward", backward))
     return [
-        Transfer("tensor", "all-gather", phase, sent, runs, n, 1) for phase, runs in counts if runs
+        Transfer("tensor", kind, phase, sent, count * runs, n, 1)
+        for phase, counts in (("forward", forward), ("backward", backward))
+        for kind, count in counts.items()
     ]
 
 
@@ -101,9 +107,9 @@ def _of_parameters(strategy, found, size, runs):
             transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
-        sent = 2 * MASTER * found.kept * (n - 1) / n
+        sent = 2 * FLOAT32 * found.kept * (n - 1) / n
         transfers.append(Transfer("data", "all-reduce", "backward", sent, 1, n, inner))
         if found.moment < found.kept:
-            gathered = MASTER * found.kept * (n - 1) / n
+            gathered = FLOAT32 * found.kept * (n - 1) / n
             transfers.append(Transfer("data", "all-gather", "update", gathered, 1, n, inner))
     return transfers

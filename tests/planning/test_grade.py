@@ -1,0 +1,47 @@
+"""The record of compiled configurations: complete lines, and predictions within what is claimed."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from toolkit.planning.clusters import cluster
+from toolkit.planning.grade import Case, cases, grade_record, graded, is_possible
+from toolkit.planning.strategy import Strategy
+
+RECORD = Path(__file__).parents[2] / "data" / "planning" / "libtpu-0.0.42.jsonl"
+SEEN = 16  # lines that the model's constants were chosen on
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return graded(RECORD)
+
+
+@pytest.mark.parametrize("what", ["memory", "sent"])
+@pytest.mark.parametrize("unseen", [False, True], ids=["all", "unseen"])
+def test_errors_are_within_the_claim(rows, what, unseen):
+    later = {json.loads(line)["case"] for line in RECORD.read_text().splitlines()[SEEN:]}
+    errors = sorted(abs(row[f"{what}_error"]) for row in rows if not unseen or row["case"] in later)
+    assert statistics.median(errors) <= 0.10
+    assert errors[int(0.95 * (len(errors) - 1))] <= 0.25
+
+
+def test_the_record_is_of_the_configurations(rows):
+    assert len(rows) >= 16
+    assert len({case.key for case in cases()}) == 100
+
+
+def test_a_record_that_is_complete_compiles_nothing(tmp_path, rows):
+    copy = tmp_path / "record.jsonl"
+    copy.write_text(RECORD.read_text())
+    assert f"{len(rows)} of 100 configurations" in grade_record(copy, minutes=0)
+    assert copy.read_text() == RECORD.read_text()
+    with pytest.raises(ValueError, match="minutes must lie"):
+        grade_record(copy, minutes=-1)
+
+
+def test_what_does_not_divide_is_not_graded():
+    where = cluster("v5e:2x2")
+    assert not is_possible(Case("llama-3.2-1b", where.name, Strategy(fsdp=4), 3, 512), where)

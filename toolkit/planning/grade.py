@@ -1,0 +1,249 @@
+"""Predictions graded by the TPU compiler: one hundred configurations, their record, their errors.
+
+`libtpu` compiles for TPUs that are not there. What it says of memory and of bytes sent is compared
+with what `predict` said before; the compiled figures are recorded one by one, so that an
+interrupted run goes on where it stopped.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from toolkit.looped import LoopedConfig, parameter_count
+from toolkit.measure import collectives, in_words, program_cost
+from toolkit.measure.tables import text_table
+from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.models import DENSE, check_model, model_of
+from toolkit.planning.plan import Plan
+from toolkit.planning.predict import predict
+from toolkit.planning.program import train_program
+from toolkit.planning.strategy import Strategy
+
+TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")
+LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, by a rough count
+# Bytes kept per token and channel of a layer, roughly: the list must not depend on the model of
+# memory that it grades.
+ROUGHLY_KEPT = {"layer": 2, "elementwise": 24, "none": 60}
+COUNT = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One configuration to grade."""
+
+    model: str
+    topology: str
+    strategy: Strategy
+    batch: int
+    length: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the record."""
+        words = f"{self.strategy}".replace(",", ";")
+        return f"{self.model} | {self.topology} | {words} | {self.batch} x {self.length}"
+
+
+@functools.lru_cache(maxsize=2)
+def cases(count: int = COUNT) -> tuple[Case, ...]:
+    """The configurations, in the order they are compiled: drawn once, the same ever after."""
+    found = []
+    for model, name, tensor, recompute, rows, length in itertools.product(
+        DENSE, TOPOLOGIES, (1, 2, 4, 8), ("layer", "elementwise", "none"), (1, 2, 4), (2048, 4096)
+    ):
+        where = cluster(name)
+        if tensor > where.chips:
+            continue
+        shards = where.chips // tensor
+        cuts: list[dict[str, Any]] = [{"fsdp": shards}]
+        if shards > 1:
+            cuts.append({"data": shards, "shard_optimizer": True})
+        if shards >= 4:
+            cuts.append({"data": 2, "fsdp": shards // 2})
+        for cut in cuts:
+            strategy = Strategy(
+                **cut, tensor=tensor, recompute=recompute, head_chunks=length // 256
+            )
+            if is_possible(case := Case(model, name, strategy, rows * shards, length), where):
+                found.append(case)
+    random.Random(14).shuffle(found)
+    taken, left = [], found
+    while left and len(taken) < count:  # in turn, so that no model or strategy fills the list
+        seen: set[Any] = set()
+        rest = []
+        for case in left:
+            kind = (case.model, case.strategy.recompute)
+            (rest if kind in seen else taken).append(case)
+            seen.add(kind)
+        left = rest
+    return tuple(taken[:count])
+
+
+def is_possible(case: Case, where: Cluster) -> bool:
+    """Whether the strategy divides the model and, by a rough count, fits."""
+    config, strategy = model_of(case.model), case.strategy
+    try:
+        check_model(config, strategy, case.batch, case.length)
+    except ValueError:
+        return False
+    shards = strategy.tensor * strategy.fsdp
+    moments = shards * (strategy.data if strategy.shard_optimizer else 1)
+    numbers = _numbers(case.model)
+    table = config.vocabulary * config.width / strategy.tensor
+    streams = case.batch * case.length / strategy.batch_shards / strategy.tensor * config.width
+    kept = streams * len(config.layers) * ROUGHLY_KEPT[strategy.recompute]
+    needed = 8 * numbers / shards + 8 * numbers / moments + 6 * table + kept
+    return needed <= LARGEST_SHARE * where.chip.memory_bytes
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(model: str) -> int:
+    return parameter_count(model_of(model))
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    """What libtpu says of one configuration: bytes of memory and bytes sent, per chip."""
+    start, config = time.perf_counter(), model_of(case.model)
+    devices = cluster(case.topology).devices()
+    try:
+        done = quickly_compiled(config, case.strategy, case.batch, case.length, devices)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        return {"case": case.key, "error": str(error).splitlines()[0][:300]}
+    cost, sent = program_cost(done), {}
+    for found in collectives(done):
+        # The compiler's text for TPUs does not say how often a loop runs; every loop that
+        # communicates runs over the layers.
+        runs = found.count * (1 if found.is_count_exact else len(config.layers))
+        sent[found.kind] = sent.get(found.kind, 0.0) + found.bytes_sent * runs
+    return {
+        "case": case.key,
+        "argument_bytes": cost.argument_bytes,
+        "temporary_bytes": cost.temp_bytes,
+        "resident_bytes": cost.resident_bytes,
+        "sent_bytes": sent,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def quickly_compiled(
+    config: LoopedConfig, strategy: Strategy, batch: int, length: int, devices: list[Any]
+) -> jax.stages.Compiled:
+    """A step compiled with no effort for speed: six times quicker, with the same collectives."""
+    program = train_program(config, strategy, batch=batch, sequence_length=length, devices=devices)
+    effort = jax.config.jax_exec_time_optimization_effort  # pyright: ignore
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    try:
+        return program.compile()
+    finally:
+        jax.config.update("jax_exec_time_optimization_effort", effort)
+
+
+def compile_plan(found: Plan) -> str:
+    """Compiles a plan's fastest strategy without stages for its TPUs; both figures in words."""
+    best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline == 1), None)
+    if best is None or not best.cluster.chip.name.startswith("TPU"):
+        raise ValueError(
+            f"chips: nothing to compile for {best.cluster.name if best else 'pipelines'}; want a "
+            "TPU topology such as v5e:4x4, and a plan without pipeline stages"
+        )
+    devices = best.cluster.devices()
+    done = quickly_compiled(best.config, best.strategy, best.batch, best.sequence_length, devices)
+    held = program_cost(done).resident_bytes
+    verdict = "fits" if held <= best.cluster.chip.memory_bytes else "does not fit"
+    return (
+        f"compiled for {best.cluster.name}, {best.strategy}: {in_words(held, 'bytes')} per chip, "
+        f"{verdict}; predicted {in_words(best.memory.total, 'bytes')} "
+        f"({best.memory.total / held - 1:+.1%})"
+    )
+
+
+def record_cases(path: Path, *, minutes: float, count: int = COUNT) -> int:
+    """Compiles what the record does not have yet, for so many minutes; returns how many it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = read_rows(path)
+    end = time.monotonic() + 60 * minutes
+    for case in cases(count):
+        if case.key in rows or time.monotonic() > end:
+            continue
+        rows[case.key] = compiled(case)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(rows[case.key]) + "\n")
+    return len(rows)
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The record, by case; empty where there is none yet."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["case"]: row for row in map(json.loads, lines)}
+
+
+def graded(path: Path) -> list[dict[str, Any]]:
+    """Every recorded case with what is predicted, and by how much it is off."""
+    recorded, found = read_rows(path), []
+    for case in cases():
+        row = recorded.get(case.key)
+        if row is None or "error" in row:
+            continue
+        memory, sent = predicted(case)
+        compiled_sent = sum(row["sent_bytes"].values())
+        found.append(
+            {
+                "case": case.key,
+                "memory": row["resident_bytes"],
+                "memory_error": memory / row["resident_bytes"] - 1,
+                "sent": compiled_sent,
+                "sent_error": sent / compiled_sent - 1 if compiled_sent else 0.0,
+                "seconds": row["seconds"],
+            }
+        )
+    return found
+
+
+def predicted(case: Case) -> tuple[int, float]:
+    """Bytes of memory and bytes sent, per chip."""
+    chips = f"{case.topology.partition(':')[0]}:{case.strategy.chips}"
+    found = predict(case.model, chips, case.strategy, batch=case.batch, sequence_length=case.length)
+    # libtpu turns the reduce-scatter of a single sequence into an all-reduce, which sends twice.
+    is_single = case.batch == case.strategy.batch_shards * case.strategy.microbatches
+    twice = sum(
+        each.total
+        for each in found.transfers
+        if is_single and (each.part, each.kind) == ("tensor", "reduce-scatter")
+    )
+    return found.memory.total, found.sent_bytes + twice
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Median and 95th percentile of the errors, in words."""
+    lines = [f"{len(rows)} of {COUNT} configurations compiled"]
+    for what in ("memory", "sent"):
+        errors = sorted(abs(row[f"{what}_error"]) for row in rows)
+        if errors:
+            high = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
+            lines.append(
+                f"{what}: median error {in_words(statistics.median(errors), 'share')}, "
+                f"95th percentile {in_words(high, 'share')}"
+            )
+    return "\n".join(lines)
+
+
+def grade_record(path: Path, minutes: float) -> str:
+    """Goes on with a record for so many minutes; its table of errors, and their summary."""
+    if not 0 <= minutes <= 10_000:
+        raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
+    record_cases(path, minutes=minutes)
+    rows = graded(path)
+    table = [("configuration", "compiled", "memory", "sent")]
+    for row in rows:
+        errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
+        table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
+    return f"{text_table(table, '<>>>')}\n{summary(rows)}"
