@@ -5,7 +5,7 @@ import types
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs/many_hosts.md"
-WRITTEN = []
+written_scalars = []
 ROWS = [{"step": 10, "loss": 2.5}, {"step": 20, "loss": 2.0}]
 
 
@@ -22,7 +22,7 @@ class Writer:
         pass
 
     def add_scalar(self, name, value, step):
-        WRITTEN.append((name, value, step))
+        written_scalars.append((name, value, step))
 
 
 def test_recipes_hand_every_row_on(monkeypatch):
@@ -43,4 +43,4 @@ def test_recipes_hand_every_row_on(monkeypatch):
     for block in recipes:
         exec(block, {"train_language_model": train_language_model, "run": None})
     assert logged == [10, 20]
-    assert WRITTEN == [(n, row[n], row["step"]) for row in ROWS for n in row]
+    assert written_scalars == [(n, row[n], row["step"]) for row in ROWS for n in row]
