@@ -5,6 +5,7 @@ are meant for somebody reading the repository are turned to where the site has t
 """
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -77,7 +78,11 @@ def write_project():
 
 def write_rooms():
     for room in toolkit._ROOMS:
-        write(f"api/{room}.rst", room_page(getattr(toolkit, room)))
+        module = getattr(toolkit, room)
+        write(f"api/{room}.rst", room_page(module))
+        for name in module.__all__:
+            if inspect.ismodule(inner := getattr(module, name)):
+                write(f"api/{room}.{name}.rst", room_page(inner))
 
 
 def write_notebooks():

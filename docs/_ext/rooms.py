@@ -54,16 +54,19 @@ def heading_above(position, lines):
 
 
 def home(name, value):
-    """The room that documents a name which several rooms export: the one that defines it."""
+    """The room that documents a name which several rooms export: the one that defines it.
+
+    None for a name that only a room within a room exports.
+    """
     rooms = [
         room for room in toolkit._ROOMS if getattr(getattr(toolkit, room), name, None) is value
     ]
     defining = [room for room in rooms if f"toolkit.{room}." in f"{value.__module__}."]
-    return f"toolkit.{(defining or rooms)[-1]}"
+    return f"toolkit.{(defining or rooms)[-1]}" if rooms else None
 
 
 def directive(room, name, value, lines):
-    if not is_data(value) and (other := home(name, value)) != room:
+    if not is_data(value) and (other := home(name, value)) not in (room, None):
         kind = "class" if isinstance(value, type) else "function"
         return [f".. py:{kind}:: {name}", "", f"   The same as :py:obj:`{other}.{name}`."]
     if isinstance(value, type):
@@ -73,4 +76,7 @@ def directive(room, name, value, lines):
     # Data has no docstring: the map says what it is.
     entry = next(line for line in lines if re.search(rf"\b{name}\b", line))
     text = re.sub(r"^[* ]*(`?\w+`?,? ?)+(:|  )\s*", "", entry)
-    return [f".. py:data:: {name}", "", f"   {Writer(room).inline(text)}"]
+    text = Writer(room).inline(text)
+    if inspect.ismodule(value):  # a room within the room has a page of its own
+        return [f":py:mod:`{value.__name__}`: {text}"]
+    return [f".. py:data:: {name}", "", f"   {text}"]
