@@ -56,7 +56,7 @@ def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     """name -> page with that notebook open in JupyterLab, every cell run."""
     playwright = pytest.importorskip("playwright.sync_api")
     notebooks, state = (tmp_path_factory.mktemp(name) for name in ("notebooks", "state"))
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
+    for path in (*ROOT.glob("notebooks/*.ipynb"), ROOT / "tutorials/07_pipeline.ipynb"):
         shutil.copy(path, notebooks)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -102,7 +102,7 @@ def enter_guess(page: Any) -> None:
         prediction.locator("input[type=text]").fill("5")
         prediction.locator("input[type=text]").press("Tab")
     prediction.locator(".lesson-enter").click()
-    prediction.locator(".toolkit-panel").wait_for()
+    prediction.locator("img").first.wait_for()
     page.wait_for_function(KERNEL_IS_IDLE)
 
 
@@ -280,3 +280,40 @@ def wait_for_change(page: Any, element: Any, old: str) -> str:
     )
     page.wait_for_function(KERNEL_IS_IDLE)
     return element.inner_text()
+
+
+def test_a_lesson_is_predicted_solved_checked_and_exported(
+    open_notebook: Callable[[str], Any],
+) -> None:
+    page = open_notebook("07_pipeline")  # its guess was 5
+    assert_no_errors(page)
+    first, second = (page.locator(".toolkit-prediction").nth(at) for at in (0, 1))
+    assert "You guessed 5. They idle 27.3%" in first.inner_text()
+    assert first.locator("img").count() == 1
+    assert "Locked" in second.inner_text()
+    code = """
+import math
+from pathlib import Path
+def microbatches_for(devices, bubble):
+    return math.ceil((devices - 1) * (1 - bubble) / bubble)
+print("checked:", lesson.check("microbatches_for", microbatches_for).words)
+print("exported:", len(Path(lesson.export(learner="Ada")).read_text()) > 1000)
+"""
+    page.evaluate(
+        """async code => {
+            const panel = window.jupyterapp.shell.currentWidget;
+            const cells = panel.content.model.sharedModel;
+            cells.insertCell(cells.cells.length, {cell_type: "code", source: code});
+            panel.content.activeCellIndex = cells.cells.length - 1;
+            await window.jupyterapp.commands.execute("notebook:run-cell");
+        }""",
+        code,
+    )
+    page.wait_for_function(KERNEL_IS_IDLE)
+    last = page.locator(".jp-OutputArea-output").last
+    assert "checked: Right: m >= (p-1)(1-b)/b" in last.inner_text()
+    assert "exported: True" in last.inner_text()
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    first.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "lesson.png")
+    page.close()

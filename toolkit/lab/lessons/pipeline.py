@@ -87,8 +87,9 @@ def _draw_guess(timeline: Timeline, title: str) -> Callable[[Figure, Any], None]
             axes = figure.axes[0]
             axes.axvline(end, color=INK, linestyle=(0, (2, 2)))
             axes.set_xlim(0, 1.02 * max(end, float(timeline.makespan)))
+            axes.set_ylim(DEVICES - 0.1, -0.5)
             axes.annotate(
-                "your guess ends here", (end, DEVICES - 0.6), xytext=(-4, 0), ha="right",
+                "your guess ends here", (end, DEVICES - 0.3), xytext=(-4, 0), ha="right",
                 textcoords="offset points", fontsize=9, annotation_clip=False,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""JupyterLab on the notebooks: what `toolkit lab` starts."""
+"""JupyterLab on notebooks and lessons: what `toolkit lab` starts."""
 
 import importlib.util
 import os
@@ -12,11 +12,11 @@ from toolkit.lab.kit.stored import stored_folder
 
 
 def serve(*, port: int = 8888, browser: bool = True) -> int:
-    """Start JupyterLab on the notebooks and wait until it ends.
+    """Start JupyterLab on notebooks and lessons and wait until it ends.
 
-    An installed wheel may be read-only and is overwritten by the next upgrade, so there the
-    notebooks are first copied to `toolkit-notebooks` in the current folder; a copy that exists is
-    the user's own text and is left alone.
+    An installed wheel may be read-only and is overwritten by the next upgrade, so there both are
+    first copied to `toolkit-notebooks` in the current folder; a copy that exists is the user's own
+    text and is left alone.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise RuntimeError(
@@ -34,15 +34,16 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
                 f"port: {port} cannot be used ({error.strerror}); "
                 f"choose another, e.g. toolkit lab --port {port % 65535 + 1}"
             ) from None
-    folder = stored_folder("notebooks")
-    if folder.name == "_notebooks":
-        own = Path("toolkit-notebooks")
-        if not own.exists():
-            shutil.copytree(folder, own)
-        folder = own
+    root = stored_folder("notebooks").parent  # a checkout: lessons lie beside
+    if (root / "_notebooks").is_dir():
+        root = Path("toolkit-notebooks")
+        for name in ("notebooks", "tutorials"):
+            if not (root / name).exists():
+                shutil.copytree(stored_folder(name), root / name)
     command = [
         sys.executable, "-m", "jupyterlab", f"--port={port}", "--ServerApp.port_retries=0",
-        "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}",
+        "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root.resolve()}",
+        "--LabApp.default_url=/lab/tree/tutorials",
     ]  # fmt: skip
     if not browser:
         command.append("--no-browser")
