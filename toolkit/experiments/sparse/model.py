@@ -149,13 +149,13 @@ def main(path: Path) -> None:
     params, losses = train()
     seconds = time.perf_counter() - begun
     record = {
+        **environment(),
         "command": f"python -m toolkit.experiments.sparse.model data/models/{path.name}",
         "steps": STEPS,
         "seconds": round(seconds, 1),
         "loss": [round(loss, 4) for loss in losses],
         "accuracy": accuracy(params, TASK, 0),
         "accuracy at 1024 tokens, 64 pairs": accuracy(params, Retrieval(64, 1024, 32), 0, batch=4),
-        **environment(),
     }
     save(params, path, record)
     print(json.dumps(record, indent=2))
