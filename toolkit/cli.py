@@ -291,6 +291,36 @@ def experiment(
         sys.exit(130)
 
 
+def audit_sparse(
+    checkpoint: Annotated[Path, tyro.conf.Positional],
+    text: Path,
+    budget: int = 128,
+    tokens: int = 1024,
+    steps: int = 32,
+    page: Path = Path("audit-sparse.html"),
+) -> None:
+    """Run every system of sparse decoding on a model and a text; says what each one drops.
+
+    Args:
+        checkpoint: a run's folder, an exported file, or a folder with a published checkpoint.
+        text: a file to read.
+        budget: tokens that a head may attend to, sinks and recent ones counted.
+        tokens: how much of the text is read, from its start.
+        steps: how many of these, the last, are decoded sparsely.
+        page: the page to write, with the dropped tokens shown.
+    """
+    from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of
+    from toolkit.experiments.sparse.page import write_page
+
+    model = load_any(checkpoint)
+    ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
+    rows = audit(model, ids[:tokens], budget, steps)
+    print(audit_table(rows))
+    title = f"{checkpoint.name}: {budget} of {min(tokens, len(ids))} tokens"
+    write_page(page, title, rows, pieces[:tokens])
+    print(f"\nWhat was dropped, token by token: {page}")
+
+
 def info() -> None:
     """Print versions, devices and memory: what to paste into a bug report."""
     from toolkit.measure import environment_rows
@@ -326,9 +356,10 @@ def main() -> None:
         explain,
         bench,
         experiment,
+        audit_sparse,
         info,
     )
-    commands = {command.__name__: command for command in functions}
+    commands = {command.__name__.replace("_", "-"): command for command in functions}
     _enable_compilation_cache()
     try:
         tyro.extras.subcommand_cli_from_dict(

@@ -7,13 +7,13 @@ seed. Layer 0, which does the retrieval, decodes the questions sparsely; all els
 import functools
 from dataclasses import dataclass
 
-from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
+from toolkit.attention.sparse import FixedTokens, MassTarget
 from toolkit.experiments.chart import LOOKS, caption_below, draw_bar, two_panels
 from toolkit.experiments.experiment import Column, Experiment, Workspace
 from toolkit.experiments.results import Results
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.data import Drawn, gaussian, heavy_tailed
-from toolkit.experiments.sparse.quality import Quality, of_drawn, of_retrieval
+from toolkit.experiments.sparse.quality import Quality, at_small_budgets, of_drawn, of_retrieval
 from toolkit.experiments.tasks import Retrieval
 from toolkit.experiments.verdicts import Claim, above, below
 
@@ -46,7 +46,7 @@ def _params() -> model.Params:
 
 
 def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict:
-    selector, heavy = SELECTORS[setting.system](), heavy_tailed(seed)
+    selector, heavy = at_small_budgets(setting.system), heavy_tailed(seed)
     if setting.budget != "tokens":
         adaptive = of_drawn(heavy, selector, MassTarget(TARGET))
         if setting.budget == "mass":

@@ -1,5 +1,6 @@
 """What a selector keeps of attention: on drawn data, and inside the retrieval model."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +10,15 @@ import numpy as np
 from jax import Array, lax
 
 from toolkit.attention import softmax_attention
-from toolkit.attention.sparse import Selector, build, decode_step, recovered_mass, update
+from toolkit.attention.sparse import (
+    SELECTORS,
+    Selector,
+    SparseCache,
+    build,
+    decode_step,
+    recovered_mass,
+    update,
+)
 from toolkit.attention.sparse.budget import Budget
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.data import Drawn
@@ -32,6 +41,11 @@ class Quality(NamedTuple):
     error: float
     tokens: float
     kilobytes: float
+
+
+def at_small_budgets(name: str) -> Selector:
+    """A system by its name; one that reads its newest tokens in full keeps fewer of those."""
+    return SELECTORS[name](**({"refresh_every": 16} if name == "tactic" else {}))
 
 
 def quality_of(mass: Any, out: Any, exact: Any, tokens: Any, bytes_read: Any) -> Quality:
@@ -92,22 +106,69 @@ def _read(params, tokens, selector, haystack, budget, corrects_tail):
     """The haystack is read densely, the questions one token at a time; layer 1 is dense."""
     x = model.start(params, tokens)
     seen = model.project(params, 0, x)
+    steps = read_sparsely(seen, selector, haystack, budget, corrects_tail)
+    out = jnp.concatenate([steps.exact[:, :haystack], steps.out], axis=1)
+    x = model.finish(params, 0, x, out)
+    seen = model.project(params, 1, x)
+    x = model.finish(params, 1, x, softmax_attention(*seen)[0])
+    found = model.logits(params, x[:, haystack:]).argmax(axis=-1)
+    exact = steps.exact[:, haystack:]
+    return found, steps.mass, steps.out, exact, steps.tokens, steps.bytes_read
+
+
+class Steps(NamedTuple):
+    """What sparse decoding of the end of a sequence gives, beside attention to everything.
+
+    Attributes:
+        exact: outputs of dense attention [batch, time, heads, size], of all tokens.
+        out: sparse ones [batch, steps, heads, size].
+        mass: share of the softmax that was read [batch, steps, heads].
+        tokens: tokens read [steps, batch, key_value_heads].
+        bytes_read: likewise, with the index.
+        lost: share of the softmax of the last query on each token not read [batch, heads, time].
+    """
+
+    exact: Array
+    out: Array
+    mass: Array
+    tokens: Array
+    bytes_read: Array
+    lost: Array
+
+
+def read_sparsely(
+    seen: Any, selector: Selector, start: int, budget: Budget, corrects_tail: bool = False
+) -> Steps:
+    """Attention of a sequence (q, k, v) whose tokens from `start` on are decoded one by one."""
     exact, _, lse = softmax_attention(*seen, return_residual=True)
-    keys, values = (jnp.moveaxis(rows, 2, 1) for rows in (seen.k, seen.v))
-    length = jnp.full(tokens.shape[0], haystack, jnp.int32)
-    cache = build(selector, keys, values, length)
+    keys, values = (jnp.moveaxis(rows, 2, 1) for rows in seen[1:])
+    cache = build(selector, keys, values, jnp.full(keys.shape[0], start, jnp.int32))
 
     def step(cache, rows: tuple[Array, ...]):
         q, k, v = rows
         cache = update(selector, cache, k, v)
         return cache, decode_step(cache, q, selector, budget, corrects_tail=corrects_tail)
 
-    questions: Any = tuple(jnp.moveaxis(rows[:, haystack:], 1, 0) for rows in seen)
-    _, done = lax.scan(step, cache, questions)
+    rows: Any = tuple(jnp.moveaxis(x[:, start:], 1, 0) for x in seen)
+    cache, done = lax.scan(step, cache, rows)
     out = jnp.moveaxis(done.out, 0, 1)
-    x = model.finish(params, 0, x, jnp.concatenate([exact[:, :haystack], out], axis=1))
-    seen = model.project(params, 1, x)
-    x = model.finish(params, 1, x, softmax_attention(*seen)[0])
-    found = model.logits(params, x[:, haystack:]).argmax(axis=-1)
-    mass = recovered_mass(jnp.moveaxis(done.lse, 0, 1), lse[:, haystack:])
-    return found, mass, out, exact[:, haystack:], done.tokens, done.bytes_read
+    mass = recovered_mass(jnp.moveaxis(done.lse, 0, 1), lse[:, start:].astype(done.lse.dtype))
+    return Steps(
+        exact, out, mass, done.tokens, done.bytes_read, _lost(cache, seen, selector, budget)
+    )
+
+
+def _lost(cache: SparseCache, seen: Any, selector: Selector, budget: Budget) -> Array:
+    """What the last query did not read: with one-hot values, its output is its weights."""
+    batch, heads, capacity, _ = cache.keys.shape
+    one_hot = jnp.broadcast_to(
+        jnp.eye(capacity, dtype=cache.values.dtype), (batch, heads, capacity, capacity)
+    )
+    total = one_hot.sum(axis=2, dtype=cache.value_sum.dtype)
+    q = seen[0][:, -1]
+    marked = replace(cache, values=one_hot, value_sum=total)
+    weights = decode_step(marked, q, selector, budget).out
+    grouped = q.reshape(batch, heads, -1, q.shape[-1])
+    x = jnp.einsum("bhgd,bhsd->bhgs", grouped, cache.keys) * q.shape[-1] ** -0.5
+    p = jax.nn.softmax(x.astype(jnp.float32), axis=-1).reshape(batch, -1, capacity)
+    return jnp.where(weights > 0, 0, p)

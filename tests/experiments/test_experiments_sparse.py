@@ -1,0 +1,95 @@
+"""Sparse decoding looked into: the drawn data, the retrieval model, the audit of any model."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from toolkit.attention.sparse import SELECTORS, FixedTokens
+from toolkit.experiments.sparse import audit as audits
+from toolkit.experiments.sparse import model
+from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
+from toolkit.experiments.sparse.page import write_page
+from toolkit.experiments.sparse.quality import of_drawn
+from toolkit.experiments.tasks import Retrieval
+from toolkit.looped import LoopedConfig, LoopedLM
+
+SMALL = {"heads": 2, "tokens": 512, "queries": 8, "size": 32}
+
+
+def shares(drawn):
+    x = np.einsum("qhd,hsd->qhs", drawn.q, drawn.k) * drawn.q.shape[2] ** -0.5
+    p = np.exp(x - x.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def tokens_for(mass, p):
+    return (np.sort(p, axis=-1)[..., ::-1].cumsum(axis=-1) < mass).sum(axis=-1) + 1
+
+
+def test_heavy_tails_are_sparse_and_normal_numbers_are_not():
+    heavy, flat = (shares(draw(0)) for draw in (heavy_tailed, gaussian))
+    assert heavy[..., :4].sum(axis=-1).mean() == pytest.approx(SINK_MASS, abs=0.02)
+    assert tokens_for(0.9, heavy).mean() < 0.15 * 4096
+    assert tokens_for(0.9, flat).mean() > 0.5 * 4096
+
+
+def test_needles_stand_where_they_should():
+    task = Retrieval(pairs=3, length=40, queries=2, depth=0.5)
+    drawn = jax.device_get(task.draw(jax.random.key(0), 8))
+    asked = drawn.tokens[:, task.haystack :: 2]
+    for row in range(8):
+        places = [int(np.flatnonzero(drawn.tokens[row, : task.haystack] == key)[0])
+                  for key in asked[row]]  # fmt: skip
+        assert places[0] == 2 * round(0.5 * (task.haystack // 2 - 1))
+        answers = drawn.tokens[row, np.array(places) + 1]
+        assert (answers == drawn.targets[row, task.haystack :: 2]).all()
+    with pytest.raises(ValueError, match="wanted an even number of at least 10"):
+        Retrieval(pairs=3, length=8, queries=2)
+    with pytest.raises(ValueError, match="1 <= queries <= pairs"):
+        Retrieval(pairs=3, length=40, queries=4)
+
+
+def test_the_recorded_model_finds_needles_in_texts_longer_than_its_own():
+    assert model.FILE.stat().st_size < 2**20
+    assert model.accuracy(model.load(), Retrieval(16, 256, 16), 0, batch=8) > 0.95
+
+
+def test_the_oracle_keeps_most_and_all_tokens_are_everything():
+    drawn = heavy_tailed(1, **SMALL)
+    kept = {name: of_drawn(drawn, SELECTORS[name](), FixedTokens(64))
+            for name in ("oracle", "window")}  # fmt: skip
+    assert kept["oracle"].mass > kept["window"].mass
+    assert kept["oracle"].error < kept["window"].error
+    whole = of_drawn(drawn, SELECTORS["oracle"](), FixedTokens(512))
+    assert whole.mass == pytest.approx(1, abs=1e-5)
+    assert whole.worst_mass == pytest.approx(1, abs=1e-5)
+    assert whole.error < 1e-5
+
+
+def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
+    chosen = {name: SELECTORS[name] for name in ("oracle", "window")}
+    monkeypatch.setattr(audits, "SELECTORS", chosen)
+    config = LoopedConfig.tiny("full", loops=1, width=16, heads=2)
+    language = LoopedLM(config, rngs=nnx.Rngs(0))
+    text = "<needle> & hay " * 5
+    tokens, pieces = audits.tokens_of(language, tmp_path, text)
+    rows = audits.audit(language, tokens, budget=28, steps=4)
+    assert [row.name for row in rows] == ["oracle", "window"]
+    assert all(row.off < 1e-4 for row in rows)
+    oracle, window = rows
+    assert oracle.quality.mass > window.quality.mass
+    assert window.lost[-20:].sum() == 0
+    assert window.lost.sum() > oracle.lost.sum() > 0
+    assert "window" in audits.audit_table(rows)
+    write_page(tmp_path / "page.html", "a < b", rows, pieces)
+    page = (tmp_path / "page.html").read_text()
+    assert "a &lt; b" in page
+    assert "&lt;" in page.split("<h2>window")[1]
+    with pytest.raises(ValueError, match="too short"):
+        audits.audit(language, tokens[:30], budget=28, steps=4)
+    with pytest.raises(ValueError, match="budget must exceed 20"):
+        audits.audit(language, tokens, budget=20, steps=4)
+    recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="needs softmax layers"):
+        audits.audit(recurrent, tokens, budget=28, steps=4)

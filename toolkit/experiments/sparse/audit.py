@@ -1,0 +1,175 @@
+"""Every system of sparse decoding on a model and a text that somebody brings, side by side.
+
+The text is read densely but for its last tokens. These are read one by one, every full softmax
+layer of every loop attending sparsely, as decoding would: what a layer drops changes what the next
+one sees, and at last what the model says.
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector
+from toolkit.attention.sparse.budget import Budget
+from toolkit.conversion.student import with_mixers
+from toolkit.experiments.sparse.quality import Quality, at_small_budgets, quality_of, read_sparsely
+from toolkit.language import load_language_model
+from toolkit.looped import LoopedLM, load_checkpoint
+from toolkit.looped.layers import token_positions
+from toolkit.looped.model import run_blocks
+from toolkit.measure.tables import text_table
+
+LEAST_BEFORE = 32  # tokens that are read densely first
+
+
+class Row(NamedTuple):
+    """What the audit says of one system.
+
+    Attributes:
+        name: of the system.
+        quality: of its attention, over layers, heads and steps.
+        same: share of steps whose likeliest token is that of dense attention.
+        loss: nats per token on the text, beside which `dense_loss` is that of dense attention.
+        dense_loss: likewise.
+        dense_kilobytes: what dense attention reads per head and step.
+        off: largest difference of a logit with room for all tokens: 0 but for rounding.
+        lost: mean share of the softmax on each token the last query did not read [time].
+    """
+
+    name: str
+    quality: Quality
+    same: float
+    loss: float
+    dense_loss: float
+    dense_kilobytes: float
+    off: float
+    lost: Float[np.ndarray, "time"]
+
+
+def load_any(path: Path) -> LoopedLM:
+    """A run's folder, an exported file, or a folder with a published checkpoint."""
+    is_published = path.is_dir() and (path / "config.json").is_file()
+    is_ours = (path / "run.json").is_file() or path.is_file()
+    return load_checkpoint(path) if is_published and not is_ours else load_language_model(path)
+
+
+def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "time"], list[str]]:
+    """A text as tokens, and each token as text: bytes, or what the checkpoint's tokenizer says."""
+    if model.config.vocabulary == 256:
+        data = text.encode()
+        return np.frombuffer(data, np.uint8).astype(np.int32), [chr(b) for b in data]
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} has no tokenizer.json, and its model does not read bytes")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ValueError("a checkpoint's tokenizer needs: pip install tokenizers") from None
+    tokenizer = Tokenizer.from_file(str(file))
+    ids = tokenizer.encode(text).ids
+    return np.array(ids, np.int32), [tokenizer.decode([token]) for token in ids]
+
+
+def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: int) -> list[Row]:
+    """One row per system, on the last `steps` tokens of a text."""
+    config = model.config
+    if config.windows is not None or "full" not in config.layers:
+        raise ValueError(
+            "an audit needs softmax layers that see everything; "
+            f"got pattern {config.pattern!r}, windows {config.windows!r}"
+        )
+    if steps < 1 or len(tokens) < steps + LEAST_BEFORE:
+        raise ValueError(
+            f"a text of {len(tokens)} tokens is too short for {steps} steps after {LEAST_BEFORE}"
+        )
+    if budget <= 0 or budget >= len(tokens):
+        raise ValueError(f"budget must be 1 to {len(tokens) - 1} tokens; got {budget}")
+    given, start = jnp.asarray(tokens)[None], len(tokens) - steps
+    dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
+    rows = []
+    for name in SELECTORS:
+        selector = at_small_budgets(name)
+        forced = selector.sinks + selector.recent
+        if budget <= forced:
+            raise ValueError(f"budget must exceed {forced}, the sinks and recent tokens of {name}")
+        logits, seen = _run(model, given, selector, start, FixedTokens(budget))
+        whole, _ = _run(model, given, selector, start, FixedTokens(len(tokens)))
+        loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits, dense))
+        parts = [[getattr(steps, field) for steps in seen] for field in seen[0]._fields]
+        named = dict(zip(seen[0]._fields, parts, strict=True))
+        exact = [steps.exact[:, start:] for steps in seen]
+        quality = quality_of(
+            *(np.stack(x) for x in (named["mass"], named["out"], exact)),
+            *(np.stack(x) for x in (named["tokens"], named["bytes_read"])),
+        )
+        _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
+        dense_bytes = (start + (steps + 1) / 2) * 2 * size * config.compute_dtype.itemsize
+        lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
+        same = float((logits.argmax(-1) == dense.argmax(-1)).mean())
+        off = float(jnp.abs(whole - dense).max())
+        row = Row(name, quality, same, loss, dense_loss, dense_bytes / 1000, off, lost)
+        rows.append(row)
+    return rows
+
+
+def _loss(logits, targets) -> float:
+    """Of each token but the first, given those before it."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:-1], jnp.asarray(targets[1:]))
+    return float(losses.mean()) if len(targets) > 1 else math.nan
+
+
+class _Sparse(nnx.Module):
+    """A softmax layer that attends sparsely from `start` on, and shows what it dropped."""
+
+    def __init__(self, mixer: Any, attend: Any):
+        self.mixer, self.attend = mixer, attend
+
+    def __call__(self, x: Float[Array, "batch time width"], **_: Any) -> tuple[Array, Any]:
+        seen = self.mixer._project(x, token_positions(x.shape[:2], None, None))
+        steps = self.attend(seen)
+        start = x.shape[1] - steps.out.shape[1]
+        out = jnp.concatenate([steps.exact[:, :start], steps.out.astype(x.dtype)], axis=1)
+        return self.mixer._finish(x, out), steps
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _run(model: LoopedLM, tokens: Array, selector: Selector, start: int, budget: Budget):
+    """Logits of the last tokens, and what each softmax layer of each loop saw and dropped."""
+    attend = partial(read_sparsely, selector=selector, start=start, budget=budget)
+    full = [layer for layer, word in enumerate(model.config.layers) if word == "full"]
+    sparse = with_mixers(model, {i: _Sparse(model.blocks[i].mixer, attend) for i in full})
+    injected, _ = run_blocks(sparse.prelude, sparse.embedding(tokens))
+    # A sparse layer hands on what it saw where other layers hand on a cache.
+    places = (None,) * len(sparse.blocks)
+
+    def body(tau, h, row):
+        return sparse.loop(h, *row, tau=tau, injected=injected, caches=places)
+
+    h, loops = sparse.run_loops(body, sparse.start(injected))
+    h, _ = run_blocks(sparse.coda, h)
+    return sparse.head(h)[0, start:], [loop[layer] for loop in loops for layer in full]
+
+
+def audit_table(rows: list[Row]) -> str:
+    """The rows as text."""
+    head = ["system", "same next token", "loss", "mass kept", "5th percentile", "output error",
+            "tokens read", "kB read", "of dense", "off with room for all"]  # fmt: skip
+    lines = [["dense", "100 %", f"{rows[0].dense_loss:.4f}", "1.000", "1.000", "0.000", "all",
+              f"{rows[0].dense_kilobytes:.1f}", "100 %", "0"]]  # fmt: skip
+    for row in rows:
+        q = row.quality
+        share = q.kilobytes / row.dense_kilobytes
+        lines.append(
+            [row.name, f"{row.same:.0%}".replace("%", " %"), f"{row.loss:.4f}", f"{q.mass:.3f}",
+             f"{q.worst_mass:.3f}", f"{q.error:.3f}", f"{q.tokens:.0f}", f"{q.kilobytes:.1f}",
+             f"{share:.0%}".replace("%", " %"), f"{row.off:.1e}"]
+        )  # fmt: skip
+    return text_table([head, *lines], "<" + ">" * (len(head) - 1))
