@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from toolkit.parallel import Machine, auto_layout, make_mesh, redco_layout
+from toolkit.parallel import Machine, auto_layout, compare_layouts, make_mesh, redco_layout
 from toolkit.parallel.dataflow.flow import WHOLE
 from toolkit.parallel.dataflow.propagation import follow
 
@@ -183,6 +183,41 @@ def test_what_does_not_fit_is_refused(mesh, change, message):
     }
     with pytest.raises(ValueError, match=message):
         auto_layout(**(given | change))
+
+
+def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
+    """Two heads of keys and values on four devices: names cut them through, the program does not."""
+
+    def loss(p, x):
+        q, k, v = (x @ p["attn"][name]["kernel"] for name in "qkv")
+        split = [one.reshape(*x.shape[:2], -1, 16) for one in (q, k, v)]
+        out = jax.nn.dot_product_attention(*split).reshape(*x.shape[:2], -1)
+        return jnp.mean((x + out @ p["attn"]["o"]["kernel"]) ** 2)
+
+    wide, narrow = (64, 64), (64, 32)  # four heads, two of keys and values
+    shapes = {"q": wide, "k": narrow, "v": narrow, "o": wide}
+    params = {
+        "attn": {
+            name: {"kernel": jax.ShapeDtypeStruct(size, jnp.float32)}
+            for name, size in shapes.items()
+        }
+    }
+    x = jax.ShapeDtypeStruct((8, 32, 64), jnp.float32)
+    small = Machine(latency=0.0, flops=16 * Machine().bandwidth)
+    layouts = {
+        "auto": auto_layout(loss, params, x, mesh, machine=small),
+        "redco": redco_layout(params, mesh),
+    }
+    assert specs(layouts["redco"])["attn/k/kernel"] == COLUMN
+    assert specs(layouts["auto"])["attn/k/kernel"] != COLUMN
+    table = compare_layouts(loss, params, x, layouts)
+    header, *rows = (line.split() for line in table.splitlines())
+    assert header[0] == "layout"
+    assert header[-3:] == ["sent", "parameters", "held"]
+    assert [row[0] for row in rows] == ["auto", "redco"]
+    assert all(row[-2:] == ["12.0", "KiB"] for row in rows)
+    with pytest.raises(ValueError, match="layouts is empty"):
+        compare_layouts(loss, params, x, {})
 
 
 # Redco's own generator, re-implemented independently: names -> shapes -> specs for four devices.

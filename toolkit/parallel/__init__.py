@@ -13,6 +13,7 @@
 * `auto_layout`: a tensor-parallel layout found by following the traced program
 * `Machine`: what moving and computing cost where it looks
 * `redco_layout`: the layout by the names of parameters alone
+* `compare_layouts`: the collectives of one program under several layouts, side by side
 * `blame`: which collectives need not be, each with a change of the layout that was tried
 * `Blame`, `Finding`, `Trial`: what it says
 * `context_attention`: attention over tokens on several devices: ring, zigzag or Ulysses
@@ -38,6 +39,7 @@
 
 from toolkit.parallel import latent
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
+from toolkit.parallel.causes.comparison import compare_layouts
 from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
 from toolkit.parallel.context import (
@@ -93,6 +95,7 @@ __all__ = [
     "blame",
     "bucket_lengths",
     "column_parallel",
+    "compare_layouts",
     "context_attention",
     "data_parallel",
     "divide_evenly",

@@ -7,7 +7,9 @@ the modelled step gets faster:
     seconds = moving + FLOPs / rate + 7 parameter bytes held / memory bandwidth
 
 (the last is Adam's update, which reads four arrays and writes three). What is not outermost in a
-reshape, such as heads in a fused [queries | keys | values], is never cut through.
+reshape, such as heads in a fused [queries | keys | values], is never cut through. Where the heads
+of keys and values are fewer than the devices, attention is therefore cut along the width instead,
+which sends more than to repeat them would.
 """
 
 from collections.abc import Callable
