@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused(mesh, change, message):
 
 
 def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
-    """Two heads of keys and values on four devices: names cut them through, the program does not."""
+    """Two heads of keys and values on four devices: only names cut them through."""
 
     def loss(p, x):
         q, k, v = (x @ p["attn"][name]["kernel"] for name in "qkv")
