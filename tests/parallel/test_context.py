@@ -174,3 +174,10 @@ def test_what_does_not_fit_is_said(arguments, message):
     method = arguments.pop("method", "ring")
     with pytest.raises(ValueError, match=message):
         context_attention(q, k, v, make_mesh({"context": DEVICES}), method, **arguments)
+
+
+def test_explicit_axes_are_refused():
+    q, k, v, _ = inputs()
+    mesh = make_mesh({"context": DEVICES}, axis_type="explicit")
+    with pytest.raises(ValueError, match=r"mesh has axis types .*: want auto axes"):
+        context_attention(q, k, v, mesh, "ring")

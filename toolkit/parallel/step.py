@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
+from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.layout import STATES, Layout, Placement, axes_of
 
 if TYPE_CHECKING:
@@ -255,8 +256,4 @@ def _check_is_explicit(row: Placement, batch_axes: tuple[str, ...]) -> None:
 
 def _check_layout(layout: Layout) -> None:
     layout.check()
-    if any(kind != AxisType.Auto for kind in layout.mesh.axis_types):
-        raise ValueError(
-            f"the mesh has axis types {layout.mesh.axis_types}: want auto axes, "
-            'make_mesh(..., axis_type="auto")'
-        )
+    check_auto_axes(layout.mesh)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
-from toolkit.parallel.axes import devices_along
+from toolkit.parallel.axes import check_auto_axes, devices_along
 
 
 @checked
@@ -247,6 +247,7 @@ def vocabulary_parallel_cross_entropy(
         >>> vocabulary_parallel_cross_entropy(hidden, table, targets, mesh).shape
         (1, 2)
     """
+    check_auto_axes(mesh)
     fits = hidden.shape[:2] == targets.shape and hidden.shape[2] == table.shape[1]
     if not fits or not len(table):
         raise ValueError(

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.context.checks import check_attention
 from toolkit.parallel.context.ring import ring_attention
 from toolkit.parallel.context.ulysses import ulysses_attention
@@ -67,6 +68,7 @@ def context_attention(
         >>> context_attention(q, k, v, make_mesh({"context": len(jax.devices())})).shape[2:]
         (3, 8)
     """
+    check_auto_axes(mesh)
     check_attention(q, k, v, sliding_window)
     pieces = 2 if method == "zigzag" else 1
     for name, dimension, wanted in ((axis, 1, pieces), (batch_axis, 0, 1)):
