@@ -91,7 +91,7 @@ PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
 
 
 EVERY_WORD = [
-    "full window mla nsa dsa",
+    "full window mla nsa dsa moba",
     "gdn mamba2 kda hgrn2",
     "rwkv7 retention linear gla",
     "delta comba gdn2 delta_product",
