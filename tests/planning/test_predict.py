@@ -8,7 +8,7 @@ import pytest
 
 from toolkit.looped import LoopedConfig
 from toolkit.measure import published_peak
-from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict
+from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict, what_fits
 from toolkit.planning.memory import memory_of
 from toolkit.planning.program import train_program
 
@@ -144,3 +144,18 @@ def test_strategies_say_what_they_cannot_be():
         Strategy(recompute="everything")
     with pytest.raises(ValueError, match="fsdp must be 1"):
         Strategy(fsdp=0)
+
+
+def test_what_fits_grows_with_chips_and_sharding():
+    counts = (1, 8, 64)
+    found = what_fits(["llama-3.2-1b", "llama-3-70b"], [f"h100:{n}" for n in counts])
+    assert len(found) == 2 * 3 * 6
+    fits = {key: each is not None and each.fits for key, each in found.items()}
+    assert fits[0, 0, "data parallel"]
+    assert not fits[1, 1, "ZeRO-3"]
+    assert fits[1, 2, "ZeRO-3, recomputing"]
+    for model in range(2):
+        row = [fits[model, column, "ZeRO-3, recomputing"] for column in range(3)]
+        assert row == sorted(row)
+    with pytest.raises(ValueError, match="models must be at most 64"):
+        what_fits(["llama-3-8b"] * 65, ["h100:8"])

@@ -7,6 +7,7 @@ Predict (`predict.py`, `memory.py`, `times.py`):
 * `Strategy`: data x fsdp x tensor x pipeline, what is recomputed, microbatches, head in chunks
 * `Memory`: bytes on the chip that holds most, by category
 * `Constants`: what chips and links achieve of their published rates
+* `what_fits`: models against clusters under six schemes by name
 * `cluster`: chips by name, as a `Cluster`; `MODELS`: configurations by name
 
 Plan (`plan.py`, `search.py`, `pipelines.py`):
@@ -50,6 +51,7 @@ from toolkit.planning.program import Program, train_program
 from toolkit.planning.search import Assignment, assign_layers, decision_trees
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.times import Constants, overlapped_seconds
+from toolkit.planning.what_fits import what_fits
 
 __all__ = [
     "MODELS",
@@ -75,4 +77,5 @@ __all__ = [
     "plan_decode",
     "predict",
     "train_program",
+    "what_fits",
 ]
