@@ -188,7 +188,7 @@ def test_a_system_and_its_budget_in_one_word():
     assert sparse.choose("window:10%").budget == sparse.Ratio(0.1)
     for wrong, what in (
         ("nothing:3", "must be one of"),
-        ("oracle", "needs a budget"),
+        ("oracle", "need a budget"),
         ("oracle:0", "at least 1"),
         ("oracle:110%", "at most 1"),
         ("window:0.9", "estimates no mass"),

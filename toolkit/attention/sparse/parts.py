@@ -135,8 +135,8 @@ def attend_to_selected(
         tokens, mask = _union(tokens, mask, head.keys.shape[0])
         taken = taken.any(axis=0, keepdims=True)
     # Without the barrier XLA makes the copies inside of the products, ten times slower.
-    rows = lax.optimization_barrier((head.keys[tokens], head.values[tokens]))
-    return _attend(queries, *rows, mask), taken
+    k, v = lax.optimization_barrier((head.keys[tokens], head.values[tokens]))
+    return _attend(queries, k, v, mask), taken
 
 
 def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -> Rest:

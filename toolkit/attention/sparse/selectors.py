@@ -54,7 +54,7 @@ def choose(words: str) -> Choice:
         FixedTokens(tokens=256)
     """
     name, _, amount = words.partition(":")
-    check_choice("the system in front of the colon", name, SELECTORS)
+    check_choice("the system in words", name, SELECTORS)
     try:
         if amount.endswith("%"):
             budget: Budget = Ratio(float(amount[:-1]) / 100)
@@ -64,7 +64,7 @@ def choose(words: str) -> Choice:
             budget = MassTarget(float(amount))
     except ValueError as error:
         raise ValueError(
-            f'a sparse system needs a budget of tokens, of mass or in percent, such as "{name}:256"'
+            f'words need a budget of tokens, of mass or in percent, such as "{name}:256"'
             f', "{name}:0.9" or "{name}:10%"; got {words!r} ({error}).'
         ) from None
     if budget.needs_mass and not SELECTORS[name].estimates_mass:
