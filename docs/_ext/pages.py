@@ -146,7 +146,7 @@ def day(record):
 
 
 def write_claims():
-    write("claims.md", claims_page())
+    write("claims/index.md", claims_page())
 
 
 def write_cheat_sheets():

@@ -1,5 +1,7 @@
 """The first question of each notebook that is an instrument: asked before its panel is shown."""
 
+from typing import Any
+
 import numpy as np
 
 from toolkit.lab.lessons.outline import Answer, Outline, Question
@@ -9,7 +11,7 @@ def _same_word() -> Answer:
     from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.mixers.view import is_same
 
-    view = MixerPanel(left="retention", right="gdn", token=19).view
+    view: Any = MixerPanel(left="retention", right="gdn", token=19).view
     earlier = [at for at in range(view.token) if is_same(view.words[at], view.words[view.token])]
     shares = {
         memory.title: 100 * float(memory.share(view.token, view.head)[np.array(earlier)].sum())
