@@ -162,7 +162,7 @@ def sharded_train_step(
         def loss_of_shards(shards: Params, local_batch: Batch) -> Float[Array, ""]:
             return loss_fn(jax.tree.map(_gather, shards, specs), local_batch) / devices
 
-        if gather_again:
+        if gather_again and devices > 1:
             loss_of_shards = jax.checkpoint(loss_of_shards, policy=_is_not_gathered)
 
         def summed(gradient: Array, spec: PartitionSpec, *finer: PartitionSpec) -> Array:
@@ -194,7 +194,7 @@ def sharded_train_step(
 
 def _gather(shard: Array, spec: PartitionSpec) -> Array:
     for dimension, axes in enumerate(axes_of(spec)):
-        if axes:
+        if any(jax.lax.axis_size(axis) > 1 for axis in axes):
             shard = jax.lax.all_gather(shard, axes, axis=dimension, tiled=True)
     return shard
 
