@@ -43,7 +43,8 @@ class MLAOptions(LayerOptions):
         yarn_mscale_all_dim: likewise.
         slices: softmaxes that decoding cuts the latents into; 1 is exact.
         slices_prompt: prompts and training meet those softmaxes too.
-        exact_norm: slices know the norm of the whole latent.
+        exact_norm: slices know the norm of the whole latent; otherwise each takes its own for an
+            even share of it, which principal components are not.
     """
 
     latent_size: int = 512
