@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from toolkit.attention import sparse
 from toolkit.attention.sparse.decode import tactic
@@ -135,3 +136,30 @@ def test_clusters_of_one_token_rank_as_the_oracle_and_their_tail_is_exact():
     # The oracle ranks the few tokens that are too new for a cluster, too.
     assert (sparse.recovered_mass(plain.lse, best.lse) <= 1 + 1e-5).all()
     assert (sparse.recovered_mass(plain.lse, best.lse) > 0.85).all()
+
+
+def test_learned_hashes_find_more_of_the_heaviest_keys_than_random_ones():
+    """Where keys differ most in channels that queries hardly read."""
+    prompts, time, heads, size, bits = 4, 128, 2, 32, 64
+
+    def drawn(seed):
+        keys = jax.random.split(jax.random.key(seed), 2)
+        q = 3 * jax.random.normal(keys[0], (prompts, time, heads, size))
+        k = jax.random.normal(keys[1], (prompts, time, 1, size))
+        return q.at[..., 8:].multiply(0.05), k.at[..., 8:].multiply(3.0)
+
+    learned, random = sparse.train_hash(*drawn(0), bits=bits)[0], None
+    q, k = (x[:, :, 0] for x in drawn(1))
+
+    def found(weights):
+        own = system("hata", bits=bits, uses_norms=False, weights=weights)
+
+        def of_prompt(q, k):
+            alike = own.scores(own.build(k, k, jnp.int32(time)), k, q[::4], time)
+            heaviest = lax.top_k(q[::4] @ k.T, 12)[1]
+            nearest = lax.top_k(alike, 12)[1]
+            return (heaviest[:, :, None] == nearest[:, None]).any(axis=2).mean()
+
+        return float(jax.vmap(of_prompt)(q, k).mean())
+
+    assert found(learned) > 1.05 * found(random)

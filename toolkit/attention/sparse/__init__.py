@@ -21,6 +21,7 @@ build                         the cache of a prompt, with a system's index
 update                        append one token
 decode_step                   attend to what a system selects, and say what was read
 SparseCache, Decoded          what these take and return
+train_hash                    HATA's projections, learned from a model's queries and keys
 FixedTokens, Ratio, PerHead, MassTarget, Threshold
                               budgets: how much may be read, whatever the system
 recovered_mass, output_error  how good a selection is
@@ -35,6 +36,7 @@ combine                       merge what attention to disjoint parts gave
 from toolkit.attention._attend import attend
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import FixedTokens, MassTarget, PerHead, Ratio, Threshold
+from toolkit.attention.sparse.decode.hash_training import train_hash
 from toolkit.attention.sparse.protocol import Decoded, SparseCache, build, decode_step, update
 from toolkit.attention.sparse.quality import output_error, recovered_mass
 from toolkit.attention.sparse.selection import selected_indices, top_mask
@@ -91,5 +93,6 @@ __all__ = [
     "recovered_mass",
     "selected_indices",
     "top_mask",
+    "train_hash",
     "update",
 ]
