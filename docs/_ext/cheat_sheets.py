@@ -54,6 +54,11 @@ SHEETS = {
         Row("all-reduce, sent per device", "2 * (n - 1) / n * N", {"n": 8, "N": 256},
             lambda n, N: ring_bytes(), "bytes"),
     ],
+    "shard_transformer": [
+        Row("block cut over n devices, forward, sent per device", "4 * (n - 1) / n * T * w * b",
+            {"n": 4, "T": 8192, "w": 8192, "b": 2},
+            lambda n, T, w, b: 1e6 * large_block_mb(), "bytes"),
+    ],
     "pipeline": [
         Row("bubble of GPipe", "(p - 1) / (m + p - 1)", PIPE,
             lambda p, m: simulate(gpipe(p, m)).bubble, "share"),
@@ -83,6 +88,11 @@ def ring_bytes():
     from toolkit.lab.lessons.ring import sent_by
 
     return sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))[0]
+
+
+def large_block_mb():
+    """What a device sends for the larger block of the lesson, in MB."""
+    return load_outline("shard_transformer").question("large_block").answer().truth
 
 
 def both_values(row):

@@ -15,7 +15,7 @@ def answers_of(lesson):
 
 
 # Their judges compile.
-SECOND_TIER = {"attention_memory", "memory_ledger", "meshes", "ring"}
+SECOND_TIER = {"attention_memory", "memory_ledger", "meshes", "ring", "shard_transformer"}
 EVERY = [
     pytest.param(
         lesson, one.name, marks=[pytest.mark.slow] if lesson in SECOND_TIER else [],

@@ -21,6 +21,7 @@ LESSONS = (
     "attention_memory",
     "meshes",
     "ring",
+    "shard_transformer",
 )
 INSTRUMENTS = (
     "looped",
