@@ -12,7 +12,9 @@ import numpy as np
 
 from toolkit.attention import mixer
 from toolkit.figures import in_words
+from toolkit.lab.lessons.cluster_plan import predicted
 from toolkit.lab.lessons.outline import load_outline
+from toolkit.planning import Strategy
 from toolkit.schedules import (
     gpipe,
     interleaved,
@@ -71,6 +73,10 @@ SHEETS = {
         Row("bubble of ZB-H1, F = I = W", "(p - 1) / (3 * m + p - 1)", PIPE,
             lambda p, m: simulate(zero_bubble_h1(p, m)).bubble, "share"),
     ],
+    "cluster_plan": [
+        Row("parameters and Adam, float32, under ZeRO-3", "12 * P / n",
+            {"P": 8_030_261_248, "n": 8}, lambda P, n: zero3_bytes(), "bytes"),
+    ],
     "attention_memory": [
         Row("error after n pairs in K channels", "((n - 1) / K) ** 0.5", {"n": 32, "K": 16},
             lambda n, K: load_outline("attention_memory").question("capacity").answer().truth,
@@ -88,6 +94,12 @@ def ring_bytes():
     from toolkit.lab.lessons.ring import sent_by
 
     return sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))[0]
+
+
+def zero3_bytes():
+    """What a chip holds of the lesson's model and its optimiser between steps."""
+    memory = predicted(Strategy(fsdp=8)).memory
+    return memory.parameters + memory.optimizer
 
 
 def large_block_mb():

@@ -22,6 +22,7 @@ LESSONS = (
     "meshes",
     "ring",
     "shard_transformer",
+    "cluster_plan",
 )
 INSTRUMENTS = (
     "looped",
