@@ -16,6 +16,7 @@ MAX_WARM_SECONDS = 0.1
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
+    "MeshPanel", "StepPanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
@@ -123,7 +124,9 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     assert panel.view.token == 0
 
 
-@pytest.mark.parametrize("name", [*FIRST_TIER, "MixerPanel", "MixerCostPanel"])
+@pytest.mark.parametrize(
+    "name", [*FIRST_TIER, "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel"]
+)
 @pytest.mark.timed
 def test_a_warm_update_is_quick(name: str) -> None:
     panel = getattr(lab, name)()

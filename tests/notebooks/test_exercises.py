@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import LoopPanel, MixerPanel, RacePanel
+from toolkit.lab import LoopPanel, MeshPanel, MixerPanel, RacePanel, StepPanel
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -64,3 +64,17 @@ def test_shorter_reach_and_yet_better(answer: dict, words: str, capsys) -> None:
 )
 def test_a_schedule_near_the_best(answer: dict, words: str, capsys) -> None:
     assert words in said_by_check("lr_search", capsys, race=RacePanel(**answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"mesh": "4x2", "scheme": "zero3+tensor"}, "Right: zero3+tensor on 4x2 holds 12.7%"),
+        ({"mesh": "2x4", "scheme": "zero3"}, "Not yet: small enough, but it sends 336 KiB"),
+        ({"mesh": "1x8", "scheme": "tensor"}, "Not yet: small enough, but it sends 896 KiB"),
+        ({"mesh": "2x4", "scheme": "tensor"}, "Too much: a device holds 25.1%"),
+    ],
+)
+def test_a_layout_that_holds_and_sends_little(answer: dict, words: str, capsys) -> None:
+    panel, step = MeshPanel(**answer), StepPanel()
+    assert words in said_by_check("sharding", capsys, panel=panel, step=step)

@@ -11,6 +11,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `LoopStatePanel`: what each loop changes, carries and costs there
 * `SearchPanel`: a search of the learning rate, round by round: what it tries, thinks and pays
 * `RacePanel`: a schedule drawn by hand against tuned, searched and best ones
+* `MeshPanel`: who holds what of a train step on eight devices, by mesh and scheme
+* `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from toolkit.lab.mixers.cost_panel import MixerCostPanel
     from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
+    from toolkit.lab.sharding.mesh_panel import MeshPanel
+    from toolkit.lab.sharding.step_panel import StepPanel
     from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
@@ -63,6 +67,8 @@ _HOMES = {
     "lab.mixers.cost_panel": ("MixerCostPanel",),
     "lab.mixers.panel": ("MixerPanel",),
     "lab.notebooks.execute": ("NotebookRun", "run_notebook"),
+    "lab.sharding.mesh_panel": ("MeshPanel",),
+    "lab.sharding.step_panel": ("StepPanel",),
     "lab.tour.tour": ("run_tour",),
     "language": (
         "TrainedModel", "TrainingRun", "export_language_model", "load_language_model",
@@ -78,6 +84,7 @@ __all__ = [
     "LoopPanel",
     "LoopStatePanel",
     "MemoryPanel",
+    "MeshPanel",
     "MixerCostPanel",
     "MixerPanel",
     "NotebookRun",
@@ -86,6 +93,7 @@ __all__ = [
     "RacePanel",
     "ReadingPanel",
     "SearchPanel",
+    "StepPanel",
     "Words",
     "gather",
     "run_notebook",

@@ -37,6 +37,21 @@ def _reach() -> Answer:
     )
 
 
+def _share_held() -> Answer:
+    from toolkit.lab.sharding.mesh_panel import MeshPanel
+    from toolkit.lab.sharding.mesh_view import COPIES
+
+    view: Any = MeshPanel(mesh="2x4", scheme="zero1").view
+    held, whole = (sum(map(of, COPIES)) for of in (view.bytes_of, view.bytes_whole))
+    share = 100 * held / whole
+    return Answer(
+        round(share, 1),
+        f"{share:.1f} per cent (modelled, counted from the layout): weights and gradients, half of "
+        "all, stay whole; of Adam's two moments, the other half, an eighth is left. No cut of the "
+        "moments alone gets below one half.",
+    )
+
+
 _GAP = "in the widest gap between rates that were tried"
 
 
@@ -74,6 +89,21 @@ OUTLINES = {
                 unit="bytes",
                 low=1,
                 high=10_000,
+            ),
+        ),
+    ),
+    "sharding": Outline(
+        "Sharded training",
+        (
+            Question(
+                "share_held",
+                "ZeRO-1 on eight devices, Adam: weights and gradients stay whole, the optimiser's "
+                "moments are cut in eight. Which share of what one device alone would hold does "
+                "each device still hold, in per cent?",
+                _share_held,
+                unit="per cent",
+                low=0,
+                high=100,
             ),
         ),
     ),

@@ -28,6 +28,7 @@ INSTRUMENTS = (
     "looped",
     "lr_search",
     "mixers",
+    "sharding",
 )  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]
 """Draws on an empty figure in the house style."""

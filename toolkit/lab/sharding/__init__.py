@@ -1,1 +1,1 @@
-"""One train step on eight simulated devices, as the compiler made it."""
+"""One train step on eight devices: who holds what, and what the compiler made of it."""
