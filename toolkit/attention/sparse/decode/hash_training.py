@@ -24,6 +24,7 @@ from toolkit.attention.sparse.decode.hata import WORD
 SIGMA, EPSILON, LAMBDA, ETA = 0.1, 0.01, 1.0, 2.0
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 1e-6
 HEAVY, MOST = 0.1, 20.0  # share of the keys that are pulled; the label of the heaviest
+MOST_BITS = 2**16
 UPDATES = 20  # between two draws of queries
 
 
@@ -75,8 +76,14 @@ def train_hash(
     check_floating("k", k)
     check_multiple("bits", bits, "the bits of a word", WORD)
     check_count("draws", draws, 1, "")
+    if bits > MOST_BITS:
+        raise ValueError(f"bits must be at most {MOST_BITS}; got {bits}.")
     prompts, time, heads, size = q.shape
     key_heads = k.shape[2]
+    if k.shape != (prompts, time, key_heads, size) or not k.size or not q.size:
+        raise ValueError(
+            f"q and k must hold the same tokens, at least one; got q {q.shape} and k {k.shape}."
+        )
     if heads % key_heads:
         raise ValueError(f"heads {heads} is not a multiple of key_value_heads {key_heads}.")
     q, k = q.astype(jnp.float32), k.astype(jnp.float32)
