@@ -29,6 +29,8 @@ ROLES = (
     Role(r"mixer/convolution/", None, "its channels are those of a fused projection"),
     Role(r"mixer/indexer/|mixer/branch_gate/", None, "chooses for all heads"),
     Role(r"mixer/\w+/down/kernel$", None, "low rank: what every head reads"),
+    Role(r"mixer/((query|latent)_down|rope_key)/kernel$", None, "a latent: what every head reads"),
+    Role(r"mixer/(query|key|value)_up/kernel$", 1, "columns: its own heads each"),
     Role(rf"mixer/({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
     Role(r"mixer/output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
     Role(rf"mixer/({_PER_HEAD}|(decay|rate)/bias)$", 0, "its own heads each"),
@@ -54,7 +56,8 @@ def heads_of(path: str, channels: int, model: Any, head_size: int | None) -> int
     mixer = _module_at(model, inside["mixer"])
     sizes = getattr(mixer, "sizes", None)
     if sizes is not None:
-        return sizes.heads if inside["name"] in ("query", "key") else sizes.value_heads
+        is_shared = inside["name"] in ("query", "key")
+        return sizes.heads if is_shared else getattr(sizes, "value_heads", sizes.heads)
     head_size = getattr(mixer, "head_size", head_size)
     return None if not head_size else channels // head_size
 
