@@ -41,6 +41,26 @@ def pytest_configure(config):
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+# The programs of mixers that select are the largest: what compiles several of them is slow.
+SELECTING = {"nsa", "dsa", "moba"}
+OF_SEVERAL_PROGRAMS = {
+    "test_a_second_eager_call_compiles_nothing",
+    "test_a_training_step",
+    "test_packed_documents_equal_separate_ones",
+    "test_shard_map_over_batch_and_heads_equals_one_device",
+    "test_values_and_gradients_stay_and_lie_on_both_cores",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if getattr(item, "originalname", None) in OF_SEVERAL_PROGRAMS:
+            values = item.callspec.params.values()
+            if SELECTING & {value for value in values if isinstance(value, str)}:
+                item.add_marker(pytest.mark.slow)
+
+
 def is_timed(item):
     return item.get_closest_marker("timed") is not None
 
