@@ -77,6 +77,11 @@ SHEETS = {
         Row("parameters and Adam, float32, under ZeRO-3", "12 * P / n",
             {"P": 8_030_261_248, "n": 8}, lambda P, n: zero3_bytes(), "bytes"),
     ],
+    "kill_worker": [
+        Row("time between saves", "(2 * s * f) ** 0.5", {"s": 1, "f": 600},
+            lambda s, f: load_outline("kill_worker").question("best_minutes").answer().truth,
+            "minutes"),
+    ],
     "attention_memory": [
         Row("error after n pairs in K channels", "((n - 1) / K) ** 0.5", {"n": 32, "K": 16},
             lambda n, K: load_outline("attention_memory").question("capacity").answer().truth,

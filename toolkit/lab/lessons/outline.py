@@ -23,6 +23,7 @@ LESSONS = (
     "ring",
     "shard_transformer",
     "cluster_plan",
+    "kill_worker",
 )
 INSTRUMENTS = (
     "looped",
