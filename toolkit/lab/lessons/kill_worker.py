@@ -95,13 +95,13 @@ def draw_runs(undisturbed: Run, killed: Run, guess: float) -> Draw:
         first = killed.attempts[-1][0][0]
         for step, words, height in (
             (first, "went on with", 0.24),
-            (KILL_AT - guess + 1, "your guess:", 0.08),
+            (KILL_AT - guess + 1, "by your guess with", 0.08),
         ):
-            colour = ACCENT if words.startswith("your") else LOOKS["gdn"].colour
+            colour = ACCENT if words.startswith("by") else LOOKS["gdn"].colour
             axes.axvline(step, color=colour, linestyle=":")
             axes.annotate(
-                f"{words} {step:g} ", (step, height), xycoords=("data", "axes fraction"),
-                ha="right", color=colour,
+                f" {words} {step:g} ", (step, height), xycoords=("data", "axes fraction"),
+                ha="left" if step < 6 else "right", color=colour,
             )  # fmt: skip
         axes.set(xlabel="update", ylabel="loss, nats per byte")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -121,7 +121,7 @@ def _computed_again() -> Answer:
     truth = KILL_AT - first + 1
     words = (
         f"{truth} are computed twice (counted: one of two real processes was killed just now): the "
-        f" job began again with update {first}, after the last state that was saved whole. The "
+        f"job began again with update {first}, after the last state that was saved whole. The "
         "other process lost its work too: a sum over two needs both."
     )
     return Answer(
@@ -323,7 +323,7 @@ OUTLINE = Outline(
             _computed_again,
             unit="updates",
             low=0,
-            high=20,
+            high=KILL_AT,
         ),
         Question(
             "same_batches",
