@@ -58,7 +58,7 @@ ANSWERS = {
             (aside, "After a save that ended, “state” holds 'OLD-STATE'"),
             (lambda disk, data: disk.rename("new", "state"), "save raised FileNotFoundError: new"),
             (lambda disk, data: [disk.sync("state") for _ in range(99)], "four are enough"),
-            (lambda disk, data: None, "After a save that ended"),
+            (lambda disk, data: None, "Not written yet"),
         ],
     ),
     "best_interval": (

@@ -252,6 +252,8 @@ def _judge_save(save: Callable[..., Any]) -> tuple[str, Draw]:
             break
     else:
         raise WrongAnswer("save does more than 40 things; four are enough.")
+    if len(found) == 1:
+        raise WrongAnswer("Not written yet: save did nothing with the disk.")
     drawn = _draw_cuts(found)
     for cut_after, text in enumerate(found[:-1]):
         if text not in ("OLD-STATE", "NEW-STATE"):
