@@ -74,8 +74,9 @@ SHEETS = {
             lambda p, m: simulate(zero_bubble_h1(p, m)).bubble, "share"),
     ],
     "cluster_plan": [
-        Row("parameters and Adam, float32, under ZeRO-3", "12 * P / n",
-            {"P": 8_030_261_248, "n": 8}, lambda P, n: zero3_bytes(), "bytes"),
+        Row("parameters and Adam, float32, ZeRO-3; v of them in vectors, not cut",
+            "12 * (P - v) / n + 12 * v", {"P": 8_030_261_248, "v": 266_240, "n": 8},
+            lambda P, v, n: zero3_bytes(), "bytes"),
     ],
     "kill_worker": [
         Row("time between saves", "(2 * s * f) ** 0.5", {"s": 1, "f": 600},
