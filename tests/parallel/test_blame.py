@@ -74,7 +74,7 @@ def test_words_name_what_to_change():
     found = blamed(up=("model",), down=("model",))
     changes = [trial.change for one in found.findings for trial in one.trials if trial.removes]
     assert "lay params/up as P(None, 'model'), not P('model',)" in changes
-    assert "not P('model',): removed" in found.describe()
+    assert "not P('model',): removed" in str(found)
 
     (pair,) = blamed(up=(None, "model"), down=("model",)).findings
     assert (pair.item.collective.kind, pair.item.axes) == ("all-reduce", ("model",))

@@ -111,7 +111,7 @@ def test_groups_over_several_axes(mesh):
 
 def test_description_and_picture(compiled):
     explanation = explain(compiled)
-    text = explanation.describe()
+    text = str(explanation)
     assert text.startswith("mesh: data=4, model=2; a device sends")
     assert re.search(r"2 +all-gather +data +4,096 +3 ", text)
     drawn = explanation.draw()
@@ -123,5 +123,5 @@ def test_a_program_of_one_device_has_no_collectives():
     x = jnp.ones((8, 8))
     explanation = explain(jax.jit(jnp.dot).lower(x, x).compile())
     assert explanation.collectives == ()
-    assert "no collectives" in explanation.describe()
+    assert "no collectives" in str(explanation)
     assert explanation.draw().axes

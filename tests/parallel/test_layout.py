@@ -67,7 +67,7 @@ def test_bytes_per_device(mesh):
 
 
 def test_describe_reads_as_a_table(mesh):
-    lines = fully_sharded(some_params(), mesh).describe().splitlines()
+    lines = str(fully_sharded(some_params(), mesh)).splitlines()
     assert lines[0] == "mesh: data=8 (8 devices); batch: P('data')"
     assert lines[1].split() == ["path", "shape", "spec", "bytes/device", "reason"]
     assert "layers/0/kernel  32x64  P(None, 'data')" in lines[4]
@@ -80,7 +80,7 @@ def test_replace_edits_a_copy(mesh):
     layout = fully_sharded(some_params(), mesh)
     edited = layout.replace("embed", P(None, "data"), "cut the features")
     assert specs_by_path(edited)["embed"] == P(None, "data")
-    assert "cut the features" in edited.describe()
+    assert "cut the features" in str(edited)
     assert specs_by_path(layout)["embed"] == P("data")
     with pytest.raises(ValueError, match=r"no parameter 'layers/0/kernal'.*layers/0/kernel"):
         layout.replace("layers/0/kernal", P(), "")

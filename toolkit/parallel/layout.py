@@ -1,6 +1,6 @@
 """A layout is data: for each parameter, how it lies on the mesh and why.
 
-It can be read (`describe`), edited (`replace`), checked (`check`) and applied (`apply`,
+It can be printed, edited (`replace`), checked (`check`) and applied (`apply`,
 `shardings`). Nothing is hidden in rules: what the table says is what the devices hold.
 """
 
@@ -73,7 +73,7 @@ class Layout:
     Example:
         >>> params = {"kernel": jnp.ones((2048, 8)), "bias": jnp.ones(8)}
         >>> layout = fully_sharded(params, make_mesh({"data": len(jax.devices())}))
-        >>> print(layout.describe())  # doctest: +ELLIPSIS
+        >>> print(layout)  # doctest: +ELLIPSIS
         mesh: data=... devices); batch: P('data')
         path ...
         >>> params = layout.apply(params)
@@ -169,7 +169,7 @@ class Layout:
         """Bytes of parameters that each device holds."""
         return sum(self._bytes(row, row.spec) for row in self.placements)
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         """The layout as text: mesh, one line per parameter, and the bytes a device holds."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         others = [

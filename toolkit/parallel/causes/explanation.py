@@ -38,7 +38,7 @@ class Explanation:
         """Bytes a device sends per execution of the program."""
         return sum(item.collective.total_bytes_sent for item in self.collectives)
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         """The explanation as text: a line for the mesh, a table of causes, a table of memory."""
         axes = "one device"
         if self.mesh is not None:
@@ -61,8 +61,6 @@ class Explanation:
             rows.append(row)
         head = f"mesh: {axes}; a device sends {in_words(self.bytes_sent, 'bytes')} (compiled)"
         return f"{head}\n{text_table(rows, '<<<>>><<')}\n\n{self._memory_table()}"
-
-    __str__ = describe
 
     def draw(self) -> "Figure":
         """Two bar charts: bytes sent by each collective with its cause, and memory by category."""

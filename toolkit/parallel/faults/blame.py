@@ -77,14 +77,14 @@ class Blame:
         findings: one per collective, those that send most first.
 
     Example:
-        >>> Blame(Explanation(None, (), ()), ()).describe()
+        >>> str(Blame(Explanation(None, (), ()), ()))
         'nothing to blame: no collectives'
     """
 
     explanation: Explanation
     findings: tuple[Finding, ...]
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         """One paragraph per collective: its cause, then the changes tried."""
         if not self.findings:
             return "nothing to blame: no collectives"
@@ -101,8 +101,6 @@ class Blame:
                 total = in_words(trial.bytes_sent, "bytes")
                 lines.append(f"    {trial.change}: {verdict}, {total} sent in all (compiled)")
         return "\n".join(lines)
-
-    __str__ = describe
 
 
 @checked
