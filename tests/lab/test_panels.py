@@ -16,7 +16,7 @@ MAX_WARM_SECONDS = 0.1
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
-    "MeshPanel", "StepPanel",
+    "MeshPanel", "StepPanel", "DecodePanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
@@ -125,7 +125,8 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*FIRST_TIER, "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel"]
+    "name",
+    [*FIRST_TIER, "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel"],
 )
 @pytest.mark.timed
 def test_a_warm_update_is_quick(name: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import LoopPanel, MeshPanel, MixerPanel, RacePanel, StepPanel
+from toolkit.lab import DecodePanel, LoopPanel, MeshPanel, MixerPanel, RacePanel, StepPanel
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -78,3 +78,15 @@ def test_a_schedule_near_the_best(answer: dict, words: str, capsys) -> None:
 def test_a_layout_that_holds_and_sends_little(answer: dict, words: str, capsys) -> None:
     panel, step = MeshPanel(**answer), StepPanel()
     assert words in said_by_check("sharding", capsys, panel=panel, step=step)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"model": "kimi_k2", "kind": "v6e", "slices": 8, "batch": 1}, "Right: tpla-lean, g = 8"),
+        ({}, "Not yet: dcp is fastest, and exact"),
+        ({"slices": 8, "degree": 2, "batch": 1024, "context": 2**20}, "does not fit"),
+    ],
+)
+def test_where_an_approximation_pays(answer: dict, words: str, capsys) -> None:
+    assert words in said_by_check("latent", capsys, panel=DecodePanel(**answer))

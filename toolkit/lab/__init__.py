@@ -13,6 +13,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `RacePanel`: a schedule drawn by hand against tuned, searched and best ones
 * `MeshPanel`: who holds what of a train step on eight devices, by mesh and scheme
 * `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
+* `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from toolkit.lab.attention.reading_panel import ReadingPanel
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
+    from toolkit.lab.latent.decode_panel import DecodePanel
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
     from toolkit.lab.looped.panel import LoopPanel
@@ -58,6 +60,7 @@ _HOMES = {
     "lab.attention.reading_panel": ("ReadingPanel",),
     "lab.kit.controls": ("Choice", "Number", "Words"),
     "lab.kit.panel": ("Panel",),
+    "lab.latent.decode_panel": ("DecodePanel",),
     "lab.lessons.lesson": ("Lesson",),
     "lab.lessons.pages": ("gather",),
     "lab.looped.panel": ("LoopPanel",),
@@ -80,6 +83,7 @@ _HOME_OF = {name: f"toolkit.{home}" for home, names in _HOMES.items() for name i
 __all__ = [
     "Choice",
     "CostPanel",
+    "DecodePanel",
     "Lesson",
     "LoopPanel",
     "LoopStatePanel",

@@ -61,6 +61,7 @@ class DecodeCost:
         cache_bytes: likewise.
         flops: of a chip, one layer.
         seconds: of one layer.
+        collectives: (kind, bytes of all rows) of each in a layer.
         collective_seconds: what of it is communication.
         memory_bytes: weights and cache of attention, all layers, on a chip.
         fits: whether the chip holds them.
@@ -77,6 +78,7 @@ class DecodeCost:
     cache_bytes: float
     flops: float
     seconds: float
+    collectives: tuple[tuple[str, float], ...]
     collective_seconds: float
     memory_bytes: float
     fits: bool
@@ -171,9 +173,10 @@ def decode_cost(
     rate = where.chip.links[0].bytes_per_second if link is None else link
     weights, cache = BYTES * share.parameters, BYTES * rows * context * share.per_token
     flops = 2 * rows * share.parameters + rows * context * share.core_flops
+    collectives = tuple((kind, BYTES * rows * numbers) for kind, numbers in share.collectives)
     sent = sum(
-        _collective_seconds(chip, kind, BYTES * rows * numbers, where.chips, slices, rate)
-        for kind, numbers in share.collectives
+        _collective_seconds(chip, kind, size, where.chips, slices, rate)
+        for kind, size in collectives
     )
     memory = config.layers * (weights + cache)
     read, computed = (weights + cache) / chip.bytes_per_second, flops / chip.flops_per_second
@@ -185,6 +188,7 @@ def decode_cost(
         cache_bytes=cache,
         flops=flops,
         seconds=max(read, computed) + sent,
+        collectives=collectives,
         collective_seconds=sent,
         memory_bytes=memory,
         fits=memory <= chip.memory_bytes,

@@ -52,6 +52,19 @@ def _share_held() -> Answer:
     )
 
 
+def _latents_kept() -> Answer:
+    from toolkit.lab.latent.decode_panel import DecodePanel
+
+    view: Any = DecodePanel(model="deepseek_v3", degree=2, slices=2).view
+    kept = {cost.scheme: cost.cache_bytes for cost in view.costs}
+    share = 100 * kept["tpla"] / kept["replicate"]
+    return Answer(
+        round(share, 1),
+        f"{share:.1f} per cent (modelled, counted from the sizes): 512 / 2 + 64 of 512 + 64 "
+        "numbers. The rotary key is read by every slice, so two chips together keep more than one.",
+    )
+
+
 _GAP = "in the widest gap between rates that were tried"
 
 
@@ -101,6 +114,21 @@ OUTLINES = {
                 "moments are cut in eight. Which share of what one device alone would hold does "
                 "each device still hold, in per cent?",
                 _share_held,
+                unit="per cent",
+                low=0,
+                high=100,
+            ),
+        ),
+    ),
+    "latent": Outline(
+        "Latent attention",
+        (
+            Question(
+                "latents_kept",
+                "DeepSeek-V3 keeps 512 latent numbers of every token and a rotary key of 64. Two "
+                "chips cut the latents in two slices (tpla). Which share of the whole cache does "
+                "each of them keep, in per cent?",
+                _latents_kept,
                 unit="per cent",
                 low=0,
                 high=100,

@@ -26,6 +26,7 @@ LESSONS = (
     "kill_worker",
 )
 INSTRUMENTS = (
+    "latent",
     "looped",
     "lr_search",
     "mixers",
