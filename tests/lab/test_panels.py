@@ -16,7 +16,7 @@ MAX_WARM_SECONDS = 0.1
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
-    "MeshPanel", "StepPanel", "DecodePanel",
+    "MeshPanel", "StepPanel", "DecodePanel", "ChipMemoryPanel", "FitsPanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
@@ -126,7 +126,15 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [*FIRST_TIER, "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel"],
+    [
+        *FIRST_TIER,
+        "MixerPanel",
+        "MixerCostPanel",
+        "MeshPanel",
+        "StepPanel",
+        "DecodePanel",
+        "ChipMemoryPanel",
+    ],
 )
 @pytest.mark.timed
 def test_a_warm_update_is_quick(name: str) -> None:

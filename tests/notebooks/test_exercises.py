@@ -7,7 +7,15 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import DecodePanel, LoopPanel, MeshPanel, MixerPanel, RacePanel, StepPanel
+from toolkit.lab import (
+    ChipMemoryPanel,
+    DecodePanel,
+    LoopPanel,
+    MeshPanel,
+    MixerPanel,
+    RacePanel,
+    StepPanel,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -90,3 +98,18 @@ def test_a_layout_that_holds_and_sends_little(answer: dict, words: str, capsys) 
 )
 def test_where_an_approximation_pays(answer: dict, words: str, capsys) -> None:
     assert words in said_by_check("latent", capsys, panel=DecodePanel(**answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"fsdp": 32, "recompute": "layer"}, "Right: fsdp 32, recompute layer"),
+        ({"fsdp": 4, "tensor": 8, "recompute": "elementwise"}, "Not yet: it fits, but takes 0.39"),
+        ({"fsdp": 32}, "Too much: "),
+        ({"fsdp": 64, "recompute": "layer"}, "Too many: 64 chips."),
+        ({"fsdp": 32, "recompute": "layer", "context": 4096}, "Not the task yet"),
+    ],
+)
+def test_a_cluster_that_holds_seventy_billion(answer: dict, words: str, capsys) -> None:
+    panel = ChipMemoryPanel(**{"model": "llama-3-70b", "context": 8192} | answer)
+    assert words in said_by_check("planning", capsys, panel=panel)

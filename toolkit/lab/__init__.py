@@ -14,6 +14,8 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `MeshPanel`: who holds what of a train step on eight devices, by mesh and scheme
 * `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
 * `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
+* `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
+* `FitsPanel`: which models fit how many chips, under six schemes
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from toolkit.lab.mixers.cost_panel import MixerCostPanel
     from toolkit.lab.mixers.panel import MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
+    from toolkit.lab.planning.fits_panel import FitsPanel
+    from toolkit.lab.planning.memory_panel import ChipMemoryPanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
     from toolkit.lab.tour.tour import run_tour
@@ -70,6 +74,8 @@ _HOMES = {
     "lab.mixers.cost_panel": ("MixerCostPanel",),
     "lab.mixers.panel": ("MixerPanel",),
     "lab.notebooks.execute": ("NotebookRun", "run_notebook"),
+    "lab.planning.fits_panel": ("FitsPanel",),
+    "lab.planning.memory_panel": ("ChipMemoryPanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
     "lab.tour.tour": ("run_tour",),
@@ -81,9 +87,11 @@ _HOMES = {
 _HOME_OF = {name: f"toolkit.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ChipMemoryPanel",
     "Choice",
     "CostPanel",
     "DecodePanel",
+    "FitsPanel",
     "Lesson",
     "LoopPanel",
     "LoopStatePanel",

@@ -65,6 +65,21 @@ def _latents_kept() -> Answer:
     )
 
 
+def _kept_activations() -> Answer:
+    from toolkit.lab.planning.memory_panel import ChipMemoryPanel
+    from toolkit.measure import in_words
+
+    view: Any = ChipMemoryPanel(model="llama-3-8b", chip="h100", fsdp=8, context=4096).view
+    held, total = view.held, view.prediction.memory.total
+    share = 100 * held["activations"] / total
+    return Answer(
+        round(share),
+        f"{share:.0f} per cent (modelled): {in_words(held['activations'], 'bytes')} of "
+        f"{in_words(total, 'bytes')}. ZeRO-3 cuts parameters, gradients and moments in eight; what "
+        "32 layers keep of a chip's own sequence is whole.",
+    )
+
+
 _GAP = "in the widest gap between rates that were tried"
 
 
@@ -102,6 +117,21 @@ OUTLINES = {
                 unit="bytes",
                 low=1,
                 high=10_000,
+            ),
+        ),
+    ),
+    "planning": Outline(
+        "Planning a train step",
+        (
+            Question(
+                "activations",
+                "Llama 3 8B with Adam in float32 under ZeRO-3 on eight H100s, one sequence of "
+                "4,096 tokens per chip, nothing recomputed: which share of what a chip holds are "
+                "the activations kept for the backward pass, in per cent?",
+                _kept_activations,
+                unit="per cent",
+                low=0,
+                high=100,
             ),
         ),
     ),

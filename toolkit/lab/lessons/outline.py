@@ -30,6 +30,7 @@ INSTRUMENTS = (
     "looped",
     "lr_search",
     "mixers",
+    "planning",
     "sharding",
 )  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]

@@ -1,0 +1,47 @@
+"""The panels on planning, driven from Python."""
+
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+from toolkit.lab.planning.fits_panel import FitsPanel
+from toolkit.lab.planning.memory_panel import ChipMemoryPanel
+
+# Together they draw for longer than the first tier has time.
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("chip", ["a10g", "b200"])
+def test_bars_end_at_the_total_and_no_words_leave_the_picture(chip):
+    panel = ChipMemoryPanel(chip=chip)
+    for change in ({}, {"model": "llama-3-70b"}, {"fsdp": 256, "recompute": "layer"}):
+        panel.change(**change)
+        (plot,) = panel._plots
+        ends = [bar.get_x() + bar.get_width() for bar in plot.bars]
+        assert ends[-2] == pytest.approx(ends[-1])
+        limit = panel.view.prediction.limit / panel.view.prediction.memory.total
+        assert (limit >= 1) == panel.view.prediction.fits == (not plot.bars[-1].get_hatch())
+        for words in (*plot._words, plot._limit_words):
+            box = words.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= panel.picture.figure.bbox.x1
+
+
+def test_a_bad_combination_is_told_and_the_picture_stays():
+    panel = ChipMemoryPanel(model="llama-3-8b")
+    png = panel.png
+    with pytest.raises(ValueError, match="batch x sequence_length must be at most"):
+        panel.change(replicas=64, fsdp=256, pipeline=8, sequences=32, context=131_072)
+    assert panel.png == png
+    assert "at most" in panel.error
+
+
+def test_cells_of_the_map_say_and_colour_what_fits():
+    panel = FitsPanel(chip="h100", scheme="ZeRO-3, recomputing")
+    for plot in panel._plots:
+        colours = plot._image.get_array()
+        for row, texts in enumerate(plot.words):
+            for column, words in enumerate(texts):
+                assert (words.get_fontweight() == "bold") == bool(colours[row, column])
+    shown = [words.get_text() for words in panel._plots[0].words[3]]
+    assert shown[0].endswith("%")

@@ -1,0 +1,55 @@
+"""The planning panels show what the planning room predicts, and label every number."""
+
+from typing import Any
+
+import pytest
+
+from toolkit.lab.planning.fits_view import COUNTS, MODELS, SCHEMES, fits
+from toolkit.lab.planning.memory_view import chip_memory
+from toolkit.planning import Strategy, predict, what_fits
+
+STATE: dict[str, Any] = {
+    "model": "llama-3-8b", "chip": "h100", "replicas": 2, "fsdp": 4, "tensor": 2, "pipeline": 2,
+    "shard_optimizer": True, "recompute": "layer", "sequences": 2, "context": 4096,
+}  # fmt: skip
+
+
+def test_a_chip_holds_what_is_predicted():
+    view = chip_memory(**STATE)
+    strategy = Strategy(
+        data=2, fsdp=4, tensor=2, pipeline=2, shard_optimizer=True, recompute="layer",
+        microbatches=2, head_chunks=16,
+    )  # fmt: skip
+    wanted = predict("llama-3-8b", "h100:32", strategy, batch=32, sequence_length=4096)
+    assert view.prediction == wanted
+    sizes = view.data()["per chip (bytes)"]
+    assert sum(sizes[:-1]) == sizes[-1] == wanted.memory.total
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"), [({}, " fits "), ({"fsdp": 1, "context": 131_072}, " does not fit ")]
+)
+def test_words_give_the_verdict_and_say_that_it_is_modelled(change, verdict):
+    view = chip_memory(**{**STATE, **change})
+    assert verdict in view.sentence()
+    assert "modelled" in view.sentence()
+    assert "Modelled" in view.footnote()
+
+
+def test_a_strategy_that_does_not_divide_the_model_is_refused():
+    with pytest.raises(ValueError, match="pipeline 64 is more than the 32 layers"):
+        chip_memory(**{**STATE, "pipeline": 64})
+
+
+def test_the_map_holds_what_fits_under_every_scheme():
+    found = what_fits(["llama-3-8b"], [f"h100:{count}" for count in COUNTS], sequence_length=4096)
+    row = MODELS.index("llama-3-8b")
+    for scheme in SCHEMES:
+        view = fits(chip="h100", scheme=scheme, sequences=1, context=4096)
+        fitting = []
+        for column, count in enumerate(COUNTS):
+            one = found[0, column, scheme]
+            assert view.share(row, column) == (one and one.memory.total / one.limit)
+            fitting += [count] * bool(one and one.fits)
+        assert view.fewest(row, scheme) == min(fitting, default=None)
+        assert "Modelled" in view.sentence()
