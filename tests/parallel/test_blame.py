@@ -40,6 +40,7 @@ def is_mended_at_once(case):
     return bool(finding.trials) and finding.trials[0].removes
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="another compiler, other collectives")
 def test_the_first_proposal_mends():
     assert is_mended_at_once(bad_layout(7, make_mesh))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from toolkit.parallel.dataflow.flow import source_of
-from toolkit.parallel.dataflow.propagation import INLINED, inner_program
+from toolkit.parallel.dataflow.propagation import INLINED, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import rule_of
 
 _VIEWS = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "slice")
@@ -95,8 +95,8 @@ class Loops:
             self._join_arrays(one, outer)
 
     def _scan(self, equation: Any) -> None:
-        body, constants = equation.params["jaxpr"].jaxpr, equation.params["num_consts"]
-        carries = equation.params["num_carry"]
+        body = equation.params["jaxpr"].jaxpr
+        constants, carries = scan_counts(equation, body)
         for place, (outer, one) in enumerate(zip(equation.invars, body.invars, strict=True)):
             self._join_arrays(outer, one, int(place >= constants + carries))
         self._walk(body)

@@ -68,6 +68,17 @@ def follow(
     return walk.flow
 
 
+def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:
+    """Constants and carries of a scan; what is neither has an axis of turns outside of its body."""
+
+    def turns(outside, inside):
+        pairs = zip(outside, inside, strict=True)
+        return sum(outer.aval.ndim != one.aval.ndim for outer, one in pairs)
+
+    carries = len(body.outvars) - turns(equation.outvars, body.outvars)
+    return len(body.invars) - turns(equation.invars, body.invars) - carries, carries
+
+
 class _Value:
     """How one array lies: on each axis every form of it that is at hand."""
 
@@ -127,7 +138,8 @@ class _Walk:
     def _loop(self, equation: Any, values: dict, count: int) -> None:
         params = equation.params
         if equation.primitive.name == "scan":
-            body, constants, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
+            body = params["jaxpr"]
+            constants, carries = scan_counts(equation, body.jaxpr)
             trips, given = params["length"], list(equation.invars)
         else:
             body, constants = params["body_jaxpr"], params["body_nconsts"]

@@ -135,7 +135,7 @@ def _inner(equation: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _changed(program: Any, change: Callable[[Any], list[Any]]) -> Any:
-    if isinstance(program, ClosedJaxpr):
+    if not isinstance(program, Jaxpr):  # closed; from jax 0.11 on they are the same
         return program.replace(jaxpr=_changed(program.jaxpr, change))
     found = []
     for equation in program.eqns:
