@@ -112,6 +112,16 @@ def check_integers(name: str, array: Array) -> None:
         raise TypeError(f"{name} must be integers; got {array.dtype}.")
 
 
+def _check_numbers(name: str, array: Array, kind: Any) -> None:
+    """Refuse an `array` whose numbers are not of the sort that an annotation names."""
+    if "float32" in kind.dtypes:
+        check_floating(name, array)
+    elif "int32" in kind.dtypes:
+        check_integers(name, array)
+    elif set(kind.dtypes) <= {"bool", "bool_"} and array.dtype != bool:
+        raise TypeError(f"{name} must be boolean; got {array.dtype}.")
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: type and shape of an array, the start of a long text."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -161,7 +171,7 @@ def _check(name: str, value: Any, wanted: _Wanted) -> None:
     arrays = [kind for kind in kinds if hasattr(kind, "dim_str")]
     if arrays and hasattr(value, "dtype"):
         check_rank(name, value, arrays[0].dim_str)
-        (check_integers if _holds_integers(arrays[0]) else check_floating)(name, value)
+        _check_numbers(name, value, arrays[0])
     if arrays and types.NoneType not in kinds and len(kinds) == 1:
         raise TypeError(f"{name} must be an array; got {type(value).__name__}.")
     words = " or ".join(dict.fromkeys(_words(kind) for kind in kinds))
@@ -232,15 +242,10 @@ def _is_array(value: Any, kind: Any) -> bool:
         return False
     try:
         check_rank("", value, kind.dim_str)
-        if {"float32", "int32"} & set(kind.dtypes):
-            (check_integers if _holds_integers(kind) else check_floating)("", value)
+        _check_numbers("", value, kind)
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _holds_integers(kind: Any) -> bool:
-    return "float32" not in kind.dtypes
 
 
 def _words(kind: Any) -> str:

@@ -52,13 +52,13 @@ def test_a_plan_says_why():
 @pytest.mark.slow
 def test_plans_and_predictions_are_quick():
     deep = dataclasses.replace(MODELS["llama-3-8b"], pattern=" ".join(["full"] * 48))
-    start = time.perf_counter()
+    start = time.process_time()
     plan(deep, "v5p:8x8x8", batch=1024)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=8)
-    start = time.perf_counter()
+    start = time.process_time()
     assert predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=16).step_seconds > 0
-    assert time.perf_counter() - start < 0.01
+    assert time.process_time() - start < 0.01
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from toolkit._checks import checked
 from toolkit.attention._precision import accumulator
 
 
@@ -66,6 +67,7 @@ def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
     return q, float(q.shape[-1] ** -0.5 if scale is None else scale)
 
 
+@checked
 def attend(
     q: Float[Array, "queries group key"],
     k: Float[Array, "*own keys key"],

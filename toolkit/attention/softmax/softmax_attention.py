@@ -258,8 +258,6 @@ def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_he
     check_broadcasts("mask", counted["mask"], axes)
     if counted["bias"] is not None:
         check_floating("bias", counted["bias"])
-    if counted["mask"] is not None and counted["mask"].dtype != bool:
-        raise TypeError(f"mask must be boolean; got {counted['mask'].dtype}.")
     same = None if initial_state is None else "initial_state"
     same = same if segment_ids is None else "segment_ids"
     if same is not None and sizes["time"] != sizes["key_time"]:

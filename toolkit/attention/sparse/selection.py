@@ -12,7 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._checks import checked
 
+
+@checked
 def top_mask(
     scores: Float[Array, "... units"], visible: Bool[Array, "... units"], count: int
 ) -> Bool[Array, "... units"]:
@@ -51,6 +54,7 @@ def top_mask(
     return visible & (above | (equal & (index < stop)))
 
 
+@checked
 def selected_indices(
     mask: Bool[Array, "... units"], count: int
 ) -> tuple[Int[Array, "... count"], Bool[Array, "... count"]]:

@@ -70,6 +70,8 @@ def context_attention(
     """
     check_auto_axes(mesh)
     check_attention(q, k, v, sliding_window)
+    if sliding_window is not None and sliding_window >= q.shape[1]:
+        sliding_window = None
     pieces = 2 if method == "zigzag" else 1
     for name, dimension, wanted in ((axis, 1, pieces), (batch_axis, 0, 1)):
         if name is None:

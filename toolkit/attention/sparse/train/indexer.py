@@ -31,6 +31,7 @@ from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.spread import each, over_queries
 
 
+@checked
 def index_scores(
     index_q: Float[Array, "queries index_heads index"],
     index_k: Float[Array, "keys index"],
