@@ -16,6 +16,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
+* `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
     from toolkit.lab.planning.fits_panel import FitsPanel
     from toolkit.lab.planning.memory_panel import ChipMemoryPanel
+    from toolkit.lab.planning.plan_panel import PlanPanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
     from toolkit.lab.tour.tour import run_tour
@@ -76,6 +78,7 @@ _HOMES = {
     "lab.notebooks.execute": ("NotebookRun", "run_notebook"),
     "lab.planning.fits_panel": ("FitsPanel",),
     "lab.planning.memory_panel": ("ChipMemoryPanel",),
+    "lab.planning.plan_panel": ("PlanPanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
     "lab.tour.tour": ("run_tour",),
@@ -102,6 +105,7 @@ __all__ = [
     "NotebookRun",
     "Number",
     "Panel",
+    "PlanPanel",
     "RacePanel",
     "ReadingPanel",
     "SearchPanel",

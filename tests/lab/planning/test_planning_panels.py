@@ -1,11 +1,14 @@
 """The panels on planning, driven from Python."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.planning.fits_panel import FitsPanel
 from toolkit.lab.planning.memory_panel import ChipMemoryPanel
+from toolkit.lab.planning.plan_panel import PlanPanel
 
 # Together they draw for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -45,3 +48,21 @@ def test_cells_of_the_map_say_and_colour_what_fits():
                 assert (words.get_fontweight() == "bold") == bool(colours[row, column])
     shown = [words.get_text() for words in panel._plots[0].words[3]]
     assert shown[0].endswith("%")
+
+
+def test_every_strategy_of_the_plan_has_its_row_and_reason():
+    panel = PlanPanel(model="llama-3-70b", chips=64)
+    table, grade = panel._plots
+    assert len(grade.dots.get_xdata()) == len(panel.view.graded) > 16
+    for row, texts in zip(panel.view.rows, table.rows, strict=False):
+        strategy, _, _, reason = (text.get_text().replace("\n", " ") for text in texts)
+        assert (strategy, reason) == (str(row.strategy), panel.view.remark(row))
+        lefts = [text.get_window_extent() for text in texts]
+        assert all(one.x1 < two.x0 for one, two in itertools.pairwise(lefts))
+    assert "(recorded)" in panel.view.sentence()
+    assert "(modelled)" in panel.view.sentence()
+
+
+def test_a_plan_that_does_not_fit_is_told():
+    with pytest.raises(ValueError, match="nearest that works"):
+        PlanPanel(model="llama-3-70b", chip="a10g", chips=8)
