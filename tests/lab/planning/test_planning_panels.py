@@ -46,6 +46,9 @@ def test_cells_of_the_map_say_and_colour_what_fits():
         for row, texts in enumerate(plot.words):
             for column, words in enumerate(texts):
                 assert (words.get_fontweight() == "bold") == bool(colours[row, column])
+    panel.scheme = "ZeRO-3 x tensor, recomputing"
+    title, cells = panel._plots[0]._title, panel._plots[0].axes
+    assert title.get_window_extent().x1 < cells.get_window_extent().x1
     shown = [words.get_text() for words in panel._plots[0].words[3]]
     assert shown[0].endswith("%")
 

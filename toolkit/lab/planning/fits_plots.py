@@ -59,7 +59,7 @@ class MapPlot(Cells):
         self.draw(
             [[(_percent(one), one is not None and one <= 1) for one in row] for row in shares]
         )
-        self._title.set(text=f"{view.scheme} on {view.chip}: share of memory needed", x=-0.5)
+        self._title.set(text=f"{view.scheme} on {view.chip}", x=-0.5)
 
 
 class FewestPlot(Cells):

@@ -68,8 +68,8 @@ class FitsView(View):
 
     def footnote(self) -> str:
         return (
-            f"Blue and bold: fits. {self.sequences} x {self.context:,} tokens per chip, "
-            "1 to 256 chips in powers of two; tensor is 4 wide. Modelled."
+            "Left: share of a chip's memory that is needed. Blue and bold: fits. "
+            f"{self.sequences} x {self.context:,} tokens per chip; tensor is 4 wide. Modelled."
         )
 
 
