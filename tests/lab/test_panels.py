@@ -16,7 +16,7 @@ MAX_WARM_SECONDS = 0.1
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
-    "MeshPanel", "StepPanel", "DecodePanel", "ChipMemoryPanel", "FitsPanel",
+    "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
     "PlanPanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
@@ -134,6 +134,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
         "MeshPanel",
         "StepPanel",
         "DecodePanel",
+        "SlicePanel",
         "ChipMemoryPanel",
     ],
 )

@@ -14,6 +14,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `MeshPanel`: who holds what of a train step on eight devices, by mesh and scheme
 * `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
 * `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
+* `SlicePanel`: a trained latent cut in slices: each softmax beside the true one, and the error
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from toolkit.lab.kit.controls import Choice, Number, Words
     from toolkit.lab.kit.panel import Panel
     from toolkit.lab.latent.decode_panel import DecodePanel
+    from toolkit.lab.latent.slice_panel import SlicePanel
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
     from toolkit.lab.looped.panel import LoopPanel
@@ -67,6 +69,7 @@ _HOMES = {
     "lab.kit.controls": ("Choice", "Number", "Words"),
     "lab.kit.panel": ("Panel",),
     "lab.latent.decode_panel": ("DecodePanel",),
+    "lab.latent.slice_panel": ("SlicePanel",),
     "lab.lessons.lesson": ("Lesson",),
     "lab.lessons.pages": ("gather",),
     "lab.looped.panel": ("LoopPanel",),
@@ -109,6 +112,7 @@ __all__ = [
     "RacePanel",
     "ReadingPanel",
     "SearchPanel",
+    "SlicePanel",
     "StepPanel",
     "Words",
     "gather",

@@ -1,0 +1,42 @@
+"""A trained latent in slices: exact where it must be, and made as its record says."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from toolkit.lab.kit.stored import stored_folder
+from toolkit.lab.latent.slice_view import BASES, slice_view, sliced_layer
+from toolkit.lab.latent.small_layers import TEXT, record
+
+# They compile what compares slices.
+pytestmark = pytest.mark.slow
+
+
+def test_no_basis_changes_the_true_softmax_and_all_are_distributions():
+    found = {basis: sliced_layer(1, basis, 2, "exact") for basis in BASES}
+    for one in found.values():
+        np.testing.assert_allclose(one.true, found["none"].true, atol=1e-5)
+        np.testing.assert_allclose(one.own.sum(axis=-1), 1)
+        np.testing.assert_allclose(one.shares.sum(), 1, rtol=1e-6)
+        assert one.own.shape == (2, *one.true.shape)
+
+
+def test_principal_components_keep_most_and_the_exact_norm_helps():
+    view = slice_view(layer=2, basis="principal", slices=2, norm="exact", head=1, token=len(TEXT))
+    assert view.shares[0] > 0.9
+    assert view.report.output_error == view.errors["principal", "exact"]
+    for basis in BASES:
+        assert view.errors[basis, "exact"] < view.errors[basis, "sliced"]
+    assert view.errors["principal", "sliced"] < 0.5 * view.errors["hadamard", "exact"]
+    assert view.token == len(TEXT) - 1
+    assert len(view.true) == len(TEXT)
+    assert "points off the error" in view.sentence()
+
+
+def test_the_model_is_small_and_its_record_is_its_own():
+    path = stored_folder("latent") / "mla-mla.safetensors"
+    stored = path.read_bytes()
+    assert len(stored) < 300_000
+    assert hashlib.sha256(stored).hexdigest() == record()["result"]["sha256"]
+    assert record()["environment"]["command"].startswith("toolkit train runs/latent/mla-mla ")
