@@ -19,6 +19,14 @@ def require_jax(version: str, what: str) -> None:
         )
 
 
+def distributed_options(shutdown_seconds: int) -> dict[str, Any]:
+    """What `jax.distributed.initialize` takes beside addresses; later ones leave SIGTERM alone."""
+    if not hasattr(jax.config, "jax_enable_preemption_service"):
+        return {}
+    jax.config.update("jax_enable_preemption_service", False)
+    return {"shutdown_timeout_seconds": shutdown_seconds}
+
+
 def varying_axes(x: Any) -> frozenset[str]:
     """The mesh axes over which an array varies under `jax.shard_map`."""
     kind = jax.typeof(x)

@@ -9,6 +9,7 @@ from typing import NoReturn
 import jax
 
 from toolkit._checks import checked
+from toolkit._compat import distributed_options
 
 MOST_PROCESSES = 1_000_000
 # A process that ends with an error would wait so long for the others to end too.
@@ -64,8 +65,7 @@ def leave(status: int) -> NoReturn:
 def _initialize() -> None:
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = [os.environ.get(name) for name in names]
-    # The service takes SIGTERM for itself, and `fit` needs it to save and stop.
-    jax.config.update("jax_enable_preemption_service", False)
+    options = distributed_options(_SHUTDOWN_SECONDS)  # `fit` needs SIGTERM to save and stop
     try:
         address, processes, index = given
         jax.distributed.initialize(
@@ -74,7 +74,7 @@ def _initialize() -> None:
             None if index is None else int(index),
             # Where all is told already, a cluster's word would take devices away.
             cluster_detection_method=None if None in given else "deactivate",
-            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+            **options,
         )
     except (ValueError, RuntimeError) as error:
         said = ", ".join(f"{name}={value}" for name, value in zip(names, given, strict=True))
