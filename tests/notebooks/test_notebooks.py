@@ -30,6 +30,9 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
+FIGURES = {"attention": 1}  # pictures that are no panels, by notebook
+
+
 def pictures(notebook: dict) -> list[dict]:
     """The outputs that carry a picture."""
     outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", []))
@@ -52,7 +55,8 @@ def test_runs_within_its_budget(path: Path, tmp_path, monkeypatch) -> None:
     # Every panel is shown live and still, also by ipywidgets 7, which Colab has.
     made = pictures(run.notebook)
     assert len(made) == len(pictures(json.loads(path.read_text())))
-    assert all(WIDGET_VIEW in output["data"] for output in made)
+    panels = [output for output in made if WIDGET_VIEW in output["data"]]
+    assert len(made) - len(panels) == FIGURES.get(path.stem, 0)
 
 
 @every_notebook
