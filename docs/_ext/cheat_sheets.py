@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toolkit.attention import mixer
+from toolkit.attention.latent import LatentCache
+from toolkit.attention.sparse import SELECTORS
 from toolkit.figures import in_words
-from toolkit.lab.lessons.cluster_plan import predicted
 from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.lessons.subjects.cluster_plan import predicted
 from toolkit.planning import Strategy
 from toolkit.schedules import (
     gpipe,
@@ -90,6 +92,13 @@ SHEETS = {
         Row("log-decay of a half-life of n tokens", "-math.log(2) / n", {"n": 8},
             lambda n: float(np.log(0.5)) / n),
     ],
+    "skip_and_compress": [
+        Row("cache per token and layer, latent c and rotary key r, 2 bytes", "2 * (c + r)",
+            {"c": 512, "r": 64}, lambda c, r: latent_bytes(c, r), "bytes"),
+        Row("index of Quest per head, T tokens in pages of p, d channels, 4 bytes",
+            "4 * 2 * d * T / p", {"T": 4096, "p": 16, "d": 64},
+            lambda T, p, d: quest_bytes(T, p, d), "bytes"),
+    ],
 }  # fmt: skip
 
 
@@ -97,9 +106,25 @@ def ring_bytes():
     """What the compiler says of a sum over eight devices of 256 bytes each."""
     import jax
 
-    from toolkit.lab.lessons.ring import sent_by
+    from toolkit.lab.lessons.subjects.ring import sent_by
 
     return sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))[0]
+
+
+def latent_bytes(latent, rope):
+    """What one token leaves in a cache of latents in bfloat16."""
+    import jax.numpy as jnp
+
+    cache = LatentCache.empty(1, latent, rope, 1, dtype=jnp.bfloat16)
+    return cache.latents.nbytes + cache.rope_keys.nbytes
+
+
+def quest_bytes(tokens, page, channels):
+    """What a step of Quest reads of its index, before any key."""
+    import jax.numpy as jnp
+
+    quest, keys = SELECTORS["quest"](page_size=page), jnp.zeros((tokens, channels))
+    return int(quest.index_bytes(quest.build(keys, keys, tokens), keys[:1], tokens))
 
 
 def zero3_bytes():

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from toolkit.lab.lessons.memory_ledger import block, stack_loss
+from toolkit.lab.lessons.subjects.memory_ledger import block, stack_loss
 
 
 def zero(parameters, devices, stage):

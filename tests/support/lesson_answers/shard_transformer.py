@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from toolkit.lab.lessons.shard_transformer import MEGATRON, SHAPES, three_products
+from toolkit.lab.lessons.subjects.shard_transformer import MEGATRON, SHAPES, three_products
 
 
 def feed_forward(x, up, down, bias, axis):

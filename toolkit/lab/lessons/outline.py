@@ -24,6 +24,7 @@ LESSONS = (
     "shard_transformer",
     "cluster_plan",
     "kill_worker",
+    "skip_and_compress",
 )
 INSTRUMENTS = (
     "latent",
@@ -126,7 +127,7 @@ def load_outline(name: str) -> Outline:
         raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
     if name in INSTRUMENTS:
         return importlib.import_module("toolkit.lab.lessons.instruments").OUTLINES[name]
-    return importlib.import_module(f"toolkit.lab.lessons.{name}").OUTLINE
+    return importlib.import_module(f"toolkit.lab.lessons.subjects.{name}").OUTLINE
 
 
 def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

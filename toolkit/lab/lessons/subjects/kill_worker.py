@@ -49,7 +49,7 @@ def run_job(kill_at: int = 0) -> Run:
     package = str(Path(toolkit.__file__).parents[1])
     paths = filter(None, (package, os.environ.get("PYTHONPATH")))
     with tempfile.TemporaryDirectory() as folder:
-        worker = [sys.executable, "-m", "toolkit.lab.lessons.worker", folder, str(kill_at)]
+        worker = [sys.executable, "-m", "toolkit.lab.lessons.subjects.worker", folder, str(kill_at)]
         # Workers watch the launcher and end with it, also when this process ends or is stopped.
         done = subprocess.run(
             launcher + worker, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, LOOKS
 from toolkit.lab.lessons.drawing import draw_bars
-from toolkit.lab.lessons.eight_devices import mesh_of
 from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
@@ -22,6 +21,7 @@ from toolkit.lab.lessons.outline import (
     WrongAnswer,
     ask,
 )
+from toolkit.lab.lessons.subjects.eight_devices import mesh_of
 from toolkit.measure import collectives
 
 SHAPES = {"x": (64, 32), "w1": (32, 128), "w2": (128, 32)}

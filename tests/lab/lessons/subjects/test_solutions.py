@@ -15,7 +15,9 @@ def answers_of(lesson):
 
 
 # Their judges compile.
-SECOND_TIER = {"attention_memory", "memory_ledger", "meshes", "ring", "shard_transformer"}
+SECOND_TIER = {
+    "attention_memory", "memory_ledger", "meshes", "ring", "shard_transformer", "skip_and_compress"
+}  # fmt: skip
 EVERY = [
     pytest.param(
         lesson, one.name, marks=[pytest.mark.slow] if lesson in SECOND_TIER else [],

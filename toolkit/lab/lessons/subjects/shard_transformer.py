@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from toolkit.lab.lessons.drawing import draw_bars, draw_matrices
-from toolkit.lab.lessons.eight_devices import mesh_of
 from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
@@ -23,6 +22,7 @@ from toolkit.lab.lessons.outline import (
     ask,
     ask_array,
 )
+from toolkit.lab.lessons.subjects.eight_devices import mesh_of
 from toolkit.measure import collectives
 
 BATCH, TIME, WIDTH, HEADS, HEAD_SIZE, HIDDEN = 4, 16, 32, 8, 4, 128

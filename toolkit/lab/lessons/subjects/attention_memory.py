@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from toolkit.lab.lessons.outline import (
     ask_array,
     ask_number,
 )
+from toolkit.lab.lessons.programs import operations, shapes_made
 
 CHANNELS, PAIRS = 16, 48
 TOKENS, CHUNK = 64, 16
@@ -145,16 +146,6 @@ def _judge_log_decay(log_decay: Callable[..., Any]) -> tuple[str, Draw]:
     return "Right: -ln 2 over the half-life.", drawn
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
-
-
 @functools.cache
 def _recurrence() -> tuple[Any, ...]:
     """q, k, v, weights of the output's entries, log-decay; output and gradient in k, by tokens."""
@@ -188,10 +179,8 @@ def _judge_chunked(chunked: Callable[..., Any]) -> tuple[str, Draw]:
     gradient = jax.grad(lambda k: jnp.sum(chunked(q, k, v, decay, CHUNK) * weights))(k)
     if not np.allclose(gradient, wanted_gradient, atol=1e-2):
         raise WrongAnswer("The values are right, the gradient with respect to k is not.", drawn)
-    program = jax.make_jaxpr(lambda *x: chunked(*x, decay, CHUNK))(q, k, v).jaxpr
-    found = list(_equations(program))
-    sizes = [var.aval.shape for each in found for var in each.outvars if hasattr(var.aval, "shape")]
-    if any(shape.count(TOKENS) > 1 for shape in sizes):
+    found = operations(lambda *x: chunked(*x, decay, CHUNK), q, k, v)
+    if any(shape.count(TOKENS) > 1 for shape in shapes_made(found)):
         raise WrongAnswer("Right, but it builds a matrix of all tokens by all tokens.", drawn)
     trips = [each.params["length"] for each in found if each.primitive.name == "scan"]
     products = sum(each.primitive.name == "dot_general" for each in found)

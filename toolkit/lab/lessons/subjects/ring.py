@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from toolkit.lab.lessons.drawing import draw_lines, draw_matrices
-from toolkit.lab.lessons.eight_devices import DEVICES, mesh_of
 from toolkit.lab.lessons.outline import (
     Answer,
     Draw,
@@ -21,6 +20,7 @@ from toolkit.lab.lessons.outline import (
     ask,
     ask_number,
 )
+from toolkit.lab.lessons.subjects.eight_devices import DEVICES, mesh_of
 from toolkit.measure import collectives
 
 ENTRIES = 64

@@ -1,0 +1,1 @@
+"""The lessons themselves, one module each: questions with answers, exercises with judges."""
