@@ -86,12 +86,8 @@ def errors_by_share() -> dict[str, np.ndarray]:
 
 
 def read_by(words: str) -> tuple[float, float, float, float]:
-    """Read the last token's keys and values by a system and budget, such as "quest:48".
-
-    Returns:
-        Share of the softmax that was read, relative error of the output, tokens and bytes read per
-        head, index included.
-    """
+    """What the last query loses by a system and budget, such as "quest:48": the recovered mass, the
+    relative error of the output, tokens and bytes read per head, index included."""
     seen, chosen = trained(), choose(words)
     sinks = 4 if words.startswith("window") else 0
     selector = replace(chosen.selector, sinks=sinks, recent=1)
