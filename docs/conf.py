@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "pages",
+    "replays",
 ]
 exclude_patterns = ["_ext"]
 

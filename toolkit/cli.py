@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from toolkit.cli_cluster import explain, launch, plan
+from toolkit.cli_site import export_site
 from toolkit.parallel.processes import leave
 
 
@@ -348,6 +349,7 @@ def main() -> None:
         tour,
         lab,
         gather,
+        export_site,
         train,
         launch,
         generate,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cheat_sheets import cheat_sheets
 from claims import claims_page
+from replays import add_replays
 from rooms import room_page
 from sphinx.util import logging
 
@@ -93,6 +94,7 @@ def write_notebooks():
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = on_site("".join(cell["source"]), page, page)
+        add_replays(page, notebook)
         write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 

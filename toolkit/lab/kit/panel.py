@@ -177,6 +177,13 @@ class Panel(widgets.VBox):
         self._take_over(panel)
         return self
 
+    def draw(self, view: View) -> None:
+        """Move what the figure shows to a view, and nothing else of the panel."""
+        with style():
+            for plot in self._plots:
+                plot.show(view)
+        self._footnote.set_text(view.footnote())
+
     def show_error(self, error: Exception) -> None:
         """Show an error under the panel; the next successful update clears it."""
         self.error = f"{type(error).__name__}: {error}"
@@ -204,10 +211,7 @@ class Panel(widgets.VBox):
     def _accept(self, state: dict[str, Any]) -> None:
         """Compute, draw, and only then take the new state: a failure leaves the old one whole."""
         view = self.compute(**state)
-        with style():
-            for plot in self._plots:
-                plot.show(view)
-        self._footnote.set_text(view.footnote())
+        self.draw(view)
         png = self.picture.png()
         self.view, self.png, self._state = view, png, state
         for name, control in self._controls.items():

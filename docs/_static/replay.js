@@ -1,0 +1,161 @@
+// Panels that move without a kernel: every picture was drawn beforehand and is put together here.
+//
+// A page holds places: <div class="replay" data-replay="NAME" data-source="NAME.js">. The script of
+// that name leaves a string in `toolkitReplays`: base64 of gzip of
+//
+//     uint32 length | header, JSON of that length | int32 rows, one per point of the grid
+//
+//     row = background, caption, error or -1, count of elements, elements..., columns...
+//
+// All are places in lists of the header (`backgrounds`, `words`, `elements`, `columns`). The points
+// are in the order of the controls, the last one quickest. toolkit/lab/site/replay.py writes it.
+//
+// The page holds this module's text itself: from file:// browsers refuse modules and fetch(), but
+// take inline modules and classic scripts, so no server is needed.
+
+/** Read a recording. */
+export async function unpack(text) {
+  const packed = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const buffer = await new Response(plain).arrayBuffer();
+  const length = new DataView(buffer).getUint32(0, true);
+  const recording = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const numbers = new Int32Array(buffer, 4 + length);
+  let end = 0;
+  recording.rows = recording.lengths.map(size => numbers.subarray(end, (end += size)));
+  return recording;
+}
+
+/** The row of a point: `places` has one number per control. */
+export function row(recording, places) {
+  const index = recording.controls.reduce(
+    (sum, control, at) => sum * control.words.length + places[at], 0);
+  return recording.rows[index];
+}
+
+/** The table of a row: headings, and columns of as many cells. */
+export function table(recording, numbers) {
+  return Array.from(numbers.subarray(4 + numbers[3]), column => recording.columns[column]);
+}
+
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+/** A slider with a box to type in, or a menu; calls `moved(place)`. */
+function input(control, moved) {
+  const last = control.words.length - 1;
+  if (!control.numbers) {
+    const menu = element("select", { className: `choice-${control.name}` },
+      ...control.words.map((word, place) => element("option", { value: place }, word)));
+    menu.value = control.start;
+    menu.onchange = () => moved(Number(menu.value));
+    return [element("span", {}, control.label), menu];
+  }
+  const slider = element("input", {
+    type: "range", min: 0, max: last, step: 1, value: control.start,
+    className: `slider-${control.name}`,
+  });
+  const box = element("input", {
+    type: "number", step: "any", value: control.numbers[control.start],
+    min: control.numbers[0], max: control.numbers[last], className: `box-${control.name}`,
+    title: `Takes the nearest of ${last + 1} values computed in advance`,
+  });
+  box.setAttribute("aria-label", `${control.label}: type a value`);
+  const show = place => {
+    slider.value = place;
+    slider.setAttribute("aria-valuetext", control.words[place]);
+    box.value = control.numbers[place];
+    moved(place);
+  };
+  slider.setAttribute("aria-valuetext", control.words[control.start]);
+  slider.oninput = () => show(Number(slider.value));
+  box.onchange = () => {
+    const distances = control.numbers.map(number => Math.abs(number - Number(box.value)));
+    show(distances.indexOf(Math.min(...distances)));
+  };
+  return [element("span", {}, control.label), slider, box];
+}
+
+/** Put a recording into an empty place of the page. */
+export function replay(place, recording) {
+  const [width, height] = recording.size;
+  const picture = element("div", { className: "replay-picture", tabIndex: 0 });
+  const caption = element("p", { className: "replay-caption" });
+  const error = element("p", { className: "replay-error", hidden: true });
+  const numbers = element("table");
+  const details = element("details", { className: "replay-numbers" },
+    element("summary", {}, "Show the numbers"), element("div", { tabIndex: 0 }, numbers));
+  caption.setAttribute("aria-live", "polite");
+  error.setAttribute("role", "alert");
+  picture.innerHTML = `<svg viewBox="0 0 ${width} ${height}" role="img">` +
+    `<defs>${recording.patterns}</defs><g></g><g></g></svg>`;
+  const svg = picture.firstChild;
+  const [below, above] = svg.querySelectorAll(":scope > g");
+  const places = recording.controls.map(control => control.start);
+  let background = -1;
+  let shown;
+
+  function write() {
+    if (!details.open) return;
+    const columns = table(recording, shown);
+    const head = element("tr", {}, ...columns.map(([name]) => element("th", { scope: "col" }, name)));
+    const rows = columns[0][1].map((_, at) =>
+      element("tr", {}, ...columns.map(([, cells]) => element("td", {}, cells[at]))));
+    numbers.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+  }
+
+  function show() {
+    const found = row(recording, places);
+    error.hidden = found[2] < 0;
+    error.textContent = found[2] < 0 ? "" : recording.words[found[2]];
+    place.dataset.point = places.join(" ");
+    if (found[2] >= 0) return;  // the picture stays, as the panel's does
+    shown = found;
+    if (found[0] !== background) {
+      background = found[0];
+      below.innerHTML = recording.backgrounds[background];
+    }
+    const elements = found.subarray(4, 4 + found[3]);
+    above.innerHTML = Array.from(elements, one => recording.elements[one]).join("");
+    caption.textContent = recording.words[found[1]];
+    svg.setAttribute("aria-label", caption.textContent);
+    write();
+  }
+
+  details.ontoggle = write;
+  const controls = recording.controls.map((control, at) => element("label",
+    { title: control.explanation, className: "replay-control" },
+    ...input(control, chosen => { places[at] = chosen; show(); })));
+  const held = recording.held ? ` Held: ${recording.held}.` : "";
+  place.replaceChildren(
+    element("p", { className: "replay-title" }, recording.title),
+    element("div", { className: "replay-controls" }, ...controls),
+    picture, error, caption, details,
+    element("p", { className: "replay-origin" }, `${recording.origin}.${held}`));
+  show();
+}
+
+/** Load the script of a place and put the panel where its still was. */
+async function begin(place) {
+  const { replay: name, source } = place.dataset;
+  await new Promise((done, failed) => {
+    document.head.append(element("script", { src: source, onload: done, onerror: failed }));
+  });
+  replay(place, await unpack(globalThis.toolkitReplays[name]));
+  delete globalThis.toolkitReplays[name];
+  place.closest(".cell_output")?.classList.add("replayed");  // its stylesheet hides the still
+}
+
+// Near enough to be seen soon: a page of several panels reads the first one first.
+const nearby = new IntersectionObserver(entries => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting) {
+      nearby.unobserve(target);
+      begin(target).catch(() => {});  // the still stays
+    }
+  }
+}, { rootMargin: "600px" });
+for (const place of document.querySelectorAll(".replay")) nearby.observe(place);

@@ -1,0 +1,76 @@
+"""A panel replayed without a kernel and without a server, in a real Chromium with a real mouse."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
+
+from toolkit.lab import MixerCostPanel
+from toolkit.lab.site.replay import as_script, record_panel
+
+STATIC = Path(__file__).resolve().parents[2] / "docs/_static"
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title>
+<link rel="stylesheet" href="site.css"><body><div class="cell_output"><img alt="still">
+<div class="replay" data-replay="costs" data-source="costs.js"></div></div>
+<script type="module">{module}</script></body></html>"""
+
+
+def drag(page: Any, slider: Any, fraction: float) -> None:
+    """Take the slider's handle, which is in its middle, and put it at `fraction` of its width."""
+    box = slider.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] / 2, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + fraction * box["width"], middle, steps=8)
+    page.mouse.up()
+
+
+def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    panel, contexts = MixerCostPanel(context_length=4096), (128, 4096, 1 << 20)
+    recorded = record_panel(panel, {"context_length": contexts, "left": ("linear", "retention")})
+    (tmp_path / "costs.js").write_text(as_script("costs", recorded))
+    module = (STATIC / "replay.js").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(PAGE.format(module=module), encoding="utf-8")
+    shutil.copy(STATIC / "site.css", tmp_path)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((tmp_path / "page.html").as_uri())
+        slider, caption = page.locator(".slider-context_length"), page.locator(".replay-caption")
+        slider.wait_for(timeout=60_000)
+        page.locator("summary").click()
+
+        def shows(**state: Any) -> None:
+            view = panel.compute(**{**panel.state, **state})
+            assert caption.inner_text() == view.sentence()
+            assert page.locator(".replay svg").get_attribute("aria-label") == view.sentence()
+            cells = page.locator(".replay td").all_inner_texts()
+            assert cells == [cell for row in view.table().rows for cell in row]
+            assert view.said("moved", "left") in page.locator(".replay svg").text_content()
+
+        assert not page.locator("img").is_visible()
+        shows(context_length=4096)
+        drag(page, slider, 0.97)
+        assert page.locator(".box-context_length").input_value() == str(1 << 20)
+        assert slider.get_attribute("aria-valuetext") == "1,048,576"
+        shows(context_length=1 << 20)
+        page.locator(".choice-left").select_option("Linear attention")
+        shows(context_length=1 << 20, left="linear")
+        slider.focus()
+        page.keyboard.press("Home")  # by keys
+        shows(context_length=128, left="linear")
+        page.locator(".box-context_length").fill("5000")  # by a number, the nearest one
+        page.keyboard.press("Tab")
+        assert page.locator(".box-context_length").input_value() == "4096"
+        shows(context_length=4096, left="linear")
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / "replay.png")
+        assert not errors
+        browser.close()

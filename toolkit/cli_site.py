@@ -1,0 +1,24 @@
+"""The subcommand of `toolkit` for the documentation site."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def export_site(
+    output: Path = Path("build/site"),
+    only: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+) -> None:
+    """Record the panels over grids of settings and build the site, which needs no kernel.
+
+    Args:
+        output: the folder of pages; opens from the disk or from any file server.
+        only: record only the panel of this name (repeatable); the others stay as they are.
+    """
+    from toolkit.lab.site.export import build_site, record_panels
+
+    for path in record_panels(only):
+        print(f"{path.stem}: {path.stat().st_size / 1000:.0f} kB", flush=True)
+    build_site(output)
+    print(f"The site is built. Open {output / 'index.html'} in a browser.")

@@ -1,0 +1,1 @@
+"""Panels that move without a kernel: recorded over a grid of settings, replayed in a browser."""
