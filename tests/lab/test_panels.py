@@ -17,7 +17,7 @@ FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
-    "PlanPanel",
+    "PlanPanel", "SpeedupPanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
@@ -136,6 +136,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
         "DecodePanel",
         "SlicePanel",
         "ChipMemoryPanel",
+        "SpeedupPanel",
     ],
 )
 @pytest.mark.timed

@@ -14,6 +14,7 @@ from toolkit.lab import (
     MeshPanel,
     MixerPanel,
     RacePanel,
+    SpeedupPanel,
     StepPanel,
 )
 
@@ -113,3 +114,19 @@ def test_where_an_approximation_pays(answer: dict, words: str, capsys) -> None:
 def test_a_cluster_that_holds_seventy_billion(answer: dict, words: str, capsys) -> None:
     panel = ChipMemoryPanel(**{"model": "llama-3-70b", "context": 8192} | answer)
     assert words in said_by_check("planning", capsys, panel=panel)
+
+
+@pytest.mark.parametrize(
+    ("contender", "words"),
+    [
+        ("torch SDPA", "Right: torch SDPA takes 0."),
+        ("transformers, torch", "Not yet: "),
+        ("toolkit, chunked", "That is no other library."),
+    ],
+)
+def test_the_rival_that_beats_us_by_most(contender: str, words: str, capsys) -> None:
+    libraries, times = ("transformers", "torch", "jax.nn", "flash"), SpeedupPanel().view
+    found = [at for at, time in enumerate(times.times) if time.contender == contender]
+    least = min(found, key=lambda at: times.ratio(times.times[at]) or 1)
+    names = {"panel": SpeedupPanel(point=least + 1), "times": times, "libraries": libraries}
+    assert words in said_by_check("speedups", capsys, **names)

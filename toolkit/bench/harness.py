@@ -22,7 +22,7 @@ from toolkit.measure import (
     speedup,
     time_contenders,
 )
-from toolkit.measure.timing import PASSED
+from toolkit.measure.timing import ABSENT, PASSED
 
 FRACTION = "fraction of "  # how the record of a yardstick's fraction is named
 
@@ -162,8 +162,8 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         cores: how many cores the process has, for the record.
 
     Returns:
-        One record a contender: median seconds, with all samples. One more for the yardstick, one
-        for our fraction of it, and one a fact.
+        One record a contender: median seconds, with all samples; its check is "passed". One more
+        for the yardstick, one for our fraction of it, and one a fact.
 
     Raises:
         UncheckedRatioError: when the check fails; nothing is printed or recorded then.
@@ -209,7 +209,10 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
             if (target := case.targets.get(name)) is not None:
                 line += _verdict(f">= {target:.3g}", ratio >= target)
         print(line, flush=True)
-        records.append(record(prefix + name, timing.median, "s", samples=timing.samples))
+        judged = timing.check if name in case.contenders else ABSENT
+        records.append(
+            record(prefix + name, timing.median, "s", samples=timing.samples, check=judged)
+        )
         for fact, (value, unit) in facts.get(name, {}).items():
             line = f"    {fact} {value:,.0f} {unit}"
             if case.growth is not None and before is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from toolkit.attention import KVCache, Mixer, mixer
 from toolkit.bench.agreement import agree, finite
-from toolkit.bench.harness import Case, PlannedCase
+from toolkit.bench.harness import Case, PlannedCase, Yardstick
 from toolkit.bench.mixer_inputs import mixer_inputs
 from toolkit.bench.peers import torch_sdpa
 
@@ -53,16 +53,16 @@ def step_case(row: Mixer, batch: int, name: str) -> Case:
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
     return Case(
         name=name,
-        contenders={
-            OURS: _in_place(step, start, token),
-            PASS: _in_place(scale, start, ()),
-        },
+        contenders={OURS: _in_place(step, start, token)},
         check=_check(row, token, start),
         ours=OURS,
-        targets={PASS: 1 / SLOWEST},
+        yardstick=Yardstick(
+            PASS, _in_place(scale, start, ()), work=2 * state, ours=2 * state, unit="byte",
+            least=1 / SLOWEST,
+        ),
         note=f"state {state / 2**20:.0f} MiB, modelled traffic of a step "
         f"{row.step_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options) / 2**20:.0f} MiB",
-    )
+    )  # fmt: skip
 
 
 def _in_place(

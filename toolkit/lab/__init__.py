@@ -18,6 +18,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
+* `SpeedupPanel`: every recorded time beside its rivals and what other chips could do
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from toolkit.lab.planning.plan_panel import PlanPanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
+    from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
 _HOMES = {
@@ -84,6 +86,7 @@ _HOMES = {
     "lab.planning.plan_panel": ("PlanPanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
+    "lab.speedups.panel": ("SpeedupPanel",),
     "lab.tour.tour": ("run_tour",),
     "language": (
         "TrainedModel", "TrainingRun", "export_language_model", "load_language_model",
@@ -113,6 +116,7 @@ __all__ = [
     "ReadingPanel",
     "SearchPanel",
     "SlicePanel",
+    "SpeedupPanel",
     "StepPanel",
     "Words",
     "gather",

@@ -27,9 +27,11 @@ import jax
 
 from toolkit._checks import check_fields, checked
 from toolkit.measure.hardware import available_cores, available_memory, cpu_name
+from toolkit.measure.timing import ABSENT, PASSED
 from toolkit.measure.words import in_words
 
 KINDS = ("measured", "recorded", "modelled")
+CHECKS = (PASSED, ABSENT)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 # An absolute path, or one below a home folder: everything up to the last name.
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[\w.+@-]+/)*")
@@ -50,6 +52,8 @@ class Record:
         date: UTC, ISO 8601.
         command: the command line without folders of the machine.
         samples: the numbers `value` summarises, may be empty.
+        check: "passed" where a check of correctness had to pass before the number was taken, else
+            "absent". Only the former may stand in a ratio.
 
     Example:
         >>> found = record("loss", 0.5, "nat", samples=[0.4, 0.6])
@@ -67,11 +71,13 @@ class Record:
     date: str
     command: str
     samples: tuple[float, ...] = ()
+    check: str = ABSENT
 
     def __post_init__(self):
         check_fields(self)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}: want one of {', '.join(KINDS)}")
+        for name, words in (("kind", KINDS), ("check", CHECKS)):
+            if (word := getattr(self, name)) not in words:
+                raise ValueError(f"{name}={word!r}: want one of {', '.join(words)}")
 
 
 @checked
@@ -83,6 +89,7 @@ def record(
     kind: str = "measured",
     samples: Iterable[float] = (),
     device: str | None = None,
+    check: str = ABSENT,
 ) -> Record:
     """Makes a record and fills in the provenance of this process.
 
@@ -93,12 +100,13 @@ def record(
         kind: "measured", "recorded" or "modelled".
         samples: the numbers `value` summarises.
         device: the hardware in words; None describes the default jax device.
+        check: "passed" or "absent": whether correctness was checked before.
 
     Returns:
         A `Record` of here and now.
 
     Raises:
-        ValueError: unknown kind, or a number that is not finite.
+        ValueError: unknown kind or check, or a number that is not finite.
 
     Cost:
         The first call asks git for the commit (milliseconds), the next ones do not.
@@ -119,6 +127,7 @@ def record(
         date=facts["date"],
         command=facts["command"],
         samples=tuple(float(sample) for sample in samples),
+        check=check,
     )
 
 

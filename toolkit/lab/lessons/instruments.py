@@ -80,6 +80,14 @@ def _kept_activations() -> Answer:
     )
 
 
+def _token_scan() -> Answer:
+    from toolkit.lab.speedups.panel import SpeedupPanel
+
+    view: Any = SpeedupPanel(method="gdn", work="forward+backward", tokens=2048).view
+    (scan,) = (row for row in view.rows() if row.name == "toolkit, token scan")
+    return Answer(round(scan.ratio, 1), view.sentence())
+
+
 _GAP = "in the widest gap between rates that were tried"
 
 
@@ -162,6 +170,21 @@ OUTLINES = {
                 unit="per cent",
                 low=0,
                 high=100,
+            ),
+        ),
+    ),
+    "speedups": Outline(
+        "Recorded speed",
+        (
+            Question(
+                "token_scan",
+                "The gated delta net in float32 on two cores: one sequence of 2,048 tokens, 8 "
+                "heads of 64, forward and backward. One token after the other, how many times as "
+                "long does it take as in chunks?",
+                _token_scan,
+                unit="times",
+                low=0.01,
+                high=1000,
             ),
         ),
     ),

@@ -1,0 +1,1 @@
+"""Every recorded time beside the model of other chips."""

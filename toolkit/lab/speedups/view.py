@@ -1,0 +1,158 @@
+"""Recorded times, filtered, beside what chips could do: one of them chosen, with its rivals."""
+
+from dataclasses import dataclass
+
+from toolkit.lab.kit.view import Data, View
+from toolkit.lab.speedups.recorded import Time, title_of
+from toolkit.measure import Peak, in_words, published_peak
+
+CHIPS: dict[str, Peak] = {
+    name: peak
+    for name in ("a100", "h100", "h200", "b200", "tpu v5e", "tpu v5p", "tpu v6e", "tpu7x")
+    if (peak := published_peak(name)) is not None
+}
+EVERY = "every"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the picture beside the chosen time.
+
+    Attributes:
+        name: the contender, or the chip.
+        seconds: what it takes.
+        kind: "recorded", "measured here" or "modelled".
+        ratio: times what this package takes in the same rounds; None where the record does not
+            say that all results were checked.
+        is_chosen: whether it is the time that was chosen.
+    """
+
+    name: str
+    seconds: float
+    kind: str
+    ratio: float | None = None
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class SpeedupView(View):
+    """The times that pass the filters."""
+
+    times: tuple[Time, ...]
+    everything: tuple[Time, ...]  # where rivals are looked for
+    chosen: int  # of `times`
+    chip: Peak
+
+    @property
+    def time(self) -> Time | None:
+        """The chosen one."""
+        return self.times[self.chosen] if self.times else None
+
+    def ratio(self, time: Time) -> float | None:
+        """Its seconds over ours in the same rounds, where both are known to be correct."""
+        rivals = [other for other in self.everything if other.is_rival(time)]
+        # What a user calls comes first; forms that need a line more follow it.
+        ours = next((other for other in rivals if other.contender.startswith("toolkit")), None)
+        if ours is None or len(rivals) < 2 or not (ours.is_checked and time.is_checked):
+            return None
+        return time.record.value / ours.record.value
+
+    def modelled(self, time: Time) -> float | None:
+        """The least it takes on the chip."""
+        return time.modelled_seconds(self.chip)
+
+    def rows(self) -> list[Row]:
+        """The chosen time, its rivals, what was measured here, and what chips could do."""
+        if (chosen := self.time) is None:
+            return []
+        rivals = [
+            other
+            for other in self.everything
+            if other.is_rival(chosen)
+            or (other.case == chosen.case and (other.is_here or chosen.is_here))
+        ]
+        rows = [
+            Row(one.contender, one.record.value, one.kind, self.ratio(one), one is chosen)
+            for one in rivals
+        ]
+        for peak in CHIPS.values():
+            if (seconds := chosen.modelled_seconds(peak)) is not None:
+                rows.append(Row(peak.name, seconds, "modelled"))
+        return rows
+
+    def data(self) -> Data:
+        def told(value: int | None) -> str:
+            return "–" if value is None else f"{value:,}"
+
+        records = [time.record for time in self.times]
+        return {
+            "method": [title_of(time.method) for time in self.times],
+            "what": [time.case for time in self.times],
+            "batch": [told(time.batch) for time in self.times],
+            "tokens": [told(time.tokens) for time in self.times],
+            "contender": [time.contender for time in self.times],
+            "time (seconds)": [record.value for record in records],
+            "times ours (times)": [self.ratio(time) for time in self.times],
+            f"on one {self.chip.name}, modelled (seconds)": [*map(self.modelled, self.times)],
+            "kind": [time.kind for time in self.times],
+            "check": [record.check for record in records],
+            "device": [record.device for record in records],
+            "versions": [_versions(time) for time in self.times],
+            "date": [record.date[:10] for record in records],
+            "command": [record.command for record in records],
+            "commit": [record.commit for record in records],
+        }
+
+    def sentence(self) -> str:
+        if (time := self.time) is None:
+            return "No recorded time passes these filters."
+        said = f"Time {self.chosen + 1} of {len(self.times)}: {time.case}, {time.contender}: "
+        said += f"{in_words(time.record.value, 'seconds')}, {time.kind}."
+        rivals = [(row.name, row.ratio) for row in self.rows() if row.ratio is not None]
+        if rivals:
+            told = ", ".join(f"“{name}” {in_words(ratio, 'times')}" for name, ratio in rivals[1:])
+            said += f" Of the time of “{rivals[0][0]}”, with results that agree: {told}."
+        if (floor := self.modelled(time)) is not None:
+            said += (
+                f" One {self.chip.name} needs at least {in_words(floor, 'seconds')} (modelled: "
+                "bfloat16, published peaks); the time above is "
+                f"{in_words(time.record.value / floor, 'times')} that."
+            )
+        return said
+
+    def footnote(self) -> str:
+        if (time := self.time) is None:
+            return "Nothing to show: let more through."
+        record = time.record
+        return (
+            f"Ringed: {time.kind} on {record.device}; {_versions(time)}; {record.date[:10]}; "
+            f"check {record.check}.\n{record.command}, commit {record.commit}. "
+            "Filled: recorded (square: here). Diamonds: modelled, bfloat16, published peaks."
+        )
+
+
+def _versions(time: Time) -> str:
+    wanted = ("jax", "python")
+    return ", ".join(f"{name} {time.record.versions.get(name, '?')}" for name in wanted)
+
+
+def speedups(
+    times: tuple[Time, ...],
+    *,
+    method: str,
+    work: str,
+    tokens: int,
+    batch: int,
+    chip: str,
+    point: int,
+) -> SpeedupView:
+    """Those of `times` that pass, `point` of them chosen; `EVERY` and 0 let everything through."""
+    shown = tuple(
+        time
+        for time in times
+        if method in (EVERY, time.method)
+        and work in (EVERY, time.work)
+        and tokens in (0, time.tokens)
+        and batch in (0, time.batch)
+    )
+    return SpeedupView(shown, times, min(point, max(1, len(shown))) - 1, CHIPS[chip])
