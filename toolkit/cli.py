@@ -83,6 +83,7 @@ def train(
     seed: int = 0,
     layout: str = "single",
     tensor_devices: int = 1,
+    context_devices: int = 1,
     simulated_devices: int = 1,
     cores: int | None = None,
     checkpoint_every: int | None = None,
@@ -112,8 +113,9 @@ def train(
             standard library's source.
         seed: of initialisation and of the order of the data.
         layout: "single" device; or all of them: "data" parallel, "zero1", "zero2", "zero3" (fully
-            sharded), "tensor", or one of these with "+tensor".
+            sharded), "tensor", "ring", "zigzag" or "ulysses" (these cut time), or two with "+".
         tensor_devices: devices that share the heads and hidden sizes under "tensor".
+        context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
         simulated_devices: make the CPU show itself as so many devices, to try a layout out.
         cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
             as there are and divide the batch.
@@ -164,6 +166,7 @@ def train(
         seed=seed,
         layout=layout,
         tensor_devices=tensor_devices,
+        context_devices=context_devices,
         cores=shared,
     )
     result = train_language_model(

@@ -181,3 +181,11 @@ def test_explicit_axes_are_refused():
     mesh = make_mesh({"context": DEVICES}, axis_type="explicit")
     with pytest.raises(ValueError, match=r"mesh has axis types .*: want auto axes"):
         context_attention(q, k, v, mesh, "ring")
+
+
+@pytest.mark.parametrize("method", ["ring", "zigzag"])
+def test_a_ring_refuses_forward_mode_in_one_line(method):
+    q, k, v, _ = inputs()
+    mesh = make_mesh({"context": DEVICES})
+    with pytest.raises(NotImplementedError, match="^ring attention has no forward mode; ulysses"):
+        jax.jvp(lambda q: context_attention(q, k, v, mesh, method), (q,), (q,))

@@ -9,7 +9,7 @@ from toolkit._checks import check_fields
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import adamw
 
-SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor")
+SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "ring", "zigzag", "ulysses")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,12 @@ class TrainingRun:
         weight_decay: of matrices.
         seed: of initialisation and of the order of the data.
         layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
-            "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor". The
-            batch must be a multiple of the data parallel devices.
+            "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or
+            "ring", "zigzag", "ulysses", which cut time, likewise. The batch must be a multiple of
+            the data parallel devices.
         tensor_devices: devices that share each head-wise cut under "tensor"; the others are data
             parallel.
+        context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
         cores: cores of a CPU that share every batch under layout "single", after
             `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
 
@@ -51,6 +53,7 @@ class TrainingRun:
     seed: int = 0
     layout: str = "single"
     tensor_devices: int = 1
+    context_devices: int = 1
     cores: int = 1
 
     def __post_init__(self):
@@ -60,14 +63,22 @@ class TrainingRun:
             raise ValueError(
                 f"layout: got {self.layout!r}, wanted single, or {known} joined by '+'"
             )
-        if (self.tensor_devices > 1) != ("tensor" in self.layout.split("+")):
-            raise ValueError(
-                f"tensor_devices: got {self.tensor_devices} and layout {self.layout!r}; wanted "
-                "2 or more with 'tensor', and 1 without"
-            )
-        for name in ("steps", "batch", "sequence_length", "cores", "tensor_devices"):
+        for name, schemes in (("tensor", SCHEMES[4:5]), ("context", SCHEMES[5:])):
+            devices = getattr(self, f"{name}_devices")
+            if (devices > 1) != bool({*schemes} & {*self.layout.split("+")}):
+                raise ValueError(
+                    f"{name}_devices: got {devices} and layout {self.layout!r}; wanted 2 or more "
+                    f"with {' or '.join(map(repr, schemes))}, and 1 without"
+                )
+        sizes = ("steps", "batch", "sequence_length", "cores", "tensor_devices", "context_devices")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
+        if self.sequence_length % self.context_devices:
+            raise ValueError(
+                f"sequence_length: got {self.sequence_length}, wanted a multiple of "
+                f"{self.context_devices} context_devices"
+            )
         rate = self.learning_rate
         if rate != "search" and not rate > 0:
             raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")

@@ -6,6 +6,7 @@ environment), `metrics.jsonl`, and `checkpoints/`.
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -142,6 +143,7 @@ def train_language_model(
     state = TrainState.create(params, optimizer)
     state = layout.apply(state) if layout else state  # moments may lie in another way
     loss = partial(next_byte_loss, graph)
+    loss = layout.bind(loss) if layout else loss
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
@@ -222,15 +224,17 @@ def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | No
     devices = jax.devices() if run.layout != "single" else jax.devices()[: run.cores]
     if run.layout == "single" and len(devices) < run.cores:
         raise ValueError(f"cores: got {run.cores}, and jax has {len(devices)}; see use_cores")
-    if len(devices) % run.tensor_devices:
-        raise ValueError(
-            f"tensor_devices: got {run.tensor_devices}, wanted a divisor of {len(devices)} devices"
-        )
-    axes = {"data": len(devices) // run.tensor_devices, "model": run.tensor_devices}
+    shared = {"model": run.tensor_devices, "context": run.context_devices}
+    used = {axis: size for axis, size in shared.items() if size > 1}  # at most one, see TrainingRun
+    for axis, size in used.items():
+        if len(devices) % size:
+            name = "tensor" if axis == "model" else axis
+            raise ValueError(
+                f"{name}_devices: got {size}, wanted a divisor of {len(devices)} devices"
+            )
+    axes = {"data": len(devices) // math.prod(used.values()), **used}
     if run.batch % axes["data"]:
         raise ValueError(f"batch: got {run.batch}, wanted a multiple of {axes['data']} devices")
-    if run.tensor_devices == 1:
-        del axes["model"]
     scheme = "data" if run.layout == "single" else run.layout
     layout = layout_of(params, make_mesh(axes, devices=devices), scheme)
     return graph, layout.apply(params), layout
@@ -242,7 +246,7 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
         if field.name
-        not in ("config", "layout", "tensor_devices")  # a run may go on under another layout
+        not in ("config", "layout", "tensor_devices", "context_devices")  # these may change
     }
     corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {

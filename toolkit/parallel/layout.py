@@ -7,6 +7,7 @@ It can be printed, edited (`replace`), checked (`check`) and applied (`apply`,
 import dataclasses
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from toolkit.measure.tables import text_table
+from toolkit.parallel.context.along import Along, attending
 
 STATES = ("weights", "gradient", "optimizer")
 
@@ -69,6 +71,8 @@ class Layout:
         mesh: the devices.
         placements: one row per parameter, in tree order.
         batch: spec of every array in a batch, leading dimension first.
+        attention: "ring", "zigzag" or "ulysses" where time is cut over the axis "context": how
+            softmax layers of `toolkit.looped` then attend. None: sequences are whole.
 
     Example:
         >>> params = {"kernel": jnp.ones((2048, 8)), "bias": jnp.ones(8)}
@@ -82,6 +86,18 @@ class Layout:
     mesh: Mesh
     placements: tuple[Placement, ...]
     batch: PartitionSpec
+    attention: str | None = None
+
+    def bind(self, function: Callable) -> Callable:
+        """The function of a model, such as its loss, with softmax layers attending as `attention`
+        says; the train steps here bind what they are given themselves."""
+        along = self.attention and Along(self.mesh, self.attention, self.batch[0])
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            with attending(along or None):
+                return function(*args, **kwargs)
+
+        return bound
 
     def replace(self, path: str, spec: PartitionSpec, reason: str) -> "Layout":
         """A new layout in which one parameter, by its path, lies otherwise, and its gradient and
@@ -191,6 +207,7 @@ class Layout:
         sums = (f"{total:,} bytes" for total in totals)
         rows.append(("total", "", "", *sums, f"{self.bytes_per_device:,}", shares))
         mesh = f"mesh: {axes} ({self.mesh.size} devices); batch: {_written(self.batch)}"
+        mesh += f"; attention: {self.attention}" if self.attention else ""
         return f"{mesh}\n{text_table(rows, '<<<' + '<' * len(others) + '><')}"
 
     def _bytes(self, row: Placement, spec: PartitionSpec) -> int:

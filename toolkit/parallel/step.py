@@ -79,7 +79,7 @@ def partitioned_train_step(
     def step(params: Params, optimizer_state: Any, batch: Batch) -> tuple[Params, Any, Array]:
         params = jax.lax.with_sharding_constraint(params, layout.shardings(params))
         batch = jax.lax.with_sharding_constraint(batch, layout.batch_sharding)
-        loss, gradients = jax.value_and_grad(loss_fn)(params, batch)
+        loss, gradients = jax.value_and_grad(layout.bind(loss_fn))(params, batch)
         gradients = jax.lax.with_sharding_constraint(
             gradients, layout.shardings(params, "gradient")
         )

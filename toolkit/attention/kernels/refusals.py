@@ -14,9 +14,10 @@ from jaxtyping import Array
 _BESIDE = '; implementation="xla" has derivatives of any order in both modes.'
 
 
-def gradient_only(tree: Any) -> Any:
-    """What goes into a kernel with a gradient: forward mode is refused, when it runs."""
-    return jax.tree.map(_reverse_mode_only, tree)
+def gradient_only(tree: Any, what: str = 'implementation="pallas"', beside: str = _BESIDE) -> Any:
+    """What goes into a function with a gradient only: forward mode is refused, when it runs."""
+    message = f"{what} has no forward mode{beside}"
+    return jax.tree.map(partial(_reverse_mode_only, message), tree)
 
 
 def no_derivative(what: str, tree: Any) -> Any:
@@ -24,25 +25,25 @@ def no_derivative(what: str, tree: Any) -> Any:
     return jax.tree.map(partial(_refused, what), tree)
 
 
-@jax.custom_jvp
-def _reverse_mode_only(x: Array) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _reverse_mode_only(message: str, x: Array) -> Array:
     return x
 
 
 @_reverse_mode_only.defjvp
-def _reverse_mode_only_jvp(primals, tangents):
-    return primals[0], _tangent_p.bind(tangents[0])
+def _reverse_mode_only_jvp(message, primals, tangents):
+    return primals[0], _tangent_p.bind(tangents[0], message=message)
 
 
-def _refuse_to_run(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError('implementation="pallas" has no forward mode' + _BESIDE)
+def _refuse_to_run(*_: Any, message: str, **__: Any) -> Any:
+    raise NotImplementedError(message)
 
 
 # The tangent of forward mode, which reverse mode only transposes.
 _tangent_p = Primitive("tangent_of_a_kernel")
 _tangent_p.def_impl(_refuse_to_run)
-_tangent_p.def_abstract_eval(lambda x: x)
-ad.deflinear(_tangent_p, lambda cotangent, *_: [cotangent])
+_tangent_p.def_abstract_eval(lambda x, message: x)
+ad.deflinear(_tangent_p, lambda cotangent, *_, **__: [cotangent])
 batching.defvectorized(_tangent_p)
 mlir.register_lowering(_tangent_p, _refuse_to_run)
 

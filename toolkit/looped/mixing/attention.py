@@ -8,10 +8,11 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
+from toolkit.attention import KVCache, softmax_attention_step
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse_memory import SparseMemory
+from toolkit.parallel.context.along import sequence_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class AttentionLayer(MixingLayer):
     word: ClassVar[str] = "full"
     Options: ClassVar[type[LayerOptions]] = AttentionOptions
     starts_from_attention: ClassVar[bool] = True
+    can_cut_time: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -167,7 +169,7 @@ class AttentionLayer(MixingLayer):
 
     def _mix(self, x, positions, window, past):
         seen = window or self.sliding_window
-        return softmax_attention(*self._project(x, positions), sliding_window=seen, **past)
+        return sequence_attention(*self._project(x, positions), sliding_window=seen, **past)
 
     def _mix_step(self, x_t, cache, window):
         inputs = self._project(x_t, cache.length)

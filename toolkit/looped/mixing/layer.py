@@ -67,12 +67,14 @@ class MixingLayer(nnx.Module):
         is_recurrent: whether its cache is a state that does not grow.
         starts_from_attention: whether its queries, keys, values and output can be attention's, so
             that `toolkit.conversion` can put it in attention's place.
+        can_cut_time: whether it can mix tokens that lie on several devices.
     """
 
     word: ClassVar[str]
     Options: ClassVar[type[LayerOptions]] = LayerOptions
     is_recurrent: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
+    can_cut_time: ClassVar[bool] = False
 
     @classmethod
     def options_of(cls, config: LayerConfig) -> Any:

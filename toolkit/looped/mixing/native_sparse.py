@@ -36,6 +36,8 @@ class NSAOptions(AttentionOptions):
 class BlockLayer(AttentionLayer):
     """What layers share that select among blocks of keys by their means."""
 
+    can_cut_time: ClassVar[bool] = False
+
     @classmethod
     def empty_cache(
         cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None

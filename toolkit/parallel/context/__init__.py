@@ -4,6 +4,7 @@ ring.py        keys and values go around, a neighbour at a time; a backward pass
 zigzag.py      an order of chunks in which causal attention costs every device the same
 ulysses.py     heads change places with time, and back
 attention.py   the three on whole arrays
+along.py       whole models under a layout that cuts time
 """
 
 from toolkit.parallel.context.attention import context_attention

@@ -1,5 +1,6 @@
 """Context parallel attention on whole arrays: a drop-in for softmax attention of long sequences."""
 
+import math
 from functools import partial
 from typing import Literal
 
@@ -25,7 +26,7 @@ def context_attention(
     method: Literal["ring", "zigzag", "ulysses"] = "zigzag",
     *,
     axis: str = "context",
-    batch_axis: str | None = None,
+    batch_axis: str | tuple[str, ...] | None = None,
     is_causal: bool = True,
     sliding_window: int | None = None,
     scale: float | None = None,
@@ -43,7 +44,7 @@ def context_attention(
         method: "ring" (least memory), "zigzag" (a ring in which causal attention costs every device
             the same; tokens change places before and after), "ulysses" (least messages).
         axis: the mesh axis that cuts time.
-        batch_axis: the mesh axis that cuts the batch, or None.
+        batch_axis: the mesh axis (or axes) that cut the batch, or None.
         is_causal: a token sees no token after itself.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         scale: factor of the products; None for key ** -0.5.
@@ -73,16 +74,19 @@ def context_attention(
     if sliding_window is not None and sliding_window >= q.shape[1]:
         sliding_window = None
     pieces = 2 if method == "zigzag" else 1
-    for name, dimension, wanted in ((axis, 1, pieces), (batch_axis, 0, 1)):
-        if name is None:
-            continue
-        if name not in mesh.shape:
-            raise ValueError(f"axis {name!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
-        size, parts = q.shape[dimension], wanted * mesh.shape[name]
+    batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
+    for names, dimension, wanted in (((axis,), 1, pieces), (batch_axes, 0, 1)):
+        if unknown := [name for name in names if name not in mesh.shape]:
+            raise ValueError(
+                f"axis {unknown[0]!r}: the mesh has {', '.join(map(repr, mesh.shape))}"
+            )
+        size = q.shape[dimension]
+        parts = wanted * math.prod(mesh.shape[name] for name in names)
         if size % parts:
             what = ("batch", "time")[dimension]
             raise ValueError(
-                f"{what}={size} is not divisible by {parts} parts of axis {name!r}; "
+                f"{what}={size} is not divisible by {parts} parts of axis "
+                f"{' x '.join(map(repr, names))}; "
                 f"{size + -size % parts} would be"
             )
     if segment_ids is not None:

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
 from toolkit.attention import merge_attention, softmax_attention
+from toolkit.attention.kernels.refusals import gradient_only
 from toolkit.parallel.axes import devices_along
 from toolkit.parallel.context.checks import check_attention
 
@@ -66,6 +67,7 @@ def ring_attention(
     Raises:
         ValueError: shapes that do not fit, a window below 1, an odd time in zigzag order.
         TypeError: not floating point, different dtypes.
+        NotImplementedError: forward mode, which `ulysses_attention` has.
 
     Cost:
         With N devices, 2 (N-1) permutes of one device's keys or values forward and 4 (N-1)
@@ -90,6 +92,7 @@ def ring_attention(
     if sliding_window is not None and sliding_window >= devices_along(axis) * q.shape[1]:
         sliding_window = None
     how = _How(axis, is_causal, is_zigzag, sliding_window, scale)
+    q, k, v = gradient_only((q, k, v), "ring attention", "; ulysses attention has.")
     out: Any = _ring(q, k, v, segment_ids, how)
     return out.astype(q.dtype)
 

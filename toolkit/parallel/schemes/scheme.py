@@ -7,13 +7,15 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from toolkit._checks import checked
+from toolkit.parallel.context.along import CONTEXT_AXIS
+from toolkit.parallel.context.along import METHODS as CONTEXT_SCHEMES
 from toolkit.parallel.layout import Layout, Placement, placements_of
 from toolkit.parallel.schemes.degrees import PLAIN, axes_of_states, largest_cut, with_axes
 from toolkit.parallel.schemes.roles import heads_of, role_of
 
 TENSOR_AXIS = "model"
 DATA_SCHEMES = (*PLAIN, "hierarchical")
-SCHEMES = (*DATA_SCHEMES, "tensor")
+SCHEMES = (*DATA_SCHEMES, "tensor", *CONTEXT_SCHEMES)
 
 
 @checked
@@ -35,9 +37,12 @@ def layout(
         zero3 (FSDP)    1/N, 1/N, 1/N                 cut              weights gathered twice
         hierarchical    1/d_w, 1/d_g, 1/d_o           cut              within d_w, within d_g, once
         tensor          1/M of heads, hidden size     whole            2 all-reduces each way
+        ring, zigzag,   as the one beside it          cut along time   in "full" and "window" layers
+        ulysses                                                        see `context_attention`
 
-    The axis "model" of the mesh belongs to "tensor", and all others are data parallel, the last
-    the nearest; N is their product. Model parameters are known by their paths (those of
+    The axis "model" of the mesh belongs to "tensor", the axis "context" to the last three, and all
+    others are data parallel, the last the nearest. ZeRO cuts along these and along "context"; N is
+    their product. Model parameters are known by their paths (those of
     `toolkit.looped`).
 
     Args:
@@ -79,7 +84,7 @@ def layout(
         raise ValueError(f"min_elements={min_elements}: want at least 0")
     if head_size is not None and head_size < 1:
         raise ValueError(f"head_size={head_size}: want at least 1")
-    data_axes = tuple(axis for axis in mesh.axis_names if axis != TENSOR_AXIS)
+    data_axes = tuple(axis for axis in mesh.axis_names if axis not in (TENSOR_AXIS, CONTEXT_AXIS))
     nearest_first = tuple(axis for axis in reversed(mesh.axis_names) if axis != TENSOR_AXIS)
     kind = next((part for part in parts if part in DATA_SCHEMES), "data")
     axes = axes_of_states(kind, degrees, mesh, nearest_first)
@@ -115,8 +120,11 @@ def layout(
             f"toolkit.looped, such as blocks/0/feed_forward/up/kernel, and {TENSOR_AXIS}="
             f"{mesh.shape[TENSOR_AXIS]} must divide their heads and hidden size"
         )
-    batch = PartitionSpec(data_axes[0] if len(data_axes) == 1 else data_axes or None)
-    return Layout(mesh, rows, batch)
+    attention = next((part for part in parts if part in CONTEXT_SCHEMES), None)
+    rows_of_batch = data_axes[0] if len(data_axes) == 1 else data_axes or None
+    if attention is None:
+        return Layout(mesh, rows, PartitionSpec(rows_of_batch))
+    return Layout(mesh, rows, PartitionSpec(rows_of_batch, CONTEXT_AXIS), attention)
 
 
 def _parts(scheme: str, mesh: Mesh) -> list[str]:
@@ -125,10 +133,10 @@ def _parts(scheme: str, mesh: Mesh) -> list[str]:
     for part in parts:
         if part not in SCHEMES:
             raise ValueError(f"scheme={scheme!r}: want {', '.join(SCHEMES)}, joined by '+'")
-    for group in (DATA_SCHEMES, ("tensor",)):
+    for group in (DATA_SCHEMES, ("tensor", *CONTEXT_SCHEMES)):
         if len(chosen := [part for part in parts if part in group]) > 1:
             raise ValueError(f"scheme={scheme!r}: {' and '.join(chosen)} exclude each other")
-    for axis, users in ((TENSOR_AXIS, ("tensor",)),):
+    for axis, users in ((TENSOR_AXIS, ("tensor",)), (CONTEXT_AXIS, CONTEXT_SCHEMES)):
         is_used = any(part in users for part in parts)
         axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
         if is_used and axis not in mesh.shape:
