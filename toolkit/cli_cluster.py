@@ -93,6 +93,7 @@ def explain(
     heads: int = 4,
     batch: int = 16,
     sequence_length: int = 64,
+    blame: bool = False,
     picture: Path | None = None,
 ) -> None:
     """Compile one training step under a layout and say what it communicates, and why.
@@ -106,13 +107,17 @@ def explain(
         heads: attention heads.
         batch: sequences per step, all devices together.
         sequence_length: bytes per sequence.
+        blame: name the change of the layout that removes a collective, where one does: each is
+            tried by compiling again.
         picture: also draw it, to this PNG file.
     """
     from toolkit.lab.sharding.explained_step import explain_step
     from toolkit.looped import LoopedConfig
+    from toolkit.parallel import Blame
 
     config = LoopedConfig.tiny(pattern=pattern, loops=loops, width=width, heads=heads)
-    found = explain_step(config, mesh, scheme, batch=batch, sequence_length=sequence_length)
+    how = {"batch": batch, "sequence_length": sequence_length, "is_blamed": blame}
+    found = explain_step(config, mesh, scheme, **how)
     print(found)
     if picture is not None:
-        found.draw().savefig(picture)
+        (found.explanation if isinstance(found, Blame) else found).draw().savefig(picture)

@@ -187,5 +187,5 @@ def test_explicit_axes_are_refused():
 def test_a_ring_refuses_forward_mode_in_one_line(method):
     q, k, v, _ = inputs()
     mesh = make_mesh({"context": DEVICES})
-    with pytest.raises(NotImplementedError, match="^ring attention has no forward mode; ulysses"):
+    with pytest.raises(NotImplementedError, match=r"^ring attention has no forward mode; ulysses"):
         jax.jvp(lambda q: context_attention(q, k, v, mesh, method), (q,), (q,))

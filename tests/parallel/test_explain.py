@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from toolkit.measure import collectives
 from toolkit.parallel import explain, make_mesh
-from toolkit.parallel.causes.program_trace import own_lines
 
 HERE = Path(__file__)
 LAYERS = 3
@@ -50,19 +49,18 @@ def array(mesh, shape, *spec):
 
 
 @pytest.fixture(scope="module")
-def compiled(mesh):
+def lowered(mesh):
     params = {
         "up": array(mesh, (LAYERS, 32, 64), None, "data", "model"),
         "down": array(mesh, (LAYERS, 64, 32), None, "model", "data"),
     }
-    with own_lines():
-        return jax.jit(step).lower(params, array(mesh, (16, 32), "data")).compile()
+    return jax.jit(step).lower(params, array(mesh, (16, 32), "data"))
 
 
-def test_collectives_of_a_scanned_step_have_their_causes(compiled):
-    explanation = explain(compiled)
+def test_collectives_of_a_scanned_step_have_their_causes(lowered):
+    explanation = explain(lowered)
     found = explanation.collectives
-    assert [one.collective for one in found] == collectives(compiled)
+    assert [one.collective for one in found] == collectives(lowered.compile())
     gathers = [one for one in found if one.collective.kind == "all-gather"]
     products = lines_starting("return jnp.tanh(")
     assert {one.axes for one in gathers} == {("data",)}
@@ -82,8 +80,8 @@ def test_collectives_of_a_scanned_step_have_their_causes(compiled):
     assert {scalar.source} == lines_starting("return jnp.mean(")
 
 
-def test_memory_is_predicted_from_shapes_and_shardings(compiled):
-    rows = {row.category: row for row in explain(compiled).memory}
+def test_memory_is_predicted_from_shapes_and_shardings(lowered):
+    rows = {row.category: row for row in explain(lowered.compile()).memory}
     assert rows["argument params"].predicted == 2 * LAYERS * 32 * 64 * 4 // 8
     assert rows["argument x"].predicted == 16 * 32 * 4 // 4
     assert rows["all arguments"].predicted == rows["all arguments"].compiled
@@ -110,8 +108,24 @@ def test_groups_over_several_axes(mesh):
     assert one.axes == ("data", "model")
 
 
-def test_description_and_picture(compiled):
-    explanation = explain(compiled)
+def test_lines_are_those_of_this_source_though_another_compiled_it_first(mesh):
+    """Two checkouts share a persistent cache: the same program from other files."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        for file in ("first.py", "second.py"):
+            names = {}
+            exec(compile("def total(x):\n    return (3.5 * x).sum()", file, "exec"), names)
+            lowered = jax.jit(names["total"]).lower(array(mesh, (16, 32), "data", "model"))
+            lowered.compile()
+            (one,) = explain(lowered).collectives
+            assert one.source == f"{file}:2"
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+def test_description_and_picture(lowered):
+    explanation = explain(lowered)
     text = str(explanation)
     assert text.startswith("mesh: data=4, model=2; a device sends")
     assert re.search(r"2 +all-gather +data +4,096 +3 ", text)

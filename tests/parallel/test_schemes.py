@@ -25,8 +25,8 @@ NESTED = {"node": 2, "gpu": 2, "gcd": 2}
 
 
 def model_of(pattern, **options):
-    sizes = {"width": 32, "heads": 4, "vocabulary": 64, "feed_forward": 32}
-    return LoopedLM(LoopedConfig.tiny(pattern, loops=2, **(sizes | options)), rngs=nnx.Rngs(0))
+    sizes = {"loops": 2, "width": 32, "heads": 4, "vocabulary": 64, "feed_forward": 32}
+    return LoopedLM(LoopedConfig.tiny(pattern, **(sizes | options)), rngs=nnx.Rngs(0))
 
 
 def shapes_of(pattern, **options):

@@ -11,7 +11,9 @@ from flax import nnx
 from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel import (
+    Blame,
     Explanation,
+    blame,
     explain,
     layout,
     make_mesh,
@@ -27,10 +29,12 @@ def explain_step(
     *,
     batch: int = 16,
     sequence_length: int = 64,
-) -> Explanation:
+    is_blamed: bool = False,
+) -> Explanation | Blame:
     """Compiles a step (Adam) under the layout of a scheme, from shapes alone, and explains it.
 
-    `mesh_axes` is such as "data=4,model=2"; on a CPU so many devices are simulated.
+    `mesh_axes` is such as "data=4,model=2"; on a CPU so many devices are simulated. `is_blamed`
+    asks for the blame too, which compiles once more for each change tried.
     """
     pairs = [part.partition("=") for part in mesh_axes.split(",")]
     if any(not name or not size.isdecimal() for name, _, size in pairs):
@@ -45,7 +49,7 @@ def explain_step(
     state = jax.eval_shape(optimizer.init, params)
     tokens = jax.ShapeDtypeStruct((batch, sequence_length), jnp.int32)
     step = partitioned_train_step(partial(next_byte_loss, graph), optimizer, found)
-    placed = (
+    placed = tuple(
         jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
             tree,
@@ -54,4 +58,6 @@ def explain_step(
         for tree in (params, state)
     )
     text = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=found.batch_sharding)
-    return explain(step.lower(*placed, (text, text)).compile())
+    if is_blamed:
+        return blame(step.__wrapped__, (*placed, (text, text)))
+    return explain(step.lower(*placed, (text, text)))

@@ -5,9 +5,7 @@ operations that a reader knows. These are skipped, so that a gather is traced to
 gathers and to the product that wanted it whole.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -28,8 +26,7 @@ _INDEX = re.compile(r"index=(\d+)")
 _MOST_STEPS = 200
 
 
-@contextlib.contextmanager
-def own_lines() -> Iterator[None]:
+def compiled_with_own_lines(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """A persistent cache gives a program back with the lines of whoever compiled it first, unless
     they are part of its key, as here.
     """
@@ -37,7 +34,7 @@ def own_lines() -> Iterator[None]:
     before = getattr(jax.config, name)
     jax.config.update(name, True)
     try:
-        yield
+        return lowered.compile()
     finally:
         jax.config.update(name, before)
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.stages import Lowered
 
 from toolkit._checks import checked
 from toolkit.measure import Collective, program_cost
@@ -19,17 +20,23 @@ from toolkit.measure.program_text import first_group
 from toolkit.measure.programs import Site, collective_sites, read_program
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.explanation import Explanation
-from toolkit.parallel.causes.program_trace import End, Place, ProgramTrace
+from toolkit.parallel.causes.program_trace import (
+    End,
+    Place,
+    ProgramTrace,
+    compiled_with_own_lines,
+)
 
 
 @checked
-def explain(compiled: jax.stages.Compiled) -> Explanation:
+def explain(program: Lowered | jax.stages.Compiled) -> Explanation:
     """Traces every collective of a compiled program to its cause, and sums memory by category.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns. Arguments that lie on a mesh
-            give the axes their names. From a persistent compilation cache it comes with the lines
-            of its first compilation, unless `jax_compilation_cache_include_metadata_in_key` is set.
+        program: what `jax.jit(f).lower(...)` returns, to be compiled here, or what its `compile()`
+            returned. Arguments that lie on a mesh give the axes their names. A program that was
+            compiled elsewhere may come from jax's persistent compilation cache, with the lines of
+            whoever compiled it first, perhaps in another checkout; here it does not.
 
     Returns:
         An `Explanation`. Its counts are the compiler's, so this backend's own choice.
@@ -39,7 +46,8 @@ def explain(compiled: jax.stages.Compiled) -> Explanation:
             reports no memory analysis.
 
     Cost:
-        Linear in the length of the program text for each collective; nothing runs.
+        Linear in the length of the program text for each collective; nothing runs. Compiles what
+        is not.
 
     Source:
         OpenXLA, "HLO IR text" (metadata and stack frames).
@@ -48,10 +56,11 @@ def explain(compiled: jax.stages.Compiled) -> Explanation:
         >>> from jax.sharding import NamedSharding, PartitionSpec
         >>> mesh = make_mesh({"data": 8})  # eight devices, real or simulated
         >>> x = jax.device_put(jnp.ones((64, 8)), NamedSharding(mesh, PartitionSpec("data")))
-        >>> found = explain(jax.jit(lambda x: x.sum(0)).lower(x).compile()).collectives[0]
+        >>> found = explain(jax.jit(lambda x: x.sum(0)).lower(x)).collectives[0]
         >>> found.collective.kind, found.axes, found.before, found.after
         ('all-reduce', ('data',), 'partial sums', 'whole')
     """
+    compiled = compiled_with_own_lines(program) if isinstance(program, Lowered) else program
     text = compiled.as_text() or ""
     computations, entry, devices = read_program(text)
     trace = ProgramTrace(text, computations, entry)

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from toolkit.parallel.causes.program_trace import own_lines
+from toolkit.parallel.causes.program_trace import compiled_with_own_lines
 from toolkit.parallel.dataflow.flow import Flow, Machine, cut_of, source_of
 from toolkit.parallel.dataflow.propagation import follow
 
@@ -57,8 +57,7 @@ class Variant:
         if self.results is not None:
             options["out_shardings"] = [NamedSharding(self.mesh, spec) for spec in self.results]
         function = jax.jit(self.call(self.program), **options)
-        with own_lines():
-            return function.lower(*jax.tree.unflatten(tree, given)).compile()
+        return compiled_with_own_lines(function.lower(*jax.tree.unflatten(tree, given)))
 
     def flow(self, machine: Machine) -> Flow:
         """What the program costs by the model."""
