@@ -41,13 +41,52 @@ def test_packed_documents_train_as_if_each_were_alone():
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_a_loss_in_chunks_is_the_loss():
+    config = LoopedConfig.tiny("window", loops=1, width=16, heads=2, feed_forward=16)
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
+    tokens = jax.random.randint(jax.random.key(0), (2, 9), 0, 256)
+    segments = jnp.asarray([[0] * 8, [0] * 3 + [1] * 5])
+    batch = tokens[:, :-1], tokens[:, 1:].at[1, 6:].set(-1), segments
+    found = [
+        jax.jit(jax.value_and_grad(functools.partial(next_byte_loss, graph, chunks=chunks)))(
+            params, batch
+        )
+        for chunks in (1, 4)
+    ]
+    for whole, cut in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(cut, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_chunks": 3}, "loss_chunks: got 3, wanted a divisor of 16"),
+        ({"layout": "ring"}, "context_devices: got 1 and layout 'ring'; wanted 2 or more with 'r"),
+        ({"tensor_devices": 2}, "tensor_devices: got 2 and layout 'single'; wanted 2 or more with"),
+        (
+            {"layout": "zigzag", "context_devices": 8, "sequence_length": 20},
+            "sequence_length: got 20, wanted a multiple of 8 context_devices",
+        ),
+        ({"layout": "ulysses", "context_devices": 4, "loss_chunks": 2}, "loss_chunks: got 2"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(run, change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(run, **change)
+
+
 @pytest.mark.slow
 def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
     losses = {}
-    for layout, devices in (("single", 1), ("zero1+tensor", 2)):
-        placed = dataclasses.replace(run, layout=layout, tensor_devices=devices)
+    for changes in (
+        {"layout": "single"},
+        {"layout": "zero1+tensor", "tensor_devices": 2},
+        {"layout": "zigzag+zero3", "context_devices": 4},
+    ):
+        placed = dataclasses.replace(run, **changes)
+        layout = placed.layout
         losses[layout] = train_language_model(placed, tmp_path / layout).evaluation_loss
-    assert losses["zero1+tensor"] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
+        assert losses[layout] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
 
     stopped = train_language_model(
         dataclasses.replace(run, layout="zero3"), tmp_path / "moved", stop=lambda: True

@@ -116,7 +116,7 @@ def test_lines_are_those_of_this_source_though_another_compiled_it_first(mesh):
         for file in ("first.py", "second.py"):
             names = {}
             exec(compile("def total(x):\n    return (3.5 * x).sum()", file, "exec"), names)
-            lowered = jax.jit(names["total"]).lower(array(mesh, (16, 32), "data", "model"))
+            lowered = jax.jit(names["total"]).lower(array(mesh, (16, 32), "data"))
             lowered.compile()
             (one,) = explain(lowered).collectives
             assert one.source == f"{file}:2"

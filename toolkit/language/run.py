@@ -33,6 +33,8 @@ class TrainingRun:
         tensor_devices: devices that share each head-wise cut under "tensor"; the others are data
             parallel.
         context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
+        loss_chunks: parts of time whose logits are made one after the other, for large
+            vocabularies: less memory, and a third more work in the head.
         cores: cores of a CPU that share every batch under layout "single", after
             `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
 
@@ -54,6 +56,7 @@ class TrainingRun:
     layout: str = "single"
     tensor_devices: int = 1
     context_devices: int = 1
+    loss_chunks: int = 1
     cores: int = 1
 
     def __post_init__(self):
@@ -71,9 +74,14 @@ class TrainingRun:
                     f"with {' or '.join(map(repr, schemes))}, and 1 without"
                 )
         sizes = ("steps", "batch", "sequence_length", "cores", "tensor_devices", "context_devices")
-        for name in sizes:
+        for name in (*sizes, "loss_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
+        if self.sequence_length % self.loss_chunks or self.loss_chunks > 1 < self.context_devices:
+            raise ValueError(
+                f"loss_chunks: got {self.loss_chunks}, wanted a divisor of {self.sequence_length} "
+                "(sequence_length), and 1 under a layout that cuts time"
+            )
         if self.sequence_length % self.context_devices:
             raise ValueError(
                 f"sequence_length: got {self.sequence_length}, wanted a multiple of "

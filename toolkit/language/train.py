@@ -25,7 +25,7 @@ from toolkit._checks import checked
 from toolkit.language.run import TrainedModel, TrainingRun, make_optimizer
 from toolkit.looped import LoopedLM, parameter_count
 from toolkit.measure import environment
-from toolkit.parallel import Layout, make_mesh
+from toolkit.parallel import Layout, make_mesh, streamed_loss
 from toolkit.parallel import layout as layout_of
 from toolkit.training import (
     Corpus,
@@ -48,7 +48,11 @@ EVALUATION_BATCHES = 4
 
 @checked
 def next_byte_loss(
-    graph: nnx.GraphDef, params: nnx.State, batch: tuple[Int[Array, "batch time"], ...]
+    graph: nnx.GraphDef,
+    params: nnx.State,
+    batch: tuple[Int[Array, "batch time"], ...],
+    *,
+    chunks: int = 1,
 ) -> Float[Array, ""]:
     """Mean cross-entropy of the next byte, or other token.
 
@@ -59,12 +63,14 @@ def next_byte_loss(
         params: its parameters.
         batch: inputs and targets, each `[batch, time]`; or those and segment ids, as
             `pack_documents` makes them: then targets below 0 do not count.
+        chunks: parts of time whose logits are made one after the other, see `streamed_loss`; 1
+            makes all at once.
 
     Returns:
         Nats per byte.
 
     Cost:
-        One forward pass.
+        One forward pass; in chunks, the gradient computes the logits twice.
 
     Example:
         >>> from flax import nnx
@@ -74,7 +80,11 @@ def next_byte_loss(
         ()
     """
     inputs, targets, *packed = batch
-    logits = nnx.merge(graph, params)(inputs, segment_ids=packed[0] if packed else None)
+    model, segment_ids = nnx.merge(graph, params), packed[0] if packed else None
+    if chunks != 1:
+        hidden = model.last_hidden(inputs, segment_ids=segment_ids)
+        return streamed_loss(*model.head_inputs(hidden), targets, chunks=chunks)
+    logits = model(inputs, segment_ids=segment_ids)
     if not packed:
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(targets, 0))
@@ -142,7 +152,7 @@ def train_language_model(
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
     state = layout.apply(state) if layout else state  # moments may lie in another way
-    loss = partial(next_byte_loss, graph)
+    loss = partial(next_byte_loss, graph, chunks=run.loss_chunks)
     loss = layout.bind(loss) if layout else loss
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
@@ -246,7 +256,7 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
         if field.name
-        not in ("config", "layout", "tensor_devices", "context_devices")  # these may change
+        not in ("config", "layout", "tensor_devices", "context_devices", "loss_chunks")
     }
     corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {

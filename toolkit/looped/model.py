@@ -165,6 +165,21 @@ class LoopedLM(nnx.Module):
 
         Source: LT2, architecture section.
         """
+        h, hidden = self._run(
+            tokens, segment_ids=segment_ids, return_loops=return_loops, loops=loops, key=key
+        )
+        return (self.head(h), hidden) if return_loops else self.head(h)
+
+    def last_hidden(
+        self,
+        tokens: Int[Array, "batch time"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+    ) -> Float[Array, "batch time width"]:
+        """What the head reads, before its norm; arguments as of a call."""
+        return self._run(tokens, segment_ids=segment_ids)[0]
+
+    def _run(self, tokens, *, segment_ids, return_loops=False, loops=None, key=None):
         check_tokens(tokens, self.config.vocabulary)
         if segment_ids is not None and segment_ids.shape != tokens.shape:
             raise ValueError(
@@ -175,7 +190,8 @@ class LoopedLM(nnx.Module):
             check_alike(self.config, loops)
             if isinstance(loops, int):
                 model = reconfigured(self, loops=loops)
-                return model(tokens, segment_ids=segment_ids, return_loops=return_loops, key=key)
+                how = {"segment_ids": segment_ids, "return_loops": return_loops, "key": key}
+                return model._run(tokens, **how)
             if self.config.backward_loops is None or return_loops:
                 raise ValueError(
                     "loops is an array, so that they cannot all be kept: configure backward_loops "
@@ -208,7 +224,7 @@ class LoopedLM(nnx.Module):
                 remat=self.config.remat,
             )
         h, _ = run_blocks(self.coda, h, segment_ids=segment_ids)
-        return (self.head(h), hidden) if return_loops else self.head(h)
+        return h, hidden
 
     def start(
         self, injected: Float[Array, "... width"], key: Array | None = None
@@ -290,10 +306,15 @@ class LoopedLM(nnx.Module):
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
         """Logits in float32: final norm (if no loop took it), then the table of the head."""
+        return jnp.einsum("...d,vd->...v", *self.head_inputs(h), preferred_element_type=jnp.float32)
+
+    def head_inputs(
+        self, h: Float[Array, "... width"]
+    ) -> tuple[Float[Array, "... width"], Float[Array, "vocabulary width"]]:
+        """What the head multiplies: h after the final norm, and its table."""
         table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
-        table = table[...].astype(self.config.compute_dtype)
-        return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
+        return h, table[...].astype(self.config.compute_dtype)
 
 
 def row_of(stacked: Any, tau: int) -> Any:
