@@ -4,12 +4,13 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from bad_layouts import KINDS, bad_layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from toolkit.parallel import blame, explain, make_mesh
+from toolkit.parallel import blame, explain, layout, make_mesh, partitioned_train_step
 from toolkit.parallel.faults.variant import variant_of
 
 CASES = 30
@@ -80,6 +81,27 @@ def test_words_name_what_to_change():
     (pair,) = blamed(up=(None, "model"), down=("model",)).findings
     assert (pair.item.collective.kind, pair.item.axes) == ("all-reduce", ("model",))
     assert pair.is_textbook
+
+
+def test_weights_gathered_after_the_moments_step_are_a_textbook_layout():
+    """ZeRO-1 holds parameters whole from step to step: no constraint inside may leave them cut."""
+    params = {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}
+    found, adam = layout(params, make_mesh({"node": 8, "data": 1}), "zero1"), optax.adam(1e-3)
+    step = partitioned_train_step(
+        lambda p, x: jnp.mean((jnp.tanh(x @ p["up"]) @ p["down"]) ** 2), adam, found
+    )
+    state = params, adam.init(params)
+    shardings = found.shardings(state)
+    arguments = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        (*state, jnp.ones((16, 64))),
+        (*shardings, found.batch_sharding),
+    )
+    results = *shardings, NamedSharding(found.mesh, P())
+    blamed = blame(step.__wrapped__, arguments, results=results)
+    kinds = {one.item.collective.kind for one in blamed.findings}
+    assert kinds == {"all-reduce", "all-gather"}
+    assert not [trial.change for one in blamed.findings for trial in one.trials if trial.removes]
 
 
 @pytest.mark.parametrize(

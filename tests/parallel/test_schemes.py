@@ -19,8 +19,8 @@ from toolkit.parallel import layout, make_mesh, partitioned_train_step, sharded_
 DEVICES = 8
 SHARE = (DEVICES - 1) / DEVICES
 TOLERANCE = 1e-5
-# Where a head's first output, (q . k) v, happens to be near zero, its RMSNorm has a slope of 1e3: in
-# float64 too, what float32 rounds away then changes gradients by 1e-2. This text has no such token.
+# Where a head's first output, (q . k) v, happens to be near zero, its RMSNorm has a slope of 1000:
+# what float32 rounds away moves gradients by 1e-2, in float64 too. This text has no such token.
 TEXT = 3
 DEGREES = {"weights": 2, "gradient": 4, "optimizer": 8}
 NESTED = {"node": 2, "gpu": 2, "gcd": 2}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from toolkit.lab.sharding.mlp_step import results_of
 from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.parallel import (
@@ -58,6 +59,7 @@ def explain_step(
         for tree in (params, state)
     )
     text = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=found.batch_sharding)
+    arguments = (*placed, (text, text))
     if is_blamed:
-        return blame(step.__wrapped__, (*placed, (text, text)))
-    return explain(step.lower(*placed, (text, text)))
+        return blame(step.__wrapped__, arguments, results=results_of(found, arguments))
+    return explain(step.lower(*arguments))

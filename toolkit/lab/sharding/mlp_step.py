@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.parallel import (
     Blame,
@@ -75,4 +76,11 @@ def blame_step(found: Layout) -> Blame:
     """The compiled step under a layout: each collective, its cause, and what would remove it."""
     optimizer = optax.adam(1e-3)
     step = partitioned_train_step(block_loss, optimizer, found)
-    return blame(step.__wrapped__, step_arguments(found, optimizer))
+    arguments = step_arguments(found, optimizer)
+    return blame(step.__wrapped__, arguments, results=results_of(found, arguments))
+
+
+def results_of(found: Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How a step's parameters and optimiser's state lie after it: as before; and its loss."""
+    state = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
+    return *state, NamedSharding(found.mesh, PartitionSpec())

@@ -34,7 +34,7 @@ def compiled_with_own_lines(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     before = getattr(jax.config, name)
     jax.config.update(name, True)
     try:
-        return lowered.compile()
+        return lowered.compile(compiler_options={})  # given any, it forgets what it compiled before
     finally:
         jax.config.update(name, before)
 

@@ -116,7 +116,8 @@ def blame(
     Args:
         function: what is jitted, such as a train step; not jitted itself.
         arguments: a tuple of its arguments: trees of arrays or ShapeDtypeStructs on a mesh.
-        results: tree of NamedShardings of its results; None to let the compiler choose.
+        results: tree of NamedShardings of its results, such as a train step's, which are its next
+            arguments; None to let the compiler choose.
         most_trials: changes tried per collective until one removes it.
 
     Returns:

@@ -156,8 +156,8 @@ def _move(
 
 
 def _constraints(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
-    for where, spec in variant.constraints().items():
-        source, shape = where
+    for where in variant.constraints():
+        source, shape, spec = where
         for one in _other_places(spec, shape, variant):
             if _key(one) == _key(spec):
                 continue

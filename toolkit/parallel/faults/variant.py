@@ -19,8 +19,8 @@ from toolkit.parallel.dataflow.flow import Flow, Machine, cut_of, source_of
 from toolkit.parallel.dataflow.propagation import follow
 
 Specs = tuple[PartitionSpec, ...]
-Constraint = tuple[str, tuple[int, ...]]
-"""A constraint, or where one could be: line and shape of the array."""
+Constraint = tuple[str, tuple[int, ...], PartitionSpec]
+"""A constraint: line, shape of the array, and how it lies; one line may hold several trees."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class Variant:
         sizes = dict(self.mesh.shape)
         return follow(self.program, cuts, sizes, results=results or None, machine=machine)
 
-    def constraints(self) -> dict[Constraint, PartitionSpec]:
+    def constraints(self) -> list[Constraint]:
         """Where the program says how an intermediate array lies."""
-        return {
-            (source_of(one), tuple(one.invars[0].aval.shape)): one.params["sharding"].spec
+        found = [
+            _constraint(one)
             for one in equations(self.program.jaxpr)
             if one.primitive.name == "sharding_constraint"
-        }
+        ]
+        return list(dict.fromkeys(found))
 
     def constrain(self, where: Constraint, spec: PartitionSpec) -> "Variant":
-        """The same program with the constraints on one line set to a spec."""
+        """The same program with the constraints that are alike on one line set to a spec."""
         sharding = NamedSharding(self.mesh, spec)
 
         def change(equation: Any) -> list[Any]:
-            is_it = equation.primitive.name == "sharding_constraint" and where == (
-                source_of(equation),
-                tuple(equation.invars[0].aval.shape),
+            is_it = equation.primitive.name == "sharding_constraint" and where == _constraint(
+                equation
             )
             return [
                 equation.replace(params=equation.params | {"sharding": sharding})
@@ -117,6 +117,10 @@ class Variant:
             return [equation.replace(outvars=[inner, *equation.outvars[1:]]), held]
 
         return dataclasses.replace(self, program=_changed(self.program, change))
+
+
+def _constraint(equation: Any) -> Constraint:
+    return source_of(equation), equation.invars[0].aval.shape, equation.params["sharding"].spec
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
