@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -159,11 +160,16 @@ def _constraints(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
     for where in variant.constraints():
         source, shape, spec = where
         for one in _other_places(spec, shape, variant):
-            if _key(one) == _key(spec):
+            # Cut into fewer parts, devices would hold and compute more.
+            if _key(one) == _key(spec) or _parts(one, variant) < _parts(spec, variant):
                 continue
             size = "x".join(map(str, shape))
             words = f"constrain {size} at {source} to {written(one)}, not {written(spec)}"
             yield words, variant.constrain(where, one), False
+
+
+def _parts(spec: PartitionSpec, variant: Variant) -> int:
+    return math.prod(variant.mesh.shape[axis] for axes in axes_of(spec) for axis in axes)
 
 
 def _other_places(
