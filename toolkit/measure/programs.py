@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from toolkit._checks import checked
+from toolkit.measure.loop_trips import loop_trips
 from toolkit.measure.program_text import (
     Instruction,
     first_group,
@@ -24,6 +25,7 @@ from toolkit.measure.tables import text_table
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ def collective_sites(
         computation: str, count: int, is_exact: bool, around: Site
     ) -> Iterator[tuple[Collective, Site]]:
         instructions = computations.get(computation, [])
+        started: set[tuple[str, str]] = set()
         shapes = {instruction.name: instruction.shape for instruction in instructions}
         for instruction in instructions:
             site = (*around, (computation, instruction))
@@ -227,10 +230,21 @@ def collective_sites(
             if kind in _KINDS:
                 yield _collective(instruction, kind, shapes, devices, count, is_exact), site
                 continue
-            trips = instruction.trip_count if instruction.opcode == "while" else 1
+            is_loop = instruction.opcode == "while"
+            trips = loop_trips(instruction, computation, computations) if is_loop else 1
             is_known = trips is not None and instruction.opcode != "conditional"
+            runs = count * (1 if trips is None else trips)
             for callee in instruction.callees:
-                yield from walk(callee, count * (trips or 1), is_exact and is_known, site)
+                for found, inner in walk(callee, runs, is_exact and is_known, site):
+                    # On a TPU three fusions hold an asynchronous collective: where it starts,
+                    # what hides it, where it is done. Their channel is one.
+                    channel = _CHANNEL.search(inner[-1][1].attributes)
+                    key = (found.kind, channel[1] if channel else "")
+                    if instruction.opcode == "fusion" and channel:
+                        if key in started:
+                            continue
+                        started.add(key)
+                    yield found, inner
 
     yield from walk(entry, 1, True, ())
 

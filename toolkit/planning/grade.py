@@ -120,10 +120,7 @@ def compiled(case: Case) -> dict[str, Any]:
         return {"case": case.key, "error": str(error).splitlines()[0][:300]}
     cost, sent = program_cost(done), {}
     for found in collectives(done):
-        # The compiler's text for TPUs does not say how often a loop runs; every loop that
-        # communicates runs over the layers.
-        runs = found.count * (1 if found.is_count_exact else len(config.layers))
-        sent[found.kind] = sent.get(found.kind, 0.0) + found.bytes_sent * runs
+        sent[found.kind] = sent.get(found.kind, 0.0) + found.total_bytes_sent
     return {
         "case": case.key,
         "argument_bytes": cost.argument_bytes,

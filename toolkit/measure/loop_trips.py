@@ -1,0 +1,67 @@
+"""How often a loop of a compiled program runs, where its text tells.
+
+Compilers for CPUs and GPUs write it down. That for TPUs does not, but what `jax.lax.scan` becomes
+counts from one constant to another, and all three numbers are in the text.
+"""
+
+import re
+
+from toolkit.measure.program_text import Instruction
+
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_BODY = re.compile(r"\bbody=%?([\w.\-]+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
+
+Computations = dict[str, list[Instruction]]
+
+
+def loop_trips(loop: Instruction, around: str, computations: Computations) -> int | None:
+    """Runs of the body of a loop that stands in the computation `around`; None: not in the text."""
+    if loop.trip_count is not None:
+        return loop.trip_count
+    condition, body = _CONDITION.search(loop.attributes), _BODY.search(loop.attributes)
+    if not condition or not body or not computations.get(condition[1]):
+        return None
+    test, tests = computations[condition[1]][-1], _by_name(computations[condition[1]])
+    if test.opcode != "compare" or "direction=LT" not in test.attributes:
+        return None
+    counter, limit = (tests.get(name) for name in test.operand_names)
+    if counter is None or limit is None or counter.opcode != "get-tuple-element":
+        return None
+    index = _INDEX.search(counter.attributes)
+    place = int(index[1]) if index else 0
+    inside, outside = _by_name(computations[body[1]]), _by_name(computations[around])
+    start = _constant(_element(outside.get(loop.operand_names[0]), place, outside), outside)
+    end = _constant(limit, tests)
+    step = _step(_element(computations[body[1]][-1], place, inside), inside)
+    if start is None or end is None or step is None:
+        return None
+    return max(0, -(-(end - start) // step))
+
+
+def _by_name(computation: list[Instruction]) -> dict[str, Instruction]:
+    return {instruction.name: instruction for instruction in computation}
+
+
+def _element(given: Instruction | None, place: int, named: dict[str, Instruction]):
+    """What stands at a place of a tuple."""
+    if given is None or given.opcode != "tuple" or place >= len(given.operand_names):
+        return None
+    return named.get(given.operand_names[place])
+
+
+def _constant(given: Instruction | None, named: dict[str, Instruction]) -> int | None:
+    while given is not None and given.opcode == "copy":
+        given = named.get(given.operand_names[0])
+    is_number = given is not None and given.opcode == "constant"
+    return int(given.operands) if is_number and given.operands.isdecimal() else None
+
+
+def _step(given: Instruction | None, named: dict[str, Instruction]) -> int | None:
+    """What the counter grows by."""
+    while given is not None and given.opcode == "copy":
+        given = named.get(given.operand_names[0])
+    if given is None or given.opcode != "add":
+        return None
+    numbers = [_constant(named.get(name), named) for name in given.operand_names]
+    return next((number for number in numbers if number), None)
