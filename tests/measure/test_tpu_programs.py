@@ -1,4 +1,4 @@
-"""Programs as libtpu writes them: loops without trip counts, asynchronous collectives in fusions."""
+"""Programs as libtpu writes them: loops without counts, asynchronous collectives in fusions."""
 
 import pytest
 

@@ -23,7 +23,7 @@ from toolkit.measure.program_text import (
 )
 from toolkit.measure.tables import text_table
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
@@ -227,8 +227,8 @@ def collective_sites(
         for instruction in instructions:
             site = (*around, (computation, instruction))
             kind = instruction.opcode.removesuffix("-start")
-            if kind in _KINDS:
-                yield _collective(instruction, kind, shapes, devices, count, is_exact), site
+            if kind in KINDS:
+                yield read_collective(instruction, kind, shapes, devices, count, is_exact), site
                 continue
             is_loop = instruction.opcode == "while"
             trips = loop_trips(instruction, computation, computations) if is_loop else 1
@@ -249,7 +249,7 @@ def collective_sites(
     yield from walk(entry, 1, True, ())
 
 
-def _collective(
+def read_collective(
     instruction: Instruction,
     kind: str,
     shapes: dict[str, str],
@@ -257,6 +257,7 @@ def _collective(
     count: int,
     is_exact: bool,
 ) -> Collective:
+    """What a collective's line says; `shapes` are those of the operands, by name."""
     result = instruction.shape
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
         # The asynchronous forms return (operands, results, ...); all-reduce-start only results.

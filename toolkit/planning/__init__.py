@@ -28,6 +28,12 @@ Decode with latent attention (`decode.py`):
 * `break_even_tokens`: cached tokens from which cut latents read less than cut heads
 * `DecodePlan`, `DecodeCost`: what they say
 
+Lay out in time (`timeline.py`, `compiled_work.py`):
+
+* `timeline`: a compiled program in lanes, as a `Timeline`; what if the link were half as fast
+* `Timeline`: spans, seconds computing, communicating and hidden
+* `Span`: a stretch of one lane
+
 Run and check (`program.py`):
 
 * `train_program`: the step itself, as a `Program` that `training` runs and compilers grade
@@ -50,6 +56,7 @@ from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.program import Program, train_program
 from toolkit.planning.search import Assignment, assign_layers, decision_trees
 from toolkit.planning.strategy import Strategy
+from toolkit.planning.timeline import Span, Timeline, timeline
 from toolkit.planning.times import Constants, overlapped_seconds
 from toolkit.planning.what_fits import what_fits
 
@@ -64,7 +71,9 @@ __all__ = [
     "Plan",
     "Prediction",
     "Program",
+    "Span",
     "Strategy",
+    "Timeline",
     "assign_layers",
     "break_even_tokens",
     "cluster",
@@ -76,6 +85,7 @@ __all__ = [
     "plan",
     "plan_decode",
     "predict",
+    "timeline",
     "train_program",
     "what_fits",
 ]

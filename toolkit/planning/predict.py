@@ -13,7 +13,13 @@ from toolkit.planning.memory import Memory, layer_kinds, memory_of
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.pipelines import pipeline_seconds
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.times import Constants, Seconds, layer_seconds, table_seconds
+from toolkit.planning.times import (
+    Constants,
+    Seconds,
+    layer_seconds,
+    table_seconds,
+    transfer_seconds,
+)
 from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
 
 
@@ -168,7 +174,7 @@ class Prediction:
         sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
         inner = self.strategy.chips // self.strategy.pipeline
         link = self.cluster.link(inner, self.strategy.pipeline)
-        return 2 * (sent / (link.bytes_per_second * self.constants.link) + link.seconds)
+        return 2 * transfer_seconds(link, sent, 2, self.constants)
 
 
 @checked

@@ -8,6 +8,7 @@ import dataclasses
 
 from toolkit._checks import check_fields, checked
 from toolkit.looped import LoopedConfig
+from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory import FLOAT32, channels
 from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
@@ -23,6 +24,7 @@ class Constants:
         matmul: share of the peak that matrix products reach.
         memory: share of the memory bandwidth that the update reaches.
         link: share of a link's bandwidth that collectives reach.
+        latency: delay of a message, as a multiple of the link's published one.
         slowdown: of computing and communicating while they overlap.
 
     Example:
@@ -33,6 +35,7 @@ class Constants:
     matmul: float = 0.6
     memory: float = 0.8
     link: float = 0.8
+    latency: float = 1.0
     slowdown: float = 1.3
 
     def __post_init__(self):
@@ -40,6 +43,8 @@ class Constants:
         for name in ("matmul", "memory", "link"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]; got {getattr(self, name)}")
+        if not 0 <= self.latency <= 1e4:
+            raise ValueError(f"latency must lie in [0, 10000]; got {self.latency}")
         if not 1 <= self.slowdown <= 10:
             raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
 
@@ -178,12 +183,17 @@ def table_seconds(
     )
 
 
+def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants) -> float:
+    """A collective among `degree` chips: a delay for each of the others, and the bytes."""
+    delay = link.seconds * constants.latency * (degree - 1)
+    return delay + sent / (link.bytes_per_second * constants.link)
+
+
 def _communication(transfers: list[Transfer], cluster: Cluster, constants: Constants) -> Seconds:
     parts = {"tensor": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
     for each in transfers:
         link = cluster.link(each.inner, each.degree)
-        one = each.bytes_sent / (link.bytes_per_second * constants.link)
-        one += link.seconds * (each.degree - 1)
+        one = transfer_seconds(link, each.bytes_sent, each.degree, constants)
         parts["tensor" if each.part == "tensor" else each.phase] += one * each.runs
     return Seconds(
         tensor=parts["tensor"],

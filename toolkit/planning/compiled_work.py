@@ -1,0 +1,259 @@
+"""What a compiled program does, in its own order: computing, sending, waiting, loops.
+
+FLOPs, bytes and counts are those of the compiler's text, which is scheduled: instructions run in
+the order they are written, and what an asynchronous collective hides stands between its start and
+its end. No durations here.
+"""
+
+import functools
+import itertools
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+
+from toolkit.measure.loop_trips import loop_trips
+from toolkit.measure.program_text import Instruction, first_group, shape_bytes
+from toolkit.measure.programs import KINDS, Collective, read_collective, read_program
+
+# They move nothing: names for what is there, and the ends of copies that run beside computing.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all",
+    "partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "slice-start",
+    "slice-done", "async-update",
+}  # fmt: skip
+_SLICES = ("dynamic-slice", "slice", "gather")
+_ARRAY = re.compile(r"\w+\[([\d,]*)\]")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+
+
+class Compute(NamedTuple):
+    """One instruction that computes or copies: its FLOPs, the bytes it moves, its pass."""
+
+    flops: float
+    bytes: float
+    phase: str
+
+
+class Send(NamedTuple):
+    """The start of a collective among `degree` chips that are `inner` apart."""
+
+    number: int
+    kind: str
+    bytes_sent: float
+    degree: int
+    inner: int
+
+
+class Wait(NamedTuple):
+    """Computing goes on once the collective of this number is done."""
+
+    number: int
+
+
+class Loop(NamedTuple):
+    """Items that run `trips` times."""
+
+    trips: int
+    items: tuple[Any, ...]
+
+
+class CompiledWork(NamedTuple):
+    """A program as `timeline` takes it.
+
+    Attributes:
+        items: `Compute`, `Send`, `Wait` and `Loop`, in program order.
+        unknown_loops: loops whose trips are not in the program; they count once.
+    """
+
+    items: tuple[Any, ...]
+    unknown_loops: int
+
+
+def compiled_work(compiled: jax.stages.Compiled) -> CompiledWork:
+    """What a compiled program does, in its own order."""
+    reader = _Reader(*read_program(compiled.as_text() or ""))
+    items = reader.items(reader.entry)
+    return CompiledWork(items, reader.unknown_loops)
+
+
+class _Reader:
+    def __init__(self, computations: dict[str, list[Instruction]], entry: str, devices: int):
+        self.computations, self.entry, self.devices = computations, entry, devices
+        self.unknown_loops = 0
+        self.sent = 0
+
+    def items(self, computation: str) -> tuple[Any, ...]:
+        found, started = [], {}
+        instructions = self.computations.get(computation, [])
+        shapes = {one.name: one.shape for one in instructions}
+        own = [self._collectives(one, shapes) for one in instructions]
+        last = {_key(instructions[at], *pair): at for at, pairs in enumerate(own) for pair in pairs}
+        for at, one in enumerate(instructions):
+            if one.opcode == "while":
+                found += self._loop(one, computation)
+            elif one.opcode == "conditional":
+                found += max(map(self.items, one.callees), key=_flops_of, default=())
+            elif one.opcode == "call":
+                found += [item for callee in one.callees for item in self.items(callee)]
+            elif one.opcode.endswith("-done"):
+                names = [name for name in one.operand_names if name in started]
+                found += [Wait(number) for name in names for number in started[name]]
+            elif own[at]:
+                found += self._sending(one, own[at], at, last, started, shapes)
+            elif one.opcode not in _FREE:
+                found.append(self._compute(one, shapes))
+        return tuple(found)
+
+    def _loop(self, loop: Instruction, around: str) -> list[Any]:
+        trips = loop_trips(loop, around, self.computations)
+        self.unknown_loops += trips is None
+        body = re.search(r"\bbody=%?([\w.\-]+)", loop.attributes)
+        items = self.items(body[1]) if body else ()
+        return [Loop(1 if trips is None else trips, items)] if items else []
+
+    def _sending(self, one, own, at, last, started, shapes) -> list[Any]:
+        """A collective, or a fusion around the start, the middle or the end of one."""
+        found, ends = [], []
+        for collective, inside in own:
+            key = _key(one, collective, inside)
+            if key not in started:
+                self.sent += 1
+                started[key] = [self.sent]
+                found.append(self._send(self.sent, collective, inside))
+                started.setdefault(one.name, []).append(self.sent)
+            # It has ended where nothing of the same channel follows, and no "-done" will.
+            if last[key] == at and not one.opcode.endswith("-start"):
+                ends += [Wait(number) for number in started.pop(key)]
+        computing = self._compute(one, shapes)
+        hiding = [computing] if one.opcode == "fusion" and computing.flops else []
+        return [*found, *hiding, *ends]
+
+    def _collectives(self, one, shapes) -> list[tuple[Collective, Instruction]]:
+        """Itself, if it is a collective, or those that it is wrapped around."""
+        kind = one.opcode.removesuffix("-start")
+        if kind in KINDS:
+            found = read_collective(one, kind, shapes, self.devices, 1, True)
+            return [(found, one)] if found.group_size > 1 else []
+        inside = one.callees if one.opcode in ("fusion", "async-start") else ()
+        return [found for callee in inside for found in self._wrapped(callee)]
+
+    @functools.cache  # noqa: B019 - a reader lives for one program
+    def _wrapped(self, computation: str) -> list[tuple[Collective, Instruction]]:
+        named = self._named(computation)
+        shapes = {name: one.shape for name, one in named.items()}
+        return [found for one in named.values() for found in self._collectives(one, shapes)]
+
+    @functools.cache  # noqa: B019
+    def _named(self, computation: str) -> dict[str, Instruction]:
+        return {one.name: one for one in self.computations.get(computation, [])}
+
+    def _send(self, number, found: Collective, inside: Instruction) -> Send:
+        inner = 1
+        if "replica_groups=" in inside.attributes:
+            group = sorted(first_group(inside.attributes, self.devices))
+            inner = min((b - a for a, b in itertools.pairwise(group)), default=1)
+        return Send(number, found.kind, found.bytes_sent, found.group_size, inner)
+
+    def _compute(self, one: Instruction, shapes: dict[str, str]) -> Compute:
+        name = _OP_NAME.search(one.attributes)
+        words = name[1] if name else ""
+        is_backward, is_forward = "transpose(" in words, "jvp(" in words
+        phase = "backward" if is_backward else "forward" if is_forward else "other"
+        return Compute(self._flops(one, shapes), self._moved(one, shapes), phase)
+
+    def _flops(self, one: Instruction, shapes: dict[str, str]) -> float:
+        if one.opcode == "fusion":
+            return sum(self._fused_flops(callee) for callee in one.callees)
+        return _product_flops(one, shapes)
+
+    @functools.cache  # noqa: B019
+    def _fused_flops(self, computation: str) -> float:
+        instructions = self.computations.get(computation, [])
+        shapes = {each.name: each.shape for each in instructions}
+        return sum(self._flops(each, shapes) for each in instructions)
+
+    def _moved(self, one: Instruction, shapes: dict[str, str]) -> float:
+        """Bytes of operands and result; of what is cut or overwritten in part, that part."""
+        if one.opcode in _SLICES:
+            return 2.0 * shape_bytes(one.shape)
+        if one.opcode == "dynamic-update-slice":
+            return 2.0 * shape_bytes(shapes.get(one.operand_names[1], ""))
+        read = {at: shape_bytes(shapes.get(name, "")) for at, name in enumerate(one.operand_names)}
+        if one.opcode != "fusion" or len(one.callees) != 1:
+            return float(sum(read.values()) + shape_bytes(one.shape))
+        named = self._named(one.callees[0])
+        inside = [*named.values()]
+        for place in (each for each in inside if each.opcode == "parameter"):
+            users = [each for each in inside if place.name in each.operand_names]
+            at = int(place.operands) if place.operands.isdecimal() else -1
+            if users and at in read and all(user.opcode in _SLICES for user in users):
+                read[at] = min(read[at], sum(shape_bytes(user.shape) for user in users))
+            elif users and all(_overwrites(user, place) for user in users):
+                read[at] = 0
+        return float(sum(read.values()) + self._written(inside, named, one))
+
+    def _written(self, inside, named, one) -> int:
+        """Bytes of a fusion's result; of an array that it overwrites in part, the part."""
+        root = inside[-1] if inside else one
+        parts = root.operand_names if root.opcode == "tuple" else [root.name]
+        total = 0
+        for name in parts:
+            part = named.get(name)
+            while part is not None and part.opcode == "bitcast":
+                part = named.get(part.operand_names[0])
+            if part is not None and part.opcode == "dynamic-update-slice":
+                part = named.get(part.operand_names[1])
+            total += shape_bytes(part.shape) if part is not None else 0
+        return total
+
+
+def _key(one: Instruction, found: Collective, inside: Instruction) -> tuple[str, str]:
+    """What tells collectives apart: their line, or the channel where fusions share one."""
+    channel = _CHANNEL.search(inside.attributes) if one.opcode == "fusion" else None
+    return found.kind, channel[1] if channel else inside.name
+
+
+def _overwrites(user: Instruction, place: Instruction) -> bool:
+    return user.opcode == "dynamic-update-slice" and user.operand_names[0] == place.name
+
+
+def _flops_of(items) -> float:
+    return sum(
+        item.flops if isinstance(item, Compute) else item.trips * _flops_of(item.items)
+        for item in items
+        if isinstance(item, Compute | Loop)
+    )
+
+
+def _sizes(shape: str) -> list[int]:
+    found = _ARRAY.search(shape)
+    return [int(size) for size in found[1].split(",") if size] if found else []
+
+
+def _product_flops(one: Instruction, shapes: dict[str, str]) -> float:
+    """2 FLOPs per product and sum of a matrix product, however the compiler writes it."""
+    if one.opcode not in ("dot", "convolution"):
+        return 0.0
+    left, right = (_sizes(shapes.get(name, "")) for name in one.operand_names[:2])
+    result = _sizes(one.shape)
+    if one.opcode == "dot":
+        found = _CONTRACTED.search(one.attributes)
+        axes = [int(axis) for axis in found[1].split(",") if axis] if found else []
+        return 2.0 * math.prod(result) * math.prod(left[axis] for axis in axes)
+    labels = _LABELS.search(one.attributes)
+    if labels is None:
+        return 0.0
+    sizes = [
+        dict(zip(axes, of, strict=False))
+        for axes, of in zip(labels.groups(), (left, right, result), strict=True)
+    ]
+    # TPUs write products with a batch as convolutions; every axis of theirs that slides is one of
+    # a product (the batch, or one of the results), whose multiplications its longest side counts.
+    sliding = [axis for axis in labels[1] if axis.isdecimal()]
+    slid = math.prod(max(of.get(axis, 1) for of in sizes) for axis in sliding)
+    return 2.0 * sizes[0].get("b", 1) * sizes[1].get("i", 1) * sizes[1].get("o", 1) * slid
