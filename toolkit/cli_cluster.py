@@ -53,6 +53,7 @@ def plan(
     batch: int = 64,
     sequence_length: int = 2048,
     compile: str | None = None,
+    calibrate: Path | None = None,
     grade: Path | None = None,
     minutes: float = 0.0,
 ) -> None:
@@ -65,6 +66,8 @@ def plan(
         batch: sequences per step, all chips together.
         sequence_length: tokens per sequence.
         compile: a TPU topology such as v5e:4x4: plan and compile for it, by libtpu, without a TPU.
+        calibrate: plan with constants fitted to this file of measurements (JSON lines; their form
+            is in the docs, under planning.calibrate).
         grade: print the errors of all predictions in this record of compiled configurations.
         minutes: go on with that record for so long first.
     """
@@ -75,10 +78,15 @@ def plan(
         print(grade_record(grade, minutes))
         return
 
-    limit = None if memory is None else memory * 2**30
+    constants = None
+    if calibrate is not None:
+        fitted = planning.calibrate(calibrate)
+        print(f"{fitted}\n")
+        constants = fitted.constants
     found = planning.plan(
-        model, compile or chips, batch=batch, sequence_length=sequence_length, memory=limit
-    )
+        model, compile or chips, batch=batch, sequence_length=sequence_length,
+        memory=None if memory is None else memory * 2**30, constants=constants,
+    )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     if compile is not None:
         print(compile_plan(found))

@@ -53,8 +53,9 @@ def _element(given: Instruction | None, place: int, named: dict[str, Instruction
 def _constant(given: Instruction | None, named: dict[str, Instruction]) -> int | None:
     while given is not None and given.opcode == "copy":
         given = named.get(given.operand_names[0])
-    is_number = given is not None and given.opcode == "constant"
-    return int(given.operands) if is_number and given.operands.isdecimal() else None
+    if given is None or given.opcode != "constant" or not given.operands.isdecimal():
+        return None
+    return int(given.operands)
 
 
 def _step(given: Instruction | None, named: dict[str, Instruction]) -> int | None:

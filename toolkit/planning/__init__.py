@@ -7,6 +7,8 @@ Predict (`predict.py`, `memory.py`, `times.py`):
 * `Strategy`: data x fsdp x tensor x pipeline, what is recomputed, microbatches, head in chunks
 * `Memory`: bytes on the chip that holds most, by category
 * `Constants`: what chips and links achieve of their published rates
+* `calibrate`: constants that fit a file of measurements, as a `Calibration`
+* `Calibration`: constants, which of them were determined, errors before and after
 * `what_fits`: models against clusters under six schemes by name
 * `cluster`: chips by name, as a `Cluster`; `MODELS`: configurations by name
 
@@ -40,6 +42,7 @@ Run and check (`program.py`):
 * `Program`: loss, layout and shapes of arguments
 """
 
+from toolkit.planning.calibrate import Calibration, calibrate
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.decode import (
     DecodeCost,
@@ -63,6 +66,7 @@ from toolkit.planning.what_fits import what_fits
 __all__ = [
     "MODELS",
     "Assignment",
+    "Calibration",
     "Cluster",
     "Constants",
     "DecodeCost",
@@ -76,6 +80,7 @@ __all__ = [
     "Timeline",
     "assign_layers",
     "break_even_tokens",
+    "calibrate",
     "cluster",
     "cut_evenly",
     "decision_trees",

@@ -22,11 +22,13 @@ from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.compiled_work import compiled_work
 from toolkit.planning.models import DENSE, check_model, model_of
 from toolkit.planning.plan import Plan
 from toolkit.planning.predict import predict
 from toolkit.planning.program import train_program
 from toolkit.planning.strategy import Strategy
+from toolkit.planning.timeline import timeline
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")
 LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, by a rough count
@@ -156,10 +158,13 @@ def compile_plan(found: Plan) -> str:
     done = quickly_compiled(best.config, best.strategy, best.batch, best.sequence_length, devices)
     held = program_cost(done).resident_bytes
     verdict = "fits" if held <= best.cluster.chip.memory_bytes else "does not fit"
+    work, chips = compiled_work(done), best.cluster.name
+    half = in_words(timeline(work, chips, link_speed=0.5).step_seconds, "seconds")
     return (
         f"compiled for {best.cluster.name}, {best.strategy}: {in_words(held, 'bytes')} per chip, "
         f"{verdict}; predicted {in_words(best.memory.total, 'bytes')} "
-        f"({best.memory.total / held - 1:+.1%})"
+        f"({best.memory.total / held - 1:+.1%})\n"
+        f"its instructions in time, {timeline(work, chips)}\nstep on links half as fast: {half}"
     )
 
 

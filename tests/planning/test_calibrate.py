@@ -1,0 +1,119 @@
+"""Calibration: known constants are found again; files that are no measurements are refused."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from toolkit.planning import Constants, Strategy, calibrate, cluster, plan, predict
+from toolkit.planning.times import transfer_seconds
+
+KNOWN = Constants(matmul=0.43, memory=0.71, link=0.55, latency=3.0, slowdown=1.6)
+CHIPS = "h100:64"
+MATMUL = {"measured": "matmul", "chips": CHIPS, "flops": 1e12}
+
+
+def measured(constants):
+    """What would be measured if the model were true."""
+    where = cluster(CHIPS)
+    rows = [{**MATMUL, "seconds": 1e12 / (where.chip.flops_per_second * constants.matmul)}]
+    rate = where.chip.bytes_per_second * constants.memory
+    rows.append({"measured": "memory", "chips": CHIPS, "bytes": 1e9, "seconds": 1e9 / rate})
+    for sent, degree, inner in ((1e4, 8, 1), (1e8, 8, 1), (1e5, 8, 8), (1e9, 64, 1)):
+        took = transfer_seconds(where.link(inner, degree), sent, degree, constants)
+        row = {"degree": degree, "inner": inner, "bytes_sent": sent, "seconds": took}
+        rows.append({"measured": "collective", "chips": CHIPS, **row})
+    cuts: tuple[dict[str, Any], ...] = (
+        {"fsdp": 64, "recompute": "layer"},
+        {"fsdp": 16, "tensor": 4},
+    )
+    for strategy in cuts:
+        sizes = {"batch": 64, "sequence_length": 2048}
+        found = predict("llama-3-8b", CHIPS, Strategy(**strategy), constants=constants, **sizes)
+        row = {"model": "llama-3-8b", "strategy": strategy, **sizes}
+        row["seconds"] = found.step_seconds
+        rows.append({"measured": "step", "chips": CHIPS, **row})
+    return rows
+
+
+def written(folder, rows, *, as_list=False):
+    path = folder / "measured.jsonl"
+    path.write_text(json.dumps(rows) if as_list else "\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_known_constants_are_found_again(tmp_path, as_list):
+    found = calibrate(written(tmp_path, measured(KNOWN), as_list=as_list))
+    for name, value in dataclasses.asdict(KNOWN).items():
+        assert getattr(found.constants, name) == pytest.approx(value, rel=1e-3), name
+    assert set(found.fitted) == set(dataclasses.asdict(KNOWN))
+    assert found.error_after < 1e-4 < 0.1 < found.error_before
+    assert "median error" in str(found)
+
+
+def test_what_was_not_measured_keeps_its_default(tmp_path):
+    found = calibrate(written(tmp_path, measured(KNOWN)[:1]))
+    assert found.fitted == ("matmul",)
+    assert found.constants.matmul == pytest.approx(0.43)
+    assert dataclasses.replace(found.constants, matmul=Constants().matmul) == Constants()
+
+
+def test_whole_steps_alone_are_fitted(tmp_path):
+    found = calibrate(written(tmp_path, measured(KNOWN)[-2:]))
+    assert found.error_after < 0.01
+
+
+def test_predictions_and_plans_take_the_constants(tmp_path):
+    constants = calibrate(written(tmp_path, measured(KNOWN))).constants
+    step: dict[str, Any] = {"strategy": Strategy(fsdp=64, recompute="layer"), "batch": 64}
+    slow = predict("llama-3-8b", CHIPS, **step, constants=constants)
+    assert slow.step_seconds > predict("llama-3-8b", CHIPS, **step).step_seconds
+    found = plan("llama-3.2-1b", "h100:8", batch=8, constants=constants)
+    assert found.best.constants == constants
+
+
+GOOD = {**MATMUL, "seconds": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "want 1 to"),
+        ("{", "line 1: not JSON"),
+        (f"{json.dumps(GOOD)}\n\nx", "line 3: not JSON"),
+        ("[1]", "want an object; got 1"),
+        ("[", "the list: not JSON"),
+        (json.dumps({**GOOD, "measured": "speed"}), "measured must be one of matmul"),
+        (json.dumps({**GOOD, "seconds": -1}), "seconds must be a positive number; got -1"),
+        (json.dumps({**GOOD, "seconds": True}), "seconds must be a positive number"),
+        (json.dumps({**GOOD, "speed": 1}), "speed is not a field of 'matmul'"),
+        (json.dumps({**GOOD, "chips": "abacus:2"}), "not known"),
+        (json.dumps({**GOOD, "chips": 8}), "chips must be such as"),
+        (f"{json.dumps(GOOD)}\n{json.dumps({**GOOD, 'chips': 'v5e:4'})}", "one kind of chip"),
+        (
+            json.dumps({"measured": "collective", "chips": "h100:8", "bytes_sent": 1, "degree": 16,
+                        "seconds": 1}),
+            "degree 16 x inner 1 is more than 8 chips",
+        ),
+        (
+            json.dumps({"measured": "step", "chips": "h100:8", "model": "llama-3-8b",
+                        "strategy": {"rows": 8}, "batch": 8, "sequence_length": 512, "seconds": 1}),
+            "rows",
+        ),
+        (
+            json.dumps({"measured": "step", "chips": "h100:8", "model": "llama-9",
+                        "strategy": {"fsdp": 8}, "batch": 8, "sequence_length": 512, "seconds": 1}),
+            "not known",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_files_are_refused_in_one_line(tmp_path, text, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as refused:
+        calibrate(path)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        calibrate(tmp_path / "nothing.jsonl")
