@@ -21,6 +21,7 @@ from toolkit.attention.latent import (
 )
 from toolkit.measure import collectives
 from toolkit.parallel import make_mesh
+from toolkit.parallel.axes import sum_of_parts
 from toolkit.parallel.latent import decode_step, hand_over, place_slices, prefill
 
 B, T, PROMPT = 2, 12, 8
@@ -192,14 +193,97 @@ def test_prompts_are_read_by_some_devices_and_continued_by_others():
         decode_step(x[:, 0], placed, cache, config, mesh=writers)
 
 
-def test_a_sum_of_what_all_devices_have_alike_is_caught():
-    mesh = mesh_of(2, 4)
-
-    def wrong(x):  # the residual stream is not a part of the sum
+def test_a_result_that_differs_is_no_replicated_one():
+    def wrong(x):
         return jax.lax.axis_index("latent") * x
 
     with pytest.raises(ValueError, match="out_specs"):
-        jax.shard_map(wrong, mesh=mesh, in_specs=P(), out_specs=P())(jnp.ones(3))
+        jax.shard_map(wrong, mesh=mesh_of(2, 4), in_specs=P(), out_specs=P())(jnp.ones(3))
+
+
+def on_devices(function):
+    return jax.shard_map(function, mesh=mesh_of(2, 4), in_specs=P(), out_specs=P())
+
+
+def test_a_sum_of_what_all_devices_have_alike_is_refused():
+    axes = ("latent", "heads")
+
+    def part(x):
+        return (jax.lax.axis_index("latent") + jax.lax.axis_index("heads")) * x
+
+    def twice(x):
+        return sum_of_parts(sum_of_parts(part(x), axes), ("heads",))
+
+    one = jnp.ones(3)
+    assert (on_devices(lambda x: sum_of_parts(part(x), axes))(one) == 16).all()
+    for wrong, message in ((partial(sum_of_parts, axes=axes), "along 'latent', 'heads'"),
+                           (twice, "along 'heads'")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            on_devices(wrong)(one)
+
+
+def alike_summands(jaxpr):
+    """Sums over devices, in a traced program, of terms that all devices have alike.
+
+    JAX writes where a value that is the same on all devices begins to vary ("pvary"). What reaches
+    a sum from there by additions alone is counted once per device: a residual, a bias.
+    """
+    made = {id(out): equation for equation in jaxpr.eqns for out in equation.outvars}
+    found = []
+
+    def terms(variable, axes):
+        equation = made.get(id(variable))
+        if equation is None:
+            return
+        if equation.primitive.name in ("pvary", "pcast") and {*equation.params["axes"]} & axes:
+            found.append(variable)
+        elif equation.primitive.name in ("add", "sub", "neg", "convert_element_type", "reshape",
+                                         "add_any", "transpose", "broadcast_in_dim"):  # fmt: skip
+            for operand in equation.invars:
+                terms(operand, axes)
+
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("psum", "psum_invariant"):
+            for operand in equation.invars:
+                terms(operand, {*equation.params["axes"]})
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += alike_summands(inner)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "scheme", "how"),
+    [
+        ((1, 4), "mla", {}),
+        ((2, 2), "tpla", {"layout": "lean"}),
+        ((2, 2), "tpla", {"softmax": "summed"}),
+        ((2, 2), "gla", {"norm": "sliced"}),
+        ((2, 2), "tpla+dcp", {}),
+    ],
+)
+def test_no_sum_has_a_term_that_all_devices_have_alike(mesh, scheme, how):
+    config, folded, sliced, x = layer(mesh[0])
+    devices = mesh_of(*mesh)
+    placed = place_slices(sliced, devices, scheme=scheme, layout=how.get("layout", "plain"))
+    empty = LatentCache.empty(B, 16, config.rope_size, 8, x.dtype)
+    cache = hand_over(empty, placed, devices, scheme=scheme)
+    step = partial(decode_step, config=config, mesh=devices, scheme=scheme, **how)
+    read = partial(prefill, config=config, mesh=devices)
+    assert not alike_summands(jax.make_jaxpr(step)(x[:, 0], placed, cache).jaxpr)
+    assert not alike_summands(jax.make_jaxpr(read)(x, folded).jaxpr)
+
+
+def test_a_residual_in_a_sum_is_found():
+    def wrong(x):
+        return sum_of_parts(jax.lax.axis_index("latent") * x + 2 * x, ("latent",))
+
+    assert (on_devices(wrong)(jnp.ones(3)) == 5).all()
+    assert len(alike_summands(jax.make_jaxpr(on_devices(wrong))(jnp.ones(3)).jaxpr)) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from jaxtyping import Array, Int
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
-from toolkit.attention.latent import fold, hadamard_basis, principal_basis, random_basis
+from toolkit.attention.latent import (
+    energy_shares,
+    fold,
+    hadamard_basis,
+    principal_basis,
+    random_basis,
+)
 from toolkit.looped.decoding import prefill
 from toolkit.looped.mixing.latent import MLALayer
 from toolkit.looped.model import LoopedLM
@@ -58,14 +64,10 @@ def rotate_latents(
     """
     if basis not in BASES:
         raise ValueError(f"basis must be one of {', '.join(BASES)}; got {basis!r}.")
-    _, cache = prefill(model, tokens, tokens.shape[1])
     other = nnx.merge(*nnx.split(model))
     keys = jax.random.key(0) if key is None else key
-    found = _mla_layers(other)
-    for number, (where, index, layer) in enumerate(found):
-        # What the caches of all loops hold is the layer's normalised latents, without gain.
-        rows: Any = cache.loops if where == "blocks" else (getattr(cache, where),)
-        latents = jnp.concatenate([row[index].latents for row in rows])
+    found = zip(_mla_layers(other), _latents(model, tokens), strict=True)
+    for number, ((_, _, layer), latents) in enumerate(found):
         own = jax.random.fold_in(keys, number)
         _rotate(layer, _basis(basis, latents, own))
     return other
@@ -73,7 +75,12 @@ def rotate_latents(
 
 @checked
 def with_slices(
-    model: LoopedLM, slices: int, *, slices_prompt: bool = False, exact_norm: bool = True
+    model: LoopedLM,
+    slices: int,
+    *,
+    slices_prompt: bool = False,
+    exact_norm: bool = True,
+    tokens: Int[Array, "batch time"] | None = None,
 ) -> LoopedLM:
     """The same model whose "mla" layers decode with a softmax per slice of their latents.
 
@@ -86,7 +93,10 @@ def with_slices(
         model: left as it is; of `rotate_latents` the first slices know most.
         slices: how many; 1 is the exact model.
         slices_prompt: prompts meet the slices too; otherwise they are read exactly.
-        exact_norm: slices know the norm of the whole latent.
+        exact_norm: slices know the norm of the whole latent; otherwise each estimates it by its
+            own features and its share of the energy.
+        tokens: a text to measure those shares on, layer by layer; None: even shares, which a
+            Hadamard basis has and principal components have not. A saved model has even ones.
 
     Returns:
         A model on the same arrays.
@@ -94,7 +104,8 @@ def with_slices(
     Raises:
         ValueError: a model without "mla" layers, slices that do not divide their latents.
 
-    Cost: no array is copied; a program that takes the model compiles anew.
+    Cost: no array is copied; a program that takes the model compiles anew. One forward pass over
+        `tokens`.
 
     Source: Tang et al. (2025), arXiv:2508.15881.
 
@@ -111,6 +122,9 @@ def with_slices(
     other.config = model.config.with_options(mla=changes)
     for _, _, layer in found:
         layer.read_options(other.config)
+    if tokens is not None:
+        for (_, _, layer), latents in zip(found, _latents(model, tokens), strict=True):
+            layer.shares = tuple(energy_shares(latents, slices).tolist())
     return other
 
 
@@ -125,6 +139,18 @@ def _mla_layers(model: LoopedLM) -> list[tuple[str, int, MLALayer]]:
     if not found:
         raise ValueError(f"model must have an 'mla' layer; got pattern {model.config.pattern!r}.")
     return found
+
+
+def _latents(model: LoopedLM, tokens: Int[Array, "batch time"]) -> list[Array]:
+    """Of every "mla" layer what it keeps of a text, in all loops: normalised, without gain."""
+    places = _mla_layers(model)
+    _, cache = prefill(model, tokens, tokens.shape[1])
+
+    def of(where: str, index: int) -> Array:
+        rows: Any = cache.loops if where == "blocks" else (getattr(cache, where),)
+        return jnp.concatenate([row[index].latents for row in rows])
+
+    return [of(where, index) for where, index, _ in places]
 
 
 def _basis(name: str, latents: Array, key: Array) -> np.ndarray | None:

@@ -176,6 +176,17 @@ def test_costs_are_those_of_the_library_and_of_the_compiler(pattern: str) -> Non
     np.testing.assert_array_equal(steps, steps[0])
 
 
+def test_operations_of_latent_attention_are_those_of_a_compiled_step() -> None:
+    sizes = {"latent_size": 32, "key_size": 16, "rope_size": 8, "value_size": 16}
+    config = LoopedConfig.tiny("mla", width=64, vocabulary=16, options={"mla": sizes})
+    model = LoopedLM(config, rngs=nnx.Rngs(0))
+    cache = LoopedCache.empty(config, 1, 64)
+    token = jnp.zeros(1, jnp.int32)
+    step = jax.jit(lambda m, t, c: decode_step(m, t, c)[0])
+    counted = program_cost(step.lower(model, token, cache).compile()).flops
+    assert counted == pytest.approx(loop_costs(config, 64)[0], rel=COST_SHARE)
+
+
 def test_operations_agree_with_the_compiled_program() -> None:
     # One full layer on t tokens at once: the mean context of a causal text is half its length.
     config = LoopedConfig.tiny("full", loops=1, width=64, vocabulary=16)

@@ -49,8 +49,8 @@ class Trace(NamedTuple):
 def trace(model: LoopedLM, tokens: Int[Array, "time"], switches: Switches) -> Trace:
     """Read a text, padded at the end, and keep what each loop did.
 
-    The model has no prelude, coda and injection, and gates on its softmax layers; loops beyond its
-    own take the last one's rho.
+    The model has no prelude, coda, injection and ladder, and gates on its softmax layers; loops
+    beyond its own take the last one's rho.
     """
 
     def body(h, rho):
@@ -117,6 +117,8 @@ def _loop(
     model: LoopedLM, h: Array, rho: Array, switches: Switches, recurrent: Callable
 ) -> tuple[Array, Inside]:
     """`LoopedLM.loop`, and what its layers let be seen."""
+    if model.config.ladder_residual:
+        raise ValueError("model has a ladder_residual; the reader wants one without.")
     start, seen = h, []
     for block, window in zip(model.blocks, switches.windows, strict=True):
         x = block.mixer_norm(h)

@@ -147,6 +147,10 @@ def loop_costs(config: LoopedConfig, context: int) -> tuple[int, int]:
     for word in config.layers:
         matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
         own: Any = LAYERS[word].sizes_of(config)
+        if word == "mla":  # absorbed: all heads meet the latents, whose up-projections are matrices
+            mixing = 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
+            total += config.loops * (2 * matrices + mixing)
+            continue
         if word in ("full", "window"):
             heads, _, size = own
             window = LAYERS[word].window_of(config)

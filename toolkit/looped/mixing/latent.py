@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -43,8 +44,8 @@ class MLAOptions(LayerOptions):
         yarn_mscale_all_dim: likewise.
         slices: softmaxes that decoding cuts the latents into; 1 is exact.
         slices_prompt: prompts and training meet those softmaxes too.
-        exact_norm: slices know the norm of the whole latent; otherwise each takes its own for an
-            even share of it, which principal components are not.
+        exact_norm: slices know the norm of the whole latent; otherwise each estimates it from its
+            own features, as an even share of the energy unless `with_slices` has measured shares.
     """
 
     latent_size: int = 512
@@ -79,6 +80,7 @@ class MLALayer(MixingLayer):
 
     Attributes:
         query_down, query_norm: of the query's latent, or None.
+        shares: of the latents' energy, a number per slice, which `with_slices` measures; or None.
         query_up, latent_down, rope_key, key_up, value_up, output: projections.
         latent_norm: RMSNorm of the latents.
 
@@ -115,6 +117,7 @@ class MLALayer(MixingLayer):
         """Take what shapes no parameter from the options of the layer."""
         options = self.options_of(config)
         self.slices, self.slices_prompt = options.slices, options.slices_prompt
+        self.shares: tuple[float, ...] | None = None
         self.norm_of_slices: Norm = "exact" if options.exact_norm else "sliced"
 
     @classmethod
@@ -189,7 +192,8 @@ class MLALayer(MixingLayer):
 
     def sliced(self) -> LatentSlices:
         """The same by slices."""
-        return slice_latents(self.weights(), self.slices)
+        shares = None if self.shares is None else np.asarray(self.shares)
+        return slice_latents(self.weights(), self.slices, shares=shares)
 
     def __call__(
         self,

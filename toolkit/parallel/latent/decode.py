@@ -33,6 +33,7 @@ from toolkit.attention.latent.mla import absorbed_queries, weighted_latents
 from toolkit.attention.latent.slices import Slice, slice_of, squares
 from toolkit.attention.latent.tpla import Norm, Softmax
 from toolkit.attention.latent.weights import Projected, queries, rotated
+from toolkit.parallel.axes import sum_of_parts
 from toolkit.parallel.latent.schemes import Layout, Scheme, cache_specs, plan_of, weight_specs
 
 
@@ -110,7 +111,7 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
     part, rows, columns = sliced.part(0), plan.over("latent"), plan.over("heads")
     total = None
     if is_exact and rows and part.basis is None:
-        total = lax.psum(squares(x_t, part), rows)
+        total = sum_of_parts(squares(x_t, part), rows)
     q, q_r = _queries(x_t, sliced, cache.length, config, plan)
     made = Projected(
         q,
@@ -138,7 +139,7 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
         out = lax.psum_scatter(out, "latent", scatter_dimension=1, tiled=True)
     y = jnp.einsum("bhv,hvw->bw", out, sliced.output)
     if rows or columns:
-        y = lax.psum(y, rows + columns)
+        y = sum_of_parts(y, rows + columns)
     has_room = cache.length <= turns * cache.capacity
     return jnp.where(has_room[:, None], y, jnp.nan), cache
 
@@ -166,7 +167,7 @@ def _scores(made, part: Slice, cache, summed_over) -> Float[Array, "batch heads 
     q = absorbed_queries(made, part)
     scores = jnp.einsum("bhr,bsr->bhs", q, cache.latents, preferred_element_type=precise)
     if summed_over:
-        scores = lax.psum(scores, summed_over)
+        scores = sum_of_parts(scores, summed_over)
     return scores + jnp.einsum(
         "bhr,bsr->bhs", made.rope_queries, cache.rope_keys, preferred_element_type=precise
     )

@@ -16,6 +16,7 @@ from toolkit.attention._visibility import Extent
 from toolkit.attention.latent import LatentCache, LatentConfig, LatentSlices, LatentWeights
 from toolkit.attention.latent.mla import attend_latents, token_positions
 from toolkit.attention.latent.weights import check_weights, project
+from toolkit.parallel.axes import sum_of_parts
 from toolkit.parallel.latent.schemes import AXES, Scheme, cache_cut, cache_specs, plan_of
 
 Source = Literal["replicated", "batch", "sequence"]
@@ -94,7 +95,7 @@ def _prefill(x, weights, *, config, mesh, capacity):
         extent = Extent(0, 0, x.shape[1])
         out = attend_latents(made, weights, extent, None, scale=config.scale, form="expanded")
         y = jnp.einsum("bthv,hvw->btw", out, weights.output)
-        return lax.psum(y, names) if names else y, made.latents, made.rope_keys
+        return sum_of_parts(y, names) if names else y, made.latents, made.rope_keys
 
     y, *arrays = jax.shard_map(device, mesh=mesh, in_specs=(P(), specs), out_specs=P())(x, weights)
     room = [(0, 0), (0, capacity - x.shape[1]), (0, 0)]

@@ -1,0 +1,148 @@
+"""A language model whose latent attention is cut into slices, by the reference of TPLA.
+
+The reference is differentiable, so the slices can be aligned: their weights are distilled towards
+the model that they were cut from.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention.latent import (
+    LatentSlices,
+    calibration_latents,
+    energy_shares,
+    fold,
+    hadamard_basis,
+    principal_basis,
+    slice_latents,
+    tpla_reference,
+)
+from toolkit.attention.latent.tpla import Norm
+from toolkit.looped import LoopedLM
+from toolkit.training import adamw, sample_batch
+
+Slices = tuple[LatentSlices, ...]
+TRAINED = ("query_up", "latent_down", "rope_key", "key_up", "value_up", "output")
+BASES = ("none", "Hadamard", "PCA")
+
+
+@jax.jit
+def streams(model: LoopedLM, tokens: Int[Array, "batch time"]) -> list[Array]:
+    """What the attention of every layer reads of a text, normalised [batch, time, width]."""
+    h, read = model.embedding(tokens), []
+    for block in model.blocks:
+        read.append(block.mixer_norm(h))
+        h, _ = block(h)
+    return read
+
+
+def cut(model: LoopedLM, read: list[Array], slices: int, basis: str, key: Array) -> Slices:
+    """Every layer's latents in a basis, and in slices with their shares of the energy of `read`."""
+    layers = []
+    for number, (block, x) in enumerate(zip(model.blocks, read, strict=True)):
+        sizes, weights = block.mixer.sizes, block.mixer.weights()
+        matrix = None
+        if basis == "Hadamard":
+            matrix = hadamard_basis(sizes.latent_size, jax.random.fold_in(key, number))
+        elif basis == "PCA":
+            matrix = principal_basis(calibration_latents(x, weights, sizes))
+        folded = fold(weights, matrix)
+        shares = energy_shares(calibration_latents(x, folded, sizes), slices)
+        layers.append(slice_latents(folded, slices, shares=shares))
+    return tuple(layers)
+
+
+def logits(
+    model: LoopedLM,
+    layers: Slices,
+    tokens: Int[Array, "batch time"],
+    *,
+    norm: Norm,
+    prompt: int = 0,
+) -> Float[Array, "batch time vocabulary"]:
+    """Those of `model`, its attention in slices but for the first `prompt` tokens."""
+    h = model.embedding(tokens)
+    for block, sliced in zip(model.blocks, layers, strict=True):
+        x = block.mixer_norm(h)
+        h = h + tpla_reference(x, sliced, block.mixer.sizes, norm=norm, prompt=prompt)
+        h = h + block.feed_forward(block.feed_forward_norm(h))
+    return model.head(h)
+
+
+def align(
+    model: LoopedLM,
+    layers: Slices,
+    text: np.ndarray,
+    *,
+    norm: Norm,
+    steps: int,
+    rate: float,
+    seed: int,
+    batch: int,
+    time: int,
+) -> tuple[Slices, list[float]]:
+    """The slices after some steps towards the model they were cut from, and the loss of each.
+
+        loss = mean_t KL(model(tokens)_t || sliced(tokens)_t)
+
+    The weights of attention move, all others are the model's.
+    """
+    trained = [{name: getattr(sliced, name) for name in TRAINED} for sliced in layers]
+    optimizer = adamw(optax.cosine_decay_schedule(rate, steps), weight_decay=0.0)
+
+    @jax.jit
+    def update(state, model, layers, text, step):
+        trained, moments = state
+        tokens, _ = sample_batch(text, step, seed, batch, time)
+        wanted = jax.nn.log_softmax(model(tokens))
+
+        def loss(trained):
+            found = logits(model, _with(layers, trained), tokens, norm=norm)
+            return divergence(wanted, jax.nn.log_softmax(found)).mean()
+
+        value, gradient = jax.value_and_grad(loss)(trained)
+        changes, moments = optimizer.update(gradient, moments, trained)
+        return (optax.apply_updates(trained, changes), moments), value
+
+    state, losses = (trained, optimizer.init(trained)), []
+    for step in range(steps):
+        state, value = update(state, model, layers, jnp.asarray(text), jnp.int32(step))
+        losses.append(value)
+    return _with(layers, state[0]), [float(value) for value in losses]
+
+
+def _with(layers: Slices, trained: list[dict[str, Array]]) -> Slices:
+    return tuple(
+        dataclasses.replace(sliced, **own) for sliced, own in zip(layers, trained, strict=True)
+    )
+
+
+def divergence(log_p: Array, log_q: Array) -> Float[Array, "batch time"]:
+    """KL(p || q) of next tokens, nats."""
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+
+
+@partial(jax.jit, static_argnames=("norm", "prompt"))
+def judged(
+    model: LoopedLM, layers: Slices, inputs: Array, targets: Array, *, norm: Norm, prompt: int
+) -> tuple[Array, Array, Array]:
+    """Of [count, batch, time] windows, per token: loss, whether the likeliest next token is the
+    model's, and the divergence from it, nats.
+    """
+
+    def one(window):
+        tokens, following = window
+        found = logits(model, layers, tokens, norm=norm, prompt=prompt)
+        exact = model(tokens)
+        loss = optax.softmax_cross_entropy_with_integer_labels(found, following)
+        log_p, log_q = jax.nn.log_softmax(exact), jax.nn.log_softmax(found)
+        same = found.argmax(axis=-1) == exact.argmax(axis=-1)
+        return loss, same, divergence(log_p, log_q)
+
+    return jax.lax.map(one, (inputs, targets))
