@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from latent_layers import distance, drawn, small, stream
 
 from toolkit.attention.latent import (
     LatentCache,
+    LatentWeights,
     calibration_latents,
     fold,
     mla,
+    mla_step,
     principal_basis,
     slice_latents,
     tpla_reference,
@@ -152,6 +155,36 @@ def test_collectives_are_those_of_the_table(mesh, scheme, how):
     if how.get("softmax") == "summed":
         wanted.append(("all-reduce", B * heads * rows // k * 8 * item))
     assert found(step, x[:, 0], placed, cache) == sorted(wanted)
+
+
+def test_left_to_the_compiler_the_scores_are_summed():
+    config, folded, _, x = layer(2)
+    mesh, slots = mesh_of(2, 1), 8
+    cut = {"latent_down": P(None, "latent"), "latent_norm": P("latent")}
+    cut |= {"key_up": P("latent"), "value_up": P("latent")}
+
+    def put(array, spec):
+        return jax.device_put(array, NamedSharding(mesh, spec))
+
+    weights = LatentWeights(
+        **{
+            name: None if array is None else put(array, cut.get(name, P()))
+            for name, array in vars(folded).items()
+        }
+    )
+    empty = LatentCache.empty(B, 16, config.rope_size, slots, x.dtype)
+    _, prompt = mla(x[:, :6], folded, config, initial_state=empty)
+    cache = LatentCache(
+        put(prompt.latents, P(None, None, "latent")),
+        put(prompt.rope_keys, P()),
+        put(prompt.length, P()),
+    )
+    step = partial(mla_step, config=config)
+    sums = [size for kind, size in found(step, x[:, 6], weights, cache) if kind == "all-reduce"]
+    assert B * config.heads * slots * 8 in sums
+    assert B * config.heads * config.value_size * 8 in sums
+    wanted = mla(x[:, :7], folded, config)[0][:, 6]
+    assert distance(step(x[:, 6], weights, cache)[0], wanted) < 1e-12
 
 
 def test_caches_change_hands_by_a_slice_or_one_all_to_all():

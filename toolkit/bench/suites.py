@@ -36,6 +36,11 @@ _TABLE = {
         (2,),
         "one token of decoding against torch SDPA",
     ),
+    "latent": (
+        "toolkit.bench.latent_steps:cases",
+        (1,),
+        "a step of absorbed latent attention against one read of weights and cache",
+    ),
     "sparse": (
         "toolkit.bench.sparse:cases",
         (2,),

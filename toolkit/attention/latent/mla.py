@@ -149,14 +149,28 @@ def attend_latents_step(
     scale: float,
 ) -> Float[Array, "batch heads value"]:
     """Softmax of one query per head over the visible slots, before the output projection."""
-    q, precise = absorbed_queries(made, weights), accumulator(made.latents.dtype)
-    scores = jnp.einsum("bhr,bsr->bhs", q, cache.latents, preferred_element_type=precise)
-    scores += jnp.einsum(
-        "bhr,bsr->bhs", made.rope_queries, cache.rope_keys, preferred_element_type=precise
-    )
+    q = absorbed_queries(made, weights)
+    scores = dot_slots(q, cache.latents) + dot_slots(made.rope_queries, cache.rope_keys)
     p, total, _ = masked_softmax(scale * scores, visible[:, None])
     out = weighted_latents(p, cache.latents, visible) / total
-    return jnp.einsum("bhr,rhv->bhv", out.astype(q.dtype), weights.value_up)
+    return head_values(out.astype(q.dtype), weights)
+
+
+def dot_slots(
+    q: Float[Array, "batch heads size"], rows: Float[Array, "batch slots size"]
+) -> Float[Array, "batch heads slots"]:
+    """Products of one query per head with every slot, in the precision of sums."""
+    # On CPUs XLA takes two thirds of the time with the long operand first.
+    precise = accumulator(rows.dtype)
+    return jnp.einsum("bsr,bhr->bsh", rows, q, preferred_element_type=precise).swapaxes(1, 2)
+
+
+def head_values(
+    latents: Float[Array, "batch heads latent"], weights: Any
+) -> Float[Array, "batch heads value"]:
+    """Values of weighted latents, V_h u_h."""
+    # In this order XLA for CPUs copies rows of the weights, not single numbers.
+    return jnp.einsum("rhv,bhr->bhv", weights.value_up, latents)
 
 
 def weighted_latents(

@@ -13,6 +13,7 @@ import itertools
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention.latent import slicing_report
@@ -75,7 +76,7 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> Outcome:
     model = _parent(setting.model, setting.steps, seed, workspace.directory.parent)
     workspace.progress(0.6)
     text, held_out = _corpus().split()
-    inputs, _ = sample_batch(text, CALIBRATED, seed, CALIBRATION, TIME)
+    inputs, _ = sample_batch(jnp.asarray(text), CALIBRATED, seed, CALIBRATION, TIME)
     read = streams(model, inputs)
     layers, losses = cut(model, read, setting.slices, setting.basis, jax.random.key(seed)), []
     if setting.align_steps:

@@ -25,11 +25,15 @@ from toolkit._checks import checked
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention._caches import check_room, write_token
 from toolkit.attention._checks import check_shape
-from toolkit.attention._precision import accumulator
 from toolkit.attention.latent import LatentCache, LatentSlices
 from toolkit.attention.latent.cache import check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
-from toolkit.attention.latent.mla import absorbed_queries, weighted_latents
+from toolkit.attention.latent.mla import (
+    absorbed_queries,
+    dot_slots,
+    head_values,
+    weighted_latents,
+)
 from toolkit.attention.latent.slices import Slice, slice_of, squares
 from toolkit.attention.latent.tpla import Norm, Softmax
 from toolkit.attention.latent.weights import Projected, queries, rotated
@@ -132,7 +136,7 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
     if turns == 1:
         p, sums, _ = masked_softmax(scores, visible[:, None])
         u = weighted_latents(p, cache.latents, visible) / sums
-        out = jnp.einsum("bhr,rhv->bhv", u.astype(x_t.dtype), part.value_up)
+        out = head_values(u.astype(x_t.dtype), part)
     else:
         out = _merged(scores, part, cache.latents, visible, columns).astype(x_t.dtype)
     if plan.is_lean and rows:
@@ -158,19 +162,16 @@ def _queries(x_t, sliced, positions, config, plan):
 
 def _scores(made, part: Slice, cache, summed_over) -> Float[Array, "batch heads slots"]:
     """Of a slice, with its multipliers; or of all slices, without."""
-    precise = accumulator(made.latents.dtype)
     if summed_over:
         owned = part.owned.astype(part.key_up.dtype)[:, None, None]
         part = part._replace(key_up=part.key_up * owned)
     else:
         part = part.scaled()
     q = absorbed_queries(made, part)
-    scores = jnp.einsum("bhr,bsr->bhs", q, cache.latents, preferred_element_type=precise)
+    scores = dot_slots(q, cache.latents)
     if summed_over:
         scores = sum_of_parts(scores, summed_over)
-    return scores + jnp.einsum(
-        "bhr,bsr->bhs", made.rope_queries, cache.rope_keys, preferred_element_type=precise
-    )
+    return scores + dot_slots(made.rope_queries, cache.rope_keys)
 
 
 def _merged(scores, part: Slice, latents, visible, columns):
@@ -179,7 +180,7 @@ def _merged(scores, part: Slice, latents, visible, columns):
     largest = lax.pmax(bounded.max(axis=2), columns)[..., None]
     p = jnp.exp(bounded - largest)
     u = weighted_latents(p, latents, visible)
-    out = jnp.einsum("bhr,rhv->bhv", u.astype(latents.dtype), part.value_up)
+    out = head_values(u.astype(latents.dtype), part)
     both = jnp.concatenate([out.astype(p.dtype), p.sum(axis=2, keepdims=True)], axis=2)
     both = lax.psum_scatter(both, "heads", scatter_dimension=1, tiled=True)
     return both[..., :-1] / both[..., -1:]
