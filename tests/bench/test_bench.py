@@ -10,7 +10,7 @@ import pytest
 from toolkit.attention.latent import PRESETS
 from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
 from toolkit.bench.kernel_floors import floors_page
-from toolkit.bench.latent_steps import step_case
+from toolkit.bench.mixer_steps import latent_case
 from toolkit.measure import UncheckedRatioError, read_records
 
 
@@ -114,7 +114,7 @@ def test_a_step_of_latent_attention_is_the_expanded_one():
     config = replace(
         PRESETS["deepseek_v2_lite"], width=32, heads=2, latent_size=16, key_size=8, value_size=8
     )
-    case = step_case(config, 32, "small")
+    case = latent_case(config, 32, "small")
     case.check({name: call() for name, call in case.contenders.items()})
     assert case.yardstick is not None
     assert case.yardstick.work > 4 * 32 * (16 + config.rope_size)

@@ -1,7 +1,9 @@
 """One decoded token: a recurrent mixer's, against reading and writing its state once; softmax's.
 
 `cases` is a part of suite `mixers`; `decode_cases` is suite `decode`: a state costs the same after
-any context, a cache is read at the speed of memory.
+any context, a cache is read at the speed of memory. `latent_cases` is suite `latent`: absorbed
+latent attention at DeepSeek-V2-Lite's sizes, against reading weights and cache once. With 16 heads
+it makes 15 operations per byte of a float32 cache: after long contexts products take the time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import KVCache, Mixer, mixer
+from toolkit.attention.latent import (
+    PRESETS,
+    LatentCache,
+    LatentConfig,
+    LatentWeights,
+    mla,
+    mla_step,
+)
 from toolkit.bench.agreement import agree, finite
 from toolkit.bench.harness import Case, PlannedCase, Yardstick
 from toolkit.bench.mixer_inputs import mixer_inputs
@@ -27,6 +37,9 @@ SLOWEST = 1.3  # most wanted of the step's time over one read and one write of t
 OURS, PASS = "toolkit, step", "state read and written once"
 DECODE_HEADS, DECODE_SIZE = 8, 64
 CONTEXTS = (1024, 8192, 131072)
+LATENT, LATENT_CONTEXTS, ABSORBED = "deepseek_v2_lite", (4096, 32768), "toolkit, absorbed"
+EXPANDED = 4096  # longest context whose keys and values are made anew
+SLOWEST_LATENT = 1.5  # most wanted of a step's time over one read of weights and cache
 PREFILLED = 1024  # tokens read at once: a state goes on from there to any longer context
 
 
@@ -151,5 +164,77 @@ def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Ar
     def call() -> jax.Array:
         out, held[0] = jitted(held[0])
         return out
+
+    return call
+
+
+def latent_cases(cores: int) -> Iterator[PlannedCase]:
+    """A step after each context."""
+    for context in LATENT_CONTEXTS:
+        name = f"mla_step, {LATENT}, B=1, context={context} float32"
+        yield PlannedCase(name, partial(latent_case, PRESETS[LATENT], context))
+
+
+def latent_case(config: LatentConfig, context: int, name: str) -> Case:
+    """A step that writes its token into the last slot, again and again."""
+    weights = LatentWeights.random(config, jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 3)
+    empty = LatentCache.empty(1, config.latent_size, config.rope_size, context)
+    held = replace(
+        empty,
+        latents=jax.random.normal(keys[0], empty.latents.shape),
+        rope_keys=jax.random.normal(keys[1], empty.rope_keys.shape),
+        length=jnp.full(1, context - 1, jnp.int32),
+    )
+    x = jax.random.normal(keys[2], (1, config.width))
+
+    def absorbed(cache, x, weights):
+        return mla_step(x, weights, cache, config)
+
+    def expanded(cache, x, weights):
+        y, cache = mla(x[:, None], weights, config, initial_state=cache)
+        assert cache is not None
+        return y[:, 0], cache
+
+    contenders = {ABSORBED: _latent_step(absorbed, held, x, weights)}
+    if context <= EXPANDED:
+        contenders["keys and values made anew"] = _latent_step(expanded, held, x, weights)
+    read = sum(array.nbytes for array in jax.tree.leaves(weights)) + held.nbytes
+    products = 2 * config.heads * (2 * config.latent_size + config.rope_size) * context
+    total = products + 2 * sum(array.size for array in jax.tree.leaves(weights))
+    numbers = jax.random.normal(jax.random.key(2), (read // 4,))
+    add = jax.jit(jnp.sum)
+    return Case(
+        name=name,
+        contenders=contenders,
+        check=agree(TOLERANCE) if len(contenders) > 1 else finite,
+        ours=ABSORBED,
+        yardstick=Yardstick(
+            "weights and cache read once",
+            lambda: jax.block_until_ready(add(numbers)),
+            work=read,
+            ours=read,
+            unit="byte",
+            least=1 / SLOWEST_LATENT,
+        ),
+        note=f"{read / 1e6:.0f} MB, {total / 1e6:,.0f} MFLOP of which {products / 1e6:,.0f} with "
+        "the cache",
+    )
+
+
+def _latent_step(
+    step: Callable, cache: LatentCache, x: jax.Array, weights: LatentWeights
+) -> Callable[[], jax.Array]:
+    """The step as a contender, its cache updated in place and as long before as after."""
+
+    def same_length(held: LatentCache, x: jax.Array, weights: LatentWeights):
+        y, new = step(held, x, weights)
+        return y, replace(new, length=held.length)
+
+    jitted, held = jax.jit(same_length, donate_argnums=0), [jax.tree.map(jnp.copy, cache)]
+
+    def call() -> jax.Array:
+        y, held[0] = jitted(held[0], x, weights)
+        return jax.block_until_ready((y, held[0]))[0]
 
     return call

@@ -37,7 +37,7 @@ _TABLE = {
         "one token of decoding against torch SDPA",
     ),
     "latent": (
-        "toolkit.bench.latent_steps:cases",
+        "toolkit.bench.mixer_steps:latent_cases",
         (1,),
         "a step of absorbed latent attention against one read of weights and cache",
     ),
