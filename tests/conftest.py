@@ -41,24 +41,19 @@ def pytest_configure(config):
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-# The programs of mixers that select are the largest: what compiles several of them is slow.
-SELECTING = {"nsa", "dsa", "moba"}
-OF_SEVERAL_PROGRAMS = {
-    "test_a_second_eager_call_compiles_nothing",
-    "test_a_training_step",
-    "test_packed_documents_equal_separate_ones",
-    "test_shard_map_over_batch_and_heads_equals_one_device",
-    "test_values_and_gradients_stay_and_lie_on_both_cores",
-}
+# What a mixer's own equation decides is tested on every mixer in the first tier. What follows from
+# the engine that it shares, marked `by_family`, is tested there on one mixer per family: softmax,
+# decay per head and per channel, delta rule per head and per channel; on the others every night.
+FAMILIES = {"full", "mamba2", "gla", "gdn", "kda"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if getattr(item, "originalname", None) in OF_SEVERAL_PROGRAMS:
-            values = item.callspec.params.values()
-            if SELECTING & {value for value in values if isinstance(value, str)}:
-                item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("by_family"):
+            words = {value for value in item.callspec.params.values() if isinstance(value, str)}
+            if not words & FAMILIES:
+                item.add_marker(pytest.mark.nightly)
 
 
 def is_timed(item):
@@ -105,5 +100,5 @@ def tier(request, machine):
     yield
     seconds = sum(os.times()[:4]) - start
     markers = {marker.name for marker in request.node.iter_markers()}
-    if COMPILE_FAST and not markers & {"slow", "browser", "timed"}:
+    if COMPILE_FAST and not markers & {"slow", "nightly", "browser", "timed"}:
         assert seconds < MOST_PROCESSOR_SECONDS, "mark it `slow`, or make it smaller"

@@ -39,19 +39,31 @@ def faults_of(docstring):
     return faults
 
 
+def public(room):
+    """(its module, [(name, docstring)]) of what is shown in use."""
+    module = importlib.import_module(f"toolkit.{room}")
+    values = ((name, getattr(module, name)) for name in exported(room))
+    shown = [(name, inspect.unwrap(value)) for name, value in values if has_example(value)]
+    return module, [(name, inspect.getdoc(value) or "") for name, value in shown]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_an_example(room):
+    faults = {name: found for name, doc in public(room)[1] if (found := faults_of(doc))}
+    assert not faults, f"toolkit.{room}: {faults}"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "name"),
     [(room, name) for room in ROOMS for name in exported(room)],
 )
 def test_example_runs(room, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(f"toolkit.{room}")
-    value = getattr(module, name)
-    if not has_example(value):
+    module, examples = public(room)
+    docstring = dict(examples).get(name)
+    if docstring is None:
         return
-    docstring = inspect.getdoc(inspect.unwrap(value)) or ""
-    faults = faults_of(docstring)
-    assert not faults, f"toolkit.{room}.{name} " + "; ".join(faults)
     names = {"jax": jax, "jnp": jnp, **{other: getattr(module, other) for other in module.__all__}}
     test = doctest.DocTestParser().get_doctest(docstring, names, f"{room}.{name}", None, None)
     report: list[str] = []

@@ -76,7 +76,7 @@ def random_cotangent(row, inputs, dtype=None):
     return jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype or inputs[0].dtype)
 
 
-@pytest.mark.parametrize("time", [1, TIME])
+@pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.by_family), TIME])
 def test_value_and_gradient_equal_the_reference(row, time):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, time, dtype=jnp.float64)
@@ -87,6 +87,7 @@ def test_value_and_gradient_equal_the_reference(row, time):
         assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
+@pytest.mark.by_family
 def test_bfloat16_stays_within_the_ratios(row):
     inputs = draw_inputs(row, TIME, dtype=jnp.bfloat16, heads=4)
     cotangent = random_cotangent(row, inputs, jnp.float32)
@@ -136,6 +137,7 @@ def test_the_future_does_not_change_the_past(row):
         assert not np.array_equal(perturbed[:, now:], run(*inputs)[:, now:])
 
 
+@pytest.mark.by_family
 def test_packed_documents_equal_separate_ones(row):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, dtype=jnp.float64)
@@ -151,6 +153,7 @@ def test_packed_documents_equal_separate_ones(row):
             assert_close([x[:, here] for x in packed], alone, FLOAT64_TOLERANCE)
 
 
+@pytest.mark.by_family
 def test_a_state_remembers_the_last_document(row):
     """Sequences of different lengths, filled up in front, read in pieces and decoded together."""
     with jax.enable_x64(True):
@@ -180,7 +183,13 @@ def test_a_state_remembers_the_last_document(row):
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
+@pytest.mark.parametrize(
+    "documents",
+    [
+        pytest.param(None, id="one"),
+        pytest.param(DOCUMENTS, id="packed", marks=pytest.mark.by_family),
+    ],
+)
 def test_what_is_not_finite_reaches_no_other(row, number, documents):
     """Neither the tokens before it, nor another document (or padding, which is one), nor another
     sequence: no output, and no gradient of what is not spoilt."""
@@ -206,6 +215,7 @@ def test_what_is_not_finite_reaches_no_other(row, number, documents):
                 np.testing.assert_allclose(got[kept], wanted[kept], atol=FLOAT64_TOLERANCE)
 
 
+@pytest.mark.by_family
 def test_vmap_equals_a_loop(row):
     draws = [draw_inputs(row, TIME, seed=seed) for seed in range(3)]
     run = output(row)
@@ -217,6 +227,7 @@ def test_vmap_equals_a_loop(row):
     )
 
 
+@pytest.mark.by_family
 def test_shard_map_over_batch_and_heads_equals_one_device(row):
     mesh = jax.make_mesh((2, 2), ("data", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     inputs = draw_inputs(row, TIME)

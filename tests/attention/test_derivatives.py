@@ -83,20 +83,20 @@ def test_forward_mode_and_second_derivatives_equal_the_reference(name):
     assert_derivatives_equal_the_reference(row_of(name), ABOVE, MODES[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_row_has_them(name):
     assert_derivatives_equal_the_reference(row_of(name), ABOVE, MODES[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_every_way_to_them_and_every_length_gives_the_same(name):
     assert_derivatives_equal_the_reference(row_of(name), BELOW, MODES)
     assert_derivatives_equal_the_reference(row_of(name), AT, MODES[1:2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_every_implementation_has_them(name):
     for implementation in row_of(name).differentiable[1:]:

@@ -25,6 +25,7 @@ TIME = 18
 RUNS = [5, 6, 7]
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_number_used_twice_is_two_documents(name):
     row = mixer(name, **OPTIONS.get(name, {}))
@@ -40,6 +41,7 @@ def test_a_number_used_twice_is_two_documents(name):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_the_oracle_of_bfloat16_rounds_once(name):
     """It adds up in the accumulator's type, so that it may judge what does too."""

@@ -33,6 +33,7 @@ def counted_programs():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("time", [20, 160])  # softmax is dense up to 128 keys
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_second_eager_call_compiles_nothing(name, time):

@@ -11,6 +11,7 @@ LARGE = 300.0  # its square, and so every product of two, is beyond float16
 TOLERANCE = 2e-3  # of the largest output: a unit of float16 at 1000
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_large_products_of_float16_do_not_overflow(name):
     row = MIXERS[name]

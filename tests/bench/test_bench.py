@@ -90,7 +90,7 @@ def test_unknown_suite_and_bad_rounds_are_refused():
         run_suites(["gdn"], plot=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_suite_runs_and_writes_its_record(tmp_path):
     assert "startup" in SUITES
     run_suites(["startup"], rounds=1, out=tmp_path)
@@ -98,7 +98,7 @@ def test_a_suite_runs_and_writes_its_record(tmp_path):
     assert {r.name.split(" | ")[-1] for r in records} == {"import toolkit", "import jax"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.oracle
 def test_a_training_step_is_that_of_plain_jax_and_of_pytorch():
     pytest.importorskip("transformers")

@@ -22,7 +22,7 @@ from toolkit.bench.transformers_forms import transformers_form
 from toolkit.measure import program_cost, published_peak, record
 
 # Together they compute for longer than the first tier has time.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROWS = [row.name for row in recurrent_rows()]
 # Of our matrix products: the formulas also count the inverse of a 16 x 16 block, made of sums.
@@ -147,7 +147,7 @@ def test_a_sequence_case_agrees_with_heads_on_devices():
         agree(PEER_TOLERANCE)({**results, "one device": whole(*arrays)})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_suite_at_small_sizes(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(mixers, "recurrent_rows", lambda: [MIXERS["linear"]])
     monkeypatch.setattr(mixers, "TIME", 64)

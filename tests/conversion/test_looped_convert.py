@@ -240,7 +240,7 @@ def test_stage_one_changes_the_new_mixers_alone(teacher):
     assert changed == {path for path in before if path[:3] == ("blocks", 1, "mixer")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_conversion_resumes_with_the_same_bits(tmp_path, teacher):
     tokens = some_tokens()
     before = leaves(teacher)

@@ -23,7 +23,7 @@ from toolkit.experiments.tasks import StateBasedRecall, WordProblem
 from toolkit.looped import LoopedConfig
 
 # Together they compute for longer than the first tier has time.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TINY = {"width": 16, "heads": 2, "feed_forward": 16}
 STEPS = 60
@@ -117,7 +117,7 @@ def test_an_experiment_runs_made_short(tmp_path, capsys):
     assert (tmp_path / "figure.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_language_is_measured_made_short(tmp_path, monkeypatch, capsys):
     from toolkit.experiments import language
 

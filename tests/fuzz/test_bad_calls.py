@@ -71,6 +71,6 @@ def test_bad_calls_are_refused_in_words_of_ours():
     judged([tuple(name.split(".")) for name in FAST.split()], FAST_SHARE, FAST_LEAST)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bad_calls_of_every_public_name_are_refused_in_words_of_ours():
     judged(PUBLIC, SHARE, LEAST)

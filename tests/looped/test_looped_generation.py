@@ -125,7 +125,7 @@ def test_prompts_of_different_lengths_decode_together(pattern):
         np.testing.assert_allclose(together[:, row], wanted, **STEP_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("pattern", EVERY_WORD)
 def test_generation_from_prompts_of_different_lengths(pattern):
     model = build(pattern, options=everywhere(key_value_heads=1, block_size=2, selected_tokens=4))
@@ -165,7 +165,7 @@ def test_a_row_takes_in_the_next_text_while_the_others_go_on():
     assert insert._cache_size() == free._cache_size() == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):
     options = everywhere(block_size=2, selected_tokens=4)

@@ -112,6 +112,7 @@ def test_neither_the_future_nor_another_document_is_seen(word):
     np.testing.assert_allclose(moved[:, : TIME - BORDER], out[:, BORDER:], **STEP_TOLERANCE)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("word", NOT_IN_TEST_LOOPED_MODEL)
 def test_a_training_step(word):
     """Two loops; every parameter gets a finite gradient, and a step along it lowers the loss."""
@@ -139,6 +140,7 @@ def test_a_training_step(word):
     assert after < before
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("word", NOT_IN_TEST_LOOPED_MODEL)
 def test_bfloat16_is_near_float32(word):
     x = some_inputs()

@@ -25,7 +25,7 @@ def redraw(module, seed, std):
             parameter.copy_(centre + std * noise)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_llama_looped_by_hand():
     """The same weights run twice, with a residual gate: loops of PyTorch's own layers."""
     theirs = transformers.LlamaForCausalLM(

@@ -149,7 +149,7 @@ def test_lt2s_indexer_is_the_mean_of_products():
     np.testing.assert_allclose(index_scores(q, k, weights), wanted, **FLOAT32_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.oracle
 def test_the_lightning_indexer_selects_what_transformers_does():
     torch = pytest.importorskip("torch")
@@ -232,7 +232,7 @@ def test_bad_fields_are_named(field, value, words):
         LoopedConfig.tiny(word, options={word: {name: value}})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_packed_documents_do_not_meet_in_a_model_of_every_layer_looped():
     """One is shorter than a block of the sparse layers."""
     sizes = {"width": 32, "heads": 2, "vocabulary": 50, "feed_forward": 32}

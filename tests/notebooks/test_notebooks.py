@@ -39,7 +39,7 @@ def pictures(notebook: dict) -> list[dict]:
     return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_notebook
 # The kernel's own libraries close sockets late; what a notebook itself warns about is in stderr.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

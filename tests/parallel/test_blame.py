@@ -46,7 +46,7 @@ def test_the_first_proposal_mends():
     assert is_mended_at_once(bad_layout(7, make_mesh))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_first_proposal_mends_most_of_thirty():
     mended = [is_mended_at_once(bad_layout(seed, make_mesh)) for seed in range(CASES)]
     missed = [f"{seed}: {KINDS[seed % len(KINDS)]}" for seed in range(CASES) if not mended[seed]]

@@ -57,7 +57,7 @@ CASES = {
 }
 
 
-SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:]]
+SLOW = [pytest.param(case, marks=pytest.mark.nightly) for case in list(CASES)[1:]]
 
 
 @pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])
@@ -74,7 +74,7 @@ def test_it_is_softmax_attention(method, case):
         np.testing.assert_allclose(left, right, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_few_devices_and_half_precision(method, devices):
@@ -92,7 +92,7 @@ def test_few_devices_and_half_precision(method, devices):
 
 
 @pytest.mark.parametrize(
-    "method", ["ulysses", *(pytest.param(m, marks=pytest.mark.slow) for m in ("ring", "zigzag"))]
+    "method", ["ulysses", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("ring", "zigzag"))]
 )
 def test_what_is_not_seen_never_shows(method):
     q, k, v, weights = inputs()

@@ -139,14 +139,14 @@ def assert_equals_one_device(model, mesh, scheme, make=partitioned_train_step, *
         np.testing.assert_allclose(old - new, gradient, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("word", LAYERS)
 def test_every_mixer_equals_one_device(word):
     """Weights, gradients and moments cut in two by rows of the batch, heads and sizes in four."""
     assert_equals_one_device(model_of(word), {"data": 2, "model": 4}, "zero3+tensor")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pattern", "mesh", "scheme"),
     [
@@ -194,7 +194,7 @@ def test_layers_that_need_whole_sequences_say_so():
         step(params, optax.sgd(1.0).init(params), (tokens, tokens))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hierarchical_zero_equals_one_device():
     how = {"make": sharded_train_step, "degrees": DEGREES}
     assert_equals_one_device(model_of("full"), NESTED, "hierarchical", **how)

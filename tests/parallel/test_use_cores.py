@@ -36,6 +36,7 @@ def value_and_gradients(row, inputs, segment_ids, state):
     return values, gradients
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["gdn", "kda", "full", "nsa", "moba", "dsa"])
 def test_values_and_gradients_stay_and_lie_on_both_cores(name, batch, two_cores):

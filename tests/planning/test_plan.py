@@ -49,7 +49,7 @@ def test_a_plan_says_why():
 
 
 @pytest.mark.timed
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plans_and_predictions_are_quick():
     deep = dataclasses.replace(MODELS["llama-3-8b"], pattern=" ".join(["full"] * 48))
     start = time.process_time()
@@ -77,7 +77,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(given, words):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_that_fits_fits_when_compiled_for_tpus():
     """The TPU compiler's memory, without a TPU; a small model, for its compiler is slow."""
     pytest.importorskip("libtpu")

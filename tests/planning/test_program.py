@@ -51,10 +51,10 @@ def reference():
         (Strategy(data=2, fsdp=2, tensor=2, recompute="layer", microbatches=2), (4,)),
         pytest.param(
             Strategy(fsdp=8, recompute="1 layer, 3 none", head_chunks=2), (1, 3),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
-            Strategy(fsdp=4, tensor=2, recompute="elementwise"), (4,), marks=pytest.mark.slow
+            Strategy(fsdp=4, tensor=2, recompute="elementwise"), (4,), marks=pytest.mark.nightly
         ),
     ],
     ids=str,
@@ -76,7 +76,7 @@ def test_loss_and_gradients_are_the_models(reference, strategy, runs):
         np.testing.assert_allclose(a, b, atol=2e-6 * max(1e-3, np.abs(b).max()) + 1e-8, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_runs_a_program_as_it_is():
     program = train_program(CONFIG, Strategy(fsdp=8), batch=8, sequence_length=16)
     params = jax.tree.map(lambda x: 0.02 * jnp.ones(x.shape, x.dtype), program.params)

@@ -302,9 +302,11 @@ COMPILE = textwrap.dedent(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.parametrize(("chip", "dtype"), [("v5e", "bfloat16"), ("v6e", "float32")])
+@pytest.mark.parametrize(
+    ("chip", "dtype"),
+    [("v5e", "bfloat16"), pytest.param("v6e", "float32", marks=pytest.mark.nightly)],
+)
 def test_compiles_for_real_chips(chip, dtype):
     libtpu = importlib.import_module("libtpu")
     environment = os.environ | {

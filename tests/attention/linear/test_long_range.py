@@ -7,7 +7,7 @@ import pytest
 
 from toolkit.attention import MIXERS, draw_inputs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TIME = 65_536
 # Largest error over the largest value of the whole sequence.

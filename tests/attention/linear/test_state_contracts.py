@@ -26,6 +26,7 @@ def row(request):
     return mixer(request.param)
 
 
+@pytest.mark.by_family
 def test_states_groups_and_documents_carry_gradients(row):
     with jax.enable_x64(True):
         inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
@@ -39,6 +40,7 @@ def test_states_groups_and_documents_carry_gradients(row):
             assert_close(got, wanted, FLOAT64_TOLERANCE)
 
 
+@pytest.mark.by_family
 def test_not_finite_numbers_show_in_their_own_document_only(row):
     inputs = draw_inputs(row, 40, batch=1)
     segment_ids = jnp.asarray(np.repeat([0, 1], [20, 20])[None])
@@ -81,6 +83,7 @@ def test_a_positive_log_decay_gives_nan_where_it_cannot_be_refused(row):
     np.testing.assert_array_equal(np.isnan(out_t).all(-1), spoilt[:, 1])
 
 
+@pytest.mark.by_family
 def test_gates_at_their_limits(row):
     """No decay, a nearly cleared state, an exactly cleared one: at half the tokens, in a third of
     the channels, whose decays then cannot be factored from the chunk's entry; or all of them among
@@ -107,6 +110,17 @@ def test_gates_at_their_limits(row):
         for a, b, tolerance in zip(got, wanted, tolerances, strict=True):
             largest = np.max(np.abs(b)) + np.finfo(np.float32).tiny
             np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize("name", ["gdn", "gla"])
+def test_nobody_looks_for_nan_in_the_zeros_of_a_missing_state(name):
+    """XLA evaluates what is constant while it compiles: of a large batch's states for minutes."""
+    row = mixer(name)
+    inputs = draw_inputs(row, TIME)
+    trace = jax.make_jaxpr(lambda *inputs, **state: row.function(*inputs, **state))
+    over_a_state = "reduce_and[axes=(2, 3)"
+    assert over_a_state in str(trace(*inputs, initial_state=jnp.zeros((2, 2, 16, 8))))
+    assert over_a_state not in str(trace(*inputs))
 
 
 @pytest.mark.parametrize("name", ["gdn", "gla"])
@@ -141,6 +155,7 @@ def test_the_backward_pass_keeps_chunk_states_not_token_states(name):
     assert temporary_bytes("scan") > token_states
 
 
+@pytest.mark.by_family
 def test_bfloat16_keeps_its_state_in_float32(row):
     inputs = draw_inputs(row, 20, dtype=jnp.bfloat16)
     for function in (row.function, row.reference):

@@ -113,7 +113,7 @@ def test_any_combination_is_the_equation(call):
         holds(call)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @MANY
 @given(calls())
 def test_many_combinations_are_the_equation(call):
@@ -148,9 +148,9 @@ def everything(time, keys, key_heads=2):
     [
         ("forward", "dense"),
         ("forward", "blockwise"),
-        pytest.param("forward over reverse", "dense", marks=pytest.mark.slow),
-        pytest.param("reverse over reverse", "blockwise", marks=pytest.mark.slow),
-        pytest.param("reverse over forward", "blockwise", marks=pytest.mark.slow),
+        pytest.param("forward over reverse", "dense", marks=pytest.mark.nightly),
+        pytest.param("reverse over reverse", "blockwise", marks=pytest.mark.nightly),
+        pytest.param("reverse over forward", "blockwise", marks=pytest.mark.nightly),
     ],
 )
 def test_derivatives_of_any_mode_are_the_equations(mode, form):

@@ -97,7 +97,7 @@ def layers(torch):
 
 
 @pytest.mark.oracle
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gemma-2", "gpt-oss", "BLOOM"])
 def test_agrees_with_layers_of_transformers(name):
     torch = pytest.importorskip("torch")

@@ -85,7 +85,7 @@ def test_programs_for_a_tpu_hold_splash_attention(options):
     assert program.count("tpu_custom_call") >= 3  # forward, dq, dk and dv
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,7 +125,7 @@ print(compiled.as_text().count("tpu_custom_call"))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
 def test_splash_attention_compiles_for_real_chips(chip):

@@ -123,7 +123,7 @@ def test_a_row_can_be_freed_and_filled_again(name):
     np.testing.assert_allclose(step.out[1], dense((20, 20))[0][1], atol=EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MASSES)
 def test_mass_grows_with_every_budget(name):
     for budgets in (

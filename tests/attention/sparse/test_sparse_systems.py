@@ -65,7 +65,7 @@ def test_hashes_follow_the_law_of_random_projections():
     np.testing.assert_allclose(alike, (signs * of_q).mean(axis=1), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantised_scores_are_those_of_the_centroids():
     pq, keys, q = system("pqcache", bits=4, parts=4, iterations=5), rows(), rows(3, 1)
     index = pq.build(keys, keys, jnp.int32(64))
@@ -113,7 +113,7 @@ def exact(keys, values, q):
     return jax.nn.softmax(scores) @ values, jax.nn.logsumexp(scores, axis=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_all_of_the_list_exact_the_mass_is_reached():
     keys, q = rows(), 3 * rows(2, 1)
     settings = {"cluster_size": 2, "segment": 32, "refresh_every": 8, "exact_head": 1.0}

@@ -28,7 +28,7 @@ from toolkit.lr import contender, search, shape_rates
 from toolkit.lr.running.candidates import CandidateRunner
 
 # Together they compute for longer than the first tier has time.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TOLERANCE = 1e-5  # of float32 along some 100 steps
 BUDGET = 300

@@ -28,7 +28,7 @@ def test_the_three_models_have_matched_parameters():
     assert max(counts) / min(counts) < 1.01
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tour_writes_one_page_resumes_and_refuses_other_settings(
     small_tour, tmp_path, capsys, monkeypatch
 ):

@@ -121,7 +121,7 @@ def _run_share(
     key, value = k.shape[-1], v.shape[-1]
     state = _initial((*tokens.arrays, tokens.g), initial_state, (key, value))
     starts = None if segment_ids is None else _document_starts(segment_ids)
-    tokens, state, poison = _quarantine(tokens, state, starts)
+    tokens, state, poison = _quarantine(tokens, state, initial_state is not None, starts)
     if implementation == "scan":
         out, state = _scan_rule(rule, tokens, state, starts)
     elif implementation == "pallas":
@@ -213,7 +213,9 @@ def _document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
     return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
 
 
-def _quarantine(tokens: Tokens, state: Array, starts: Array | None) -> tuple[Tokens, Array, Poison]:
+def _quarantine(
+    tokens: Tokens, state: Array, is_given: bool, starts: Array | None
+) -> tuple[Tokens, Array, Poison]:
     """Replace tokens that are not finite by zeros, and say how far each would have reached.
 
     Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
@@ -225,16 +227,19 @@ def _quarantine(tokens: Tokens, state: Array, starts: Array | None) -> tuple[Tok
     keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
     for x in others:
         keeps &= _are_finite(x)
-    is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
 
     def blank(x: Array, ok: Array) -> Array:
         return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
 
     arrays = (blank(query, reads), *(blank(x, keeps) for x in others))
     clean = Tokens(arrays, blank(g, keeps), scale)
-    faulty = ~keeps.at[:, 0].set(keeps[:, 0] & is_state)
+    faulty = ~keeps
+    if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
+        is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
+        faulty = faulty.at[:, 0].set(faulty[:, 0] | ~is_state)
+        state = blank(state, is_state)
     reach = _until_document_ends(faulty, starts)
-    return clean, blank(state, is_state), Poison(reach | ~reads, reach[:, -1])
+    return clean, state, Poison(reach | ~reads, reach[:, -1])
 
 
 def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batch time heads"]:
