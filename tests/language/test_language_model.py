@@ -28,6 +28,7 @@ def run(tmp_path_factory):
     return TrainingRun(config, text=(str(text),), steps=20, batch=8, sequence_length=16)
 
 
+@pytest.mark.slow
 def test_packed_documents_train_as_if_each_were_alone():
     """Loss and gradients through all layers and loops; padding counts for nothing."""
     documents = np.random.default_rng(0).integers(0, 256, (2, 6))
@@ -104,6 +105,7 @@ def test_layouts_train_the_same_model_and_resume_one_another(run, tmp_path):
     assert jnp.isfinite(moved.evaluation_loss)
 
 
+@pytest.mark.slow
 def test_a_searched_rate_trains_and_resumes_to_the_bit(run, tmp_path):
     searched = dataclasses.replace(run, learning_rate="search", steps=200)
     whole = train_language_model(searched, tmp_path / "whole")
@@ -187,6 +189,7 @@ def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
         stream_text(LoopedLM(run.config, rngs=nnx.Rngs(0)), "", 4)
 
 
+@pytest.mark.slow
 def test_cores_share_a_batch_and_belong_to_the_run(run, tmp_path):
     shared = dataclasses.replace(run, cores=2)
     whole = train_language_model(shared, tmp_path / "whole")

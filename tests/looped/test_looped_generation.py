@@ -90,11 +90,11 @@ def test_prefill_and_steps_equal_the_parallel_form(pattern, prompt):
 PROMPTS = [[5, 3, 8, 1, 9, 7, 2, 6, 4], [4, 2], [11, 3, 5, 8, 13]]
 
 
-EVERY_WORD = [
-    "full window mla nsa dsa moba",
-    "gdn mamba2 kda hgrn2",
+EVERY_WORD = FIRST, *OTHERS = [
     "rwkv7 retention linear gla",
+    "gdn mamba2 kda hgrn2",
     "delta comba gdn2 delta_product",
+    "full window mla nsa dsa moba",
 ]
 
 
@@ -102,7 +102,9 @@ def test_every_word_is_tried():
     assert {word for pattern in EVERY_WORD for word in pattern.split()} == set(LAYERS)
 
 
-@pytest.mark.parametrize("pattern", EVERY_WORD)
+@pytest.mark.parametrize(
+    "pattern", [FIRST, *(pytest.param(pattern, marks=pytest.mark.slow) for pattern in OTHERS)]
+)
 def test_prompts_of_different_lengths_decode_together(pattern):
     options = everywhere(key_value_heads=1, block_size=2, selected_tokens=4)
     model = build(pattern, loops=1, options=options)
@@ -136,6 +138,7 @@ def test_generation_from_prompts_of_different_lengths(pattern):
         np.testing.assert_array_equal(written[row], alone[0])
 
 
+@pytest.mark.slow
 def test_a_row_takes_in_the_next_text_while_the_others_go_on():
     model = build("full window gdn retention", loops=1)
     greedy = lambda logits: np.array(jnp.argmax(logits, axis=-1), np.int32)  # noqa: E731

@@ -128,6 +128,7 @@ def test_program_does_not_grow_with_loops():
     assert program_size(5) == program_size(11)
 
 
+@pytest.mark.slow
 def test_memory_of_training_does_not_grow_with_loops():
     """With `remat`, a loop more costs its input (and a row of rho), no activation inside it."""
 
@@ -182,6 +183,7 @@ def test_packed_documents_do_not_meet(pattern):
     np.testing.assert_allclose(logits[:, 11:], forward(model, second), **FLOAT32_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_finite_and_near_float32():
     config = small("gdn window full", loops=2)
     exact, coarse = build(config), build(dataclasses.replace(config, dtype="bfloat16"))

@@ -58,6 +58,7 @@ def forward(model, tokens):
     return model(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"key_value_heads": 1}, LT2])
 def test_prefill_and_steps_equal_the_parallel_form(options):
     model, tokens = build("nsa dsa", dsa=options), some_tokens()
@@ -81,6 +82,7 @@ def test_what_a_token_costs_in_the_cache():
     assert cache_bytes_per_sequence(native, 4096) == wanted
 
 
+@pytest.mark.slow
 def test_losses_of_indexers_beside_the_logits():
     model, tokens = build("dsa full dsa", loops=3, prelude="dsa"), some_tokens()
 

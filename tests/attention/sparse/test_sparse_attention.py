@@ -210,6 +210,7 @@ def test_values_may_be_a_part_of_their_keys():
     assert cache.values is None
 
 
+@pytest.mark.slow
 def test_reference_continues_a_cache():
     with jax.enable_x64(True):
         inputs = deepseek_inputs()
@@ -222,6 +223,7 @@ def test_reference_continues_a_cache():
             np.testing.assert_allclose(out, wanted[:, part], atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [("nsa", "masked"), ("dsa", "gathered")])
 def test_memory_of_training_is_linear_in_time(name, form):
     options = {"nsa": {"block_size": 16, "selected_blocks": 4, "sliding_window": 32}}
