@@ -35,10 +35,12 @@ def inherited(argument, *modules):
     for name, test in (item for module in modules for item in vars(module).items()):
         given = inspect.signature(test).parameters if name.startswith("test_") else ()
         if argument in given:
-            values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", ())}
+            marks = getattr(test, "pytestmark", ())
+            values = dict(mark.args for mark in marks if mark.name == "parametrize")
             others = [other for other in given if other != argument]
             for chosen in itertools.product(*(values[other] for other in others)):
-                given_too = dict(zip(others, chosen, strict=True))
+                plain = (getattr(value, "values", [value])[0] for value in chosen)  # of pytest.param
+                given_too = dict(zip(others, plain, strict=True))
                 found.append(pytest.param(test, given_too, id=name))
     return found
 
