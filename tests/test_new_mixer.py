@@ -39,7 +39,9 @@ def inherited(argument, *modules):
             values = dict(mark.args for mark in marks if mark.name == "parametrize")
             others = [other for other in given if other != argument]
             for chosen in itertools.product(*(values[other] for other in others)):
-                plain = (getattr(value, "values", [value])[0] for value in chosen)  # of pytest.param
+                plain = (
+                    getattr(value, "values", [value])[0] for value in chosen
+                )  # of pytest.param
                 given_too = dict(zip(others, plain, strict=True))
                 found.append(pytest.param(test, given_too, id=name))
     return found
