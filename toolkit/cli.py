@@ -43,7 +43,7 @@ def tour(
 
 
 def lab(port: int = 8888, browser: bool = True) -> None:
-    """Open JupyterLab on the notebooks.
+    """Open JupyterLab on an index of instruments and lessons, with your progress.
 
     Args:
         port: the port to listen on (localhost only).

@@ -21,6 +21,7 @@ from rooms import room_page
 from sphinx.util import logging
 
 import toolkit
+from toolkit.lab.notebooks.index import FOLDERS, read_entries, table
 from toolkit.measure import in_words, interquartile_range, read_records
 
 DOCS = Path(__file__).parent.parent
@@ -184,6 +185,20 @@ def quantity(value, unit):
     return in_words(value, {"s": "seconds", "1": ""}.get(unit, unit))
 
 
+TABLE = "<!-- the table of {} -->"
+
+
+def write_table(app, docname, source):
+    """The table that the index of `toolkit lab` has, too, in place of its mark."""
+    for folder in FOLDERS:
+        if (mark := TABLE.format(folder)) in source[0]:
+            entries = read_entries(ROOT, folder)
+            (DOCS / "pictures").mkdir(exist_ok=True)
+            for entry in entries:
+                (DOCS / f"pictures/{entry.name}.png").write_bytes(entry.picture)
+            source[0] = source[0].replace(mark, table(entries, None, "pictures/{}.png"))
+
+
 def write_readme(app, docname, source):
     if docname == "index":
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -202,5 +217,6 @@ def generate(app):
 
 def setup(app):
     app.connect("source-read", write_readme)
+    app.connect("source-read", write_table)
     app.connect("builder-inited", generate)
     return {"parallel_read_safe": True}

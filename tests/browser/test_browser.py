@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from jupyterlab_server import jupyterlab
 
+from toolkit.lab.notebooks.index import write_index
+
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "runs" / "browser"
 RUN_MILLISECONDS = 400_000
@@ -58,6 +60,9 @@ def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     notebooks, state = (tmp_path_factory.mktemp(name) for name in ("notebooks", "state"))
     for path in (*ROOT.glob("notebooks/*.ipynb"), ROOT / "tutorials/07_pipeline.ipynb"):
         shutil.copy(path, notebooks)
+    for folder in ("notebooks", "tutorials"):
+        shutil.copytree(ROOT / folder, notebooks / folder)
+    write_index(notebooks)
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with (
@@ -316,4 +321,26 @@ print("exported:", len(Path(lesson.export(learner="Ada")).read_text()) > 1000)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     first.scroll_into_view_if_needed()
     page.screenshot(path=SCREENSHOTS / "lesson.png")
+    page.close()
+
+
+def test_the_index_shows_pictures_and_opens_notebooks(open_notebook: Callable[[str], Any]) -> None:
+    page = open_notebook("index")
+    pictures = page.locator(".jp-RenderedMarkdown img")
+    lessons = [*(ROOT / "tutorials").glob("*.ipynb"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert pictures.count() == len(lessons)
+    for at in range(pictures.count()):
+        picture = pictures.nth(at)
+        picture.scroll_into_view_if_needed()
+        assert picture.evaluate("image => image.complete && image.naturalWidth") == 300
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    pictures.first.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "index.png")
+    link = page.locator(".jp-RenderedMarkdown a", has_text="07 · Draw 1F1B").first
+    link.scroll_into_view_if_needed()
+    page.screenshot(path=SCREENSHOTS / "index-lessons.png")
+    link.click()
+    page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget.context?.path === 'tutorials/07_pipeline.ipynb'"
+    )
     page.close()

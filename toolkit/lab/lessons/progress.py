@@ -11,6 +11,12 @@ from toolkit.lab.tour.report import write_whole
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
 
 
+def progress_folder(beside: Path = Path()) -> Path:
+    """Where progress of the notebooks in a folder is kept."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else beside / "toolkit-progress"
+
+
 class Progress:
     """The guesses and checks of one lesson, written to disk at every change.
 
@@ -22,8 +28,7 @@ class Progress:
     """
 
     def __init__(self, lesson: str) -> None:
-        folder = Path(os.environ.get(FOLDER_VARIABLE) or "toolkit-progress")
-        self.path = folder / f"{lesson}.json"
+        self.path = progress_folder() / f"{lesson}.json"
         self.data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
         if self.path.exists():
             self.data |= read_progress(self.path.read_text(encoding="utf-8"), self.path)

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 from toolkit.lab.kit.stored import stored_folder
+from toolkit.lab.notebooks.index import write_index
 
 
 def serve(*, port: int = 8888, browser: bool = True) -> int:
-    """Start JupyterLab on notebooks and lessons and wait until it ends.
+    """Start JupyterLab on the index of notebooks and lessons and wait until it ends.
 
     An installed wheel may be read-only and is overwritten by the next upgrade, so there both are
     first copied to `toolkit-notebooks` in the current folder; a copy that exists is the user's own
@@ -40,10 +41,11 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
         for name in ("notebooks", "tutorials"):
             if not (root / name).exists():
                 shutil.copytree(stored_folder(name), root / name)
+    write_index(root)
     command = [
         sys.executable, "-m", "jupyterlab", f"--port={port}", "--ServerApp.port_retries=0",
         "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root.resolve()}",
-        "--LabApp.default_url=/lab/tree/tutorials",
+        "--LabApp.default_url=/lab/tree/index.ipynb",
     ]  # fmt: skip
     if not browser:
         command.append("--no-browser")
