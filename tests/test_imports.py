@@ -31,7 +31,7 @@ GROUND_TO_LANGUAGE = set(FLOORS)
 FLOORS |= {
     "experiments": GROUND_TO_LANGUAGE,
     "bench": GROUND_TO_LANGUAGE,
-    "lab": GROUND_TO_LANGUAGE | {"bench"},
+    "lab": GROUND_TO_LANGUAGE | {"bench", "experiments"},
     "cli": GROUND_TO_LANGUAGE | {"bench", "experiments", "lab"},
 }
 MOST_MODULES = 20  # in one folder, its map (`__init__.py`) aside

@@ -14,6 +14,7 @@ import tyro
 
 from toolkit.cli_cluster import explain, launch, plan
 from toolkit.cli_site import export_site
+from toolkit.cli_sparse import audit_sparse
 from toolkit.parallel.processes import leave
 
 
@@ -296,36 +297,6 @@ def experiment(
         show_recorded(found, recorded, directory)
     elif not run_experiment(found, directory, seeds=seeds, only=only, runs=runs):
         sys.exit(130)
-
-
-def audit_sparse(
-    checkpoint: Annotated[Path, tyro.conf.Positional],
-    text: Path,
-    budget: int = 128,
-    tokens: int = 1024,
-    steps: int = 32,
-    page: Path = Path("audit-sparse.html"),
-) -> None:
-    """Run every system of sparse decoding on a model and a text; says what each one drops.
-
-    Args:
-        checkpoint: a run's folder, an exported file, or a folder with a published checkpoint.
-        text: a file to read.
-        budget: tokens that a head may attend to, sinks and recent ones counted.
-        tokens: how much of the text is read, from its start.
-        steps: how many of these, the last, are decoded sparsely.
-        page: the page to write, with the dropped tokens shown.
-    """
-    from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of
-    from toolkit.experiments.sparse.page import write_page
-
-    model = load_any(checkpoint)
-    ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
-    rows = audit(model, ids[:tokens], budget, steps)
-    print(audit_table(rows))
-    title = f"{checkpoint.name}: {budget} of {min(tokens, len(ids))} tokens"
-    write_page(page, title, rows, pieces[:tokens])
-    print(f"\nWhat was dropped, token by token: {page}")
 
 
 def info() -> None:

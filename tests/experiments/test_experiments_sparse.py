@@ -7,8 +7,9 @@ from flax import nnx
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens
 from toolkit.experiments.sparse import audit as audits
-from toolkit.experiments.sparse import model
+from toolkit.experiments.sparse import lossless, model
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
+from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
 from toolkit.experiments.sparse.page import write_page
 from toolkit.experiments.sparse.quality import of_drawn
 from toolkit.experiments.tasks import Retrieval
@@ -93,3 +94,26 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs softmax layers"):
         audits.audit(recurrent, tokens, budget=28, steps=4)
+
+
+def test_whether_lossless_decoding_pays_is_said_plainly():
+    slow, quick = (Lossless(n, 1.0, 1.5, 4, t, 0.003) for n, t in (("a", 0.004), ("b", 0.002)))
+    assert "It does not pay here" in lossless_table([slow])
+    assert "It pays with b: 1.50 times" in lossless_table([slow, quick])
+    assert "NOT LOSSLESS: identical tokens are b 96.9%" in lossless_table(
+        [slow, quick._replace(same=31 / 32)]
+    )
+
+
+@pytest.mark.slow
+def test_lossless_decoding_of_an_audited_model_is_exact(monkeypatch):
+    monkeypatch.setattr(lossless, "SELECTORS", {"quest": SELECTORS["quest"]})
+    config = LoopedConfig.tiny("full", loops=1, width=16, heads=2)
+    language = LoopedLM(config, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(0).integers(0, 256, 48, np.int32)
+    (row,) = decode_losslessly(language, tokens, budget=24, length=8, drafts=2)
+    assert row.same == 1
+    assert 0 <= row.kept <= 2
+    assert row.seconds > 0 < row.dense_seconds
+    with pytest.raises(ValueError, match="at least 1 token"):
+        decode_losslessly(language, tokens, budget=24, length=0)

@@ -17,12 +17,13 @@ FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
-    "PlanPanel", "SpeedupPanel",
+    "PlanPanel", "SpeedupPanel", "DropPanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
+    "DropPanel": {"context": (1024, 4096)},  # reading 32,768 tokens takes a while
     "SearchPanel": {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 2000),
         "candidates": (), "kappa": (), "round": (),
@@ -137,6 +138,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
         "SlicePanel",
         "ChipMemoryPanel",
         "SpeedupPanel",
+        "DropPanel",
     ],
 )
 @pytest.mark.timed

@@ -10,6 +10,7 @@ pytest.importorskip("ipywidgets")
 from toolkit.lab import (
     ChipMemoryPanel,
     DecodePanel,
+    DropPanel,
     LoopPanel,
     MeshPanel,
     MixerPanel,
@@ -130,3 +131,18 @@ def test_the_rival_that_beats_us_by_most(contender: str, words: str, capsys) -> 
     least = min(found, key=lambda at: times.ratio(times.times[at]) or 1)
     names = {"panel": SpeedupPanel(point=least + 1), "times": times, "libraries": libraries}
     assert words in said_by_check("speedups", capsys, **names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"system": "tactic"}, "Right: tactic finds all eight with 6.9% of the bytes"),
+        ({"system": "hata"}, "Too much: hata finds all, but reads 10.2%"),
+        ({"system": "pqcache"}, "Not yet: with pqcache the model finds 4 of 8"),
+        ({"system": "tactic", "context": 1024}, "4,096 tokens, please"),
+    ],
+)
+def test_eight_needles_for_few_bytes(answer: dict, words: str, capsys) -> None:
+    panel = DropPanel(**{"budget": 64, "context": 4096} | answer)
+    assert words in said_by_check("sparsity", capsys, panel=panel)

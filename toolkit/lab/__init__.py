@@ -15,6 +15,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
 * `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
 * `SlicePanel`: a trained latent cut in slices: each softmax beside the true one, and the error
+* `DropPanel`: sparse decoding of a long text: what is read, what is missed, what it costs
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from toolkit.lab.planning.plan_panel import PlanPanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
+    from toolkit.lab.sparsity.drop_panel import DropPanel
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
@@ -86,6 +88,7 @@ _HOMES = {
     "lab.planning.plan_panel": ("PlanPanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
+    "lab.sparsity.drop_panel": ("DropPanel",),
     "lab.speedups.panel": ("SpeedupPanel",),
     "lab.tour.tour": ("run_tour",),
     "language": (
@@ -100,6 +103,7 @@ __all__ = [
     "Choice",
     "CostPanel",
     "DecodePanel",
+    "DropPanel",
     "FitsPanel",
     "Lesson",
     "LoopPanel",

@@ -65,6 +65,21 @@ def _latents_kept() -> Answer:
     )
 
 
+def _needles_found() -> Answer:
+    from toolkit.lab.sparsity.drop_panel import DropPanel
+
+    found = {}
+    for system in ("quest", "hata"):
+        view: Any = DropPanel(system=system, budget=64, context=1024).view
+        found[system] = int((view.answers == view.text.answers).sum())
+    return Answer(
+        found["quest"],
+        f"It finds {found['quest']} (measured here). A needle is alone in its page, and fifteen "
+        "tokens of noise widen the bound of every page alike. Tokens ranked one by one, as HATA "
+        f"does by their hashes, find {found['hata']}.",
+    )
+
+
 def _kept_activations() -> Answer:
     from toolkit.lab.planning.memory_panel import ChipMemoryPanel
     from toolkit.measure import in_words
@@ -185,6 +200,21 @@ OUTLINES = {
                 unit="times",
                 low=0.01,
                 high=1000,
+            ),
+        ),
+    ),
+    "sparsity": Outline(
+        "Sparse attention",
+        (
+            Question(
+                "needles_found",
+                "A small model finds all of eight needles in 1,024 tokens of noise. Now every head "
+                "reads 64 tokens, in pages of 16 that Quest picks by a bound of their scores. How "
+                "many of the eight does the model still find?",
+                _needles_found,
+                unit="needles",
+                low=0,
+                high=8,
             ),
         ),
     ),

@@ -33,6 +33,7 @@ INSTRUMENTS = (
     "mixers",
     "planning",
     "sharding",
+    "sparsity",
     "speedups",
 )  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]

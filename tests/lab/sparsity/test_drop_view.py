@@ -1,0 +1,71 @@
+"""What is read of a text: the rule of `decode_step` at any budget, and errors traced to tokens."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from toolkit.attention.sparse import FixedTokens, build, decode_step, update
+from toolkit.lab.sparsity import drop_view as views
+from toolkit.lab.sparsity.drop_view import drop_view, missed, read_sparsely
+from toolkit.lab.sparsity.reading import SYSTEMS, ask, best, index_of, params, read_text
+
+# They read a text of a thousand tokens, and compile every system.
+slow = pytest.mark.slow
+CONTEXT = 1024
+
+
+def view_of(**changes):
+    setting = {"system": "quest", "budget": 64, "context": CONTEXT, "layer": 1, "head": 1}
+    return drop_view(**{**setting, "question": 1, **changes})
+
+
+@slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_is_drawn_is_what_a_decode_step_reads(system):
+    text, selector = read_text(CONTEXT), index_of(system, CONTEXT).selector
+    q, k, v = ask(params(), 0, text.first)
+    room = ((0, 0), (0, 8), (0, 0))
+    held = (jnp.pad(rows[0], room)[None] for rows in (text.keys, text.values))
+    cache = build(selector, *held, jnp.full(1, CONTEXT, jnp.int32))
+    for budget in (64, 200):
+        layer = read_sparsely(system, budget, CONTEXT)[0][0]
+        for row in (0, 5):
+            now = update(selector, cache, k[row : row + 1], v[row : row + 1])
+            step = decode_step(now, q[row : row + 1], selector, FixedTokens(budget))
+            np.testing.assert_allclose(layer.out[row], step.out[0], rtol=1e-4, atol=1e-5)
+            tokens = layer.is_read[row].sum(axis=-1)
+            np.testing.assert_array_equal(tokens, step.tokens[0])
+            own = layer.index_bytes + tokens * 2 * q.shape[-1] * 4
+            np.testing.assert_array_equal(own, step.bytes_read[0])
+
+
+@slow
+def test_the_parts_of_the_error_are_the_whole(monkeypatch):
+    monkeypatch.setattr(views, "LISTED", CONTEXT)
+    layer = read_sparsely("quest", 64, CONTEXT)[0][0]
+    for question in range(2):
+        by_mass, by_error = missed(layer, question, 1)
+        assert sum(one.error for one in by_error) == pytest.approx(1, abs=1e-3)
+        lost = 1 - layer.mass[question, 1]
+        assert sum(one.mass for one in by_mass) == pytest.approx(lost, abs=1e-5)
+        assert by_mass[0].mass == max(one.mass for one in by_error)
+
+
+@slow
+def test_pages_lose_needles_that_single_tokens_keep():
+    quest, hata = view_of(), view_of(system="hata")
+    found = [int((view.answers == view.text.answers).sum()) for view in (quest, hata)]
+    assert (quest.dense == quest.text.answers).all()
+    assert found[0] <= 6 < found[1] == 8
+    everything = view_of(budget=CONTEXT + 1)
+    assert not everything.by_mass
+    np.testing.assert_allclose(everything.kept, 1, atol=1e-6)
+    assert everything.data()["missed most"] == ("–",) * views.LISTED
+    assert np.abs(everything.tiles()).max() == pytest.approx(
+        everything.chosen.weights[:, 0, :-1].max()
+    )
+
+
+def test_of_equal_scores_the_first_is_best():
+    np.testing.assert_array_equal(best(np.array([1.0, 3.0, 3.0, 2.0, 3.0]), 2), [1, 2])
+    np.testing.assert_array_equal(best(np.array([1.0, 3.0, 2.0]), 3), [1, 2, 0])

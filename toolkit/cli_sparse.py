@@ -1,0 +1,47 @@
+"""The command `toolkit audit-sparse`: sparse decoding on a model and a text of the user's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def audit_sparse(
+    checkpoint: Annotated[Path, tyro.conf.Positional],
+    text: Path,
+    budget: int = 128,
+    tokens: int = 1024,
+    steps: int = 32,
+    lossless: int = 0,
+    page: Path = Path("audit-sparse.html"),
+) -> None:
+    """Run every system of sparse decoding on a model and a text; says what each one drops.
+
+    Args:
+        checkpoint: a run's folder, an exported file, or a folder with a published checkpoint.
+        text: a file to read.
+        budget: tokens that a head may attend to, sinks and recent ones counted.
+        tokens: how much of the text is read, from its start.
+        steps: how many of these, the last, are decoded sparsely.
+        lossless: tokens to write after the text with sparse drafts that dense attention verifies;
+            says whether the text is the same, and whether it pays (0: not asked).
+        page: the page to write, with the dropped tokens shown.
+    """
+    from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of
+    from toolkit.experiments.sparse.lossless import decode_losslessly, lossless_table
+    from toolkit.experiments.sparse.page import write_page
+
+    if lossless < 0:
+        raise ValueError(f"lossless must be at least 0 tokens; got {lossless}")
+    model = load_any(checkpoint)
+    ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
+    rows = audit(model, ids[:tokens], budget, steps)
+    print(audit_table(rows))
+    title = f"{checkpoint.name}: {budget} of {min(tokens, len(ids))} tokens"
+    write_page(page, title, rows, pieces[:tokens])
+    print(f"\nWhat was dropped, token by token: {page}")
+    if lossless:
+        drafted = decode_losslessly(model, ids[:tokens], budget, lossless)
+        print(f"\nWithout loss, {lossless} tokens:\n{lossless_table(drafted)}")
+        if any(row.same < 1 for row in drafted):
+            raise RuntimeError("sparse drafts changed the text")

@@ -1,0 +1,113 @@
+"""Sparse decoding without loss on a model that somebody brings: is it exact, and does it pay?
+
+The model drafts for itself: a sparse pass proposes tokens, a dense pass over all of them decides.
+Greedily the text must be that of dense decoding, token by token; what a sparse draft saves in
+reading must exceed what the second pass costs, which short texts and CPUs rarely grant.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from toolkit.attention.sparse import SELECTORS
+from toolkit.looped import LoopedLM, generate, generate_speculatively
+from toolkit.measure.tables import text_table
+
+ROUNDS = 3  # of timing, dense and sparse in turn; the best of each counts
+
+
+class Lossless(NamedTuple):
+    """What drafts of one system are worth.
+
+    Attributes:
+        name: of the system.
+        same: share of the tokens that are those of dense greedy decoding.
+        kept: drafts kept per round, of `drafts`.
+        drafts: proposed per round.
+        seconds: per token.
+        dense_seconds: likewise, of dense decoding.
+    """
+
+    name: str
+    same: float
+    kept: float
+    drafts: int
+    seconds: float
+    dense_seconds: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster than dense decoding."""
+        return self.seconds < self.dense_seconds
+
+
+def decode_losslessly(
+    model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, length: int, drafts: int = 4
+) -> list[Lossless]:
+    """One row per system: `length` tokens after a prompt, dense and with drafts that read in part.
+
+    Raises:
+        ValueError: a length below 1, or layers whose cache cannot take drafts back.
+    """
+    if length < 1:
+        raise ValueError(f"lossless must be at least 1 token; got {length}")
+    prompt = jnp.asarray(tokens)[None]
+    dense: Callable[[], Array] = lambda: generate(model, prompt, length)  # noqa: E731
+    wanted, rows = np.asarray(dense()), []
+    for name in SELECTORS:
+        words = f"{name}:{budget}"
+        sparse = lambda: generate_speculatively(  # noqa: E731
+            model, model, prompt, length, drafts=drafts, sparse=words  # noqa: B023
+        )  # fmt: skip
+        found = sparse()
+        times = [[_seconds(call) / length for call in (dense, sparse)] for _ in range(ROUNDS)]
+        dense_seconds, seconds = np.min(times, axis=0).tolist()
+        same = float((np.asarray(found.tokens) == wanted).mean())
+        rows.append(Lossless(name, same, float(found.kept[0]), drafts, seconds, dense_seconds))
+    return rows
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+def lossless_table(rows: list[Lossless]) -> str:
+    """The rows as text, and the verdict in words."""
+    head = [
+        "drafts by",
+        "identical tokens",
+        "drafts kept",
+        "ms per token",
+        "dense",
+        "times as fast",
+    ]
+    lines = [
+        [row.name, f"{row.same:.1%}".replace("%", " %"), f"{row.kept:.2f} of {row.drafts}",
+         f"{1e3 * row.seconds:.2f}", f"{1e3 * row.dense_seconds:.2f}",
+         f"{row.dense_seconds / row.seconds:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    table = text_table([head, *lines], "<" + ">" * (len(head) - 1))
+    return f"{table}\n{verdict(rows)}"
+
+
+def verdict(rows: list[Lossless]) -> str:
+    """Whether it is exact, and whether it pays, in a sentence or two."""
+    wrong = [f"{row.name} {row.same:.1%}" for row in rows if row.same < 1]
+    paying = [row for row in rows if row.pays]
+    words = "Every text is that of dense decoding." if not wrong else (
+        f"NOT LOSSLESS: identical tokens are {', '.join(wrong)}; where two tokens are equally "
+        "likely, rounding decides."
+    )  # fmt: skip
+    if not paying:
+        return f"{words} It does not pay here: no system is faster than dense decoding."
+    best = max(paying, key=lambda row: row.dense_seconds / row.seconds)
+    times = best.dense_seconds / best.seconds
+    return f"{words} It pays with {best.name}: {times:.2f} times as fast as dense decoding."

@@ -1,0 +1,227 @@
+"""A long text read by a small trained model, and what a system would read of its cache.
+
+The text is a haystack with needles: pairs of a key and a value at any place in noise. A question
+is a key once more; the model, `retrieval.safetensors`, answers with the value that follows it.
+Every question is asked on its own, as the next token after the haystack, which was read densely.
+
+Which tokens a system picks is found here in NumPy for any budget, without compiling anything: the
+scores are the system's own, the rule is that of `attention.sparse.decode_step`, and a test holds
+one to the other.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention import softmax_attention
+from toolkit.attention.sparse import SELECTORS, Selector, build
+from toolkit.experiments.sparse import model
+from toolkit.experiments.sparse.quality import at_small_budgets
+from toolkit.experiments.tasks import Retrieval
+from toolkit.experiments.tasks.retrieval import KEYS
+from toolkit.lab.kit.stored import stored_folder
+
+QUESTIONS, PAIRS = 8, 64
+CONTEXTS = (1024, 4096, 32768)
+SYSTEMS = tuple(SELECTORS)
+
+
+class Asked(NamedTuple):
+    """What one layer gives for every question: rows of the next token, one per head."""
+
+    q: Float[Array, "questions heads size"]
+    k: Float[Array, "questions heads size"]
+    v: Float[Array, "questions heads size"]
+
+
+class Text(NamedTuple):
+    """A haystack, its questions, and what the model keeps of it.
+
+    Attributes:
+        tokens: of the haystack [time].
+        asked: the keys that are asked for [questions].
+        answers: their values [questions].
+        places: where each of those values stands [questions].
+        keys, values: of every layer [heads, time, size].
+        first: the stream of each question before the first layer [questions, 1, width].
+    """
+
+    tokens: Int[np.ndarray, "time"]
+    asked: Int[np.ndarray, "questions"]
+    answers: Int[np.ndarray, "questions"]
+    places: Int[np.ndarray, "questions"]
+    keys: tuple[Float[Array, "heads time size"], ...]
+    values: tuple[Float[Array, "heads time size"], ...]
+    first: Array
+
+
+@functools.cache
+def params() -> model.Params:
+    """The model's parameters."""
+    return model.load(stored_folder("models") / "retrieval.safetensors")
+
+
+@functools.lru_cache(maxsize=2)
+def read_text(context: int) -> Text:
+    """A text of this many tokens, read densely; remembered."""
+    task = Retrieval(PAIRS, context + 2 * QUESTIONS, QUESTIONS)
+    drawn = task.draw(jax.random.key(16), 1)
+    tokens, asked = drawn.tokens[0, :context], drawn.tokens[0, context::2]
+    answers = np.asarray(drawn.targets[0, context::2])
+    places = [int(np.flatnonzero(np.asarray(tokens) == key)[0]) + 1 for key in asked]
+    last = jnp.broadcast_to(tokens[-1], (QUESTIONS,))
+    first = model.start(params(), jnp.stack([last, asked], axis=1))[:, 1:]
+    keys, values = _read(params(), tokens[None])
+    return Text(
+        np.asarray(tokens), np.asarray(asked), answers, np.array(places), keys, values, first
+    )
+
+
+@jax.jit
+def _read(params, tokens):
+    x, keys, values = model.start(params, tokens), [], []
+    for layer in range(model.LAYERS):
+        seen = model.project(params, layer, x)
+        keys.append(seen.k[0].swapaxes(0, 1))
+        values.append(seen.v[0].swapaxes(0, 1))
+        if layer + 1 < model.LAYERS:
+            x = model.finish(params, layer, x, softmax_attention(*seen)[0])
+    return tuple(keys), tuple(values)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def ask(params: model.Params, layer: int, x: Float[Array, "questions 1 width"]) -> Asked:
+    """Queries, keys and values of the questions in a layer."""
+    return Asked(*(rows[:, 0] for rows in model.project(params, layer, x)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def finish(params: model.Params, layer: int, x: Array, out: Array) -> Array:
+    """The questions' stream after a layer whose attention gave `out` [questions, heads, size]."""
+    return model.finish(params, layer, x, out[:, None])
+
+
+@jax.jit
+def answer(params: model.Params, x: Float[Array, "questions 1 width"]) -> Int[Array, "questions"]:
+    """What the model says to each question."""
+    return model.logits(params, x[:, 0]).argmax(axis=-1)
+
+
+def name_of(token: int) -> str:
+    """A token as it is written: a key, a value, or noise."""
+    kind, number = divmod(int(token), KEYS)
+    return f"{('key', 'value')[kind]} {number}" if kind < 2 else "noise"
+
+
+class Held(NamedTuple):
+    """A system's index of every layer and head of a text, `length` tokens with the question."""
+
+    selector: Selector
+    indices: tuple[Any, ...]
+    length: int
+
+
+@functools.lru_cache(maxsize=2 * len(SYSTEMS))
+def index_of(system: str, context: int) -> Held:
+    """What a system keeps of a text; remembered."""
+    selector, text = at_small_budgets(system), read_text(context)
+    length = jnp.full(1, context, jnp.int32)
+    caches = [
+        build(selector, jnp.asarray(k)[None], jnp.asarray(v)[None], length)
+        for k, v in zip(text.keys, text.values, strict=True)
+    ]
+    indices = tuple(jax.tree.map(lambda x: x[0], cache.index) for cache in caches)
+    return Held(selector, indices, context + 1)
+
+
+def scores_of(held: Held, layer: int, keys: Array, q: Array) -> Float[np.ndarray, "heads rows u"]:
+    """How a system ranks its units of a layer for each row of queries [rows, heads, size]."""
+    length = jnp.asarray(held.length, jnp.int32)
+    return np.asarray(_scores(held.selector, held.indices[layer], keys, q, length))
+
+
+@jax.jit
+def _scores(selector, index, keys, q, length):
+    q = q.swapaxes(0, 1) * q.shape[-1] ** -0.5
+    return jax.vmap(lambda i, k, q: selector.scores(i, k, q, length))(index, keys, q)
+
+
+def index_bytes(held: Held, layer: int, q: Array) -> int:
+    """Bytes of the index that a head reads in one step."""
+    index = jax.tree.map(lambda x: x[0], held.indices[layer])
+    return int(held.selector.index_bytes(index, q[:1, 0], jnp.int32(held.length)))
+
+
+class Units(NamedTuple):
+    """The units of one head: the tokens of all, unit after unit, and how many each has."""
+
+    tokens: Int[np.ndarray, "selectable"]
+    sizes: Int[np.ndarray, "units"]
+
+
+@functools.lru_cache(maxsize=256)
+def units_of(system: str, context: int, layer: int, head: int, start: int) -> Units:
+    """The selectable tokens of a head that come before its recent ones, by unit; remembered."""
+    selector, indices, length = index_of(system, context)
+    if selector.unit == 1 and not hasattr(indices[layer], "members"):
+        tokens = np.arange(length)
+        return Units(
+            tokens[selector.sinks : start],
+            ((tokens >= selector.sinks) & (tokens < start)).astype(int),
+        )
+    index = jax.tree.map(lambda x: x[head], indices[layer])
+    count = index.sizes.shape[0] if hasattr(index, "sizes") else -(-(length - 1) // selector.unit)
+    units = jnp.arange(count, dtype=jnp.int32)
+    sizes = np.asarray(selector.sizes(index, units, start))
+    tokens, is_token = selector.expand(index, units, start, length - 1)
+    return Units(np.asarray(tokens)[np.asarray(is_token)], sizes)
+
+
+def tokens_read(
+    system: str,
+    context: int,
+    layer: int,
+    budget: int,
+    scores: Float[np.ndarray, "heads rows units"],
+) -> Bool[np.ndarray, "rows heads length"]:
+    """Which tokens each query of a layer reads with `budget` tokens, the rule of `decode_step`."""
+    selector, indices, length = index_of(system, context)
+    budget = min(budget, length)
+    index = jax.tree.map(lambda x: x[0], indices[layer])
+    start = int(selector.start(index, jnp.int32(length), jnp.int32(budget)))
+    forced = np.zeros(length, bool)
+    forced[: min(selector.sinks, start)] = forced[start:] = True
+    read = np.broadcast_to(forced, (scores.shape[1], scores.shape[0], length)).copy()
+    slots = budget - selector.sinks - selector.least_recent(budget)
+    room = budget - int(forced.sum())
+    if slots <= 0 or room <= 0:
+        return read
+    for head, of_head in enumerate(scores):
+        tokens, sizes = units_of(system, context, layer, head, start)
+        firsts = np.cumsum(sizes) - sizes
+        usable = np.flatnonzero(sizes)
+        most = min(selector.ranked_units(slots, len(sizes)), room, len(usable))
+        for row, own in enumerate(of_head):
+            units = usable[best(own[usable], most)]
+            lengths = sizes[units]
+            ends = np.cumsum(lengths)
+            inside = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+            chosen = tokens[np.repeat(firsts[units], lengths) + inside]
+            read[row, head, chosen[:room]] = True
+    return read
+
+
+def best(scores: Float[np.ndarray, "units"], count: int) -> Int[np.ndarray, "count"]:
+    """The largest scores in falling order; of equal ones the first."""
+    if count < len(scores):
+        bound = np.partition(scores, len(scores) - count)[len(scores) - count]
+        above = np.flatnonzero(scores > bound)
+        ties = np.flatnonzero(scores == bound)[: count - len(above)]
+        picked = np.sort(np.concatenate([above, ties]))
+    else:
+        picked = np.arange(len(scores))
+    return picked[np.argsort(-scores[picked], kind="stable")]
