@@ -49,11 +49,7 @@ class Lossless(NamedTuple):
 def decode_losslessly(
     model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, length: int, drafts: int = 4
 ) -> list[Lossless]:
-    """One row per system: `length` tokens after a prompt, dense and with drafts that read in part.
-
-    Raises:
-        ValueError: a length below 1, or layers whose cache cannot take drafts back.
-    """
+    """One row per system: tokens after a prompt, written densely and with sparse drafts."""
     if length < 1:
         raise ValueError(f"lossless must be at least 1 token; got {length}")
     prompt = jnp.asarray(tokens)[None]
