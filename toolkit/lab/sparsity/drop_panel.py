@@ -16,6 +16,7 @@ from toolkit.lab.sparsity.reading import CONTEXTS, QUESTIONS, SYSTEMS
 from toolkit.measure.words import in_words
 
 _ROWS = [f"layer {n + 1}, head {h + 1}" for n in range(LAYERS) for h in range(HEADS)]
+_NUMBERS = [str(n + 1) for n in range(QUESTIONS)]
 _READ = 0.12  # a tile whose heaviest token was read is never quite white
 _PARTS = {"index": "#b3245b", "keys and values": "#2f7fb8"}
 
@@ -27,7 +28,7 @@ class TilePlot(Plot):
         super().__init__(axes)
         axes.grid(False)
         axes.set_ylabel("question", fontsize=9)
-        axes.set_yticks(range(QUESTIONS), range(1, QUESTIONS + 1), fontsize=8)
+        axes.set_yticks(range(QUESTIONS), _NUMBERS, fontsize=8)
         axes.tick_params(length=0)
         axes.set_xticks(np.linspace(-0.5, TILES - 0.5, 5))
         self.image_of = self.image((QUESTIONS, TILES), SIGNED, -1, 1)
@@ -68,7 +69,7 @@ class MissedPlot(Plot):
         axes.set(xlim=(0, 1), ylim=(LISTED - 0.5, -0.5), xticks=[], yticks=[])
         self.bars = [self.moving(bar) for bar in axes.barh(range(LISTED), 0, 0.72, color="#f4b183")]
         style: dict[str, Any] = {"fontsize": 8, "va": "center"}
-        self._names = [self.text(-0.02, row, ha="right", **style) for row in range(LISTED)]
+        self._labels = [self.text(-0.02, row, ha="right", **style) for row in range(LISTED)]
         self._words = [self.text(0, row, **style) for row in range(LISTED)]
 
     def show(self, view: DropView) -> None:
@@ -77,7 +78,7 @@ class MissedPlot(Plot):
         most = max([*shares, 1e-9])
         answer = view.text.places[view.question]
         for row, (bar, name, words) in enumerate(
-            zip(self.bars, self._names, self._words, strict=True)
+            zip(self.bars, self._labels, self._words, strict=True)
         ):
             is_there = row < len(listed)
             bar.set_width(0.7 * max(shares[row], 0) / most if is_there else 0)
@@ -97,7 +98,7 @@ class MapPlot(Plot):
         axes.set_title(title, fontsize=10)
         axes.grid(False)
         axes.tick_params(length=0)
-        axes.set_xticks(range(QUESTIONS), range(1, QUESTIONS + 1), fontsize=8)
+        axes.set_xticks(range(QUESTIONS), _NUMBERS, fontsize=8)
         axes.set_yticks(range(len(_ROWS)), _ROWS if of == "kept" else [], fontsize=8)
         self.image_of = self.image((len(_ROWS), QUESTIONS), WEIGHTS, 0, 1)
         # The number once more, as a height: a text per cell would take half of an update.

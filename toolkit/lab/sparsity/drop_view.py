@@ -10,7 +10,7 @@ so each of them has its share in it: its term along the error, over the error's 
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,7 +78,9 @@ def read_sparsely(system: str, budget: int, context: int) -> tuple[tuple[Layer, 
         scores = scores_of(held, layer, text.keys[layer], q)
         is_read = tokens_read(system, context, layer, budget, scores)
         own = (np.asarray(q), np.asarray(k), np.asarray(v))
-        found = attend(*own, np.asarray(text.keys[layer]), np.asarray(text.values[layer]), is_read)
+        found: Any = attend(
+            *own, np.asarray(text.keys[layer]), np.asarray(text.values[layer]), is_read
+        )
         layers.append(Layer(*found, own[2], index_bytes(held, layer, q)))
         x = finish(params(), layer, x, jnp.asarray(layers[-1].out))
     return tuple(layers), np.asarray(answer(params(), x))
