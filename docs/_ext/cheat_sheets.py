@@ -16,6 +16,7 @@ from toolkit.attention.sparse import SELECTORS
 from toolkit.figures import in_words
 from toolkit.lab.lessons.outline import load_outline
 from toolkit.lab.lessons.subjects.cluster_plan import predicted
+from toolkit.lr import NoisyQuadratic
 from toolkit.planning import Strategy
 from toolkit.schedules import (
     gpipe,
@@ -92,6 +93,13 @@ SHEETS = {
         Row("log-decay of a half-life of n tokens", "-math.log(2) / n", {"n": 8},
             lambda n: float(np.log(0.5)) / n),
     ],
+    "loops_rates_kernels": [
+        Row("loss per direction of curvature h at the end, rate r, noise v",
+            "r * v / (2 * (2 - r * h))", {"r": 0.1, "h": 0.5, "v": 0.05},
+            lambda r, h, v: final_loss(r, h, v)),
+        Row("softmax of N bytes by four programs, over the bus", "6 * N", {"N": 64},
+            lambda N: load_outline("loops_rates_kernels").question("bus").answer().truth, "MB"),
+    ],
     "skip_and_compress": [
         Row("cache per token and layer, latent c and rotary key r, 2 bytes", "2 * (c + r)",
             {"c": 512, "r": 64}, lambda c, r: latent_bytes(c, r), "bytes"),
@@ -109,6 +117,12 @@ def ring_bytes():
     from toolkit.lab.lessons.subjects.ring import sent_by
 
     return sent_by(lambda x, axis, devices: jax.lax.psum(x, axis))[0]
+
+
+def final_loss(rate, curvature, noise):
+    """Where a constant rate ends on a quadratic of one direction."""
+    problem = NoisyQuadratic(np.array([curvature]), np.array([noise]), np.ones(1))
+    return problem.loss(problem.constant_rate_moment(rate, 10**6))
 
 
 def latent_bytes(latent, rope):

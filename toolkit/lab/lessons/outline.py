@@ -25,6 +25,7 @@ LESSONS = (
     "cluster_plan",
     "kill_worker",
     "skip_and_compress",
+    "loops_rates_kernels",
 )
 INSTRUMENTS = (
     "latent",

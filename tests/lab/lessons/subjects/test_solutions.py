@@ -16,7 +16,8 @@ def answers_of(lesson):
 
 # Their judges compile.
 SECOND_TIER = {
-    "attention_memory", "memory_ledger", "meshes", "ring", "shard_transformer", "skip_and_compress"
+    "attention_memory", "loops_rates_kernels", "memory_ledger", "meshes", "ring",
+    "shard_transformer", "skip_and_compress",
 }  # fmt: skip
 EVERY = [
     pytest.param(
