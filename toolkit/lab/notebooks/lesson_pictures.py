@@ -101,6 +101,7 @@ PICTURES: dict[str, Callable[[Axes], None]] = {
     "kill_worker": _killed,
     "attention_memory": _memory,
     "skip_and_compress": _skipped,
+    "loops_rates_kernels": _loops,
 }
 
 
@@ -110,7 +111,7 @@ def lesson_picture(name: str, title: str) -> bytes:
         figure = new_figure(4.8, 2.2)
         axes = figure.add_axes((0.3, 0.1, 0.64, 0.8))
         axes.axis("off")
-        PICTURES.get(name, _loops)(axes)
+        PICTURES[name](axes)
         number = title.partition(" ")[0]
         figure.text(0.06, 0.5, number, fontsize=38, fontweight="bold", color=INK, va="center")
         buffer = io.BytesIO()
