@@ -14,11 +14,11 @@ def export_site(
 
     Args:
         output: the folder of pages; opens from the disk or from any file server.
-        only: record only the panel of this name (repeatable); the others stay as they are.
+        only: record only this panel, or questions-LESSON (repeatable); the others stay as they are.
     """
-    from toolkit.lab.site.export import build_site, record_panels
+    from toolkit.lab.site.export import build_site, record_all
 
-    for path in record_panels(only):
+    for path in record_all(only):
         print(f"{path.stem}: {path.stat().st_size / 1000:.0f} kB", flush=True)
     build_site(output)
     print(f"The site is built. Open {output / 'index.html'} in a browser.")

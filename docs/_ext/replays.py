@@ -1,14 +1,16 @@
-"""Panels that move without a kernel: places for `_static/replay.js` below cells of notebooks.
+"""Panels and questions that need no kernel: places for `_static/replay.js` below notebooks' cells.
 
-`toolkit export-site` records the panels; a page whose panels are not recorded shows its stills.
+`toolkit export-site` records them; a page without recordings shows its stills.
 """
 
 import html
+import json
 import os
+import re
 from pathlib import Path
 
 from toolkit.lab.site.export import SCRIPTS
-from toolkit.lab.site.panels import REPLAYED
+from toolkit.lab.site.panels import shown_in
 
 DOCS = Path(__file__).parent.parent
 STILL = (
@@ -18,34 +20,41 @@ STILL = (
 
 
 def add_replays(page, notebook):
-    """Adds a place below every cell of a page whose panel is recorded, words below the others."""
+    """Adds a place below every cell that has a recording, and words below the other pictures."""
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
             continue
-        name = recorded_in(page, "".join(cell["source"]))
         pictures = [one for one in cell["outputs"] if "image/png" in one.get("data", {})]
         for one in pictures:
             words = one["metadata"]["image/png"].get("alt", "")
             cell["metadata"]["mystnb"] = {"image": {"alt": words}}
-        if name:
-            cell["outputs"].append(output(place(page, name)))
+        facts = recorded_in(page, "".join(cell["source"]))
+        if facts:
+            facts["folder"] = f"{os.path.relpath(SCRIPTS, page.parent)}/"
+            data = "".join(f' data-{key}="{html.escape(words)}"' for key, words in facts.items())
+            cell["outputs"].append(output(f'<div class="replay"{data}></div>'))
         elif pictures:
             cell["outputs"].append(output(STILL))
 
 
 def recorded_in(page, source):
-    """The name of the recorded panel that a cell shows, or None."""
-    for name, replayed in REPLAYED.items():
-        where, start = replayed.cell
-        is_shown = where == str(page.with_suffix("")) and f"\n{start}" in f"\n{source}"
-        if is_shown and (DOCS / SCRIPTS / f"{name}.js").exists():
-            return name
-    return None
+    """What of a cell is recorded: its panel, how that starts, and the question that locks it."""
+    facts = {}
+    name, start = shown_in(str(page.with_suffix("")), source)
+    if name and is_recorded(name):
+        facts["replay"] = name
+        if start:
+            facts["start"] = json.dumps(start)
+    if asked := re.search(r'\.predict\("(\w+)"', source):
+        lesson = re.sub(r"^\d+_", "", page.stem)
+        if not is_recorded(f"questions-{lesson}"):
+            return {}  # what is locked stays locked
+        facts |= {"lesson": lesson, "guess": asked[1]}
+    return facts
 
 
-def place(page, name):
-    source = os.path.relpath(f"{SCRIPTS}/{name}.js", page.parent)
-    return f'<div class="replay" data-replay="{name}" data-source="{html.escape(source)}"></div>'
+def is_recorded(name):
+    return (DOCS / SCRIPTS / f"{name}.js").exists()
 
 
 def output(text):

@@ -1,7 +1,8 @@
 // Panels that move without a kernel: every picture was drawn beforehand and is put together here.
 //
-// A page holds places: <div class="replay" data-replay="NAME" data-source="NAME.js">. The script of
-// that name leaves a string in `toolkitReplays`: base64 of gzip of
+// A page holds places: <div class="replay" data-folder="FOLDER/" data-replay="NAME">, where a panel
+// stands, with data-start where it does not start as recorded; with data-lesson and data-guess a
+// question stands before it. FOLDER/NAME.js leaves a string in `toolkitReplays`: base64 of gzip of
 //
 //     uint32 length | header, JSON of that length | int32 rows, one per point of the grid
 //
@@ -79,8 +80,8 @@ function input(control, moved) {
   return [element("span", {}, control.label), slider, box];
 }
 
-/** Put a recording into an empty place of the page. */
-export function replay(place, recording) {
+/** Put a recording into an empty place of the page; `start` has words for some controls. */
+export function replay(place, recording, start = {}) {
   const [width, height] = recording.size;
   const picture = element("div", { className: "replay-picture", tabIndex: 0 });
   const caption = element("p", { className: "replay-caption" });
@@ -94,6 +95,10 @@ export function replay(place, recording) {
     `<defs>${recording.patterns}</defs><g></g><g></g></svg>`;
   const svg = picture.firstChild;
   const [below, above] = svg.querySelectorAll(":scope > g");
+  for (const control of recording.controls) {
+    const place = control.words.indexOf(start[control.name]);
+    if (place >= 0) control.start = place;
+  }
   const places = recording.controls.map(control => control.start);
   let background = -1;
   let shown;
@@ -138,14 +143,67 @@ export function replay(place, recording) {
   show();
 }
 
-/** Load the script of a place and put the panel where its still was. */
-async function begin(place) {
-  const { replay: name, source } = place.dataset;
-  await new Promise((done, failed) => {
-    document.head.append(element("script", { src: source, onload: done, onerror: failed }));
+/** Put a question into an empty place; `unlock` follows a guess. */
+export function ask(place, question, unlock) {
+  const error = element("p", { className: "replay-error", hidden: true });
+  const button = element("button", {}, "Enter my guess");
+  const inputs = question.options.length
+    ? question.options.map(option => element("label", {},
+      element("input", { type: "radio", name: place.dataset.guess, value: option }), option))
+    : [element("label", {}, element("input", { type: "text", inputMode: "decimal" }), question.unit)];
+  const legend = element("legend", {}, element("b", {}, "Your guess first. "), question.text);
+  const fields = element("fieldset", {}, legend, ...inputs, button);
+  const form = element("form", { className: "replay-question" }, fields, error);
+  error.setAttribute("role", "alert");
+  form.onsubmit = event => {
+    event.preventDefault();
+    const options = question.options.length;
+    const given = options ? form.querySelector("input:checked")?.value
+      : form.querySelector("input").value.replaceAll(",", "").trim();
+    const isWrong = options ? !given : !given || !Number.isFinite(Number(given)) ||
+      Number(given) < (question.low ?? -Infinity) || Number(given) > (question.high ?? Infinity);
+    error.hidden = !isWrong;
+    if (isWrong) {
+      const limits = question.low === null ? "" : ` from ${question.low}` +
+        (question.high === null ? " up" : ` to ${question.high}`);
+      error.textContent = options ? "Choose one of them." : `Wanted a number${limits}.`;
+      return;
+    }
+    fields.disabled = true;
+    const guess = options ? `“${given}”`
+      : Number(given).toLocaleString("en-US", { maximumSignificantDigits: 10 });
+    const answer = element("p", { className: "replay-answer", tabIndex: -1 },
+      `You guessed ${guess}. ${question.words}`);
+    form.append(answer, element("p", { className: "replay-origin" }, question.origin));
+    answer.focus();
+    unlock();
+  };
+  place.replaceChildren(form);
+}
+
+/** What FOLDER/NAME.js holds. */
+async function load(folder, name) {
+  await new Promise((onload, onerror) => {
+    document.head.append(element("script", { src: `${folder}${name}.js`, onload, onerror }));
   });
-  replay(place, await unpack(globalThis.toolkitReplays[name]));
-  delete globalThis.toolkitReplays[name];
+  return unpack(globalThis.toolkitReplays[name]);
+}
+
+/** Fill a place: a panel where its still was, or a question that locks one. */
+async function begin(place) {
+  const { folder, replay: name, lesson, guess, start } = place.dataset;
+  const show = async where => replay(where, await load(folder, name), JSON.parse(start ?? "{}"));
+  if (guess) {
+    const questions = await load(folder, `questions-${lesson}`);
+    ask(place, questions[guess], () => {
+      if (!name) return;
+      const below = element("div");
+      place.append(below);
+      show(below);
+    });
+  } else {
+    await show(place);
+  }
   place.closest(".cell_output")?.classList.add("replayed");  // its stylesheet hides the still
 }
 
@@ -154,7 +212,7 @@ const nearby = new IntersectionObserver(entries => {
   for (const { target, isIntersecting } of entries) {
     if (isIntersecting) {
       nearby.unobserve(target);
-      begin(target).catch(() => {});  // the still stays
+      begin(target).catch(error => console.warn("a panel stays as it was:", error));
     }
   }
 }, { rootMargin: "600px" });

@@ -8,12 +8,17 @@ import pytest
 from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
 from toolkit.lab import MixerCostPanel
+from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
 
 STATIC = Path(__file__).resolve().parents[2] / "docs/_static"
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Replay</title>
 <link rel="stylesheet" href="site.css"><body><div class="cell_output"><img alt="still">
-<div class="replay" data-replay="costs" data-source="costs.js"></div></div>
+<div class="output text_html">
+<div class="replay" data-folder="./" data-replay="costs"></div></div></div>
+<div class="replay" data-folder="./" data-lesson="pipeline" data-guess="gpipe_bubble"
+ data-replay="costs" data-start='{{"left": "Linear attention"}}'></div>
 <script type="module">{module}</script></body></html>"""
 
 
@@ -32,9 +37,12 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
     panel, contexts = MixerCostPanel(context_length=4096), (128, 4096, 1 << 20)
     recorded = record_panel(panel, {"context_length": contexts, "left": ("linear", "retention")})
     (tmp_path / "costs.js").write_text(as_script("costs", recorded))
+    questions = as_script("questions-pipeline", record_questions("pipeline"))
+    (tmp_path / "questions-pipeline.js").write_text(questions)
     module = (STATIC / "replay.js").read_text(encoding="utf-8")
     (tmp_path / "page.html").write_text(PAGE.format(module=module), encoding="utf-8")
     shutil.copy(STATIC / "site.css", tmp_path)
+    question = load_outline("pipeline").question("gpipe_bubble")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=find_chromium(), headless=True, args=["--no-sandbox", "--disable-gpu"]
@@ -72,5 +80,21 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
         shows(context_length=4096, left="linear")
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / "replay.png")
+        place = page.locator(".replay").nth(1)
+        place.scroll_into_view_if_needed()
+        place.locator("button").wait_for(timeout=60_000)
+        assert question.answer().words not in page.content()
+        assert place.locator("svg").count() == 0  # locked
+        place.locator("input").fill("many")
+        place.locator("button").click()
+        assert place.locator(".replay-error").inner_text().startswith("Wanted a number")
+        place.locator("input").fill("5")
+        page.keyboard.press("Enter")
+        answer = place.locator(".replay-answer").inner_text()
+        assert answer == f"You guessed 5. {question.answer().words}"
+        place.locator("svg").first.wait_for(timeout=60_000)
+        assert place.locator(".choice-left").evaluate("menu => menu.selectedOptions[0].text") == (
+            "Linear attention"
+        )
         assert not errors
         browser.close()

@@ -12,9 +12,12 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from toolkit.lab import MixerCostPanel, ReadingPanel
+import toolkit.lab
+from toolkit.lab import MixerCostPanel, MixerPanel, ReadingPanel
+from toolkit.lab.lessons.outline import load_outline
 from toolkit.lab.site import replay
-from toolkit.lab.site.panels import REPLAYED
+from toolkit.lab.site.panels import ELSEWHERE, REPLAYED, shown_in
+from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, axis_of, record_panel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,12 +114,48 @@ def test_a_script_is_small_and_holds_the_recording(monkeypatch):
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_panel_stands_in_one_cell_and_its_grid_is_its_own(name):
     replayed = REPLAYED[name]
-    page, start = replayed.cell
+    page, start = replayed.page, replayed.cell
     cells = json.loads((ROOT / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     sources = ["\n" + "".join(cell["source"]) for cell in cells]
     assert sum(f"\n{start}" in source for source in sources) == 1
-    panel = replayed.make()
-    axes = [axis_of(panel, control, values) for control, values in replayed.grid.items()]
+    kind = getattr(toolkit.lab, replayed.panel)
+    axes = [axis_of(kind, control, values) for control, values in replayed.grid.items()]
     assert math.prod(len(axis.values) for axis in axes) <= replay.MOST_POINTS
     for axis in axes:
-        axis.header(panel.state[axis.name])
+        if replayed.prepare is None:
+            axis.header(replayed.start.get(axis.name, axis.control.default))
+
+
+def test_what_was_measured_is_told_as_recorded():
+    header, rows = read(record_panel(MixerPanel(token=5), {"token": (5,)}))
+    drawn = "".join(header["elements"][one] for one in rows[0][4:])
+    for words in (*header["words"], drawn):
+        assert "measured here" not in words.lower()
+    assert "Recorded; nothing is trained." in drawn
+    assert re.search(r"on .+ with jax \d.+, \d{4}-\d\d-\d\d, commit", header["origin"])
+
+
+def test_questions_are_asked_as_in_the_lesson():
+    header, _ = read(record_questions("pipeline"))
+    (first, second) = load_outline("pipeline").questions
+    assert [*header][:2] == [first.name, second.name]
+    asked = header[second.name]
+    assert asked["text"] == second.text
+    assert tuple(asked["options"]) == second.options
+    assert asked["words"] == second.answer().words
+    assert "Computed in advance on" in asked["origin"]
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_another_place_of_a_panel_is_a_cell_and_starts_within_its_grid(place):
+    page, cell = place
+    name, start = ELSEWHERE[place]
+    cells = json.loads((ROOT / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    (source,) = (one for one in sources if f"\n{cell}" in f"\n{one}")
+    assert shown_in(page, source) == (name, start)
+    assert shown_in(page, sources[0]) == ("", {})
+    kind = getattr(toolkit.lab, REPLAYED[name].panel)
+    for control, words in start.items():
+        values = REPLAYED[name].grid[control]
+        assert words in axis_of(kind, control, values).words

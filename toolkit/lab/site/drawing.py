@@ -9,6 +9,7 @@ import base64
 import html
 import io
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.path import Path
-from matplotlib.transforms import Affine2D
+from matplotlib.transforms import Affine2D, Bbox
 from PIL import Image
 
 from toolkit.lab.kit.panel import PIXELS_PER_INCH_ON_PAGE
@@ -72,12 +73,16 @@ class ElementRenderer(RendererBase):
     ) -> None:
         path, clip = path.transformed(transform), gc.get_clip_rectangle()
         is_filled = rgbFace is not None or gc.get_hatch() is not None
-        if is_filled and clip is not None and np.size(path.vertices):
-            path = path.clip_to_bbox(clip)
-        # Lines are cut while they are written; matplotlib does that for no area.
-        cut = None if is_filled or clip is None else tuple(clip.extents)
-        if outline := self._outline(path, cut):
-            self.elements.append(f'<path d="{outline}"{self._paint(gc, rgbFace)}/>')
+        # Lines are cut while they are written, which matplotlib does for no area.
+        if outline := self._outline(path, None if is_filled or clip is None else clip.extents):
+            element = f'<path d="{outline}"{self._paint(gc, rgbFace)}/>'
+            if is_filled and clip is not None:
+                seen = Bbox.intersection(path.get_extents(), clip.padded(1))
+                if seen is None:
+                    return
+                if not np.allclose(seen.extents, path.get_extents().extents):
+                    element = self._cut(element, clip.extents)
+            self.elements.append(element)
 
     def draw_markers(
         self, gc: GraphicsContextBase, marker_path: Path, marker_trans: Any, path: Path,
@@ -151,7 +156,9 @@ class ElementRenderer(RendererBase):
         place = f'x="{_tenths(x)}" y="{_tenths(y)}"'
         if angle:
             look += f' transform="rotate({-angle:g} {_tenths(x)} {_tenths(y)})"'
-        self.elements.append(f"<text {place}{look}>{html.escape(s)}</text>")
+        # A browser keeps no run of spaces, and some words are moved by one.
+        words = re.sub("^ +| {2,}", lambda run: "\N{NO-BREAK SPACE}" * len(run[0]), s)
+        self.elements.append(f"<text {place}{look}>{html.escape(words)}</text>")
 
     def get_text_width_height_descent(
         self, s: str, prop: Any, ismath: Any
@@ -178,18 +185,27 @@ class ElementRenderer(RendererBase):
 
     # How it is written.
 
-    def _outline(self, path: Path, clip: tuple[float, ...] | None) -> str:
+    def _cut(self, element: str, clip: Any) -> str:
+        """An area within a window of its own, which shows nothing beyond its edges."""
+        left, top, right, bottom = self._on_page(clip)
+        top, bottom = sorted((top, bottom))
+        box = f"{_tenths(left)} {_tenths(top)} {_tenths(right - left)} {_tenths(bottom - top)}"
+        x, y, width, height = box.split()
+        return (
+            f'<svg x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{box}">'
+            f"{element}</svg>"
+        )
+
+    def _outline(self, path: Path, clip: Any) -> str:
         """The `d` of a path: whole tenths of a pixel."""
         parts = []
-        segments = path.iter_segments(
-            self._to_page, simplify=False, remove_nans=True, clip=self._on_page(clip)
-        )
+        segments = path.iter_segments(self._to_page, remove_nans=True, clip=self._on_page(clip))
         for points, code in segments:
             words = "" if code == Path.CLOSEPOLY else " ".join(map(_tenths, points))
             parts.append(f"{_COMMANDS[code]}{words}")  # pyright: ignore[reportArgumentType]
         return "".join(parts)
 
-    def _on_page(self, clip: tuple[float, ...] | None) -> Any:
+    def _on_page(self, clip: Any) -> Any:
         if clip is None:
             return None
         (left, bottom), (right, top) = self._to_page.transform(np.reshape(clip, (2, 2)))

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import toolkit
+from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS
 from toolkit.lab.site.panels import REPLAYED
+from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
+from toolkit.parallel import simulate_devices
 
 SCRIPTS = "_static/replays"
 
@@ -21,15 +24,22 @@ def docs_folder() -> Path:
     return folder
 
 
-def record_panels(names: Sequence[str] = ()) -> Iterator[Path]:
-    """Record panels by name, all unless some are named, where the site looks for them."""
+def record_all(names: Sequence[str] = ()) -> Iterator[Path]:
+    """Record panels and the lessons' questions, all unless some are named, for the site to find."""
     folder = docs_folder() / SCRIPTS
-    if unknown := [name for name in names if name not in REPLAYED]:
-        raise ValueError(f"only: got {unknown[0]!r}, wanted some of {', '.join(REPLAYED)}")
+    questions = {f"questions-{lesson}": lesson for lesson in (*LESSONS, *INSTRUMENTS)}
+    known = [*REPLAYED, *questions]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"only: got {unknown[0]!r}, wanted some of {', '.join(known)}")
+    simulate_devices(8)  # the answers of some lessons count what a compiled program sends
     folder.mkdir(parents=True, exist_ok=True)
-    for name in names or REPLAYED:
-        one, path = REPLAYED[name], folder / f"{name}.js"
-        path.write_text(as_script(name, record_panel(one.make(), one.grid)), encoding="utf-8")
+    for name in names or known:
+        if name in questions:
+            recorded = record_questions(questions[name])
+        else:
+            recorded = record_panel(REPLAYED[name].make(), REPLAYED[name].grid)
+        path = folder / f"{name}.js"
+        path.write_text(as_script(name, recorded), encoding="utf-8")
         yield path
 
 

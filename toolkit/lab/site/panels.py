@@ -1,8 +1,13 @@
-"""Which panels the site replays, over which settings, and below which cells of the notebooks."""
+"""Which panels the site replays, over which settings, and below which cells of the notebooks.
+
+Nothing that this machine measures is among them: times on a site would be those of another one.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import toolkit.lab
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.site.replay import Values
 
@@ -12,26 +17,124 @@ class Replayed:
     """A panel of the site.
 
     Attributes:
-        cell: where it stands: a page, and how a line of one of its cells begins.
-        make: makes the panel as it starts.
+        page: of which notebook it is, such as `"notebooks/mixers"`.
+        cell: how a line of the cell begins that shows it.
+        panel: its name in `toolkit.lab`.
         grid: control -> what it can be set to; the others stay.
+        start: controls that do not start where a new panel does.
+        prepare: what the panel does before it is recorded.
     """
 
-    cell: tuple[str, str]
-    make: Callable[[], Panel]
+    page: str
+    cell: str
+    panel: str
     grid: Mapping[str, Values]
+    start: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Any], None] | None = None
+
+    def make(self) -> Panel:
+        """The panel as it starts."""
+        panel = getattr(toolkit.lab, self.panel)(**self.start)
+        if self.prepare is not None:
+            self.prepare(panel)
+        return panel
 
 
-def _mixer_costs() -> Panel:
-    from toolkit.lab.mixers.cost_panel import MixerCostPanel
+def _search_all(panel: Any) -> None:
+    """Run the search by every method, and look at the last round of the first."""
+    for method in ("probe", "robust", "autolrs"):
+        panel.method = method
+        panel.run()
 
-    return MixerCostPanel()
 
+_SHAPES = {
+    "constant": lambda peak: ((0.0, peak), (1.0, peak)),
+    "to zero in a line": lambda peak: ((0.0, peak), (1.0, 0.0)),
+    "held, then to zero": lambda peak: ((0.0, peak), (0.6, peak), (1.0, 0.0)),
+    "warmed up, then to zero": lambda peak: ((0.0, 0.0), (0.1, peak), (1.0, 0.0)),
+    "a tenth after half": lambda peak: (
+        (0.0, peak),
+        (0.5, peak),
+        (0.51, peak / 10),
+        (1.0, peak / 10),
+    ),
+}
+_SCHEDULES = {
+    f"{peak:.0%} of the largest rate, {shape}": points(peak)
+    for peak in (1.0, 0.5, 0.2)
+    for shape, points in _SHAPES.items()
+}  # fmt: skip
+_CHIPS = ("h100", "h200", "v5e", "v5p")
 
 REPLAYED: dict[str, Replayed] = {
+    "attention-costs": Replayed(
+        "notebooks/attention", "costs = CostPanel(", "CostPanel",
+        {
+            "context_length": None,
+            "window": (128, 512, 4096),
+            "unit": None,
+            "machine": ("h100", "h200", "tpu v6e"),
+        },
+        {"heads": 4, "head_size": 64, "window": 512, "machine": "h100"},
+    ),
+    "attention-reading": Replayed(
+        "notebooks/attention", "reading = ReadingPanel(", "ReadingPanel",
+        {
+            "token": range(1, 17),
+            "window": (4, 8, 24),
+            "keep": (0.7, 0.8, 0.9, 0.95, 1.0),
+        },
+    ),
+    "attention-memory": Replayed(
+        "notebooks/attention", "memory = MemoryPanel(", "MemoryPanel",
+        {
+            "context_length": None,
+            "layers": (16, 32, 80),
+            "sequences": (1, 8, 64),
+            "device": None,
+        },
+        {"context_length": 32768},
+    ),
+    "latent-decode": Replayed(
+        "notebooks/latent", 'DecodePanel(model="deepseek_v3", degree=8', "DecodePanel",
+        {
+            "degree": None,
+            "slices": (2, 4),
+            "batch": (1, 16, 64, 256),
+            "context": (2048, 8192, 32768, 131072),
+        },
+        {"degree": 8, "slices": 4, "context": 131072, "chip": 1},
+    ),
+    "latent-slices": Replayed(
+        "notebooks/latent", 'SlicePanel(basis="hadamard"', "SlicePanel",
+        {"basis": None, "norm": None, "slices": None, "head": None},
+    ),
+    "looped-bytes": Replayed(
+        "notebooks/looped", 'LoopPanel(pattern="gdn full"', "LoopPanel",
+        {"loops": None, "token": (16, 28, 40, 53), "pattern": None},
+        {"pattern": "gdn full", "loops": 6, "token": 53},
+    ),
+    "looped-states": Replayed(
+        "notebooks/looped", "states = LoopStatePanel(", "LoopStatePanel",
+        {"loops": None, "context_length": (64, 1024, 16384, 262144), "pattern": None},
+    ),
+    "mixers": Replayed(
+        "notebooks/mixers", 'MixerPanel(left="retention", right="gdn", token=19', "MixerPanel",
+        {
+            "token": (4, 9, 14, 19, 24),
+            "left": ("linear", "retention", "mamba2"),
+            "head": None,
+            "decay_strength": (0.0, 1.0, 4.0),
+        },
+        {"token": 19, "head": 3, "decay_strength": 0, "write_strength": 1},
+    ),
+    "mixers-as-begun": Replayed(
+        "notebooks/mixers", "panel = MixerPanel(", "MixerPanel",
+        {"token": (4, 9, 14, 19, 24), "left": ("linear", "retention", "mamba2"), "head": None},
+        {"token": 19},
+    ),
     "mixer-costs": Replayed(
-        ("notebooks/mixers", "costs = MixerCostPanel("),
-        _mixer_costs,
+        "notebooks/mixers", "costs = MixerCostPanel(", "MixerCostPanel",
         {
             "context_length": None,
             "left": ("linear", "retention", "mamba2"),
@@ -39,4 +142,82 @@ REPLAYED: dict[str, Replayed] = {
             "heads": (4, 16, 64),
         },
     ),
-}
+    "search": Replayed(
+        "notebooks/lr_search", 'whole = SearchPanel(', "SearchPanel",
+        {"method": None, "round": range(1, 46)},
+        {"problem": "quadratic 10", "method": "autolrs"},
+        _search_all,
+    ),
+    "race": Replayed(
+        "notebooks/lr_search", "race = RacePanel(", "RacePanel",
+        {
+            "points": _SCHEDULES,
+            "problem": ("quadratic 10", "quadratic 100"),
+            "budget": (1000, 4000),
+        },
+    ),
+    "sharding-mesh": Replayed(
+        "notebooks/sharding", 'MeshPanel(mesh="2x4", scheme="zero3+tensor"', "MeshPanel",
+        {"mesh": None, "scheme": None, "device": None},
+        {"mesh": "2x4", "scheme": "zero3+tensor", "device": 6},
+    ),
+    "sharding-step": Replayed(
+        "notebooks/sharding", "step = StepPanel(", "StepPanel",
+        {"mesh": None, "scheme": None, "collective": None},
+    ),
+    "planning-memory": Replayed(
+        "notebooks/planning", 'ChipMemoryPanel(model="llama-3-8b"', "ChipMemoryPanel",
+        {
+            "model": ("llama-3.2-1b", "llama-3-8b", "llama-3-70b"),
+            "fsdp": (1, 8, 64),
+            "recompute": None,
+            "context": (1024, 4096, 16384, 65536),
+            "chip": ("h100", "v5e"),
+        },
+        {"recompute": "layer"},
+    ),
+    "planning-fits": Replayed(
+        "notebooks/planning", "FitsPanel(", "FitsPanel",
+        {"chip": ("a10g", *_CHIPS), "scheme": None, "context": (4096, 32768)},
+    ),
+    "planning-plan": Replayed(
+        "notebooks/planning", "PlanPanel(", "PlanPanel",
+        {"model": ("llama-3.2-1b", "llama-3-8b", "llama-3-70b"), "chip": ("h100", "v5p"),
+         "chips": (8, 64, 128)},
+    ),
+}  # fmt: skip
+
+ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("notebooks/latent", 'Lesson("latent").predict('): (
+        "latent-decode", {"degree": "2", "slices": "g = 2", "context": "32,768"},
+    ),
+    ("notebooks/looped", 'Lesson("looped").predict('): (
+        "looped-bytes", {"loops": "4", "pattern": "two sliding windows"},
+    ),
+    ("notebooks/lr_search", 'Lesson("lr_search").predict('): ("search", {"round": "6"}),
+    ("notebooks/planning", 'Lesson("planning").predict('): (
+        "planning-memory", {"recompute": "none"},
+    ),
+    ("notebooks/sharding", 'Lesson("sharding").predict('): (
+        "sharding-mesh", {"scheme": "zero1", "device": "3"},
+    ),
+    ("tutorials/01_attention_cost", 'lesson.predict("doubling", CostPanel'): (
+        "attention-costs", {},
+    ),
+    ("tutorials/10_attention_memory", 'lesson.predict("same_key", MixerPanel'): (
+        "mixers-as-begun", {"token": "24"},
+    ),
+}  # fmt: skip
+"""More cells that show one of them, and where its controls start there, in words."""
+
+
+def shown_in(page: str, source: str) -> tuple[str, dict[str, str]]:
+    """The name of the panel that a cell of a page shows, empty if none, and where it starts."""
+    lines = f"\n{source}"
+    for name, one in REPLAYED.items():
+        if one.page == page and f"\n{one.cell}" in lines:
+            return name, {}
+    for (other, cell), found in ELSEWHERE.items():
+        if other == page and f"\n{cell}" in lines:
+            return found
+    return "", {}

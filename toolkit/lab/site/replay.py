@@ -41,11 +41,12 @@ class Axis:
     def header(self, now: Any) -> dict[str, Any]:
         """What the page needs to make it; `now` is where it starts."""
         if now not in self.values:
-            raise ValueError(f"{self.name}: the panel has {now!r}, wanted one of {self.values}")
+            wanted = ", ".join(self.words)
+            raise ValueError(f"{self.name}: the panel has {now!r}, wanted one of {wanted}")
         slides = isinstance(self.control, Number)
         return {
             "name": self.name,
-            "label": self.control.label,
+            "label": self.control.label.partition(":")[0],
             "explanation": self.control.explanation,
             "words": self.words,
             "numbers": [float(value) for value in self.values] if slides else None,
@@ -53,7 +54,7 @@ class Axis:
         }
 
 
-def axis_of(panel: Panel, name: str, values: Values) -> Axis:
+def axis_of(panel: Panel | type[Panel], name: str, values: Values) -> Axis:
     """The values of a control, checked by it."""
     control = panel._controls.get(name)
     if control is None:
@@ -115,10 +116,13 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
                 renderer.elements = []
                 figure.draw(renderer)
                 background = backgrounds.place("".join(renderer.elements))
-            seen = [elements.place(one) for one in renderer.draw(panel.picture.moving)]
+            drawn = renderer.draw(panel.picture.moving)
+            seen = [elements.place(as_recorded(one)) for one in drawn]
         figure.stale = False
-        table = [columns.place(json.dumps(column)) for column in view.cells().items()]
-        rows.append([background, words.place(view.sentence()), -1, len(seen), *seen, *table])
+        cells = view.cells().items()
+        table = [columns.place(as_recorded(json.dumps(column))) for column in cells]
+        caption = words.place(as_recorded(view.sentence()))
+        rows.append([background, caption, -1, len(seen), *seen, *table])
     panel.refresh()
     width, height = (inches * PIXELS_PER_INCH_ON_PAGE for inches in panel.figure_size)
     header = {
@@ -126,15 +130,20 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
         "size": [round(width), round(height)],
         "controls": [axis.header(state[axis.name]) for axis in axes],
         "held": _held(panel, grid),
-        "origin": _origin(count),
+        "origin": f"{count:,} settings, computed in advance on {origin()}",
         "patterns": "".join(renderer.patterns.values()),
         "backgrounds": [*backgrounds.places],
         "elements": [*elements.places],
         "words": [*words.places],
         "columns": [json.loads(column) for column in columns.places],
-        "lengths": [len(row) for row in rows],
     }
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return as_recording(header, rows)
+
+
+def as_recording(header: Mapping[str, Any], rows: Sequence[Sequence[int]] = ()) -> bytes:
+    """The length of the header, the header, and the numbers of all rows."""
+    whole = {**header, "lengths": [len(row) for row in rows]}
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)  # the numbers start at a multiple of their size
     numbers = np.fromiter(itertools.chain.from_iterable(rows), "<i4")
     return np.array([len(text)], "<u4").tobytes() + text + numbers.tobytes()
@@ -154,12 +163,17 @@ def _held(panel: Panel, grid: Mapping[str, Values]) -> str:
     return "; ".join(parts)
 
 
-def _origin(count: int) -> str:
-    """Where and when it was computed, in words."""
+def as_recorded(words: str) -> str:
+    """What was measured where it was recorded is not measured where it is read."""
+    return words.replace("Measured here", "Recorded").replace("measured here", "recorded")
+
+
+def origin() -> str:
+    """Where and when something was computed, in words."""
     here = environment()
     return (
-        f"{count:,} settings, computed in advance on {here['device']} with jax "
-        f"{here['versions']['jax']}, {here['date'][:10]}, commit {here['commit']}"
+        f"{here['device']} with jax {here['versions']['jax']}, {here['date'][:10]}, "
+        f"commit {here['commit']}"
     )
 
 
