@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WRITTEN = ("*.md", "docs/*.md", "data/**/*.md", "notebooks/*.ipynb", "tutorials/*.ipynb")
+WRITTEN = (
+    "*.md",
+    "docs/*.md",
+    "docs/teaching/*.md",
+    "data/**/*.md",
+    "notebooks/*.ipynb",
+    "tutorials/*.ipynb",
+)
 MADE = {Path("docs/changelog.md"), Path("docs/contributing.md")}  # by docs/_ext/pages.py
 PAGES = [
     name

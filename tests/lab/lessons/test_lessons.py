@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ import ipywidgets as widgets
 from toolkit.lab import Lesson, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
 from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS, Answer, Question, load_outline
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +144,19 @@ def test_an_export_holds_guesses_checks_and_code():
     page = lesson.export().read_text()
     for part in ("Predictions", "4×", "def correct", "data:image/png", "Not solved yet"):
         assert part in page, part
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_has_a_page_for_those_who_teach_it(name):
+    (page,) = (ROOT / "docs/teaching").glob(f"[0-9][0-9]_{name}.md")
+    text, outline = page.read_text(), load_outline(name)
+    for exercise in outline.exercises:
+        assert f"| `{exercise.name}` | {exercise.minutes} | {exercise.task} |" in text
+    for heading in ("Timing", "Pitfalls", "To discuss", "Where the answers are"):
+        assert f"\n## {heading}\n" in text
+    assert (ROOT / "tutorials" / f"{page.stem}.ipynb").exists()
+    assert (ROOT / f"tests/support/lesson_answers/{name}.py").exists()
+    assert f"tests/support/lesson_answers/{name}.py)" in text
 
 
 @pytest.mark.parametrize("name", [*LESSONS, *INSTRUMENTS])
