@@ -8,10 +8,11 @@ the modelled step gets faster:
 
 (the last is Adam's update, which reads four arrays and writes three). What is not outermost in a
 reshape, such as heads in a fused [queries | keys | values], is never cut through. Where the heads
-of keys and values are fewer than the devices, attention is therefore cut along the width instead,
-which sends more than to repeat them would.
+of keys and values are fewer than the devices, the mesh axis is followed factor by factor: one cuts
+these heads, the next the queries of each group.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,8 @@ def auto_layout(
     index = list(mesh.shape).index(axis)
     loops = Loops(model.forward, mesh.shape[axis])
     groups = loops.groups(set(range(len(rows))))
+    if loops.has_too_few:
+        model.split(index)
     chosen, rejected = _search(model, groups, index)
     cuts = model.cuts(chosen, index)
     placed = tuple(
@@ -112,8 +115,10 @@ class _Model:
         batch_axis: str,
         machine: Machine,
     ) -> None:
-        self._rows, self._machine, self._sizes = rows, machine, dict(mesh.shape)
-        axes, pieces = list(mesh.shape), mesh.shape[batch_axis]
+        self._rows, self._machine = rows, machine
+        self._sizes, self._factors = dict(mesh.shape), list(range(len(mesh.shape)))
+        pieces = mesh.shape[batch_axis]
+        self._axes = list(mesh.shape)
         self.forward = jax.make_jaxpr(loss_fn)(params, batch)
         if [one.aval.shape for one in self.forward.jaxpr.outvars] != [()]:
             raise ValueError("loss_fn: want a function that returns one scalar")
@@ -124,8 +129,18 @@ class _Model:
                 f"batch: an array of shape {wrong[0]}; want a first dimension divisible by "
                 f"{batch_axis}={pieces}"
             )
-        self._batch = [cut_of(PartitionSpec(batch_axis), len(shape), axes) for shape in shapes]
-        self._whole: Cut = (WHOLE,) * len(axes)
+        self._batch = [
+            cut_of(PartitionSpec(batch_axis), len(shape), self._axes) for shape in shapes
+        ]
+        self._whole: Cut = (WHOLE,) * len(self._axes)
+
+    def split(self, axis: int) -> None:
+        """From here on, an axis is as many as its size has prime factors."""
+        sizes, self._sizes, self._factors = self._sizes, {}, []
+        for place, (name, size) in enumerate(sizes.items()):
+            factors = prime_factors(size) if place == axis else [size]
+            self._sizes |= {f"{name}.{turn}": factor for turn, factor in enumerate(factors)}
+            self._factors += [place] * len(factors)
 
     def cuts(self, groups: list[tuple[tuple[int, int], ...]], axis: int) -> list[Cut]:
         """The cut of each parameter when these groups are cut on an axis."""
@@ -139,23 +154,35 @@ class _Model:
         return cuts
 
     def flow(self, cuts: list[Cut]) -> Flow:
-        wanted = [self._whole, *cuts]  # the loss, then each gradient as its parameter
-        return follow(
-            self._program,
-            [*cuts, *self._batch],
-            self._sizes,
-            results=wanted,
-            machine=self._machine,
+        # The loss, then each gradient as its parameter.
+        given, wanted = (
+            [tuple(cut[place] for place in self._factors) for cut in places]
+            for places in ([*cuts, *self._batch], [self._whole, *cuts])
         )
+        return follow(self._program, given, self._sizes, results=wanted, machine=self._machine)
 
     def seconds(self, cuts: list[Cut]) -> float:
-        sizes = list(self._sizes.values())
         held = 0.0
         for row, cut in zip(self._rows, cuts, strict=True):
-            pieces = np.prod([size for size, place in zip(sizes, cut, strict=True) if place >= 0])
+            pieces = math.prod(
+                size
+                for size, axis in zip(self._sizes.values(), self._factors, strict=True)
+                if cut[axis] >= 0
+            )
             held += float(np.prod(row.shape)) * row.dtype.itemsize / float(pieces)
         update = _UPDATE_PASSES * held / self._machine.memory_bandwidth
         return self.flow(cuts).seconds(self._machine) + update
+
+
+def prime_factors(number: int) -> list[int]:
+    """Smallest first; [1] of 1."""
+    factors, one = [], 2
+    while number > 1:
+        while number % one == 0:
+            factors.append(one)
+            number //= one
+        one += 1
+    return factors or [1]
 
 
 Groups = list[tuple[tuple[int, int], ...]]

@@ -4,6 +4,7 @@ The columns of one weight and the rows of the next, the heads of queries, keys a
 an operation gives two dimensions one letter, they are joined. What is found needs no names.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
@@ -38,6 +39,7 @@ class Loops:
         self._inputs = program.jaxpr.invars
         self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
         self.uses: dict[tuple[int, int], Use] = {}
+        self.has_too_few = False  # a dimension splits into some that the pieces divide in part only
         self._walk(program.jaxpr)
 
     def groups(self, inputs: set[int]) -> list[tuple[tuple[int, int], ...]]:
@@ -120,8 +122,11 @@ class Loops:
                 if letter is not None:
                     nodes.setdefault(letter, []).append((atom, dimension))
         for one in nodes.values():
-            if all(atom.aval.shape[dimension] % self._pieces == 0 for atom, dimension in one):
+            sizes = [atom.aval.shape[dimension] for atom, dimension in one]
+            if all(size % self._pieces == 0 for size in sizes):
                 self._join(one)
+            elif name == "reshape" and any(size % self._pieces == 0 for size in sizes):
+                self.has_too_few |= math.gcd(self._pieces, *sizes) > 1
         first = equation.invars[0] if equation.invars else None
         if name in _VIEWS and isinstance(first, Var) and first in self._is_input:
             self._is_input[equation.outvars[0]] = self._is_input[first]

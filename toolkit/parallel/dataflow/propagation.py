@@ -33,7 +33,14 @@ from toolkit.parallel.dataflow.flow import (
     cut_of,
     source_of,
 )
-from toolkit.parallel.dataflow.rules import LINEAR, REDUCTIONS, Rule, flops_of, rule_of
+from toolkit.parallel.dataflow.rules import (
+    LINEAR,
+    REDUCTIONS,
+    Rule,
+    flops_of,
+    reshape_rule,
+    rule_of,
+)
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
 INLINED += (
@@ -206,8 +213,12 @@ class _Walk:
         operands = [self._value(one, values) for one in equation.invars]
         results = [[WHOLE] * len(self.axes) for _ in equation.outvars]
         work = flops_of(equation) * count
+        local = _shapes(equation.invars), _shapes(equation.outvars)
         for axis in range(len(self.axes)):
-            letter = self._choose(equation, rule, operands, results, axis, work)
+            if axis and equation.primitive.name == "reshape":
+                # What is left of the outermost dimensions says which is outermost now.
+                rule = reshape_rule({}, *local)
+            letter = self._choose(equation, rule, operands, results, axis, work, local)
             if letter is None:
                 for out in results:
                     out[axis] = WHOLE
@@ -219,6 +230,16 @@ class _Walk:
                     out[axis] = PARTIAL
                 continue
             work /= self.sizes[axis]
+            local = tuple(
+                [
+                    tuple(
+                        size // self.sizes[axis] if name == letter else size
+                        for size, name in zip(shape, letters, strict=True)
+                    )
+                    for shape, letters in zip(shapes, names, strict=True)
+                ]
+                for shapes, names in zip(local, (rule.operands, rule.results), strict=True)
+            )
             for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True):
                 self.settle(one, value, axis, _place(letters, letter), count, equation)
             for out, letters in zip(results, rule.results, strict=True):
@@ -241,6 +262,7 @@ class _Walk:
         results: list[list[int]],
         axis: int,
         work: float,
+        local: tuple[list[tuple[int, ...]], ...],
     ) -> int | None:
         """The letter to cut, PARTIAL to hand partial sums on, or None to compute it whole."""
         forms = [value.forms[axis] for value in operands]
@@ -257,7 +279,7 @@ class _Walk:
                 letter = letters[place] if 0 <= place < len(letters) else None
                 if letter in options or letter is None:
                     continue
-                if self._divides(equation, rule, letter, axis):
+                if self._divides(rule, letter, axis, local):
                     options.append(letter)
 
         def seconds(letter: int | None) -> float:
@@ -276,14 +298,13 @@ class _Walk:
         # Of equals, the cut one: it divides the work of what follows.
         return min(reversed(options), key=seconds)
 
-    def _divides(self, equation: Any, rule: Rule, letter: int, axis: int) -> bool:
-        arrays = zip(
-            (*equation.invars, *equation.outvars), (*rule.operands, *rule.results), strict=True
-        )
+    def _divides(self, rule: Rule, letter: int, axis: int, local: tuple[list, ...]) -> bool:
+        """Whether an axis divides what the axes before it have left of a loop."""
+        shapes, names = (*local[0], *local[1]), (*rule.operands, *rule.results)
         return all(
-            atom.aval.shape[place] % self.sizes[axis] == 0
-            for atom, letters in arrays
-            for place, one in enumerate(letters)
+            size % self.sizes[axis] == 0
+            for shape, letters in zip(shapes, names, strict=True)
+            for size, one in zip(shape, letters, strict=True)
             if one == letter
         )
 
@@ -322,7 +343,8 @@ class _Walk:
         others = [
             self.sizes[other]
             for other, place in enumerate(value.cut)
-            if other != axis and place >= 0
+            # Of a sum over several axes, each sums what the ones before it have scattered.
+            if other != axis and (place >= 0 or {PARTIAL, WHOLE} <= value.forms[other])
         ]
         volume = _bytes(atom) / math.prod(others) * (size - 1) / size
         if PARTIAL in value.forms[axis] and max(value.forms[axis]) < 0:
@@ -335,9 +357,13 @@ class _Walk:
 
     def _all_reduce_seconds(self, atom: Any, cut: list[int], axis: int) -> float:
         size = self.sizes[axis]
-        pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place >= 0)
+        pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place != WHOLE)
         sent = 2 * _bytes(atom) / pieces * (size - 1) / size
         return 2 * (size - 1) * self.machine.latency + sent / self.machine.bandwidth
+
+
+def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(getattr(one.aval, "shape", ())) for one in atoms]
 
 
 def _place(letters: Sequence[int | None], letter: int | None) -> int:

@@ -97,7 +97,7 @@ def _transpose(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     return Rule((tuple(range(len(inputs[0]))),), (tuple(params["permutation"]),))
 
 
-def _reshape(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
+def reshape_rule(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     """Of dimensions that merge or part, the outermost stay together; the inner ones cannot be
     cut in contiguous pieces.
     """
@@ -231,7 +231,7 @@ _RULES: dict[str, Callable[[dict, list[Shape], list[Shape]], Rule]] = {
     **dict.fromkeys(("argmax", "argmin"), _along),
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
-    "reshape": _reshape,
+    "reshape": reshape_rule,
     "squeeze": _squeeze,
     **dict.fromkeys(("slice", "pad", "concatenate", "dynamic_slice"), _same_sizes),
     "dynamic_update_slice": _same_sizes,
