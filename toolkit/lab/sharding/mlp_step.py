@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.parallel import (
     Blame,
@@ -83,4 +82,4 @@ def blame_step(found: Layout) -> Blame:
 def results_of(found: Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """How a step's parameters and optimiser's state lie after it: as before; and its loss."""
     state = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
-    return *state, NamedSharding(found.mesh, PartitionSpec())
+    return *state, jax.NamedSharding(found.mesh, jax.P())

@@ -208,9 +208,13 @@ def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any,
         if (now := model.seconds(model.cuts(rest, axis))) <= best:
             best, chosen = now, rest
     for group in groups:
-        if group not in chosen:
-            cost = model.seconds(model.cuts([group, *chosen], axis)) - best
-            rejected |= dict.fromkeys(group, cost)
+        if group in chosen:
+            continue
+        now = model.seconds(model.cuts([group, *chosen], axis))  # in the place of what it shares
+        if now < best:
+            best, chosen = now, [group, *chosen]
+        else:
+            rejected |= dict.fromkeys(group, now - best)
     return chosen, rejected
 
 
