@@ -3,9 +3,10 @@
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from toolkit.figures import LOOKS, Picture, look, new_figure, style
+from toolkit.figures import LOOKS, Picture, look, new_figure, style, use_size
 
 
 def test_looks_differ_in_more_than_colour() -> None:
@@ -41,3 +42,14 @@ def test_style_leaves_the_users_settings_alone() -> None:
     with style():
         pass
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_size_for_a_room_enlarges_what_is_made_next() -> None:
+    use_size("projector")
+    try:
+        assert new_figure(4, 3, dots_per_inch=100).canvas.get_width_height() == (600, 450)
+    finally:
+        use_size("page")
+    assert new_figure(4, 3, dots_per_inch=100).canvas.get_width_height() == (400, 300)
+    with pytest.raises(ValueError, match="size: got 'wall', wanted one of page, projector"):
+        use_size("wall")

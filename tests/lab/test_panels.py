@@ -8,6 +8,7 @@ from panel_moves import quickest_update
 pytest.importorskip("anywidget")
 
 from toolkit import lab
+from toolkit.figures import use_size
 from toolkit.lab.attention import instrument
 from toolkit.lab.attention.view import Machine
 from toolkit.lab.kit.controls import Choice, Number, Words
@@ -77,31 +78,89 @@ def test_every_control_moves_numbers_and_picture_there_and_back(name: str) -> No
         panel.change(**{control.name: control.default})
 
 
-def words_cut_off(figure) -> list[str]:
-    """What is written, all or in part, outside the figure."""
+def written(figure) -> list:
+    """Every text of a figure that is shown, and every legend."""
     figure.canvas.draw()
-    texts = list(figure.texts)
+    texts, legends = list(figure.texts), list(figure.legends)
     for axes in figure.axes:
         texts += [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
+        legends += [one for one in [axes.get_legend()] if one]
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
             texts += [label for tick in ticks for label in (tick.label1, tick.label2)]
-    shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
-    whole = figure.bbox.padded(-2)
-    corners = [(text.get_text(), text.get_window_extent().corners()) for text in shown]
-    return [words for words, four in corners if whole.count_contains(four) < len(four)]
+    return [one for one in texts if one.get_visible() and one.get_text().strip()] + legends
+
+
+def said_by(artist) -> str:
+    return artist.get_text() if hasattr(artist, "get_text") else "legend"
+
+
+def faults(figure) -> list[str]:
+    """What is written, all or in part, outside the figure, and what lies on something else."""
+    whole, artists = figure.bbox.padded(-2), written(figure)
+    boxes = [(said_by(one), one.get_window_extent()) for one in artists]
+    found = [f"cut off: {w}" for w, box in boxes if whole.count_contains(box.corners()) < 4]
+    # Slanted words beside each other have boxes that overlap, and do not.
+    upright = [
+        pair
+        for pair, one in zip(boxes, artists, strict=True)
+        if not hasattr(one, "get_rotation") or one.get_rotation() % 90 == 0
+    ]
+    for (words, one), (others, other) in itertools.combinations(upright, 2):
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        height = min(one.y1, other.y1) - max(one.y0, other.y0)
+        if width > 2 and height > 2:
+            found.append(f"overlap: {words} | {others}")
+    return found
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_no_words_are_cut_off(name: str) -> None:
+def test_no_words_are_cut_off_or_overlap(name: str) -> None:
     panel = getattr(lab, name)()
-    assert words_cut_off(panel.picture.figure) == []
+    assert faults(panel.picture.figure) == []
     for end in ("low", "high"):
         numbers = (c for c in panel._controls.values() if isinstance(c, Number))
         ends = {c.name: getattr(c, end) for c in numbers if MOVES.get(name, {}).get(c.name) != ()}
         panel.change(**ends)
-        assert words_cut_off(panel.picture.figure) == [], end
+        assert faults(panel.picture.figure) == [], end
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
+    use_size("projector")
+    try:
+        panel = getattr(lab, name)()
+    finally:
+        use_size("page")
+    assert faults(panel.picture.figure) == []
+    inches = panel.figure_size[0]
+    assert panel.picture.figure.canvas.get_width_height()[0] == round(1.5 * 130 * inches)
+    assert panel._image.layout.max_width == f"{round(150 * inches)}px"
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_is_for_all(name: str) -> None:
+    panel = getattr(lab, name)()
+    for control in panel._controls.values():
+        inputs = panel._control_widgets[control.name].inputs
+        if isinstance(control, Number):
+            kinds = [type(widget).__name__ for widget in inputs]
+            assert [kind.endswith("Slider") for kind in kinds] == [True, False], control.name
+            assert kinds[1].startswith("Bounded"), control.name
+        for widget in inputs:  # plain form elements, which a keyboard reaches, each with a name
+            assert not getattr(widget, "disabled", False), control.name
+            assert getattr(widget, "tabbable", None) is not False, control.name
+            named = [getattr(widget, one, "") for one in ("description", "tooltip")]
+            named.append("aria-label" in str(getattr(widget, "_esm", "")))  # the curve's own
+            assert any(named), control.name
+    data, metadata = panel._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == panel.view.sentence()
+    assert len(panel.view.sentence()) > 40
+    assert panel.title in data["text/plain"]
+    panel._show_numbers.value = True
+    assert panel._table.value.count("<th scope='col'") == len(panel.data())
+    assert panel._table.value.count("<tr>") == 1 + len(panel.view.table().rows)
 
 
 @pytest.mark.parametrize("name", PANELS)

@@ -7,6 +7,7 @@ LOOKS         the looks that have a name
 look          the look of a contender
 INK, FAINT, GRID, ACCENT   colours of words, of what stays behind, of grids, of what is chosen
 WEIGHTS, SIGNED            colour maps of weights and of signed numbers
+use_size      how large pictures are: for a page, or for a room with a projector
 new_figure    an empty figure that needs no closing
 Picture       a figure that turns into PNG bytes quickly, again and again
 log_axes      logarithmic axes whose ticks speak the unit
@@ -28,6 +29,7 @@ from toolkit.figures.style import (
     Look,
     look,
     style,
+    use_size,
 )
 from toolkit.measure import in_words, short
 
@@ -48,4 +50,5 @@ __all__ = [
     "new_figure",
     "short",
     "style",
+    "use_size",
 ]

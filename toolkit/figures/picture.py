@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from toolkit._checks import checked
-from toolkit.figures.style import style
+from toolkit.figures.style import magnification, style
 
 
 @checked
@@ -23,7 +23,8 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
     Args:
         width: inches; 9.6 fills a notebook's output at 100 pixels an inch.
         height: inches.
-        dots_per_inch: 130 stays crisp on dense screens and under 200 kB in a saved notebook.
+        dots_per_inch: 130 stays crisp on dense screens and under 200 kB in a saved notebook; what
+            `use_size` chose multiplies it.
 
     Returns:
         A `Figure` with an Agg canvas attached.
@@ -43,7 +44,7 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
     for name, size in sizes.items():
         if size <= 0:
             raise ValueError(f"{name} must be positive; got {size}.")
-    figure = Figure(figsize=(width, height), dpi=dots_per_inch)
+    figure = Figure(figsize=(width, height), dpi=dots_per_inch * magnification())
     FigureCanvasAgg(figure)
     return figure
 

@@ -19,6 +19,7 @@ from IPython.display import display
 from matplotlib.figure import Figure
 
 from toolkit.figures import Picture, new_figure, style
+from toolkit.figures.style import magnification
 from toolkit.lab.kit.controls import Control, Number
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Data, View, as_html
@@ -80,7 +81,10 @@ class Panel(widgets.VBox):
             name: control.widgets(functools.partial(self._user_moved, name))
             for name, control in self._controls.items()
         }
-        width, height = (f"{inches * PIXELS_PER_INCH_ON_PAGE:.0f}px" for inches in self.figure_size)
+        self._pixels = [
+            round(inches * PIXELS_PER_INCH_ON_PAGE * magnification()) for inches in self.figure_size
+        ]
+        width, height = (f"{pixels}px" for pixels in self._pixels)
         # A fixed height: the page does not move while one picture replaces another.
         fixed = widgets.Layout(width="100%", max_width=width, height=height, object_fit="contain")
         self._image = widgets.Image(format="png", layout=fixed)
@@ -240,7 +244,7 @@ class Panel(widgets.VBox):
             "image/png": base64.b64encode(self.png).decode(),
             "text/plain": f"{self.title}\n{words}",
         }
-        size = {"width": int(self.figure_size[0] * PIXELS_PER_INCH_ON_PAGE), "alt": words}
+        size = {"width": self._pixels[0], "alt": words}
         return data, {"image/png": size}
 
     def _ipython_display_(self) -> None:

@@ -130,7 +130,7 @@ class DecayPlot(Plot):
         axes.set_yticks([])
         bar = self.scale_beside(self.matrix, 0.035, 0.011, ticks=[0, 1, 2, 3]).ax
         bar.set_yticklabels(["1", "10", "100", "1,000"], fontsize=8)
-        bar.set_title("half-life\n(tokens)", fontsize=8, fontweight="normal", loc="center", pad=4)
+        bar.set_title("half-life\n(tokens)", fontsize=8, fontweight="normal", loc="center", pad=8)
 
     def show(self, view: Comparison) -> None:
         half_life = view.sides[self._side].half_life()
