@@ -103,6 +103,7 @@ ANSWERS = {
         sees_future,
         [
             (lambda model, x: True, "“one loop” is causal"),
+            (lambda model, x: model(x) != x, "wanted True or False"),
             (lambda model, x: False, "Change a token and look at the outputs before it"),
             (lambda model, x: last_token_only(model, x, seen=slice(None)), "where its own token"),
             (
@@ -125,7 +126,11 @@ ANSWERS = {
                 ),
                 "That is one loop",
             ),
-            (lambda step, x_t, states: step(x_t, states[0]), "returned 8 states; wanted 3"),
+            (lambda step, x_t, states: step(x_t, states[0]), "a list of states"),
+            (
+                lambda step, x_t, states: (x_t, states[:1]),
+                "returned 1 states; wanted 3",
+            ),
             (lambda step, x_t, states: decode(step, x_t, states)[0], "two things"),
         ],
     ),
@@ -134,7 +139,7 @@ ANSWERS = {
         [
             (
                 lambda loss, low, high, tries: grid(loss, np.linspace(low, high, tries)),
-                "1.05 is the target",
+                "divide the range in its logarithm",
             ),
             (
                 lambda loss, low, high, tries: grid(loss, np.geomspace(low, high, tries)),

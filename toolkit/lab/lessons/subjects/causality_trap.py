@@ -118,7 +118,13 @@ MODELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], bool]] = {
 
 
 def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
-    said = [bool(ask(sees_future, model, text())) for model, _ in MODELS.values()]
+    said = [ask(sees_future, model, text()) for model, _ in MODELS.values()]
+    for one in said:
+        if not isinstance(one, bool | np.bool_):
+            raise WrongAnswer(
+                f"sees_future returned {type(one).__name__}; wanted True or False. Is an any() "
+                "missing?"
+            )
     truth = [sees for _, sees in MODELS.values()]
     drawn = draw_bars(
         list(MODELS), [float(s) for s in said], [float(t) for t in truth],
@@ -157,8 +163,8 @@ def _judge_decode(decode: Callable[..., Any]) -> tuple[str, Draw]:
     states: Any = [EMPTY] * LOOPS
     for x_t in x:
         value = ask(decode, step, x_t, list(states))
-        if not isinstance(value, tuple) or len(value) != 2:
-            raise WrongAnswer("decode must return two things: the output and the states.")
+        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], list)):
+            raise WrongAnswer("decode must return two things: the output and a list of states.")
         rows.append(ask_array(lambda row: row, (WIDTH,), value[0]))
         if len(value[1]) != LOOPS:
             raise WrongAnswer(f"decode returned {len(value[1])} states; wanted {LOOPS}, as given.")

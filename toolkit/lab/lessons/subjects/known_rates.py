@@ -100,8 +100,8 @@ def _judge_search_rate(search_rate: Callable[..., Any]) -> tuple[str, Draw]:
         if ratio > MOST:
             inside = sum(rate < rates[losses.argmin()] for rate in tried)
             hint = (
-                "Every try was above the best rate: divide the range in its logarithm."
-                if not inside
+                "Nearly all tries were above the best rate: divide the range in its logarithm."
+                if inside < 2
                 else "Once a rough place is known, spend what is left around it."
             )
             raise WrongAnswer(
