@@ -63,7 +63,32 @@ QWEN = {
         "partial_rotary_factor": 0.25,
     },
 }
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "rms_norm_eps": 1e-6,
+    "first_k_dense_replace": 2,  # all of them: no layer is a mixture of experts
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 MODELS = {
+    "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "rope_parameters": YARN}),
     "llama": ("Llama", {"head_dim": 12, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 8}),
     "qwen3": ("Qwen3", {"head_dim": 12}),
@@ -335,6 +360,22 @@ def test_what_does_not_fit_is_named(tmp_path, settings, change, words):
         load_checkpoint(tmp_path)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kv_lora_rank": None}, "does not say 'kv_lora_rank'"),
+        ({"kv_lora_rank": "16"}, "kv_lora_rank '16'; it must be a int"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05; known are 1e-06"),
+        ({"rope_interleave": False}, "rope_interleave False; known are True"),
+        ({"rope_parameters": YARN | {"mscale": None}}, "does not say 'mscale' of its YaRN"),
+        ({"rope_parameters": YARN | {"rope_type": "linear"}}, "known are 'default', 'yarn'"),
+    ],
+)
+def test_latents_that_cannot_be_said_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        fields_of(FAMILIES["deepseek_v3"], SIZES | DEEPSEEK | {"q_lora_rank": 12} | change)
 
 
 def test_options_the_checkpoint_does_not_know(tmp_path):

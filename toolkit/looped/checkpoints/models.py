@@ -19,7 +19,12 @@ from toolkit.looped.checkpoints.names import (
 )
 from toolkit.looped.config import LoopedConfig
 
-PREFIXES = {"full": "self_attn.", "window": "self_attn.", "gdn": "linear_attn."}
+PREFIXES = {
+    "full": "self_attn.",
+    "window": "self_attn.",
+    "mla": "self_attn.",
+    "gdn": "linear_attn.",
+}
 """Where a layer keeps the tensors of its mixer."""
 
 SOFTMAX = ("full", "window")
@@ -30,8 +35,9 @@ KINDS = {
     int: "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
     "total_ut_steps num_key_value_heads head_dim sliding_window linear_num_key_heads "
     "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
-    "full_attention_interval max_window_layers",
-    bool: "tie_word_embeddings use_sliding_window",
+    "full_attention_interval max_window_layers kv_lora_rank q_lora_rank qk_nope_head_dim "
+    "qk_rope_head_dim v_head_dim",
+    bool: "rope_interleave tie_word_embeddings use_sliding_window",
     dict: "rope_parameters rope_scaling",
     list: "layer_types",
 }
@@ -62,6 +68,7 @@ class Family(NamedTuple):
         switches: fields of `LoopedConfig` that are the same in all.
         attention: options of softmax layers, likewise.
         period: softmax attention comes every so many layers, where config.json does not say.
+        word: of all layers, where they are alike; None: config.json says.
     """
 
     mixers: str
@@ -69,12 +76,15 @@ class Family(NamedTuple):
     switches: Mapping[str, Any] = {}
     attention: Mapping[str, Any] = {}
     period: int = 1
+    word: str | None = None
 
 
 _QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
 _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 
 FAMILIES: dict[str, Family] = {
+    "deepseek_v2": Family("deepseek_v3", word="mla"),
+    "deepseek_v3": Family("deepseek_v3", word="mla"),
     "llama": Family("llama"),
     "mistral": Family("llama"),
     "qwen3": Family("qwen3", attention={"query_key_norm": True}),
@@ -103,6 +113,8 @@ class Part(NamedTuple):
 def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
     """Every rule of a model, from the embedding to the head."""
     styles = STYLES[family.mixers]
+    if "mla" in config.layers and config.mla.query_latent_size is None:
+        styles = STYLES["deepseek_v2_lite"]
     if unknown := set(config.layers) - set(styles):
         raise ValueError(
             f"pattern {config.pattern!r} has {', '.join(sorted(unknown))}; layers of these "
@@ -147,7 +159,8 @@ def fields_of(
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
     _check_settings(settings, most_layers)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    _only("rope_type", rope.get("rope_type", rope.get("type")), ("default", None))
+    kind = rope.get("rope_type", rope.get("type"))
+    _only("rope_type", kind, ("default", *["yarn"] * (family.word == "mla"), None))
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
     rope = {**settings, **rope}
     said = {
@@ -180,8 +193,44 @@ def fields_of(
             convolution_size=settings.get("linear_conv_kernel_dim"),
         ),
     }
+    if family.word == "mla":
+        options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
     used = said["pattern"].split()
     return fixed | _given(**said) | {"options": {word: options[word] for word in used}}
+
+
+def _latent_options(settings, yarn) -> dict[str, Any]:
+    """Options of "mla" layers; their inner norms have the epsilon of all others here."""
+    _only("rms_norm_eps", settings.get("rms_norm_eps"), (1e-6, None))
+    _only("rope_interleave", settings.get("rope_interleave"), (True, None))
+    names = {
+        "latent_size": "kv_lora_rank",
+        "key_size": "qk_nope_head_dim",
+        "rope_size": "qk_rope_head_dim",
+        "value_size": "v_head_dim",
+    }
+    for name in names.values():
+        if settings.get(name) is None:
+            raise ValueError(f"config.json does not say {name!r}.")
+    found = {ours: settings[theirs] for ours, theirs in names.items()}
+    found |= _given(query_latent_size=settings.get("q_lora_rank"))
+    if yarn is None:
+        return found
+    fields = {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+    }
+    for name in fields.values():
+        if not isinstance(yarn.get(name), int | float):
+            raise ValueError(f"config.json does not say {name!r} of its YaRN in a number.")
+    return found | {
+        f"yarn_{ours}": int(yarn[theirs]) if ours == "original_length" else float(yarn[theirs])
+        for ours, theirs in fields.items()
+    }
 
 
 def _check_settings(settings, most_layers):
@@ -214,6 +263,8 @@ def _given(**fields):
 
 def _layers(family, settings) -> Iterable[str]:
     count, types = settings["num_hidden_layers"], settings.get("layer_types")
+    if family.word is not None:
+        return [family.word] * count
     if types is not None:
         _only("layer_types", next((t for t in types if t not in [*WORDS]), None), [*WORDS, None])
         return (WORDS[kind] for kind in types)
