@@ -1,5 +1,7 @@
 """MLA: two forms that are one function, a cache, documents, gradients, and transformers' layers."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +81,33 @@ def test_prompt_and_steps_give_what_the_whole_sequence_gives():
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.usefixtures("double")
+def test_slots_are_met_in_blocks(monkeypatch):
+    """Rows of several lengths, a last block that overlaps the one before, NaN in empty slots."""
+    module = importlib.import_module("toolkit.attention.latent.mla")
+    config, slots = small(), 15
+    weights, x = drawn(config), stream(config, 3, 13)
+    _, full = mla(x, weights, config, initial_state=LatentCache.empty(3, 16, 4, slots, x.dtype))
+    length = jnp.array([12, 1, 5], jnp.int32)
+    empty = (jnp.arange(slots, dtype=jnp.int32)[None] >= length[:, None])[..., None]
+    cache = LatentCache(*(jnp.where(empty, jnp.nan, a) for a in (full.latents, full.rope_keys)),
+                        length)  # fmt: skip
+
+    def loss(x_t, cache):
+        return (mla_step(x_t, weights, cache, config)[0] ** 2).sum()
+
+    monkeypatch.setattr(module, "BLOCK", 4)
+    module._step.clear_cache()
+    token = x[jnp.arange(3), length]
+    clean = LatentCache(full.latents, full.rope_keys, length)
+    found, gradient = mla_step(token, weights, cache, config)[0], jax.grad(loss)(token, clean)
+    monkeypatch.undo()
+    module._step.clear_cache()
+    wanted = mla(x, weights, config)[0][jnp.arange(3), length]
+    assert distance(found, wanted) < 1e-12
+    assert distance(gradient, jax.grad(loss)(token, clean)) < 1e-12
+
+
 def test_documents_never_meet_and_padding_on_the_left_changes_nothing():
     config = small()
     weights, x = drawn(config), stream(config)

@@ -13,6 +13,7 @@ decoding. Both are the same function.
 Source: DeepSeek-V2 (2024), arXiv:2405.04434, section 2.1 and appendix C.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -35,6 +36,9 @@ from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 Form = Literal["expanded", "absorbed"]
+BLOCK = 512
+"""Slots that a step meets at a time on CPUs: what it has read for the scores, a core still has at
+hand for the sum."""
 
 
 @checked
@@ -150,10 +154,41 @@ def attend_latents_step(
 ) -> Float[Array, "batch heads value"]:
     """Softmax of one query per head over the visible slots, before the output projection."""
     q = absorbed_queries(made, weights)
-    scores = dot_slots(q, cache.latents) + dot_slots(made.rope_queries, cache.rope_keys)
-    p, total, _ = masked_softmax(scale * scores, visible[:, None])
-    out = weighted_latents(p, cache.latents, visible) / total
+
+    def attended(latents, rope_keys, visible):
+        scores = dot_slots(q, latents) + dot_slots(made.rope_queries, rope_keys)
+        p, total, lse = masked_softmax(scale * scores, visible[:, None])
+        return weighted_latents(p, latents, visible) / total, lse
+
+    def whole(*arrays):
+        return attended(*arrays)[0]
+
+    arrays, by_blocks = (cache.latents, cache.rope_keys, visible), partial(_by_blocks, attended)
+    if cache.capacity <= 2 * BLOCK:
+        out = whole(*arrays)
+    else:
+        out = lax.platform_dependent(*arrays, cpu=by_blocks, default=whole)
     return head_values(out.astype(q.dtype), weights)
+
+
+def _by_blocks(attended: Callable, *arrays: Array) -> Float[Array, "batch heads latent"]:
+    """Attention to all slots, some at a time: softmaxes are merged by the logs of their sums."""
+    slots = arrays[0].shape[1]
+
+    def block(start):
+        first = jnp.minimum(start, slots - BLOCK)  # the last one overlaps the one before
+        *rows, visible = (lax.dynamic_slice_in_dim(x, first, BLOCK, axis=1) for x in arrays)
+        is_new = first + jnp.arange(BLOCK, dtype=jnp.int32) >= start
+        return attended(*rows, visible & is_new[None])
+
+    def merge(before, start):
+        out, lse = before
+        new, own = block(start)
+        total = jnp.logaddexp(lse, own)
+        return (out * jnp.exp(lse - total) + new * jnp.exp(own - total), total), None
+
+    starts = jnp.arange(0, slots, BLOCK, dtype=jnp.int32)
+    return lax.scan(merge, block(starts[0]), starts[1:])[0][0]
 
 
 def dot_slots(
