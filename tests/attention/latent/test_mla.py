@@ -81,7 +81,6 @@ def test_prompt_and_steps_give_what_the_whole_sequence_gives():
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.usefixtures("double")
 def test_slots_are_met_in_blocks(monkeypatch):
     """Rows of several lengths, a last block that overlaps the one before, NaN in empty slots."""
     module = importlib.import_module("toolkit.attention.latent.mla")
@@ -108,6 +107,7 @@ def test_slots_are_met_in_blocks(monkeypatch):
     assert distance(gradient, jax.grad(loss)(token, clean)) < 1e-12
 
 
+@pytest.mark.usefixtures("double")
 def test_documents_never_meet_and_padding_on_the_left_changes_nothing():
     config = small()
     weights, x = drawn(config), stream(config)
