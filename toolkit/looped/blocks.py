@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import SwiGLU
 from toolkit.looped.mixing import LAYERS
-from toolkit.parallel.context.along import check_word
 
 
 class Block(nnx.Module):
@@ -63,7 +62,6 @@ class Block(nnx.Module):
 
         On a ladder, `behind` is the stream that the mixer reads; the streams come as a pair then.
         """
-        check_word(self.mixer.word, self.mixer.can_cut_time)
         read = self.mixer_norm(h if behind is None else behind)
         mixed, cache = self.mixer(
             read, segment_ids=segment_ids, cache=cache, **_only_if_given(window)

@@ -16,6 +16,8 @@ from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import linear
+from toolkit.looped.mixing import LAYERS
+from toolkit.parallel.context.along import check_word
 
 
 class LoopRow(NamedTuple):
@@ -181,6 +183,8 @@ class LoopedLM(nnx.Module):
 
     def _run(self, tokens, *, segment_ids, return_loops=False, loops=None, key=None):
         check_tokens(tokens, self.config.vocabulary)
+        for word in (*self.config.prelude_layers, *self.config.layers, *self.config.coda_layers):
+            check_word(word, LAYERS[word].can_cut_time)
         if segment_ids is not None and segment_ids.shape != tokens.shape:
             raise ValueError(
                 f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "

@@ -8,7 +8,7 @@ one sees, and at last what the model says.
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,9 +128,6 @@ def _loss(logits, targets) -> float:
 
 class _Sparse(nnx.Module):
     """A softmax layer that attends sparsely from `start` on, and shows what it dropped."""
-
-    word: ClassVar[str] = "full"
-    can_cut_time: ClassVar[bool] = False
 
     def __init__(self, mixer: Any, attend: Any):
         self.mixer, self.attend = mixer, attend
