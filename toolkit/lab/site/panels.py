@@ -165,6 +165,16 @@ REPLAYED: dict[str, Replayed] = {
         "notebooks/sharding", "step = StepPanel(", "StepPanel",
         {"mesh": None, "scheme": None, "collective": None},
     ),
+    "sparsity": Replayed(
+        "notebooks/sparsity", 'DropPanel(system="hata"', "DropPanel",
+        {"system": None, "budget": (64, 256, 1024), "context": None},
+        {"system": "hata", "budget": 64, "context": 4096, "question": 3},
+    ),
+    "speedups": Replayed(
+        "notebooks/speedups", "reader = SpeedupPanel(", "SpeedupPanel",
+        {"method": None, "work": None, "batch": (0, 64), "chip": ("h100", "tpu v6e")},
+        {"chip": "tpu v6e", "work": "step", "batch": 64},
+    ),
     "planning-memory": Replayed(
         "notebooks/planning", 'ChipMemoryPanel(model="llama-3-8b"', "ChipMemoryPanel",
         {
@@ -201,6 +211,17 @@ ELSEWHERE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
     ("notebooks/sharding", 'Lesson("sharding").predict('): (
         "sharding-mesh", {"scheme": "zero1", "device": "3"},
     ),
+    ("notebooks/sparsity", 'Lesson("sparsity").predict('): (
+        "sparsity", {"system": "quest", "context": "1,024 tokens"},
+    ),
+    ("notebooks/speedups", 'Lesson("speedups").predict('): (
+        "speedups",
+        {"method": "Gated DeltaNet", "work": "forward and backward", "batch": "every batch"},
+    ),
+    ("tutorials/11_skip_and_compress", 'lesson.predict("cut_latent", SlicePanel'): (
+        "latent-slices", {},
+    ),
+    ("tutorials/12_loops_rates_kernels", 'lesson.predict("horizon", RacePanel'): ("race", {}),
     ("tutorials/01_attention_cost", 'lesson.predict("doubling", CostPanel'): (
         "attention-costs", {},
     ),
