@@ -160,6 +160,31 @@ def test_models_equal_one_device(pattern, mesh, scheme):
     assert_equals_one_device(model_of(pattern), mesh, scheme)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pattern", "mesh", "scheme"),
+    [
+        ("window gdn", {"data": 2, "model": 4}, "zero3+tensor"),
+        ("full", {"data": 2, "context": 4}, "zero1+ring"),
+    ],
+)
+def test_half_precision_is_as_near_on_many_devices_as_on_one(pattern, mesh, scheme):
+    tokens = jax.random.randint(jax.random.key(TEXT), (8, 17), 0, 64)
+    batch = tokens[:, :-1], tokens[:, 1:]
+    exact, (graph, params) = (
+        nnx.split(model_of(pattern, dtype=dtype)) for dtype in ("float32", "bfloat16")
+    )
+    gradient = lambda graph: jax.jit(jax.grad(partial(loss_of, graph)))  # noqa: E731
+    truth, alone = gradient(exact[0])(params, batch), gradient(graph)(params, batch)
+    found = layout(params, make_mesh(mesh), scheme, min_elements=64)
+    descent = optax.sgd(1.0)
+    step = partitioned_train_step(partial(loss_of, graph), descent, found)
+    after, _, _ = step(found.apply(params), descent.init(params), found.apply_batch(batch))
+    shared = jax.tree.map(lambda old, new: old - new, params, jax.device_get(after))
+    error, own = (optax.tree.norm(optax.tree.sub(one, truth)) for one in (shared, alone))
+    assert error <= 2 * own  # partial sums are rounded once more
+
+
 @pytest.mark.parametrize(
     ("method", "kind", "per_layer"),
     [

@@ -130,7 +130,9 @@ def test_words_label_what_is_compiled_and_what_is_modelled():
     assert "the compiled step has 4 collectives" in view.sentence()
     assert "(modelled)" in view.sentence()
     assert "Compiled: jax" in view.footnote()
-    assert "removed" in view.verdict(view.collectives[view.chosen])
+    assert view.verdict(view.collectives[view.chosen]).startswith("needed")
+    tensor = step_of(mesh="2x4", scheme="tensor", collective=1)
+    assert ": removed, " in tensor.verdict(tensor.collectives[0])
     assert "Modelled" in who_holds_what(mesh="2x4", scheme="zero2", device=1).sentence()
 
 
