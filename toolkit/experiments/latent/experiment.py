@@ -168,7 +168,7 @@ _PLAIN = [_label(*kind) for kind in _KINDS]
 
 def _draw(results: Results, caption: str):
     figure, (left, right) = two_panels(6.2)
-    figure.subplots_adjust(left=0.2, wspace=0.06, top=0.93, bottom=0.16)
+    figure.subplots_adjust(left=0.245, wspace=0.06, top=0.93, bottom=0.16)
     labels = results.labels
     places = np.arange(len(labels))
     columns = (
@@ -194,7 +194,7 @@ def _draw(results: Results, caption: str):
         axes.set_ylim(len(places) - 0.4, -0.6)
     left.set(xlabel="perplexity of a held-out byte", title="A model in slices")
     left.legend(loc="upper right")
-    right.set(xlabel="relative error of a layer's output", title="Circles: layer 1, squares: 2")
+    right.set(xlabel="relative error of a layer's output", title="Layers: circle 1, square 2")
     caption_below(figure, f"Large: means of the seeds; the line: MLA. {caption}")
     return figure
 
