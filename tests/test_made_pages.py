@@ -14,6 +14,13 @@ def extensions(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(EXTENSIONS), *sys.path])
 
 
+def test_every_record_is_of_an_experiment_and_so_has_its_cards():
+    from toolkit.experiments import EXPERIMENTS
+
+    records = EXTENSIONS.parents[1].glob("data/experiments/*.jsonl")
+    assert {path.stem for path in records} <= set(EXPERIMENTS)
+
+
 @pytest.mark.slow
 def test_every_claim_has_its_card_and_no_verdict_is_hidden():
     import claims

@@ -9,13 +9,14 @@ from toolkit.experiments import EXPERIMENTS, Verdict, load_experiment
 from toolkit.experiments.records import read_runs, results_of
 
 ROOT = Path(__file__).parents[2]
-OUT_OF_REACH = "out of reach here"
+OUT_OF_REACH, NOT_RUN = "out of reach here", "not run yet"
 # In words, signs and boxes of the theme: never by colour alone.
 LOOKS = {
     "seen": ("\N{CHECK MARK}", "tip"),
     "contradicted": ("\N{BALLOT X}", "danger"),
     "not shown": ("?", "warning"),
     OUT_OF_REACH: ("\N{HORIZONTAL ELLIPSIS}", "note"),
+    NOT_RUN: ("\N{EN DASH}", "note"),
 }
 RECORD = "https://github.com/mlsys-toolkit/toolkit/blob/main/data/experiments"
 LEAD = """\
@@ -38,7 +39,8 @@ def cards():
         if lines:
             yield experiment, experiment.verdicts(results_of(lines, experiment, None)), lines
         else:
-            never = [Verdict(c.text, OUT_OF_REACH, 0, 0, "never run") for c in experiment.claims]
+            word = OUT_OF_REACH if "accelerator" in EXPERIMENTS[name] else NOT_RUN
+            never = [Verdict(c.text, word, 0, 0, "never run") for c in experiment.claims]
             yield experiment, never, lines
 
 
@@ -71,7 +73,8 @@ def section(experiment, verdicts, lines):
         made = f"{last['device']}, jax {last['versions']['jax']}, {last['date'][:10]}"
         yield f"Record: {record}, {len(lines)} runs; the last on {made}, commit {last['commit']}."
     else:
-        yield "No record: it takes an accelerator."
+        needs = "it takes an accelerator" if verdicts[0].word == OUT_OF_REACH else "not run yet"
+        yield f"No record: {needs}."
     for verdict in verdicts:
         sign, box = LOOKS[verdict.word]
         yield from (
