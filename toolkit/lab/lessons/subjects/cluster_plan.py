@@ -112,7 +112,7 @@ def _activations() -> Answer:
 
     words = (
         f"They need {truth:.0f} GB (modelled; toolkit.planning): ten times all parameters and "
-        f"moments. With norms, bends and attention computed anew it is "
+        f"moments. With norms, gates and attention computed anew it is "
         f"{elementwise.memory.activations / 1e9:.0f} GB, with whole layers "
         f"{layer.memory.activations / 1e9:.1f} GB."
     )
@@ -125,7 +125,7 @@ def _longer() -> Answer:
     cheap = 100 * (elementwise.step_seconds / none.step_seconds - 1)
     words = (
         f"It gets {truth:.0f}% longer (modelled): the forward pass of every layer, a third of the "
-        f"work, less what the head does. Computing only norms, bends and attention anew costs "
+        f"work, less what the head does. Computing only norms, gates and attention anew costs "
         f"{cheap:.0f}%, and that fits too."
     )
     return Answer(truth, words)

@@ -29,7 +29,7 @@ MEGATRON = {"x": P("data"), "w1": P(None, "model"), "w2": P("model")}
 
 
 def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
-    """Two products with a bend between: x [batch, width], w1 [width, hidden], w2 its converse."""
+    """Two products and tanh between: x [batch, width], w1 [width, hidden], w2 its converse."""
     return jnp.tanh(x @ w1) @ w2
 
 
@@ -198,7 +198,8 @@ OUTLINE = Outline(
             _judge_layout,
             (
                 "After the first product, which dimension of it is cut?",
-                "If w1's columns are cut, each device can bend its own columns without asking.",
+                "If w1's columns are cut, each device applies the nonlinearity to its own columns "
+                "without asking.",
                 "Then w2 must be cut where those columns meet it: in its rows.",
             ),
             minutes=10,

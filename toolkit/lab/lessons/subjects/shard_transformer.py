@@ -261,9 +261,9 @@ OUTLINE = Outline(
     questions=(
         Question(
             "forward_sums",
-            "A transformer block: attention with eight heads, then two products with a bend. "
-            "Heads and hidden columns are cut over four devices, x is not. How many collectives "
-            "does the compiled forward program have?",
+            "A transformer block: attention with eight heads, then two products with a gelu "
+            "between them. Heads and hidden columns are cut over four devices, x is not. How many "
+            "collectives does the compiled forward program have?",
             _forward_sums,
             unit="collectives",
             low=0,
