@@ -18,13 +18,15 @@ FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
-    "PlanPanel", "SpeedupPanel", "DropPanel",
+    "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel",
+    "CodesPanel", "SalePanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
-    "DropPanel": {"context": (1024, 4096)},  # reading 32,768 tokens takes a while
+    # Reading 32,768 tokens takes a while.
+    **{name: {"context": (1024, 4096)} for name in ("DropPanel", "FitPanel", "CodesPanel")},
     "SearchPanel": {
         "problem": ("quadratic 10", "quadratic 100"), "budget": (500, 2000),
         "candidates": (), "kappa": (), "round": (),

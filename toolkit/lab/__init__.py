@@ -16,6 +16,9 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
 * `SlicePanel`: a trained latent cut in slices: each softmax beside the true one, and the error
 * `DropPanel`: sparse decoding of a long text: what is read, what is missed, what it costs
+* `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it might have
+* `CodesPanel`: hash bits and product-quantised codes against true scores, and one token's own
+* `SalePanel`: which tiles of a prompt SALE keeps at a threshold, and why
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
@@ -63,7 +66,10 @@ if TYPE_CHECKING:
     from toolkit.lab.planning.plan_panel import PlanPanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
+    from toolkit.lab.sparsity.codes_panel import CodesPanel
     from toolkit.lab.sparsity.drop_panel import DropPanel
+    from toolkit.lab.sparsity.fit_panel import FitPanel
+    from toolkit.lab.sparsity.sale_panel import SalePanel
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
@@ -88,7 +94,10 @@ _HOMES = {
     "lab.planning.plan_panel": ("PlanPanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
+    "lab.sparsity.codes_panel": ("CodesPanel",),
     "lab.sparsity.drop_panel": ("DropPanel",),
+    "lab.sparsity.fit_panel": ("FitPanel",),
+    "lab.sparsity.sale_panel": ("SalePanel",),
     "lab.speedups.panel": ("SpeedupPanel",),
     "lab.tour.tour": ("run_tour",),
     "language": (
@@ -101,9 +110,11 @@ _HOME_OF = {name: f"toolkit.{home}" for home, names in _HOMES.items() for name i
 __all__ = [
     "ChipMemoryPanel",
     "Choice",
+    "CodesPanel",
     "CostPanel",
     "DecodePanel",
     "DropPanel",
+    "FitPanel",
     "FitsPanel",
     "Lesson",
     "LoopPanel",
@@ -118,6 +129,7 @@ __all__ = [
     "PlanPanel",
     "RacePanel",
     "ReadingPanel",
+    "SalePanel",
     "SearchPanel",
     "SlicePanel",
     "SpeedupPanel",

@@ -1,13 +1,14 @@
 """What is read of a text: the rule of `decode_step` at any budget, and errors traced to tokens."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention.sparse import FixedTokens, build, decode_step, update
+from toolkit.attention.sparse import FixedTokens, build, decode_step, output_error, update
 from toolkit.lab.sparsity import drop_view as views
 from toolkit.lab.sparsity.drop_view import drop_view, missed, read_sparsely
-from toolkit.lab.sparsity.reading import SYSTEMS, ask, best, index_of, params, read_text
+from toolkit.lab.sparsity.reading import SYSTEMS, ask, best, finish, index_of, params, read_text
 
 # They read a text of a thousand tokens, and compile every system.
 slow = pytest.mark.slow
@@ -64,6 +65,34 @@ def test_pages_lose_needles_that_single_tokens_keep():
     assert np.abs(everything.tiles()).max() == pytest.approx(
         everything.chosen.weights[:, 0, :-1].max()
     )
+
+
+@slow
+def test_the_tail_helps_systems_that_rank_keys_and_hurts_pages():
+    text = read_text(CONTEXT)
+    exact = read_sparsely("oracle", CONTEXT + 1, CONTEXT)[0]
+    x = finish(params(), 0, text.first, jnp.asarray(exact[0].exact))
+    q, _, _ = ask(params(), 1, x)
+    keys, values = text.keys[1], text.values[1]
+    wanted = attend_to(q, keys, values)
+    ratios = {}
+    for system in ("quest", "tactic", "hata", "pqcache", "oracle"):
+        selector = index_of(system, CONTEXT).selector
+        cache = build(selector, keys[None], values[None], jnp.full(1, CONTEXT, jnp.int32))
+        off = []
+        for corrects_tail in (False, True):
+            how = {"corrects_tail": corrects_tail}
+            outs = [decode_step(cache, one[None], selector, FixedTokens(64), **how).out[0]
+                    for one in q]  # fmt: skip
+            off.append(float(output_error(jnp.stack(outs), wanted)))
+        ratios[system] = off[1] / off[0]
+    assert ratios.pop("quest") > 1.1
+    assert max(ratios.values()) < 1
+
+
+def attend_to(q, keys, values):
+    scores = jnp.einsum("qhd,hsd->qhs", q, keys) * q.shape[-1] ** -0.5
+    return jnp.einsum("qhs,hsd->qhd", jax.nn.softmax(scores, axis=-1), values)
 
 
 def test_of_equal_scores_the_first_is_best():

@@ -78,10 +78,10 @@ def read_sparsely(system: str, budget: int, context: int) -> tuple[tuple[Layer, 
         scores = scores_of(held, layer, text.keys[layer], q)
         is_read = tokens_read(system, context, layer, budget, scores)
         own = (np.asarray(q), np.asarray(k), np.asarray(v))
-        found: Any = attend(
-            *own, np.asarray(text.keys[layer]), np.asarray(text.values[layer]), is_read
-        )
-        layers.append(Layer(*found, own[2], index_bytes(held, layer, q)))
+        keys, values = np.asarray(text.keys[layer]), np.asarray(text.values[layer])
+        seen = attend(*own, keys, values, is_read)
+        found: Any = (*seen, own[2], index_bytes(held, layer, q))
+        layers.append(Layer(*found))
         x = finish(params(), layer, x, jnp.asarray(layers[-1].out))
     return tuple(layers), np.asarray(answer(params(), x))
 

@@ -1,0 +1,168 @@
+"""Keys in a few bits: HATA's hashes and PQCache's codes against true scores. Pure functions.
+
+Two hyperplane hashes of r bits that differ in h of them belong to vectors some pi h / r apart, so
+
+    cos(angle) ~ sin(pi/2 (1 - 2 h / r))                   (SimHash, for random planes)
+
+and a product-quantised key gives q . k ~ sum_j table_j[code_j], one look-up per part.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from toolkit.attention.sparse import build
+from toolkit.attention.sparse.decode.hata import HATA, WORD
+from toolkit.attention.sparse.decode.pqcache import PQCache
+from toolkit.lab.kit.view import Data, View
+from toolkit.lab.sparsity.reading import ask, name_of, params, read_text
+from toolkit.measure.words import in_words
+
+TOP, LISTED, BINS = 64, 12, 48
+CODE_BITS = 6
+
+
+class Codes(NamedTuple):
+    """What both systems keep of layer 1, and what the questions ask.
+
+    Attributes:
+        alike: hash bits shared with each question, over all of them, -1 to 1.
+        cosines: of questions and keys relative to their mean.
+        scores: by which HATA ranks.
+        agreement: every bit of every key, whether it is the question's.
+        table: of PQCache.
+        codes: of every key.
+        estimates: of the scores, those of PQCache; `exact` are the true ones.
+    """
+
+    alike: Float[np.ndarray, "heads questions tokens"]
+    cosines: Float[np.ndarray, "heads questions tokens"]
+    scores: Float[np.ndarray, "heads questions tokens"]
+    agreement: Bool[np.ndarray, "heads questions bits tokens"]
+    table: Float[np.ndarray, "heads questions parts clusters"]
+    codes: Int[np.ndarray, "heads parts tokens"]
+    estimates: Float[np.ndarray, "heads questions tokens"]
+    exact: Float[np.ndarray, "heads questions tokens"]
+
+
+@functools.lru_cache(maxsize=4)
+def codes_of(context: int, bits: int, parts: int) -> Codes:
+    """Hashes and codes of a text; remembered."""
+    text, q = read_text(context), ask(params(), 0, read_text(context).first).q
+    keys, length = text.keys[0], jnp.full(1, context, jnp.int32)
+    hata, quantised = HATA(bits=bits), PQCache(parts=parts, bits=CODE_BITS)
+    hashes, held = (
+        build(selector, keys[None], text.values[0][None], length).index
+        for selector in (hata, quantised)
+    )
+    scaled = np.asarray(q).swapaxes(0, 1) * q.shape[-1] ** -0.5
+    centred = np.asarray(keys) - np.asarray(hashes.centre)[0][:, None]
+    norms = np.asarray(hashes.norms[0].astype(jnp.float32))
+    products = np.matmul(scaled, centred.swapaxes(1, 2))
+    lengths = np.linalg.norm(scaled, axis=-1)[..., None] * np.linalg.norm(centred, axis=-1)[:, None]
+    own = np.stack([_unpacked(np.asarray(hata.hashes(jnp.asarray(rows)))) for rows in scaled])
+    of_keys = np.stack([_unpacked(words) for words in np.asarray(hashes.words)[0]])
+    agreement = own.swapaxes(1, 2)[..., None] == of_keys[:, None]
+    alike = 2 * agreement.mean(axis=2, dtype=np.float32) - 1
+    pairs = np.asarray(held.codes)[0].astype(int)
+    codes = np.stack([pairs >> CODE_BITS, pairs % 2**CODE_BITS], axis=2).reshape(
+        len(keys), parts, context
+    )
+    cut = scaled.reshape(*scaled.shape[:2], parts, -1)
+    table = np.einsum("hqpd,hpcd->hqpc", cut, np.asarray(held.centroids)[0])
+    looked_up = [np.take_along_axis(table[:, :, j], codes[:, j][:, None], axis=2)
+                 for j in range(parts)]  # fmt: skip
+    exact = np.matmul(scaled, np.asarray(keys).swapaxes(1, 2))
+    return Codes(
+        alike, products / np.maximum(lengths, 1e-9), alike * norms[:, None], agreement, table,
+        codes, np.sum(looked_up, axis=0), exact,
+    )  # fmt: skip
+
+
+def _unpacked(words: np.ndarray) -> np.ndarray:
+    """Bits [bits, rows] of words [words, rows]."""
+    bits = (words[:, None] >> np.arange(WORD, dtype=np.uint32)[None, :, None]) & 1
+    return bits.reshape(-1, words.shape[1]).astype(bool)
+
+
+@dataclass(frozen=True)
+class CodesView(View):
+    """Both estimates for one question, and one token's bits and codes.
+
+    Attributes:
+        token: the one looked at, the `rank`-th heaviest.
+        alike, cosines: hash bits shared and cosine, of every token.
+        estimates, exact: PQCache's scores and the true ones.
+        bits: of the token, whether each is the question's.
+        products: of the question with every centroid; `codes` are the token's.
+        recall: share of the `TOP` heaviest tokens among the `TOP` that rank highest.
+    """
+
+    rank: int
+    token: int
+    name: str
+    alike: Float[np.ndarray, "tokens"]
+    cosines: Float[np.ndarray, "tokens"]
+    estimates: Float[np.ndarray, "tokens"]
+    exact: Float[np.ndarray, "tokens"]
+    bits: Bool[np.ndarray, "bits"]
+    products: Float[np.ndarray, "parts clusters"]
+    codes: Int[np.ndarray, "parts"]
+    recall: dict[str, float]
+    heaviest: Int[np.ndarray, "listed"]
+
+    def counts(self, x: str, y: str) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+        """Tokens by two numbers: log(1 + count) in `BINS` x `BINS` cells, and where these lie."""
+        xs, ys = getattr(self, x), getattr(self, y)
+        found, left, low = np.histogram2d(xs, ys, BINS)
+        return np.log1p(found.T), (left[0], left[-1], low[0], low[-1])
+
+    def data(self) -> Data:
+        at = self.heaviest
+        return {
+            "heaviest": np.arange(len(at)) + 1,
+            "at": at + 1,
+            "true score": self.exact[at],
+            "by PQCache": self.estimates[at],
+            "bits shared (share)": (1 + self.alike[at]) / 2,
+            "cosine": self.cosines[at],
+        }
+
+    def sentence(self) -> str:
+        shared = int(self.bits.sum())
+        recalls = " and ".join(
+            f"{name} {in_words(share, 'share')}" for name, share in self.recall.items()
+        )
+        return (
+            f"Token {self.rank} by weight, {self.name}: {shared} of {len(self.bits)} hash bits are "
+            f"the question's, cosine {self.cosines[self.token]:.2f}; its score is "
+            f"{self.exact[self.token]:.2f}, by PQCache {self.estimates[self.token]:.2f}, from "
+            f"codes {', '.join(map(str, self.codes))}. Of the {TOP} heaviest tokens, the "
+            f"best {TOP} by estimate hold: {recalls}."
+        )
+
+    def footnote(self) -> str:
+        return "Measured here on the retrieval model, layer 1; random hash planes, keys centred."
+
+
+def codes_view(
+    *, bits: int, parts: int, context: int, head: int, question: int, rank: int
+) -> CodesView:
+    """Estimates of one question of layer 1; head, question and rank count from 1."""
+    found, text = codes_of(context, bits, parts), read_text(context)
+    at = head - 1, question - 1
+    order = np.argsort(-found.exact[at], kind="stable")
+    token = int(order[rank - 1])
+    recall = {
+        name: len(set(order[:TOP]) & set(np.argsort(-ranked[at], kind="stable")[:TOP])) / TOP
+        for name, ranked in (("HATA", found.scores), ("PQCache", found.estimates))
+    }
+    return CodesView(
+        rank, token, f"{name_of(text.tokens[token])} at {token + 1:,}", found.alike[at],
+        found.cosines[at], found.estimates[at], found.exact[at], found.agreement[at][:, token],
+        found.table[at], found.codes[head - 1][:, token], recall, order[:LISTED],
+    )  # fmt: skip
