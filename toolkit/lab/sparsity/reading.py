@@ -140,6 +140,8 @@ def index_of(system: str, context: int) -> Held:
 
 def scores_of(held: Held, layer: int, keys: Array, q: Array) -> Float[np.ndarray, "heads rows u"]:
     """How a system ranks its units of a layer for each row of queries [rows, heads, size]."""
+    if type(held.selector).scores is Selector.scores:  # a window asks no query
+        return np.zeros((q.shape[1], q.shape[0], 0), np.float32)
     length = jnp.asarray(held.length, jnp.int32)
     return np.asarray(_scores(held.selector, held.indices[layer], keys, q, length))
 
