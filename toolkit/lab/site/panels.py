@@ -71,9 +71,10 @@ REPLAYED: dict[str, Replayed] = {
         "notebooks/attention", "costs = CostPanel(", "CostPanel",
         {
             "context_length": None,
-            "window": (128, 512, 4096),
+            "head_size": (64, 128),
+            "window": (512, 4096),
             "unit": None,
-            "machine": ("h100", "h200", "tpu v6e"),
+            "machine": ("h100", "tpu v6e"),
         },
         {"heads": 4, "head_size": 64, "window": 512, "machine": "h100"},
     ),
@@ -139,7 +140,7 @@ REPLAYED: dict[str, Replayed] = {
             "context_length": None,
             "left": ("linear", "retention", "mamba2"),
             "right": ("gdn", "kda"),
-            "heads": (4, 16, 64),
+            "head_size": (64, 128, 256),
         },
     ),
     "search": Replayed(
