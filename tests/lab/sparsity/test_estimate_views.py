@@ -60,4 +60,4 @@ def test_tiles_are_those_of_sale():
                 kept = view.kept if is_rounded else view.by_exact
                 np.testing.assert_array_equal(kept & view.causal, tiles[head])
         assert 0.5 < view.mass < 1
-    np.testing.assert_allclose(view.margins.masses.sum(axis=1), 1, rtol=1e-4)
+    np.testing.assert_allclose(view.tiles.masses.sum(axis=1), 1, rtol=1e-4)
