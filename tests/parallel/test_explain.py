@@ -111,14 +111,17 @@ def test_groups_over_several_axes(mesh):
 def test_lines_are_those_of_this_source_though_another_compiled_it_first(mesh):
     """Two checkouts share a persistent cache: the same program from other files."""
     before = jax.config.jax_persistent_cache_min_compile_time_secs
+
+    def lowered(file):
+        names = {}
+        exec(compile("def total(x):\n    return (3.5 * x).sum()", file, "exec"), names)
+        return jax.jit(names["total"]).lower(array(mesh, (16, 32), "data"))
+
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         for file in ("first.py", "second.py"):
-            names = {}
-            exec(compile("def total(x):\n    return (3.5 * x).sum()", file, "exec"), names)
-            lowered = jax.jit(names["total"]).lower(array(mesh, (16, 32), "data"))
-            lowered.compile()
-            (one,) = explain(lowered).collectives
+            lowered(file).compile()
+            (one,) = explain(lowered(file)).collectives
             assert one.source == f"{file}:2"
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
