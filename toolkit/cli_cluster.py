@@ -55,6 +55,7 @@ def plan(
     compile: str | None = None,
     calibrate: Path | None = None,
     grade: Path | None = None,
+    grade_plans: Path | None = None,
     minutes: float = 0.0,
 ) -> None:
     """Say which layout trains a model fastest on a cluster, and what the others would cost.
@@ -69,13 +70,18 @@ def plan(
         calibrate: plan with constants fitted to this file of measurements (JSON lines; their form
             is in the docs, under planning.calibrate).
         grade: print the errors of all predictions in this record of compiled configurations.
+        grade_plans: say of every plan in this record whether it fits as compiled by libtpu.
         minutes: go on with that record for so long first.
     """
     from toolkit import planning
     from toolkit.planning.grade import compile_plan, grade_record
+    from toolkit.planning.grade_plans import grade_plans as graded
 
     if grade is not None:
         print(grade_record(grade, minutes))
+        return
+    if grade_plans is not None:
+        print(graded(grade_plans, minutes))
         return
 
     constants = None

@@ -28,6 +28,11 @@ def test_errors_are_within_the_claim(rows, what, unseen):
     assert errors[int(0.95 * (len(errors) - 1))] <= 0.25
 
 
+def test_no_recorded_memory_is_far_off(rows):
+    """Layers that recompute nothing were once 31% too large."""
+    assert max(abs(row["memory_error"]) for row in rows) <= 0.15
+
+
 def test_the_record_is_of_the_configurations(rows):
     assert len(rows) >= 16
     assert len({case.key for case in cases()}) == 100

@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +169,12 @@ def compile_plan(found: Plan) -> str:
     )
 
 
-def record_cases(path: Path, *, minutes: float, count: int = COUNT) -> int:
+def record_cases(path: Path, given: Iterable[Case], *, minutes: float) -> int:
     """Compiles what the record does not have yet, for so many minutes; returns how many it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(path)
     end = time.monotonic() + 60 * minutes
-    for case in cases(count):
+    for case in given:
         if case.key in rows or time.monotonic() > end:
             continue
         rows[case.key] = compiled(case)
@@ -242,7 +243,7 @@ def grade_record(path: Path, minutes: float) -> str:
     """Goes on with a record for so many minutes; its table of errors, and their summary."""
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
-    record_cases(path, minutes=minutes)
+    record_cases(path, cases(), minutes=minutes)
     rows = graded(path)
     table = [("configuration", "compiled", "memory", "sent")]
     for row in rows:

@@ -18,7 +18,8 @@ from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, tabl
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
-SWIGLU = 10  # numbers per hidden unit and token, as libtpu keeps them
+SWIGLU = 10  # numbers per hidden unit and token in one layer's forward and backward pass
+SWIGLU_KEPT, SWIGLU_GRADIENTS = 6, 3  # of them, those that the former keeps, and the latter adds
 LOGIT_COPIES = 2  # logits and their gradient, float32
 
 
@@ -99,9 +100,16 @@ def layer_memory(
     # What else the backward pass reads: squares and roots of the norms in float32, rotated queries
     # and keys, the heads' outputs, what SwiGLU multiplies.
     norms = 8 * FLOAT32 * tokens * width // tensor
-    everything = norms + tokens * (3 * queries + 2 * keys + SWIGLU * hidden) * size
-    kept = {"none": stream + everything, "elementwise": stream + products, "layer": stream}
-    working = everything + 2 * whole * (tensor > 1)
+    mixed = norms + tokens * (3 * queries + 2 * keys) * size
+    unit = tokens * hidden * size
+    kept = {
+        "none": stream + mixed + SWIGLU_KEPT * unit,
+        "elementwise": stream + products,
+        "layer": stream,
+    }
+    # What is computed anew is there once more; without that, only gradients come on top.
+    anew = mixed + SWIGLU * unit + 2 * whole * (tensor > 1)
+    working = SWIGLU_GRADIENTS * unit + 2 * whole if recompute == "none" else anew
     return Layer(held(layer_tensors(config, word), strategy), kept[recompute], working)
 
 
@@ -135,6 +143,9 @@ def memory_of(
     # the compute type, unless one layer is cast again for its own recomputing.
     is_cast = size < FLOAT32 and (strategy.fsdp > 1 or {"layer"} != {kind[1] for kind in words})
     copies = size * body.kept * is_cast
+    # Where nothing is recomputed, that copy is there in two layouts, one per pass, and the head's
+    # table stays as it was used, with its gradient in float32.
+    is_kept = "none" in {kind[1] for kind in words}
     accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
     activations = kept * in_flight
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
@@ -145,8 +156,8 @@ def memory_of(
         if has_head
         else (0, 0, 0),
         (
-            accumulated + FLOAT32 * body.kept + use * has_head,
-            copies + 2 * size * largest.held.used,
+            accumulated + FLOAT32 * body.kept + (1 + is_kept) * use * has_head,
+            (1 + is_kept) * copies + 2 * size * largest.held.used + is_kept * use * has_head,
             largest.working,
         ),
         (accumulated + FLOAT32 * numbers.kept, 2 * use * count, 0),
