@@ -83,23 +83,7 @@ def local_config(config: LoopedConfig, tensor: int) -> LoopedConfig:
 
 def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_length: int) -> None:
     """Refuses, in one line, what the strategy does not divide, with the nearest that it does."""
-    for name in (
-        "prelude",
-        "coda",
-        "input_injection",
-        "loop_embedding",
-        "exit_gate",
-        "sandwich_norm",
-        "residual_group",
-        "random_start",
-        "backward_loops",
-    ):
-        if getattr(config, name):
-            raise ValueError(
-                f"model: {name}={getattr(config, name)!r} is not modelled; want it off"
-            )
-    if config.loops_differ:
-        raise ValueError("model: windows that differ between loops are not modelled")
+    _check_config(config)
     for name, value in (("batch", batch), ("sequence_length", sequence_length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}")
@@ -132,6 +116,27 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"pipeline {strategy.pipeline} cuts a model of {config.loops} loops, whose "
             "layers run more than once; want 1"
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _check_config(config: LoopedConfig) -> None:
+    for name in (
+        "prelude",
+        "coda",
+        "input_injection",
+        "loop_embedding",
+        "exit_gate",
+        "sandwich_norm",
+        "residual_group",
+        "random_start",
+        "backward_loops",
+    ):
+        if getattr(config, name):
+            raise ValueError(
+                f"model: {name}={getattr(config, name)!r} is not modelled; want it off"
+            )
+    if config.loops_differ:
+        raise ValueError("model: windows that differ between loops are not modelled")
 
 
 def nearest_multiple(value: int, parts: int) -> int:

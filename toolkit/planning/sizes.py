@@ -66,20 +66,27 @@ class Held:
 
 def held(tensors: tuple, strategy: Strategy) -> Held:
     """What one chip holds of some tensors."""
+    data = strategy.data if strategy.shard_optimizer else 1
+    return _held(tensors, strategy.tensor, strategy.fsdp, data)
+
+
+@functools.lru_cache(maxsize=4096)
+def _held(tensors: tuple, tensor: int, fsdp: int, data: int) -> Held:
+    """`data` counts the shards of the optimiser's state beside `fsdp`."""
     total = Held(0, 0, 0)
     for shape, cut in tensors:
         rows = list(shape)
         if cut is not None:
-            rows[cut] //= strategy.tensor
+            rows[cut] //= tensor
         used = kept = moment = math.prod(rows)
         if is_sharded(shape):
-            free = {i: shape[i] for i in range(len(shape)) if i != cut or strategy.tensor == 1}
-            dimension = _largest(free, strategy.fsdp)
-            if dimension is not None and strategy.fsdp > 1:
-                kept = moment = used // strategy.fsdp
+            free = {i: shape[i] for i in range(len(shape)) if i != cut or tensor == 1}
+            dimension = _largest(free, fsdp)
+            if dimension is not None and fsdp > 1:
+                kept = moment = used // fsdp
                 free.pop(dimension)
-            if strategy.shard_optimizer and _largest(free, strategy.data) is not None:
-                moment = kept // strategy.data
+            if data > 1 and _largest(free, data) is not None:
+                moment = kept // data
         total += Held(kept, used, moment)
     return total
 

@@ -77,8 +77,11 @@ def overlapped_seconds(compute: float, communication: float, *, slowdown: float 
     ):  # fmt: skip
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}")
-    shorter, longer = sorted((compute, communication))
-    return longer + shorter * (slowdown - 1)
+    return _overlapped(compute, communication, slowdown)
+
+
+def _overlapped(compute: float, communication: float, slowdown: float) -> float:
+    return max(compute, communication) + min(compute, communication) * (slowdown - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +105,29 @@ class Seconds:
     hidden_backward: float = 0.0
     update: float = 0.0
 
+    # Field by field: a search adds and multiplies ten thousand times.
     def __add__(self, other: "Seconds") -> "Seconds":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Seconds(*(a + b for a, b in pairs))
+        return Seconds(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.recomputed + other.recomputed,
+            self.tensor + other.tensor,
+            self.hidden_forward + other.hidden_forward,
+            self.hidden_backward + other.hidden_backward,
+            self.update + other.update,
+        )
 
     def times(self, count: float) -> "Seconds":
         """So many of them."""
-        return Seconds(*(value * count for value in dataclasses.astuple(self)))
+        return Seconds(
+            self.forward * count,
+            self.backward * count,
+            self.recomputed * count,
+            self.tensor * count,
+            self.hidden_forward * count,
+            self.hidden_backward * count,
+            self.update * count,
+        )
 
     def exposed(self, slowdown: float) -> float:
         """Communication of parameters and gradients that computing does not hide."""
@@ -123,8 +142,8 @@ class Seconds:
         """All of it, with what overlaps overlapped."""
         backward = self.backward + self.recomputed
         return (
-            overlapped_seconds(self.forward, self.hidden_forward, slowdown=slowdown)
-            + overlapped_seconds(backward, self.hidden_backward, slowdown=slowdown)
+            _overlapped(self.forward, self.hidden_forward, slowdown)
+            + _overlapped(backward, self.hidden_backward, slowdown)
             + self.tensor
             + self.update
         )

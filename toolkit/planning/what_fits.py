@@ -68,12 +68,13 @@ def what_fits(
             f"sequences_per_chip must be 1 to {MOST_SEQUENCES}; got {sequences_per_chip}"
         )
     configs, clusters = [model_of(model) for model in models], [cluster(name) for name in chips]
+    cuts = [schemes(where.chips) for where in clusters]
     found: dict[tuple[int, int, str], Prediction | None] = {}
     for row, config in enumerate(configs):
         check_model(config, Strategy(), sequences_per_chip, sequence_length)
-        for column, where in enumerate(clusters):
+        for column, (where, named) in enumerate(zip(clusters, cuts, strict=True)):
             batch = sequences_per_chip * where.chips
-            for name, strategy in schemes(where.chips).items():
+            for name, strategy in named.items():
                 sizes = (config, strategy, batch, sequence_length)
                 found[row, column, name] = _predicted(where, *sizes)
     return found
