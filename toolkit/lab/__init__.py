@@ -23,6 +23,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
 * `SpeedupPanel`: every recorded time beside its rivals and what other chips could do
+* `TimelinePanel`: a compiled step in lanes of computing and collectives, on slower links
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from toolkit.lab.planning.fits_panel import FitsPanel
     from toolkit.lab.planning.memory_panel import ChipMemoryPanel
     from toolkit.lab.planning.plan_panel import PlanPanel
+    from toolkit.lab.planning.timeline_panel import TimelinePanel
     from toolkit.lab.sharding.mesh_panel import MeshPanel
     from toolkit.lab.sharding.step_panel import StepPanel
     from toolkit.lab.sparsity.codes_panel import CodesPanel
@@ -92,6 +94,7 @@ _HOMES = {
     "lab.planning.fits_panel": ("FitsPanel",),
     "lab.planning.memory_panel": ("ChipMemoryPanel",),
     "lab.planning.plan_panel": ("PlanPanel",),
+    "lab.planning.timeline_panel": ("TimelinePanel",),
     "lab.sharding.mesh_panel": ("MeshPanel",),
     "lab.sharding.step_panel": ("StepPanel",),
     "lab.sparsity.codes_panel": ("CodesPanel",),
@@ -134,6 +137,7 @@ __all__ = [
     "SlicePanel",
     "SpeedupPanel",
     "StepPanel",
+    "TimelinePanel",
     "Words",
     "gather",
     "run_notebook",

@@ -18,11 +18,9 @@ from toolkit.planning.models import model_of
 
 FILE = "timelines.json"
 MODEL, TOPOLOGY, BATCH, LENGTH = "llama-3.2-1b", "v5e:4x4", 32, 2048
-_KIND = {"recompute": "layer", "head_chunks": 8}
 STRATEGIES = {
-    "FSDP 16": Strategy(fsdp=16, **_KIND),
-    "FSDP 4 x tensor 4": Strategy(fsdp=4, tensor=4, **_KIND),
-    "data 16, optimiser sharded": Strategy(data=16, shard_optimizer=True, **_KIND),
+    "FSDP 16": Strategy(fsdp=16, recompute="layer", head_chunks=8),
+    "FSDP 4 x tensor 4": Strategy(fsdp=4, tensor=4, recompute="layer", head_chunks=8),
 }
 _ITEMS = (Compute, Send, Wait, Loop)
 

@@ -1,0 +1,114 @@
+"""The plots of `TimelinePanel`: the step in lanes, a part of it close, and the step by link."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+
+from toolkit.figures import ACCENT, FAINT, INK, look
+from toolkit.lab.kit.plot import Plot
+from toolkit.lab.planning.timeline_view import SPEEDS, TimelineView, speed_in_words
+from toolkit.measure import in_words
+from toolkit.planning.timeline import COMPUTE, LINK, STRAGGLER
+
+LANES = {COMPUTE: "chip", STRAGGLER: "slow chip", LINK: "link"}
+COLOURS = {"nothing": "white", "forward": "#a8cfe8", "backward": "#2f7fb8", "other": "#cfd6dc",
+           "collectives": "#f0b9cd"}  # fmt: skip
+_NAMES = tuple(COLOURS)
+_CELLS = 1200  # about one per pixel
+_ROWS = 8  # of the picture per lane; the first and the last stay white
+_MOST_WORDS = 24
+
+
+class LanesPlot(Plot):
+    """Lanes from above: a chip's computing, the slow chip's if there is one, the link."""
+
+    def __init__(self, axes: Axes, *, is_close: bool) -> None:
+        super().__init__(axes)
+        self._is_close = is_close
+        axes.grid(False)
+        # One picture: a step has thousands of spans, which would take half a second to draw.
+        colours = ListedColormap([*COLOURS.values()])
+        self.lanes = self.image((_ROWS * len(LANES), _CELLS), colours, 0, len(COLOURS) - 1)
+        self.lanes.set_extent((0, 1, len(LANES) - 0.5, -0.5))
+        axes.set_yticks(range(len(LANES)), list(LANES.values()))
+        axes.tick_params(axis="y", length=0)
+        # Shares of what is shown: limits that stay make a redraw cheap.
+        axes.set(xticks=[], xlim=(0, 1), ylim=(len(LANES) - 0.5, -0.5))
+        self._title = self.text(0, -0.62, va="bottom", fontweight="bold", fontsize=10)
+        self._words = [
+            self.text(fontsize=7.5, ha="center", va="center", clip_on=True)
+            for _ in range(_MOST_WORDS if is_close else 0)
+        ]
+        if not is_close:
+            self._window = self.line(color=ACCENT, linewidth=1.4)
+            handles = [Patch(color=COLOURS[name], label=name) for name in _NAMES[1:]]
+            axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
+
+    def show(self, view: TimelineView) -> None:
+        total = view.now.step_seconds
+        begin, end = view.window if self._is_close else (0.0, total)
+        length = end - begin
+        cells, said = np.zeros((len(LANES), _ROWS, _CELLS)), []
+        for lane, name, start, seconds in view.now.spans:
+            left, right = max(0.0, (start - begin) / length), (start + seconds - begin) / length
+            right = min(right, 1.0)
+            if right <= left:
+                continue
+            row = list(LANES).index(lane)
+            kind = "collectives" if lane == LINK else name
+            first, last = (round(edge * _CELLS) for edge in (left, right))
+            cells[row, 1:-1, first : max(last, first + 1)] = _NAMES.index(kind)
+            if right - left > 0.015 + 0.0095 * len(name):  # what the word takes of the width
+                said.append(((left + right) / 2, row, name))
+        self.lanes.set_data(cells.reshape(-1, _CELLS))
+        for words in self._words:
+            words.set_visible(False)
+        for words, (x, row, name) in zip(self._words, said, strict=False):
+            words.set(
+                visible=True, x=x, y=row, text=name, color="white" if name == "backward" else INK
+            )
+        what = "Close" if self._is_close else "The step"
+        span = in_words(length, "seconds")
+        at = f" from {in_words(begin, 'seconds')}" if self._is_close else ""
+        self._title.set_text(f"{what}{at}: {span} (modelled)")
+        if not self._is_close:
+            left, right = (edge / total for edge in view.window)
+            self._window.set_data(
+                [left, left, right, right, left], [-0.45, 2.45, 2.45, -0.45, -0.45]
+            )
+
+
+class SpeedsPlot(Plot):
+    """The step on slower and faster links: what computes, and what of the link shows."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
+        axes.set_title("The step by speed of the links", fontsize=10)
+        axes.grid(False)
+        axes.set_yticks(range(len(SPEEDS)), [speed_in_words(speed) for speed in SPEEDS])
+        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.set(xticks=[], xlim=(0, 2), ylim=(len(SPEEDS) - 0.5, -0.5))
+        axes.spines["bottom"].set_visible(False)
+        self.bars = list(map(self.moving, axes.barh(range(len(SPEEDS)), 0, 0.6, linewidth=0)))
+        self._words = [self.text(0, row, fontsize=8.5, va="center") for row in range(len(SPEEDS))]
+        self._parts = self.text(1.45, -0.5, fontsize=9, va="top", linespacing=1.5)
+
+    def show(self, view: TimelineView) -> None:
+        now = view.now
+        parts = {
+            "computing": now.computing, "communicating": now.communicating,
+            "hidden behind computing": now.hidden, "step": now.step_seconds,
+        }  # fmt: skip
+        self._parts.set_text(
+            "\n".join(f"{name}: {in_words(value, 'seconds')}" for name, value in parts.items())
+        )
+        steps = [one.step_seconds for one in view.by_speed.values()]
+        longest = max(steps)
+        for speed, seconds, bar, words in zip(SPEEDS, steps, self.bars, self._words, strict=True):
+            is_chosen = speed == view.speed
+            bar.set(width=seconds / longest, color=look("full").colour if is_chosen else FAINT)
+            words.set(
+                x=seconds / longest + 0.02, text=in_words(seconds, "seconds"),
+                fontweight="bold" if is_chosen else "normal",
+            )  # fmt: skip
