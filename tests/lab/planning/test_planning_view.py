@@ -6,6 +6,8 @@ import pytest
 
 from toolkit.lab.planning.fits_view import COUNTS, MODELS, SCHEMES, fits
 from toolkit.lab.planning.memory_view import chip_memory
+from toolkit.lab.planning.stored_timelines import STRATEGIES
+from toolkit.lab.planning.timeline_view import SPEEDS, timeline_of
 from toolkit.planning import Strategy, predict, what_fits
 
 STATE: dict[str, Any] = {
@@ -53,3 +55,16 @@ def test_the_map_holds_what_fits_under_every_scheme():
             fitting += [count] * bool(one and one.fits)
         assert view.fewest(row, scheme) == min(fitting, default=None)
         assert "Modelled" in view.sentence()
+
+
+@pytest.mark.parametrize("layout", STRATEGIES)
+def test_a_stored_step_is_slower_on_slower_links_and_says_what_is_modelled(layout):
+    view = timeline_of(layout=layout, speed=0.5, straggler=1.0, part=100.0)
+    steps = [view.by_speed[speed].step_seconds for speed in SPEEDS]
+    assert steps == sorted(steps, reverse=True)
+    assert view.now.hidden > 0  # asynchronous, as compiled
+    assert view.window[1] == pytest.approx(view.now.step_seconds)
+    assert "Durations modelled" in view.sentence()
+    assert "as compiled" in view.footnote()
+    slow = timeline_of(layout=layout, speed=0.5, straggler=2.0, part=0.0)
+    assert slow.now.step_seconds > view.now.step_seconds
