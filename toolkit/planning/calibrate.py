@@ -59,8 +59,14 @@ class Calibration:
         error_before, error_after: median relative error with the defaults, and with these.
 
     Example:
-        >>> Calibration(Constants(), ("link",), "TPU v5e", 4, 0.3, 0.02).fitted
-        ('link',)
+        >>> import json, tempfile
+        >>> row = {"measured": "memory", "chips": "v5e:1", "bytes": 8.1e11, "seconds": 2.0}
+        >>> path = f"{tempfile.mkdtemp()}/measured.jsonl"
+        >>> with open(path, "w") as file:
+        ...     json.dump(row, file)
+        >>> found = calibrate(path)
+        >>> found.fitted, found.chip, found.count
+        (('memory',), 'TPU v5e', 1)
     """
 
     constants: Constants

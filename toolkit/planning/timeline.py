@@ -51,9 +51,10 @@ class Timeline:
         unknown_loops: loops whose trips the program does not tell; they count once.
 
     Example:
-        >>> spans = Span("compute", "forward", 0, 2.0), Span("collectives", "all-reduce", 1.5, 1.0)
-        >>> Timeline(cluster("v5e:4"), spans, 2.5, 2.0, 1.0, 0).hidden
-        0.5
+        >>> x = jnp.ones((64, 64))
+        >>> found = timeline(jax.jit(jnp.dot).lower(x, x).compile(), "v5e:1")
+        >>> found.communicating, found.hidden
+        (0.0, 0.0)
     """
 
     cluster: Cluster
