@@ -59,12 +59,10 @@ class Calibration:
         error_before, error_after: median relative error with the defaults, and with these.
 
     Example:
-        >>> import json, tempfile
-        >>> row = {"measured": "memory", "chips": "v5e:1", "bytes": 8.1e11, "seconds": 2.0}
-        >>> path = f"{tempfile.mkdtemp()}/measured.jsonl"
-        >>> with open(path, "w") as file:
-        ...     json.dump(row, file)
-        >>> found = calibrate(path)
+        >>> from pathlib import Path
+        >>> row = '{"measured": "memory", "chips": "v5e:1", "bytes": 8.1e11, "seconds": 2.0}'
+        >>> _ = Path("measured.jsonl").write_text(row)
+        >>> found = calibrate("measured.jsonl")
         >>> found.fitted, found.chip, found.count
         (('memory',), 'TPU v5e', 1)
     """
@@ -108,12 +106,10 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
         Milliseconds per measurement; whole steps are predicted some tens of times each.
 
     Example:
-        >>> import json, tempfile
-        >>> row = {"measured": "matmul", "chips": "v5e:1", "flops": 1.97e14, "seconds": 2.0}
-        >>> path = f"{tempfile.mkdtemp()}/measured.jsonl"
-        >>> with open(path, "w") as file:
-        ...     json.dump(row, file)
-        >>> round(calibrate(path).constants.matmul, 3)
+        >>> from pathlib import Path
+        >>> row = '{"measured": "matmul", "chips": "v5e:1", "flops": 1.97e14, "seconds": 2.0}'
+        >>> _ = Path("measured.jsonl").write_text(row)
+        >>> round(calibrate("measured.jsonl").constants.matmul, 3)
         0.5
     """
     from scipy.optimize import least_squares
