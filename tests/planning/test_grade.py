@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.planning.clusters import cluster
 from toolkit.planning.grade import Case, cases, grade_record, graded, is_possible
+from toolkit.planning.grade_plans import grade_plans, graded_plans
 from toolkit.planning.strategy import Strategy
 
 RECORD = Path(__file__).parents[2] / "data" / "planning" / "libtpu-0.0.42.jsonl"
@@ -50,3 +51,18 @@ def test_a_record_that_is_complete_compiles_nothing(tmp_path, rows):
 def test_what_does_not_divide_is_not_graded():
     where = cluster("v5e:2x2")
     assert not is_possible(Case("llama-3.2-1b", where.name, Strategy(fsdp=4), 3, 512), where)
+
+
+def test_plans_that_fit_fit_as_compiled(tmp_path):
+    """Recorded by libtpu: within the chip's memory, and within a quarter of the prediction."""
+    plans = RECORD.with_name("plans-libtpu-0.0.42.jsonl")
+    found = graded_plans(plans)
+    assert len(found) >= 3
+    for row in found:
+        assert row["fits"], row["case"]
+        assert abs(row["memory_error"]) <= 0.25, row["case"]
+    copy = tmp_path / "plans.jsonl"
+    copy.write_text(plans.read_text())
+    assert f"{len(found)} of {len(found)} plans fit" in grade_plans(copy, minutes=0)
+    with pytest.raises(ValueError, match="minutes must lie"):
+        grade_plans(copy, minutes=-1)

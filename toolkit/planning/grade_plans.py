@@ -77,7 +77,8 @@ def grade_plans(path: Path, minutes: float) -> str:
     """Goes on with a record of plans for so many minutes; its table, and a summary."""
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
-    record_plans(path, minutes)
+    if minutes:
+        record_plans(path, minutes)
     rows = graded_plans(path)
     table = [("plan", "compiled", "", "predicted")]
     for row in rows:
