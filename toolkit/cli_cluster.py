@@ -74,14 +74,13 @@ def plan(
         minutes: go on with that record for so long first.
     """
     from toolkit import planning
-    from toolkit.planning.grade import compile_plan, grade_record
-    from toolkit.planning.grade_plans import grade_plans as graded
+    from toolkit.planning import grade as grading
 
     if grade is not None:
-        print(grade_record(grade, minutes))
+        print(grading.grade_record(grade, minutes))
         return
     if grade_plans is not None:
-        print(graded(grade_plans, minutes))
+        print(grading.grade_plans(grade_plans, minutes))
         return
 
     constants = None
@@ -95,7 +94,7 @@ def plan(
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
     if compile is not None:
-        print(compile_plan(found))
+        print(grading.compile_plan(found))
 
 
 def explain(

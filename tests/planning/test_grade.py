@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from toolkit.planning.clusters import cluster
-from toolkit.planning.grade import Case, cases, grade_record, graded, is_possible
-from toolkit.planning.grade_plans import grade_plans, graded_plans
+from toolkit.planning.grade import (
+    Case,
+    cases,
+    grade_plans,
+    grade_record,
+    graded,
+    graded_plans,
+    is_possible,
+)
 from toolkit.planning.strategy import Strategy
 
 RECORD = Path(__file__).parents[2] / "data" / "planning" / "libtpu-0.0.42.jsonl"

@@ -13,7 +13,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.compiled_work import compiled_work
 from toolkit.planning.models import DENSE, check_model, model_of
-from toolkit.planning.plan import Plan
+from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import predict
 from toolkit.planning.program import train_program
 from toolkit.planning.strategy import Strategy
@@ -37,6 +37,10 @@ LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, 
 # memory that it grades.
 ROUGHLY_KEPT = {"layer": 2, "elementwise": 24, "none": 60}
 COUNT = 100
+# Plans that are compiled: what the planner says fits, fits.
+PLANNED = ("llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b")
+PLANNED_FOR = ("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:2x2x1")
+PLANS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,3 +254,70 @@ def grade_record(path: Path, minutes: float) -> str:
         errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
         table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
     return f"{text_table(table, '<>>>')}\n{summary(rows)}"
+
+
+def planned_cases() -> Iterator[Case]:
+    """The configurations, planned one by one."""
+    found = 0
+    sizes = ((1, 2048), (4, 4096), (8, 2048))  # sequences per chip, tokens
+    for (rows, length), name, model in itertools.product(sizes, PLANNED_FOR, PLANNED):
+        batch = rows * cluster(name).chips
+        try:
+            plans = plan(model, name, batch=batch, sequence_length=length)
+        except ValueError:  # nothing fits
+            continue
+        best = next(
+            (each for each in (plans.best, *plans.runners_up) if each.strategy.pipeline == 1), None
+        )
+        if best is not None and found < PLANS:
+            found += 1
+            yield Case(model, name, best.strategy, batch, length)
+
+
+def record_plans(path: Path, minutes: float) -> None:
+    """Compiles plans that the record does not have yet, for so many minutes."""
+
+    def told() -> Iterator[Case]:
+        for case in planned_cases():
+            yield case
+            rows = read_rows(path)
+            if case.key in rows and "strategy" not in rows[case.key]:
+                rows[case.key] |= dataclasses.asdict(case)
+                path.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()))
+
+    record_cases(path, told(), minutes=minutes)
+
+
+def graded_plans(path: Path) -> list[dict[str, Any]]:
+    """Every recorded plan: whether it fits as compiled, and by how much the prediction is off."""
+    found = []
+    for row in read_rows(path).values():
+        if "error" in row:
+            found.append({"case": row["case"], "fits": False, "memory": None, "memory_error": None})
+            continue
+        strategy = Strategy(**row["strategy"])
+        case = Case(row["model"], row["topology"], strategy, row["batch"], row["length"])
+        held = row["resident_bytes"]
+        limit = cluster(case.topology).chip.memory_bytes
+        error = predicted(case)[0] / held - 1
+        found.append(
+            {"case": row["case"], "fits": held <= limit, "memory": held, "memory_error": error}
+        )
+    return found
+
+
+def grade_plans(path: Path, minutes: float) -> str:
+    """Goes on with a record of plans for so many minutes; its table, and a summary."""
+    if not 0 <= minutes <= 10_000:
+        raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
+    if minutes:
+        record_plans(path, minutes)
+    rows = graded_plans(path)
+    table = [("plan", "compiled", "", "predicted")]
+    for row in rows:
+        is_told = row["memory"] is not None
+        held = in_words(row["memory"], "bytes") if is_told else "does not compile"
+        error = f"{row['memory_error']:+.1%}" if is_told else ""
+        table.append((row["case"], held, "fits" if row["fits"] else "does not fit", error))
+    fitting = sum(row["fits"] for row in rows)
+    return f"{text_table(table, '<><>')}\n{fitting} of {len(rows)} plans fit as compiled"
