@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from toolkit.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -21,3 +23,8 @@ def test_ci_runs_the_two_lines_at_the_top():
     assert first in script
     assert second in script
     assert README.index(second) < 200, "they stand at the top"
+
+
+def test_every_command_has_its_line():
+    lines = re.findall(r"^\| `toolkit ([a-z-]+)", README, flags=re.M)
+    assert lines == list(COMMANDS)

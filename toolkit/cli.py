@@ -315,6 +315,25 @@ def _enable_compilation_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
 
 
+_FUNCTIONS = (
+    tour,
+    lab,
+    gather,
+    export_site,
+    train,
+    launch,
+    generate,
+    export,
+    plan,
+    explain,
+    bench,
+    audit_sparse,
+    experiment,
+    info,
+)
+COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
+
+
 def main() -> None:
     """Entry point of the command `toolkit`; exit status 2 for an expected error.
 
@@ -322,27 +341,10 @@ def main() -> None:
         SystemExit: with 2 after an expected error, with 130 after Ctrl-C, with 141 when nobody
             reads the output any more.
     """
-    functions = (
-        tour,
-        lab,
-        gather,
-        export_site,
-        train,
-        launch,
-        generate,
-        export,
-        plan,
-        explain,
-        bench,
-        experiment,
-        audit_sparse,
-        info,
-    )
-    commands = {command.__name__.replace("_", "-"): command for command in functions}
     _enable_compilation_cache()
     try:
         tyro.extras.subcommand_cli_from_dict(
-            commands,
+            COMMANDS,
             prog="toolkit",
             description="The ideas that make large models fast: read, run, measure, move a slider.",
         )
