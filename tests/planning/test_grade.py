@@ -61,17 +61,16 @@ def test_what_does_not_divide_is_not_graded():
 
 
 def test_plans_that_fit_fit_as_compiled(tmp_path):
-    """Recorded by libtpu: in the chip's memory, within a quarter of the prediction; but for one."""
+    """Recorded by libtpu: what fits as predicted fits, all within a quarter of the prediction."""
     plans = RECORD.with_name("plans-libtpu-0.0.42.jsonl")
     found = graded_plans(plans)
     assert len(found) >= 6
-    missed = [row["case"] for row in found if not row["fits"] or abs(row["memory_error"]) > 0.25]
-    # A known fault of the model of memory: this plan needs 18.6 GiB, and was predicted 11.4.
-    assert missed == [
-        "llama-3-8b | v5e:4x4 | fsdp 16; recompute elementwise; head in 8 chunks | 16 x 2048"
-    ]
+    assert all(row["fits"] or not row["is_planned"] for row in found)
+    # llama-3-8b with FSDP 16 was once predicted 39% too low.
+    assert max(abs(row["memory_error"]) for row in found) <= 0.15
     copy = tmp_path / "plans.jsonl"
     copy.write_text(plans.read_text())
-    assert f"{len(found) - 1} of {len(found)} plans fit" in grade_plans(copy, minutes=0)
+    planned = sum(row["is_planned"] for row in found)
+    assert f"{planned} of {planned} plans that fit as predicted fit" in grade_plans(copy, minutes=0)
     with pytest.raises(ValueError, match="minutes must lie"):
         grade_plans(copy, minutes=-1)

@@ -64,6 +64,15 @@ def test_longer_context_is_never_cheaper(recompute):
     assert seconds == sorted(seconds)
 
 
+def test_layers_and_what_they_keep_are_there_at_one_time():
+    """Beside the update of two large tables, which is no moment of its own, they once were lost."""
+    strategy = Strategy(fsdp=16, recompute="elementwise", head_chunks=8)
+    held = predict("llama-3-8b", "v5e:4x4", strategy, batch=16).memory
+    kept = 32 * 2048 * 2 * (4096 + 34_816 + 2 * 4096)  # input, and products with weights, bfloat16
+    assert held.activations == kept
+    assert held.working > 0
+
+
 def test_recomputing_trades_time_for_memory():
     none, elementwise, layer = (
         predict("llama-3-8b", "h100:8", Strategy(fsdp=8, recompute=what), batch=16)

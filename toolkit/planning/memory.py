@@ -151,23 +151,29 @@ def memory_of(
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
     moments = (
-        # gradients, gathered, working
-        (accumulated, copies + 2 * use, LOGIT_COPIES * logits + 2 * tokens * config.width * size)
+        # gradients, activations, gathered, working
+        (
+            accumulated,
+            activations,
+            copies + 2 * use,
+            LOGIT_COPIES * logits + 2 * tokens * config.width * size,
+        )
         if has_head
-        else (0, 0, 0),
+        else (0, 0, 0, 0),
         (
             accumulated + FLOAT32 * body.kept + (1 + is_kept) * use * has_head,
+            activations,
             (1 + is_kept) * copies + 2 * size * largest.held.used + is_kept * use * has_head,
             largest.working,
         ),
-        (accumulated + FLOAT32 * numbers.kept, 2 * use * count, 0),
+        (accumulated + FLOAT32 * numbers.kept, 0, 2 * use * count, 0),
     )
-    gradients, gathered, working = max(moments, key=sum)
+    gradients, kept, gathered, working = max(moments, key=sum)
     return Memory(
         parameters=FLOAT32 * numbers.kept,
         optimizer=2 * FLOAT32 * numbers.moment,
         gradients=gradients,
-        activations=activations * (working > 0),
+        activations=kept,
         gathered=gathered,
         working=working,
         inputs=2 * FLOAT32 * (batch // strategy.batch_shards) * length,
