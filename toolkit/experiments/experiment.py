@@ -168,4 +168,4 @@ def _cell(results: Results, label: str, column: Column) -> str:
     except MissingResultError:
         return ""
     spread = statistics.stdev(samples) if len(samples) > 1 else 0.0
-    return f"{statistics.fmean(samples):,.{column.digits}f} +- {spread:,.{column.digits}f}"
+    return f"{statistics.fmean(samples):z,.{column.digits}f} +- {spread:z,.{column.digits}f}"
