@@ -2,11 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.planning.fits_panel import FitsPanel
+from toolkit.lab.planning.fits_plots import _letters
 from toolkit.lab.planning.memory_panel import ChipMemoryPanel
 from toolkit.lab.planning.plan_panel import PlanPanel
 
@@ -41,16 +43,27 @@ def test_a_bad_combination_is_told_and_the_picture_stays():
 
 def test_cells_of_the_map_say_and_colour_what_fits():
     panel = FitsPanel(chip="h100", scheme="ZeRO-3, recomputing")
-    for plot in panel._plots:
-        colours = plot._image.get_array()
-        for row, texts in enumerate(plot.words):
-            for column, words in enumerate(texts):
-                assert (words.get_fontweight() == "bold") == bool(colours[row, column])
+    table, fewest = panel._plots
+    for plot in (table, fewest):
+        said = [cell for row in plot.rows for cell in row]
+        fitting = sum(is_fit for _, is_fit in said)
+        # One outline of five corners per cell that fits, and letters for every cell.
+        assert len(plot._fitting.get_path().vertices) == 5 * fitting > 0
+        letters = {True: 0, False: 0}
+        for words, is_fit in said:
+            letters[is_fit] += sum(
+                len(codes) for _, codes in _letters(words, plot._fontsize, is_fit)
+            )
+        for is_fit, shape in plot._words.items():
+            assert len(shape.get_path().vertices) == letters[is_fit] > 0
     panel.scheme = "ZeRO-3 x tensor, recomputing"
-    title, cells = panel._plots[0]._title, panel._plots[0].axes
+    title, cells = table._title, table.axes
     assert title.get_window_extent().x1 < cells.get_window_extent().x1
-    shown = [words.get_text() for words in panel._plots[0].words[3]]
-    assert shown[0].endswith("%")
+    for at, (words, is_fit) in enumerate(table.rows[3]):
+        assert words.endswith("%")
+        outline = np.concatenate([part for part, _ in _letters(words, table._fontsize, is_fit)])
+        width = cells.get_window_extent().width / len(table.rows[3])
+        assert np.ptp(outline[:, 0]) * table.axes.figure.dpi / 72 < width, at
 
 
 def test_every_strategy_of_the_plan_has_its_row_and_reason():
