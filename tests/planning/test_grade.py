@@ -64,10 +64,10 @@ def test_plans_that_fit_fit_as_compiled(tmp_path):
     """Recorded by libtpu: what fits as predicted fits, all within a quarter of the prediction."""
     plans = RECORD.with_name("plans-libtpu-0.0.42.jsonl")
     found = graded_plans(plans)
-    assert len(found) >= 6
+    assert len(found) >= 11
     assert all(row["fits"] or not row["is_planned"] for row in found)
     # llama-3-8b with FSDP 16 was once predicted 39% too low.
-    assert max(abs(row["memory_error"]) for row in found) <= 0.15
+    assert max(abs(row["memory_error"]) for row in found) <= 0.25
     copy = tmp_path / "plans.jsonl"
     copy.write_text(plans.read_text())
     planned = sum(row["is_planned"] for row in found)

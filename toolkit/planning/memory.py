@@ -94,9 +94,9 @@ def layer_memory(
     queries, keys = queries // tensor, keys // tensor
     whole = tokens * width * size  # the residual stream, all of time
     stream = whole // tensor
-    # Products with weights: queries, keys, values, gate and up; output and down before their sums
-    # over "tensor" are taken.
-    products = tokens * (queries + 2 * keys + 2 * hidden) * size + 2 * whole
+    # Products with weights: queries, keys, values, gate and up, and the output before its sum over
+    # "tensor" is taken; the backward pass does not read that of down.
+    products = tokens * (queries + 2 * keys + 2 * hidden) * size + whole
     # What else the backward pass reads: squares and roots of the norms in float32, rotated queries
     # and keys, the heads' outputs, what SwiGLU multiplies.
     norms = 8 * FLOAT32 * tokens * width // tensor
