@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -64,7 +65,7 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
     norms = np.asarray(hashes.norms[0].astype(jnp.float32))
     products = np.matmul(scaled, centred.swapaxes(1, 2))
     lengths = np.linalg.norm(scaled, axis=-1)[..., None] * np.linalg.norm(centred, axis=-1)[:, None]
-    own = np.stack([_unpacked(np.asarray(hata.hashes(jnp.asarray(rows)))) for rows in scaled])
+    own = np.stack([_unpacked(words) for words in np.asarray(_hashes(hata, scaled))])
     of_keys = np.stack([_unpacked(words) for words in np.asarray(hashes.words)[0]])
     agreement = own.swapaxes(1, 2)[..., None] == of_keys[:, None]
     alike = 2 * agreement.mean(axis=2, dtype=np.float32) - 1
@@ -81,6 +82,11 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
         alike, products / np.maximum(lengths, 1e-9), alike * norms[:, None], agreement, table,
         codes, np.sum(looked_up, axis=0), exact,
     )  # fmt: skip
+
+
+@jax.jit
+def _hashes(hata, rows):
+    return jax.vmap(hata.hashes)(rows)
 
 
 def _unpacked(words: np.ndarray) -> np.ndarray:

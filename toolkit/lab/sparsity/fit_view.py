@@ -8,7 +8,6 @@ import functools
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -17,6 +16,7 @@ from toolkit.lab.kit.view import Data, View
 from toolkit.lab.sparsity.reading import (
     ask,
     best,
+    first_recent,
     index_of,
     params,
     read_text,
@@ -122,9 +122,8 @@ def _listed(context: int, head: int, question: int):
     q, k = np.asarray(asked.q), np.asarray(asked.k)
     scale = q.shape[-1] ** -0.5
     keys, query = text.keys[0][head], scale * q[question, head]
-    index = jax.tree.map(lambda x: x[head], held.indices[0])
     scores = scores_of(held, 0, text.keys[0], asked.q)[head, question]
-    start = int(selector.start(index, held.length, 0))
+    start = first_recent(held, 0, 0)
     tokens, sizes = units_of("tactic", context, 0, head, start)
     usable = np.flatnonzero(sizes)
     order = usable[best(scores[usable], len(usable))]
@@ -138,16 +137,26 @@ def _listed(context: int, head: int, question: int):
     exact = weights[listed]
     n = len(listed)
     head_end = min(max(int(np.ceil(np.float32(selector.exact_head) * n)), 64), n)
-    x, looked_at, is_token = (np.asarray(y) for y in segments(scores, query, index, keys))
+    found = _segments(scores, query, held.indices[0], keys, head)
+    x, looked_at, is_token = (np.asarray(y) for y in found)
     y = np.where(is_token, np.exp(looked_at - largest), 0).sum(axis=1) / is_token.sum(axis=1)
     x, levels = x.reshape(2, 2).mean(axis=1), y.reshape(2, 2).mean(axis=1)
-    a, b = (float(z) for z in fit(x[0], levels[0], x[1], levels[1]))
+    a, b, rest = (float(z) for z in _fit(*x, *levels, np.float32(n), np.float32(head_end)))
     place = np.arange(1, n + 1)
     curve = np.where(place <= head_end, exact, a / place + b)
-    rest = float(harmonic(jnp.float32(n)) - harmonic(jnp.float32(head_end)))
     total = exact[:head_end].sum() + a * rest + b * (n - head_end)
     seen = (head_end, float(x[0]), float(x[1]))
     return exact, curve, total, float(forced), seen, (float(levels[0]), float(levels[1]))
+
+
+@jax.jit
+def _segments(scores, query, index, keys, head):
+    return segments(scores, query, jax.tree.map(lambda x: x[head], index), keys)
+
+
+@jax.jit
+def _fit(x1, x2, y1, y2, n, head_end):
+    return *fit(x1, y1, x2, y2), harmonic(n) - harmonic(head_end)
 
 
 def _first_at(mass: np.ndarray, target: float) -> int:

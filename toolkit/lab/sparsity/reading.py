@@ -69,20 +69,19 @@ def params() -> model.Params:
 def read_text(context: int) -> Text:
     """A text of this many tokens, read densely; remembered."""
     task = Retrieval(PAIRS, context + 2 * QUESTIONS, QUESTIONS)
+    drawn, *kept = _read(params(), task)
+    tokens, asked, answers = (np.asarray(x) for x in drawn)
+    places = [int(np.flatnonzero(tokens == key)[0]) + 1 for key in asked]
+    return Text(tokens, asked, answers, np.array(places), *kept)
+
+
+# One program: the hundred that JAX makes of single operations keep more memory than the text.
+@functools.partial(jax.jit, static_argnums=1)
+def _read(params, task):
     drawn = task.draw(jax.random.key(16), 1)
-    tokens, asked = drawn.tokens[0, :context], drawn.tokens[0, context::2]
-    answers = np.asarray(drawn.targets[0, context::2])
-    places = [int(np.flatnonzero(np.asarray(tokens) == key)[0]) + 1 for key in asked]
-    last = jnp.broadcast_to(tokens[-1], (QUESTIONS,))
-    first = model.start(params(), jnp.stack([last, asked], axis=1))[:, 1:]
-    keys, values = _read(params(), tokens[None])
-    return Text(
-        np.asarray(tokens), np.asarray(asked), answers, np.array(places), keys, values, first
-    )
-
-
-@jax.jit
-def _read(params, tokens):
+    tokens, asked = drawn.tokens[:, : task.haystack], drawn.tokens[0, task.haystack :: 2]
+    last = jnp.broadcast_to(tokens[0, -1], (QUESTIONS,))
+    first = model.start(params, jnp.stack([last, asked], axis=1))[:, 1:]
     x, keys, values = model.start(params, tokens), [], []
     for layer in range(model.LAYERS):
         seen = model.project(params, layer, x)
@@ -90,7 +89,8 @@ def _read(params, tokens):
         values.append(seen.v[0].swapaxes(0, 1))
         if layer + 1 < model.LAYERS:
             x = model.finish(params, layer, x, softmax_attention(*seen)[0])
-    return tuple(keys), tuple(values)
+    answers = drawn.targets[0, task.haystack :: 2]
+    return (tokens[0], asked, answers), tuple(keys), tuple(values), first
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -154,8 +154,12 @@ def _scores(selector, index, keys, q, length):
 
 def index_bytes(held: Held, layer: int, q: Array) -> int:
     """Bytes of the index that a head reads in one step."""
-    index = jax.tree.map(lambda x: x[0], held.indices[layer])
-    return int(held.selector.index_bytes(index, q[:1, 0], jnp.int32(held.length)))
+    return int(_index_bytes(held.selector, held.indices[layer], q, jnp.int32(held.length)))
+
+
+@jax.jit
+def _index_bytes(selector, index, q, length):
+    return selector.index_bytes(jax.tree.map(lambda x: x[0], index), q[:1, 0], length)
 
 
 class Units(NamedTuple):
@@ -175,12 +179,28 @@ def units_of(system: str, context: int, layer: int, head: int, start: int) -> Un
             tokens[selector.sinks : start],
             ((tokens >= selector.sinks) & (tokens < start)).astype(int),
         )
-    index = jax.tree.map(lambda x: x[head], indices[layer])
-    count = index.sizes.shape[0] if hasattr(index, "sizes") else -(-(length - 1) // selector.unit)
+    found = _units(selector, indices[layer], head, start, length - 1)
+    sizes, tokens, is_token = (np.asarray(x) for x in found)
+    return Units(tokens[is_token], sizes)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _units(selector, index, head, start, slots):
+    index = jax.tree.map(lambda x: x[head], index)
+    count = index.sizes.shape[0] if hasattr(index, "sizes") else -(-slots // selector.unit)
     units = jnp.arange(count, dtype=jnp.int32)
-    sizes = np.asarray(selector.sizes(index, units, start))
-    tokens, is_token = selector.expand(index, units, start, length - 1)
-    return Units(np.asarray(tokens)[np.asarray(is_token)], sizes)
+    return selector.sizes(index, units, start), *selector.expand(index, units, start, slots)
+
+
+def first_recent(held: Held, layer: int, budget: int) -> int:
+    """The first token that is read for being recent; with a budget of 0 the query decides."""
+    length = jnp.int32(held.length)
+    return int(_start(held.selector, held.indices[layer], length, jnp.int32(budget)))
+
+
+@jax.jit
+def _start(selector, index, length, budget):
+    return selector.start(jax.tree.map(lambda x: x[0], index), length, budget)
 
 
 def tokens_read(
@@ -191,10 +211,10 @@ def tokens_read(
     scores: Float[np.ndarray, "heads rows units"],
 ) -> Bool[np.ndarray, "rows heads length"]:
     """Which tokens each query of a layer reads with `budget` tokens, the rule of `decode_step`."""
-    selector, indices, length = index_of(system, context)
+    held = index_of(system, context)
+    selector, length = held.selector, held.length
     budget = min(budget, length)
-    index = jax.tree.map(lambda x: x[0], indices[layer])
-    start = int(selector.start(index, jnp.int32(length), jnp.int32(budget)))
+    start = first_recent(held, layer, budget)
     forced = np.zeros(length, bool)
     forced[: min(selector.sinks, start)] = forced[start:] = True
     read = np.broadcast_to(forced, (scores.shape[1], scores.shape[0], length)).copy()

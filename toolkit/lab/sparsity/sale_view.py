@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
@@ -44,10 +45,14 @@ class Margins(NamedTuple):
 @functools.cache
 def queries_and_keys() -> tuple[np.ndarray, np.ndarray]:
     """Of the first layer for the whole text [heads, time, size]."""
-    x = model.start(params(), jnp.asarray(read_text(CONTEXT).tokens)[None])
-    seen = model.project(params(), 0, x)
+    seen = _projected(params(), jnp.asarray(read_text(CONTEXT).tokens)[None])
     q, k = (np.asarray(rows)[0].swapaxes(0, 1) for rows in (seen.q, seen.k))
     return q, k
+
+
+@jax.jit
+def _projected(params, tokens):
+    return model.project(params, 0, model.start(params, tokens))
 
 
 @functools.cache
@@ -57,14 +62,14 @@ def margins(head: int) -> Margins:
     q = q * np.float32(q.shape[-1] ** -0.5)
     k = k - k.mean(axis=0)
     mean = q.mean(axis=0)
-    four_bits = np.asarray(rounded(jnp.asarray(q - mean)) @ rounded(jnp.asarray(k)).T) + k @ mean
-    x = q @ k.T
+    four_bits = np.asarray(_four_bits(q - mean, k)) + k @ mean
     query, key = np.arange(CONTEXT)[:, None], np.arange(CONTEXT)[None]
     is_seen = key <= query
+    x = np.where(is_seen, q @ k.T, -np.inf)
     start = np.maximum(query // QUERY_BLOCK * QUERY_BLOCK - LOCAL, 0) // KEY_BLOCK
     block = key // KEY_BLOCK
     is_always = (block < SINK // KEY_BLOCK) | (block >= start)
-    bound = _residual(np.where(is_seen & is_always, x, -np.inf))
+    bound = _residual(np.where(is_always, x, -np.inf))
 
     def by_tile(of, reduce):
         return reduce(of.reshape(ROWS, QUERY_BLOCK, COLUMNS, KEY_BLOCK), axis=(1, 3))
@@ -72,9 +77,14 @@ def margins(head: int) -> Margins:
     estimated, exact = (
         by_tile(np.where(is_seen, scores - bound, -np.inf), np.max) for scores in (four_bits, x)
     )
-    weights = np.exp(np.where(is_seen, x, -np.inf) - _residual(np.where(is_seen, x, -np.inf)))
+    weights = np.exp(x - _residual(x))
     always = by_tile(is_always & is_seen, np.any)
     return Margins(estimated, exact, always, by_tile(weights, np.sum) / QUERY_BLOCK)
+
+
+@jax.jit
+def _four_bits(q, k):
+    return rounded(q) @ rounded(k).T
 
 
 def _residual(x: np.ndarray) -> np.ndarray:
