@@ -34,7 +34,7 @@ class Codes(NamedTuple):
         alike: hash bits shared with each question, over all of them, -1 to 1.
         cosines: of questions and keys relative to their mean.
         scores: by which HATA ranks.
-        agreement: every bit of every key, whether it is the question's.
+        asked: hash bits of the questions; `held` those of the keys.
         table: of PQCache.
         codes: of every key.
         estimates: of the scores, those of PQCache; `exact` are the true ones.
@@ -43,7 +43,8 @@ class Codes(NamedTuple):
     alike: Float[np.ndarray, "heads questions tokens"]
     cosines: Float[np.ndarray, "heads questions tokens"]
     scores: Float[np.ndarray, "heads questions tokens"]
-    agreement: Bool[np.ndarray, "heads questions bits tokens"]
+    asked: Bool[np.ndarray, "heads questions bits"]
+    held: Bool[np.ndarray, "heads bits tokens"]
     table: Float[np.ndarray, "heads questions parts clusters"]
     codes: Int[np.ndarray, "heads parts tokens"]
     estimates: Float[np.ndarray, "heads questions tokens"]
@@ -65,10 +66,9 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
     norms = np.asarray(hashes.norms[0].astype(jnp.float32))
     products = np.matmul(scaled, centred.swapaxes(1, 2))
     lengths = np.linalg.norm(scaled, axis=-1)[..., None] * np.linalg.norm(centred, axis=-1)[:, None]
-    own = np.stack([_unpacked(words) for words in np.asarray(_hashes(hata, scaled))])
+    own = np.stack([_unpacked(words).T for words in np.asarray(_hashes(hata, scaled))])
     of_keys = np.stack([_unpacked(words) for words in np.asarray(hashes.words)[0]])
-    agreement = own.swapaxes(1, 2)[..., None] == of_keys[:, None]
-    alike = 2 * agreement.mean(axis=2, dtype=np.float32) - 1
+    alike = np.asarray(_alike(own, of_keys))
     pairs = np.asarray(held.codes)[0].astype(int)
     codes = np.stack([pairs >> CODE_BITS, pairs % 2**CODE_BITS], axis=2).reshape(
         len(keys), parts, context
@@ -79,7 +79,7 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
                  for j in range(parts)]  # fmt: skip
     exact = np.matmul(scaled, np.asarray(keys).swapaxes(1, 2))
     return Codes(
-        alike, products / np.maximum(lengths, 1e-9), alike * norms[:, None], agreement, table,
+        alike, products / np.maximum(lengths, 1e-9), alike * norms[:, None], own, of_keys, table,
         codes, np.sum(looked_up, axis=0), exact,
     )  # fmt: skip
 
@@ -87,6 +87,17 @@ def codes_of(context: int, bits: int, parts: int) -> Codes:
 @jax.jit
 def _hashes(hata, rows):
     return jax.vmap(hata.hashes)(rows)
+
+
+@jax.jit
+def _alike(asked, held):
+    """Mean over the bits of 1 where they are the same and -1 where not."""
+
+    def head(bits):
+        own, of_keys = (2 * x.astype(jnp.float32) - 1 for x in bits)
+        return own @ of_keys / asked.shape[2]
+
+    return jax.lax.map(head, (asked, held))  # in turn: as numbers, the bits take 32 times the room
 
 
 def _unpacked(words: np.ndarray) -> np.ndarray:
@@ -169,6 +180,7 @@ def codes_view(
     }
     return CodesView(
         rank, token, f"{name_of(text.tokens[token])} at {token + 1:,}", found.alike[at],
-        found.cosines[at], found.estimates[at], found.exact[at], found.agreement[at][:, token],
-        found.table[at], found.codes[head - 1][:, token], recall, order[:LISTED],
+        found.cosines[at], found.estimates[at], found.exact[at],
+        found.asked[at] == found.held[head - 1, :, token], found.table[at],
+        found.codes[head - 1][:, token], recall, order[:LISTED],
     )  # fmt: skip

@@ -32,7 +32,6 @@ class TilePlot(Plot):
         axes.tick_params(length=0)
         axes.set_xticks(np.linspace(-0.5, TILES - 0.5, 5))
         self.image_of = self.image((QUESTIONS, TILES), SIGNED, -1, 1)
-        self._title = self.text(0, 1.06, transform=axes.transAxes, fontweight="bold", va="bottom")
         self.answers = self.marks(INK, "o", fillstyle="none", markersize=8, markeredgewidth=1.1)
         self._row = self.line(color=ACCENT, linewidth=1.4, clip_on=False)
         self._context = 0
@@ -44,15 +43,15 @@ class TilePlot(Plot):
         shown = np.where(tiles > 0, -(_READ + (1 - _READ) * strength), strength)
         self.image_of.set_data(shown)
         size = view.context // TILES
-        self._title.set_text(
-            f"Read (blue) or missed (red): the heaviest token of every {size} tokens; circles: "
-            "the answers"
-        )
         self.answers.set_data(view.text.places // size, range(QUESTIONS))
         top, bottom, left, right = (view.question - 0.5, view.question + 0.5, -0.5, TILES - 0.5)
         self._row.set_data([left, right, right, left, left], [top, top, bottom, bottom, top])
-        if self._context != view.context:  # new ticks draw the whole figure anew
+        if self._context != view.context:  # new words on the axes draw the whole figure anew
             self._context = view.context
+            self.axes.set_title(
+                f"Read (blue) or missed (red): the heaviest token of every {size} tokens; "
+                "circles: the answers", fontsize=10.5,
+            )  # fmt: skip
             words = [f"{round(view.context * part / 4):,}" for part in range(5)]
             self.axes.set_xticklabels(words, fontsize=8)
 
@@ -67,26 +66,26 @@ class MissedPlot(Plot):
         axes.grid(False)
         axes.spines[:].set_visible(False)
         axes.set(xlim=(0, 1), ylim=(LISTED - 0.5, -0.5), xticks=[], yticks=[])
-        self.bars = [self.moving(bar) for bar in axes.barh(range(LISTED), 0, 0.72, color="#f4b183")]
-        style: dict[str, Any] = {"fontsize": 8, "va": "center"}
-        self._labels = [self.text(-0.02, row, ha="right", **style) for row in range(LISTED)]
-        self._words = [self.text(0, row, **style) for row in range(LISTED)]
+        # One line for all bars and one text per row: every artist more takes a part of an update.
+        width = 0.72 * 72 * axes.get_window_extent().height / axes.figure.dpi / LISTED
+        self.bars = self.line(color="#f4b183", linewidth=width, solid_capstyle="butt")
+        style: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right"}
+        self._labels = [self.text(-0.02, row, **style) for row in range(LISTED)]
 
     def show(self, view: DropView) -> None:
         listed: list[Missed] = getattr(view, self._by)
-        shares = [one.mass if self._by == "by_mass" else one.error for one in listed]
-        most = max([*shares, 1e-9])
+        shares = [max(one.mass if self._by == "by_mass" else one.error, 0) for one in listed]
+        ends = np.array(shares) / max([*shares, 1e-9])
+        rows = np.arange(len(shares))
+        x = np.stack([0 * ends, ends, np.full(len(ends), np.nan)], axis=1)
+        self.bars.set_data(x.ravel(), np.repeat(rows, 3))
         answer = view.text.places[view.question]
-        for row, (bar, name, words) in enumerate(
-            zip(self.bars, self._labels, self._words, strict=True)
-        ):
+        for row, label in enumerate(self._labels):
             is_there = row < len(listed)
-            bar.set_width(0.7 * max(shares[row], 0) / most if is_there else 0)
-            words.set_x(bar.get_width() + 0.02)
-            words.set_text(in_words(shares[row], "share") if is_there else "")
-            name.set_text(view.name(listed[row].token) if is_there else "")
+            words = is_there and f"{view.name(listed[row].token)}: {in_words(shares[row], 'share')}"
+            label.set_text(words or "")
             is_answer = is_there and listed[row].token == answer
-            name.set_fontweight("bold" if is_answer else "normal")
+            label.set_fontweight("bold" if is_answer else "normal")
 
 
 class MapPlot(Plot):
@@ -181,11 +180,10 @@ class DropPanel(Panel):
         return drop_view(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
-        left, right = (0.165, 0.665)
         return [
             TilePlot(figure.add_axes((0.065, 0.765, 0.9, 0.175))),
-            MissedPlot(figure.add_axes((left, 0.455, 0.29, 0.225)), "Missed most", "by_mass"),
-            MissedPlot(figure.add_axes((right, 0.455, 0.29, 0.225)), "Most wrong", "by_error"),
+            MissedPlot(figure.add_axes((0.215, 0.455, 0.265, 0.225)), "Missed most", "by_mass"),
+            MissedPlot(figure.add_axes((0.7, 0.455, 0.265, 0.225)), "Most wrong", "by_error"),
             MapPlot(figure.add_axes((0.125, 0.26, 0.38, 0.13)), "Softmax kept, 0 to 100%", "kept"),
             MapPlot(figure.add_axes((0.585, 0.26, 0.38, 0.13)), "Error, 0 to 100%", "errors"),
             BytesPlot(figure.add_axes((0.125, 0.1, 0.84, 0.065))),

@@ -10,8 +10,9 @@ so each of them has its share in it: its term along the error, over the error's 
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,6 +24,7 @@ from toolkit.lab.sparsity.reading import (
     Text,
     answer,
     ask,
+    best,
     finish,
     index_bytes,
     index_of,
@@ -34,7 +36,7 @@ from toolkit.lab.sparsity.reading import (
 )
 from toolkit.measure.words import in_words
 
-LISTED, TILES = 8, 256
+LISTED, TILES = 6, 256
 
 
 class Layer(NamedTuple):
@@ -45,18 +47,17 @@ class Layer(NamedTuple):
         is_read: which of them were read.
         mass: share of the softmax that was read [questions, heads].
         error: of the output, over the length of the exact one.
+        parts: of the error, that of each token were it missed [questions, heads, length].
         out: outputs over what was read [questions, heads, size].
-        values: [heads, time, size] of the text; `own` are the questions' [questions, heads, size].
     """
 
     weights: Float[np.ndarray, "questions heads length"]
     is_read: Bool[np.ndarray, "questions heads length"]
     mass: Float[np.ndarray, "questions heads"]
     error: Float[np.ndarray, "questions heads"]
+    parts: Float[np.ndarray, "questions heads length"]
     out: Float[np.ndarray, "questions heads size"]
     exact: Float[np.ndarray, "questions heads size"]
-    values: Float[np.ndarray, "heads time size"]
-    own: Float[np.ndarray, "questions heads size"]
     index_bytes: int
 
 
@@ -77,48 +78,55 @@ def read_sparsely(system: str, budget: int, context: int) -> tuple[tuple[Layer, 
         q, k, v = ask(params(), layer, x)
         scores = scores_of(held, layer, text.keys[layer], q)
         is_read = tokens_read(system, context, layer, budget, scores)
-        own = (np.asarray(q), np.asarray(k), np.asarray(v))
-        keys, values = np.asarray(text.keys[layer]), np.asarray(text.values[layer])
-        seen = attend(*own, keys, values, is_read)
-        found: Any = (*seen, own[2], index_bytes(held, layer, q))
-        layers.append(Layer(*found))
+        seen = attend(q, k, v, text.keys[layer], text.values[layer], is_read)
+        found = {name: np.asarray(x) for name, x in seen.items()}
+        layers.append(Layer(**found, is_read=is_read, index_bytes=index_bytes(held, layer, q)))
         x = finish(params(), layer, x, jnp.asarray(layers[-1].out))
     return tuple(layers), np.asarray(answer(params(), x))
 
 
-def attend(q, k, v, keys, values, is_read) -> tuple[np.ndarray, ...]:
-    """Attention of questions to the text and to themselves: to all of it, and to what was read."""
-    scale = q.shape[-1] ** -0.5
-    scores = np.matmul(scale * q.swapaxes(0, 1), keys.swapaxes(1, 2)).swapaxes(0, 1)
-    scores = np.concatenate([scores, scale * (q * k).sum(axis=-1, keepdims=True)], axis=-1)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+@jax.jit
+def attend(q, k, v, keys, values, is_read):
+    """Attention of questions to the text and themselves: to all of it, and to what was read."""
+    q = q * q.shape[-1] ** -0.5
+    scores = jnp.einsum("qhd,htd->qht", q, keys)
+    scores = jnp.concatenate([scores, (q * k).sum(axis=-1, keepdims=True)], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)
 
     def output(weights):
-        of_text = np.matmul(weights[..., :-1].swapaxes(0, 1), values).swapaxes(0, 1)
-        return of_text + weights[..., -1:] * v
+        return jnp.einsum("qht,htd->qhd", weights[..., :-1], values) + weights[..., -1:] * v
 
-    read = np.where(is_read, weights, 0)
+    def products(x):
+        of_text = jnp.einsum("qhd,htd->qht", x, values)
+        return jnp.concatenate([of_text, (x * v).sum(axis=-1, keepdims=True)], axis=-1)
+
+    read = jnp.where(is_read, weights, 0)
     mass = read.sum(axis=-1)
     out, exact = output(read) / mass[..., None], output(weights)
-    error = np.linalg.norm(out - exact, axis=-1) / np.linalg.norm(exact, axis=-1)
-    return weights, is_read, mass, error, out, exact, values
+    off = out - exact
+    error = jnp.linalg.norm(off, axis=-1) / jnp.linalg.norm(exact, axis=-1)
+    along = off / jnp.maximum(jnp.square(off).sum(axis=-1, keepdims=True), 1e-30)
+    parts = weights * ((out * along).sum(axis=-1, keepdims=True) - products(along))
+    return {
+        "weights": weights,
+        "mass": mass,
+        "error": error,
+        "parts": parts,
+        "out": out,
+        "exact": exact,
+    }
 
 
 def missed(layer: Layer, question: int, head: int) -> tuple[list[Missed], list[Missed]]:
     """The tokens missed most, by mass and by error."""
     at = question, head
     tokens = np.flatnonzero(~layer.is_read[at])
-    weights = layer.weights[at][tokens]
-    off = layer.out[at] - layer.exact[at]
-    along = off / max(float(off @ off), 1e-30)
-    # The question itself is always read, so that all of these stand in the text.
-    terms = weights * (layer.out[at] @ along - layer.values[head, tokens] @ along)
+    weights, parts = layer.weights[at][tokens], layer.parts[at][tokens]
 
     def first(order) -> list[Missed]:
-        return [Missed(int(tokens[i]), float(weights[i]), float(terms[i])) for i in order[:LISTED]]
+        return [Missed(int(tokens[i]), float(weights[i]), float(parts[i])) for i in order]
 
-    return first(np.argsort(-weights, kind="stable")), first(np.argsort(-terms, kind="stable"))
+    return first(best(weights, LISTED)), first(best(parts, LISTED))
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ class DropView(View):
     @property
     def bytes_of(self) -> dict[str, int]:
         """What a head reads in one step; tokens are those of the chosen question."""
-        row = 2 * self.chosen.own.shape[-1] * self.chosen.own.dtype.itemsize
+        row = 2 * self.chosen.out.shape[-1] * self.chosen.out.dtype.itemsize
         tokens = int(self.chosen.is_read[self.question, self.head].sum())
         full = row * (self.context + 1)
         return {"index": self.chosen.index_bytes, "keys and values": row * tokens, "full": full}
