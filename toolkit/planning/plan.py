@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
@@ -124,6 +124,20 @@ def plan(
         >>> all(found.best.step_seconds <= other.step_seconds for other in found.runners_up)
         True
     """
+    return searched(model, chips, batch, sequence_length, memory, reserve, constants)
+
+
+def searched(
+    model: LoopedConfig | str,
+    chips: str,
+    batch: int,
+    sequence_length: int,
+    memory: float | None = None,
+    reserve: float = 0.1,
+    constants: Constants | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Plan:
+    """`plan`, which after each cut of the chips tells how many are weighed, and of how many."""
     config, where = model_of(model), cluster(chips)
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")
@@ -133,7 +147,8 @@ def plan(
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
     limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
     considered, fitting, smallest = 0, {}, None
-    for strategy in cuts(config, where, batch, sequence_length):
+    tried = list(cuts(config, where, batch, sequence_length))
+    for done, strategy in enumerate(tried, 1):
         found = [
             prediction_of(
                 config, where, dataclasses.replace(strategy, recompute=recompute),
@@ -153,6 +168,7 @@ def plan(
             if mixed is not None and mixed.fits:
                 fitting[mixed.strategy] = mixed
                 considered += 1
+        tell(done, len(tried))
     if smallest is None:
         shards = where.chips
         raise ValueError(

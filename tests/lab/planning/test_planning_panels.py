@@ -1,14 +1,17 @@
 """The panels on planning, driven from Python."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
 
 pytest.importorskip("ipywidgets")
 
+from toolkit.lab.planning import plan_view
 from toolkit.lab.planning.fits_panel import FitsPanel
 from toolkit.lab.planning.fits_plots import _letters
+from toolkit.lab.planning.fits_view import SCHEMES
 from toolkit.lab.planning.memory_panel import ChipMemoryPanel
 from toolkit.lab.planning.plan_panel import PlanPanel
 
@@ -82,3 +85,35 @@ def test_every_strategy_of_the_plan_has_its_row_and_reason():
 def test_a_plan_that_does_not_fit_is_told():
     with pytest.raises(ValueError, match="nearest that works"):
         PlanPanel(model="llama-3-70b", chip="a10g", chips=8)
+
+
+def test_a_search_is_shown_by_a_bar_and_a_setting_come_back_to_needs_none(monkeypatch):
+    panel = PlanPanel(model="llama-3.2-1b", chips=8)
+    seen = []
+    panel._bar.observe(lambda change: seen.append(change.new), names="value")
+    panel.change(model="llama-3.2-3b", sequences=1)
+    assert seen == sorted(seen)
+    assert seen[-1] == panel._bar.max > 16
+    assert panel._bar.layout.visibility == "hidden"
+    panel.model = "llama-3.2-1b"
+    searches = []
+    monkeypatch.setattr(plan_view, "searched", lambda *given, tell: searches.append(given))
+    panel.model = "llama-3.2-3b"
+    assert searches == []
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("panel", "control", "values"),
+    [
+        (FitsPanel, "scheme", SCHEMES),
+        (PlanPanel, "model", ("llama-3.2-1b", "llama-3-8b")),
+    ],
+)
+def test_what_was_seen_before_is_drawn_in_a_tenth_of_a_second(panel, control, values):
+    shown, seconds = panel(), []
+    for value in (*values, *values, *values):
+        start = time.perf_counter()
+        shown.change(**{control: value})
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds[len(values) :]) < 0.1

@@ -1,21 +1,24 @@
 """The planner's table, modelled, and how far off its model of memory was, recorded."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words
-from toolkit.planning import Plan, Prediction, plan
+from toolkit.planning import Plan, Prediction
 from toolkit.planning.grade import graded, summary
-from toolkit.planning.plan import reason, why
+from toolkit.planning.plan import reason, searched, why
 
 RECORD = "libtpu-0.0.42.jsonl"
 RECORDED = (
     f"toolkit plan --grade data/planning/{RECORD}; compiled by libtpu 0.0.42 for TPU slices, "
     "on a CPU, 2026-11-22"
 )
+MOST_PLANS = 32
+_PLANS: dict[tuple[str, str, int, int], Plan] = {}  # of settings come back to
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,23 @@ class PlanView(View):
         return f"Table: modelled. Right: modelled against recorded.\n{RECORDED}."
 
 
-def planned(*, model: str, chip: str, chips: int, sequences: int, context: int) -> PlanView:
-    """The plan for so many chips, `sequences` per chip."""
-    return PlanView(model, _plan(model, f"{chip}:{chips}", sequences * chips, context), _graded())
-
-
-@functools.lru_cache(maxsize=32)
-def _plan(model: str, chips: str, batch: int, context: int) -> Plan:
-    return plan(model, chips, batch=batch, sequence_length=context)
+def planned(
+    *,
+    model: str,
+    chip: str,
+    chips: int,
+    sequences: int,
+    context: int,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> PlanView:
+    """The plan for so many chips, `sequences` per chip; `tell` hears how far a new search is."""
+    setting = model, f"{chip}:{chips}", sequences * chips, context
+    if setting not in _PLANS:
+        found = searched(*setting, tell=tell)
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.pop(next(iter(_PLANS)))
+        _PLANS[setting] = found
+    return PlanView(model, _PLANS[setting], _graded())
 
 
 @functools.cache
