@@ -75,6 +75,16 @@ def test_layers_and_what_they_keep_are_there_at_one_time():
     assert held.working > 0
 
 
+def test_layers_that_recompute_differently_work_with_as_much_as_the_largest():
+    """Which of two layers of one size was taken once depended on the order of a set."""
+    working = {}
+    for recompute in ("none", "elementwise", "16 elementwise, 16 none"):
+        strategy = Strategy(fsdp=8, recompute=recompute, head_chunks=8)
+        working[recompute] = predict("llama-3-8b", "h100:8", strategy, batch=64).memory.working
+    none, elementwise, mixed = working.values()
+    assert mixed == elementwise > none
+
+
 def test_recomputing_trades_time_for_memory():
     none, elementwise, layer = (
         predict("llama-3-8b", "h100:8", Strategy(fsdp=8, recompute=what), batch=16)

@@ -137,7 +137,8 @@ def memory_of(
     table = held(tables[:1], strategy)
     count = len(tables) if has_embedding and has_head else int(has_embedding or has_head)
     numbers = body + table.times(count) + held(rest_tensors(config), strategy)
-    largest = max((found[kind] for kind in found), key=lambda layer: layer.held.used)
+    # Layers of one size work with more or less, by what they recompute.
+    largest = max(found.values(), key=lambda layer: 2 * size * layer.held.used + layer.working)
     tokens = sequences * length
     # The compiler takes the cast of stacked layers out of their loop, and so keeps all of them in
     # the compute type, unless one layer is cast again for its own recomputing.
