@@ -217,4 +217,5 @@ def _said(names: tuple[str, ...]) -> str:
 
 
 def written(spec: PartitionSpec) -> str:
+    """As code has it that imports `PartitionSpec as P`."""
     return str(spec).replace("PartitionSpec", "P")
