@@ -58,10 +58,12 @@ class TimelineView(View):
         is_usual = now.step_seconds == self.usual_seconds
         instead = "" if is_usual else f" instead of {usual}"
         parts = in_words(now.computing, "seconds"), in_words(now.communicating, "seconds")
+        start, end = (in_words(s, "seconds") for s in self.window)
         return (
             f"{MODEL} on {TOPOLOGY}, {self.layout}, links {speed_in_words(self.speed)}{slow}: a "
             f"step takes {took}{instead}: computing {parts[0]}, communicating {parts[1]}, of which "
-            f"{in_words(now.hidden, 'seconds')} are hidden. Durations modelled."
+            f"{in_words(now.hidden, 'seconds')} are hidden. Shown close: {start} to {end}. "
+            "Durations modelled."
         )
 
     def footnote(self) -> str:
