@@ -83,7 +83,8 @@ def next_byte_loss(
     model, segment_ids = nnx.merge(graph, params), packed[0] if packed else None
     if chunks != 1:
         hidden = model.last_hidden(inputs, segment_ids=segment_ids)
-        return streamed_loss(*model.head_inputs(hidden), targets, chunks=chunks)
+        hidden, table = model.head_inputs(hidden)
+        return streamed_loss(hidden, table, targets, chunks=chunks)
     logits = model(inputs, segment_ids=segment_ids)
     if not packed:
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
