@@ -64,7 +64,6 @@ _SCHEDULES = {
     for peak in (1.0, 0.5, 0.2)
     for shape, points in _SHAPES.items()
 }  # fmt: skip
-_CHIPS = ("h100", "h200", "v5e", "v5p")
 
 REPLAYED: dict[str, Replayed] = {
     "attention-costs": Replayed(
@@ -189,7 +188,7 @@ REPLAYED: dict[str, Replayed] = {
     ),
     "planning-fits": Replayed(
         "notebooks/planning", "FitsPanel(", "FitsPanel",
-        {"chip": ("a10g", *_CHIPS), "scheme": None, "context": (4096, 32768)},
+        {"chip": ("a10g", "h100", "v5p"), "scheme": None, "context": (4096,)},
     ),
     "planning-plan": Replayed(
         "notebooks/planning", "PlanPanel(", "PlanPanel",
