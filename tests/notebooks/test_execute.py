@@ -36,4 +36,4 @@ def test_run_reports_errors_and_stderr_and_stops(tmp_path: Path) -> None:
     ]
     assert run.notebook.cells[2].outputs == []
     assert run.peak_memory_bytes > 10e6
-    assert run.processor_seconds < 30
+    assert run.processor_seconds > 0

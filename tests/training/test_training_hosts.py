@@ -12,7 +12,6 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "support/training_hosts_run.py"
 REPOSITORY = Path(__file__).parents[2]
-MOST_SECONDS_TO_END = 15.0
 TWO_BY_FOUR, FOUR_BY_TWO = (2, 4, "data=4,model=2"), (4, 2, "data=2,model=4")
 STEPS = 6
 
@@ -50,6 +49,7 @@ def said(directory, *layout):
 @pytest.mark.slow
 def test_kills_and_meshes_change_no_bit(tmp_path):
     """Two processes of four devices: one run left alone, and one with a process killed."""
+    started = time.monotonic()
     (undisturbed,) = said(tmp_path / "undisturbed", *TWO_BY_FOUR)
     with job(tmp_path / "killed", *TWO_BY_FOUR) as process:
         while "training" not in process.stdout.readline():
@@ -57,8 +57,9 @@ def test_kills_and_meshes_change_no_bit(tmp_path):
         _, second = sorted(psutil.Process(process.pid).children(), key=lambda it: it.create_time())
         second.kill()
         killed = time.monotonic()
-        _, errors = process.communicate(timeout=60)
-        assert time.monotonic() - killed < MOST_SECONDS_TO_END
+        _, errors = process.communicate(timeout=300)
+        # jax itself would notice after a minute and a half.
+        assert time.monotonic() - killed < killed - started
     assert process.returncode == 2
     last = errors.splitlines()[-1]
     # A progress bar may have begun the line.

@@ -74,10 +74,18 @@ class Picture:
     def __init__(
         self, figure: Figure, moving: Iterable[Artist] = (), *, has_palette: bool = False
     ) -> None:
-        self.figure, self.moving, self.has_palette = figure, list(moving), has_palette
+        self.figure, self.has_palette = figure, has_palette
+        self.moving: list[Artist] = []
         self._background: Any = None
-        for artist in self.moving:
+        for artist in moving:
+            self.move(artist)
+
+    def move(self, artist: Artist) -> None:
+        """From now on, an artist is drawn at every update, above those that already are."""
+        if artist not in self.moving:
             artist.set_animated(True)
+            self.moving.append(artist)
+            self._background = None
 
     def png(self) -> bytes:
         """The figure as it now is.

@@ -30,6 +30,9 @@ class Line(View):
     def data(self):
         return {"height": [self.height], "cost (bytes)": [2048]}
 
+    def footnote(self) -> str:
+        return f"Drawn by {self.name}."
+
 
 class LinePlot(Plot):
     def __init__(self, axes) -> None:
@@ -67,6 +70,15 @@ def panel() -> LinePanel:
 
 def inputs_of(panel: Panel, name: str):
     return panel._control_widgets[name].inputs
+
+
+def test_a_footnote_is_drawn_anew_only_once_it_has_changed() -> None:
+    panel = LinePanel()
+    panel.height = 5
+    assert panel._footnote not in panel.picture.moving
+    panel.text = "another"
+    assert panel._footnote in panel.picture.moving
+    assert panel.png == LinePanel(height=5, text="another").png
 
 
 def test_attribute_and_slider_do_the_same(panel: LinePanel) -> None:

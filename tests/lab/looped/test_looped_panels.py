@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from panel_moves import quickest_update
+from panel_moves import assert_quick_update
 
 pytest.importorskip("ipywidgets")
 
@@ -15,15 +15,13 @@ from toolkit.lab.looped.state_plots import binary, coarse
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
 
-MAX_WARM_SECONDS = 0.1
-
 
 @pytest.mark.parametrize("pattern", PATTERNS.values())
 @pytest.mark.parametrize(
     ("kind", "control", "values"),
     [
         (LoopPanel, "token", range(20, 32)),
-        (LoopPanel, "window", range(2, 14)),
+        (LoopPanel, "window", range(2, 50)),  # more than are remembered
         (LoopPanel, "loops", [3, 4, 5]),
         (LoopStatePanel, "token", range(20, 32)),
         (LoopStatePanel, "loops", [3, 4, 5, 6, 7, 8]),
@@ -31,7 +29,7 @@ MAX_WARM_SECONDS = 0.1
 )
 @pytest.mark.timed
 def test_a_warm_update_is_quick(kind, control: str, values, pattern: str) -> None:
-    assert quickest_update(kind(pattern=pattern), control, values) < MAX_WARM_SECONDS
+    assert_quick_update(kind(pattern=pattern), control, values)
 
 
 def test_the_red_line_stands_where_the_reach_ends() -> None:

@@ -51,7 +51,8 @@ def test_a_point_of_the_grid_is_the_view():
             row, at = rows[at], at + 1
             assert table(header, row) == view.cells()
             assert header["words"][row[1]] == view.sentence()
-            drawn = "".join(header["elements"][one] for one in row[4 : 4 + row[3]])
+            drawn = header["backgrounds"][row[0]]
+            drawn += "".join(header["elements"][one] for one in row[4 : 4 + row[3]])
             for words in (
                 f"{context_length:,} tokens",
                 view.said("moved", "left"),
@@ -128,7 +129,8 @@ def test_a_panel_stands_in_one_cell_and_its_grid_is_its_own(name):
 
 def test_what_was_measured_is_told_as_recorded():
     header, rows = read(record_panel(MixerPanel(token=5), {"token": (5,)}))
-    drawn = "".join(header["elements"][one] for one in rows[0][4:])
+    drawn = header["backgrounds"][rows[0][0]]
+    drawn += "".join(header["elements"][one] for one in rows[0][4:])
     for words in (*header["words"], drawn):
         assert "measured here" not in words.lower()
     assert "Recorded; nothing is trained." in drawn

@@ -106,7 +106,7 @@ class Panel(widgets.VBox):
             left, bottom = min(a.get_position().x0 for a in figure.axes), 0.07 / self.figure_size[1]
             self._footnote = figure.text(left, bottom, "", fontsize=9, va="bottom")
             moving = [artist for plot in self._plots for artist in plot.artists()]
-            self.picture = Picture(figure, [*moving, self._footnote], has_palette=self.has_palette)
+            self.picture = Picture(figure, moving, has_palette=self.has_palette)
         for name, value in self._state.items():
             self._control_widgets[name].show(value)
         self.refresh()
@@ -186,7 +186,12 @@ class Panel(widgets.VBox):
         with style():
             for plot in self._plots:
                 plot.show(view)
-        self._footnote.set_text(view.footnote())
+        before, words = self._footnote.get_text(), view.footnote()
+        if words != before:
+            self._footnote.set_text(words)
+            # The first ones stand still, as most do; others would draw the whole figure anew.
+            if before:
+                self.picture.move(self._footnote)
 
     def show_error(self, error: Exception) -> None:
         """Show an error under the panel; the next successful update clears it."""

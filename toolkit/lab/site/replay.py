@@ -115,7 +115,7 @@ def record_panel(panel: Panel, grid: Mapping[str, Values]) -> bytes:
             if background < 0 or figure.stale:
                 renderer.elements = []
                 figure.draw(renderer)
-                background = backgrounds.place("".join(renderer.elements))
+                background = backgrounds.place(as_recorded("".join(renderer.elements)))
             drawn = renderer.draw(panel.picture.moving)
             seen = [elements.place(as_recorded(one)) for one in drawn]
         figure.stale = False
