@@ -52,7 +52,7 @@ def test_an_iterator_trains_on_what_arrays_train_on():
         def __iter__(self):
             return iter(ROWS)
 
-    for batches in (itertools.cycle(ROWS), Loader()):
+    for batches in (itertools.cycle(ROWS), Loader(), ROWS):
         found = found_in(batches)
         np.testing.assert_allclose(found.table["forecast"], expected.table["forecast"], rtol=1e-5)
         np.testing.assert_allclose(found.params, expected.params, rtol=1e-4, atol=1e-6)
@@ -84,6 +84,9 @@ def test_candidates_see_the_batches_that_training_sees_and_no_more_are_kept():
         (lambda step: ROWS[int(step)], r"must be traceable \(ConcretizationTypeError\)"),
         (iter(ROWS), "the iterator ended after 8 batches"),
         (iter([]), "the iterator ended after 0 batches"),
+        ([], "empty tree"),
+        (DATA | {"y": DATA["y"][:7]}, r"must share their first size, .*\(7, 16\)"),
+        (DATA | {"y": jnp.float32(1)}, r"must share their first size"),
         (iter([ROWS[0], {"x": ROWS[1]["x"][:3], "y": ROWS[1]["y"][:3]}]), "drop the last, smaller"),
     ],
 )  # fmt: skip
@@ -93,6 +96,11 @@ def test_batches_that_would_be_one_batch_or_end_are_refused(batches, message):
 
 
 LOADER = itertools.cycle(ROWS)
+
+
+def test_parameters_that_have_no_gradient_are_refused():
+    with pytest.raises(TypeError, match=r"^params: must be floating point .* int32 at \['w'\]"):
+        search(lambda params, batch: jnp.sum(batch), {"w": jnp.zeros(4, int)}, X, budget=BUDGET)
 
 
 def test_unpaired_losses_say_how_to_mend_it():

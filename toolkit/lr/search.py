@@ -129,9 +129,10 @@ def search(
             (params, model_state, batch) -> (loss, model_state).
         params: any pytree of arrays; not consumed.
         batches: (step int32) -> batch, traceable and always the same for the same step; a pytree
-            of arrays, by default [batches, ...], gone through again and again; or an iterator or
-            data loader, at its first batch, whose batches are kept until no candidate asks for them
-            again. Random keys, for dropout, are part of a batch: candidates need the same.
+            of arrays, by default [batches, ...], gone through again and again; or an iterator, data
+            loader or list of tuples or dicts, at its first batch, whose batches are kept until no
+            candidate asks for them again. Random keys, for dropout, are part of a batch: candidates
+            need the same.
         model_state: what the loss itself changes, such as the averages of batch normalisation;
             candidates start from the same. Of an nnx model all that `nnx.split` separates from the
             parameters.

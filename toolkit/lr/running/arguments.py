@@ -24,6 +24,13 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> None:
 
     Averages of batch normalisation among the parameters run without an error and never move.
     """
+    paths = jax.tree.leaves_with_path(state.params)
+    for path, leaf in paths:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise TypeError(
+                f"params: must be floating point to be trained; got {jnp.result_type(leaf)}"
+                f"{' at ' * bool(path)}{jax.tree_util.keystr(path)}"
+            )
     own = () if state.model_state is None else (state.model_state,)
     closed, form = jax.make_jaxpr(loss_fn, return_shape=True)(state.params, *own, batch)
     loss, *rest = form if own and isinstance(form, tuple) else (form,)
@@ -33,7 +40,7 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> None:
         if own:
             wanted = "(loss, model_state), a scalar and a tree like the one that it was given"
         raise ValueError(f"loss_fn must return {wanted}; got {_in_words(form)}")
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state.params)]
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
     used = used_inputs(closed)
     if idle := [name for name, is_used in zip(names, used, strict=False) if not is_used]:
         warnings.warn(
