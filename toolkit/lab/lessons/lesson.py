@@ -25,11 +25,13 @@ class Verdict:
         is_right: whether the exercise is solved.
         words: what is right, or what is wrong.
         png: a drawing of what the code did beside what was wanted; empty where there is none.
+        exercise: whose it is.
     """
 
     is_right: bool
     words: str
     png: bytes
+    exercise: str
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         mark, colour = ("&#10003;", "#00805e") if self.is_right else ("&#10007;", "#b3245b")
@@ -39,7 +41,12 @@ class Verdict:
             alt = html.escape(self.words, quote=True)
             source = f"data:image/png;base64,{as_base64(self.png)}"
             page += f"<img alt='{alt}' style='max-width:960px;width:100%' src='{source}'>"
-        return {"text/html": page, "text/plain": self.words}, {}
+        words = self.words
+        if not self.is_right:
+            hint = f'lesson.hint("{self.exercise}")'
+            page += f"<div style='padding:4px 14px'>For a hint, run <code>{hint}</code></div>"
+            words += f"\nFor a hint, run {hint}"
+        return {"text/html": page, "text/plain": words}, {}
 
 
 class Lesson:
@@ -92,7 +99,7 @@ class Lesson:
                 attempts=before.get("attempts", 0) + 1, hints=before.get("hints", 0),
                 code=_code_of(function), picture=as_base64(png),
             )  # fmt: skip
-        return Verdict(is_right, words, png)
+        return Verdict(is_right, words, png, exercise)
 
     @checked
     def hint(self, exercise: str) -> None:

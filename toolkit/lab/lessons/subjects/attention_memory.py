@@ -227,7 +227,7 @@ OUTLINE = Outline(
             (
                 "What does the state return under k before you write?",
                 "Write the difference between the value and that, under k.",
-                "state + beta * numpy.outer(k, v - k @ state)",
+                "state + beta * jnp.outer(k, v - k @ state)",
             ),
         ),
         Exercise(

@@ -29,7 +29,7 @@ from toolkit.lab.lessons.outline import (
     ask_number,
 )
 
-KILL_AT, SECONDS = 13, 120
+KILL_AT, SECONDS = 13, 600  # a job computes for half a minute; the machine may be busy
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,16 @@ def run_job(kill_at: int = 0) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         worker = [sys.executable, "-m", "toolkit.lab.lessons.subjects.worker", folder, str(kill_at)]
         # Workers watch the launcher and end with it, also when this process ends or is stopped.
-        done = subprocess.run(
-            launcher + worker, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                launcher + worker, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                capture_output=True, text=True, timeout=SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"the job did not end within {SECONDS // 60} minutes, and was stopped: is the "
+                "machine busy with something else? Run the cell again when it is not."
+            ) from None
     return read_run(done.stdout, done.stderr)
 
 

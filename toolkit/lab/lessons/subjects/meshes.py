@@ -33,11 +33,14 @@ def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w1) @ w2
 
 
-def compile_mlp(layout: dict[str, P]) -> Any:
+def compile_mlp(layout: dict[str, P], *, scale: int = 1) -> Any:
     """The program for a layout of x, w1 and w2 on a mesh of data=2, model=4; results as x."""
     mesh = mesh_of(data=2, model=4)
     shardings = [NamedSharding(mesh, layout[name]) for name in SHAPES]
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES.values()]
+    arguments = [
+        jax.ShapeDtypeStruct((scale * rows, scale * columns), jnp.float32)
+        for rows, columns in SHAPES.values()
+    ]
     return (
         jax.jit(mlp, in_shardings=shardings, out_shardings=shardings[0]).lower(*arguments).compile()
     )

@@ -37,10 +37,15 @@ def on_the_ring(function: Callable[..., jax.Array]) -> Callable[[jax.Array], jax
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("ring"), out_specs=P("ring")))
 
 
+def compile_ring(function: Callable[..., jax.Array], entries: int = ENTRIES) -> Any:
+    """The program of a function of one device's [entries]."""
+    x = jax.ShapeDtypeStruct((DEVICES, entries), jnp.float32)
+    return on_the_ring(function).lower(x).compile()
+
+
 def sent_by(function: Callable[..., jax.Array]) -> tuple[float, int, set[str]]:
     """(bytes one device sends, messages, kinds of collectives), as the compiler made them."""
-    x = jax.ShapeDtypeStruct((DEVICES, ENTRIES), jnp.float32)
-    found = collectives(on_the_ring(function).lower(x).compile())
+    found = collectives(compile_ring(function))
     total = sum(each.total_bytes_sent for each in found)
     return total, sum(each.count for each in found), {each.kind for each in found}
 

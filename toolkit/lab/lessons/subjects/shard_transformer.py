@@ -58,7 +58,7 @@ def block(
 ) -> jax.Array:
     """A transformer block, x [batch, time, width]: causal attention, then two products."""
     query, key, value = projections(_normed(x), weights)
-    scores = jnp.einsum("bths,buhs->bhtu", query, key) / math.sqrt(HEAD_SIZE)
+    scores = jnp.einsum("bths,buhs->bhtu", query, key) / math.sqrt(query.shape[-1])
     scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
     mixed = jnp.einsum("bhtu,buhs->bths", jax.nn.softmax(scores), value)
     x = x + jnp.einsum("bths,hsw->btw", mixed, weights["out"])
@@ -81,13 +81,22 @@ def compile_block(
     *,
     with_gradients: bool = False,
     projections: Callable[..., Three] = three_products,
+    scale: int = 1,
 ) -> Any:
-    """The program on data=2 by model=4: weights as the layout says, x by batch, gradients alike."""
+    """The program on data=2 by model=4: weights as the layout says, x by batch, gradients alike.
+
+    `scale` multiplies time, width, head size and hidden columns, not batch and heads.
+    """
     mesh = mesh_of(data=2, model=4)
     cut = {name: NamedSharding(mesh, layout[name]) for name in SHAPES}
     rows = NamedSharding(mesh, P("data"))
-    x = jax.ShapeDtypeStruct((BATCH, TIME, WIDTH), jnp.float32)
-    weights = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    x = jax.ShapeDtypeStruct((BATCH, scale * TIME, scale * WIDTH), jnp.float32)
+    weights = {
+        name: jax.ShapeDtypeStruct(
+            [size if size == HEADS else scale * size for size in shape], jnp.float32
+        )
+        for name, shape in SHAPES.items()
+    }
     function, results = (gradients, (rows, cut)) if with_gradients else (block, rows)
     function = functools.partial(function, projections=projections)
     jitted = jax.jit(function, in_shardings=(rows, cut), out_shardings=results)

@@ -1,0 +1,47 @@
+"""Times in the lessons on sharding: modelled on simulated devices, measured on real ones."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+pytest.importorskip("anywidget")
+
+from toolkit.lab.lessons.subjects import eight_devices, meshes, ring, shard_transformer
+
+
+def programs():
+    return {
+        "04": meshes.compile_mlp(meshes.MEGATRON),
+        "05": ring.compile_ring(lambda x, axis, devices: jax.lax.psum(x, axis)),
+        "06": shard_transformer.compile_block(shard_transformer.MEGATRON),
+    }
+
+
+def test_simulated_devices_are_modelled():
+    assert "times are modelled" in eight_devices.find_devices()
+    for lesson, program in programs().items():
+        assert "(modelled for v5e:8: " in eight_devices.how_long(program), lesson
+
+
+def test_what_is_modelled_is_products_and_messages():
+    copied = dict.fromkeys(meshes.SHAPES, jax.P()) | {"x": meshes.MEGATRON["x"]}
+    said = [
+        eight_devices.how_long(meshes.compile_mlp(layout, scale=64))
+        for layout in (meshes.MEGATRON, copied)
+    ]
+    assert "\N{MICRO SIGN}s of messages" in said[0]
+    assert ", 0 ns of messages" in said[1]  # nothing to send where every device has both weights
+
+
+def test_eight_chips_are_measured(monkeypatch):
+    compiled = programs()
+    # Eight devices that call themselves TPUs; their programs are those of the simulated ones.
+    chip = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-8")
+    monkeypatch.setattr(eight_devices, "simulate_devices", pytest.fail)
+    monkeypatch.setattr(eight_devices.jax, "devices", lambda: [chip] * 8)
+    assert eight_devices.find_devices() == "8 devices, TPU v5 lite: times are measured"
+    for lesson, program in compiled.items():
+        said = eight_devices.how_long(program)
+        assert said.endswith("s (measured; TPU v5 lite)"), (lesson, said)
