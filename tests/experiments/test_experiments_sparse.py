@@ -68,6 +68,7 @@ def test_the_oracle_keeps_most_and_all_tokens_are_everything():
     assert whole.error < 1e-5
 
 
+@pytest.mark.slow
 def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     chosen = {name: SELECTORS[name] for name in ("oracle", "window")}
     monkeypatch.setattr(audits, "SELECTORS", chosen)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
@@ -39,15 +40,20 @@ class Speculation(NamedTuple):
         tokens: the text after the prompt [batch, length].
         kept: drafts kept per round, mean over the rounds of a row [batch].
         rounds: passes of the exact model over the batch.
+        by_round: drafts that each row kept in each round, -1 once it has its text
+            [rounds, batch].
 
     Example:
-        >>> Speculation(jnp.zeros((1, 6), int), jnp.array([2.0]), rounds=2).tokens.shape
+        >>> by_round = np.array([[2], [2]])
+        >>> found = Speculation(jnp.zeros((1, 6), int), jnp.array([2.0]), 2, by_round)
+        >>> found.tokens.shape
         (1, 6)
     """
 
     tokens: Int[Array, "batch length"]
     kept: Float[Array, "batch"]
     rounds: int
+    by_round: Int[np.ndarray, "rounds batch"]
 
 
 class _Writing(NamedTuple):
@@ -157,14 +163,16 @@ def speculate(
     # Arrays of their own, since every round gives its state away.
     one, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
     state = _Writing(room, one, first, cache, draft_cache, kept, passes)
-    rounds = 0
+    by_round = []
     while int(state.written.min()) < length:
+        before, goes_on = np.array(state.kept), np.array(state.written) < length
         key, own = jax.random.split(key)
         how = {"drafts": drafts, "length": length, "is_greedy": is_greedy}
         state = _round(draft, verify, models, state, heat, own, **how)
-        rounds += 1
+        by_round.append(np.where(goes_on, np.array(state.kept) - before, -1))
     kept = state.kept / jnp.maximum(state.rounds, 1)
-    return Speculation(state.tokens[:, :length], kept, rounds)
+    history = np.array(by_round, np.int32).reshape(-1, batch)
+    return Speculation(state.tokens[:, :length], kept, len(by_round), history)
 
 
 @functools.partial(

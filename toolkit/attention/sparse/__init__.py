@@ -22,6 +22,9 @@ update                        append one token
 decode_step                   attend to what a system selects, and say what was read
 SparseCache, Decoded          what these take and return
 train_hash                    HATA's projections, learned from a model's queries and keys
+offloaded_step, Offloaded     PQCache with keys and values on the host: bytes over the link, seconds
+cached_share                  what a cache of blocks on the accelerator holds of the selected tokens
+hidden_iterations             k-means iterations that reading the prompt hides
 FixedTokens, Ratio, PerHead, MassTarget, Threshold
                               budgets: how much may be read, whatever the system
 recovered_mass, output_error  how good a selection is
@@ -37,6 +40,12 @@ from toolkit.attention._attend import attend
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import FixedTokens, MassTarget, PerHead, Ratio, Threshold
 from toolkit.attention.sparse.decode.hash_training import train_hash
+from toolkit.attention.sparse.decode.offload import (
+    Offloaded,
+    cached_share,
+    hidden_iterations,
+    offloaded_step,
+)
 from toolkit.attention.sparse.protocol import Decoded, SparseCache, build, decode_step, update
 from toolkit.attention.sparse.quality import output_error, recovered_mass
 from toolkit.attention.sparse.selection import selected_indices, top_mask
@@ -68,6 +77,7 @@ __all__ = [
     "FixedTokens",
     "IndexedCache",
     "MassTarget",
+    "Offloaded",
     "PerHead",
     "Ratio",
     "Selector",
@@ -75,12 +85,14 @@ __all__ = [
     "Threshold",
     "attend",
     "build",
+    "cached_share",
     "choose",
     "combine",
     "decode_step",
     "deepseek_sparse_attention",
     "deepseek_sparse_attention_reference",
     "deepseek_sparse_attention_step",
+    "hidden_iterations",
     "index_scores",
     "indexer_loss",
     "mixture_of_block_attention",
@@ -89,6 +101,7 @@ __all__ = [
     "native_sparse_attention",
     "native_sparse_attention_reference",
     "native_sparse_attention_step",
+    "offloaded_step",
     "output_error",
     "recovered_mass",
     "selected_indices",

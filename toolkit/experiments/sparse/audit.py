@@ -17,8 +17,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector
+from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector, offloaded_step
 from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.decode.pqcache import PQCache
 from toolkit.conversion.student import with_mixers
 from toolkit.experiments.sparse.quality import Quality, at_small_budgets, quality_of, read_sparsely
 from toolkit.language import load_language_model
@@ -41,6 +42,8 @@ class Row(NamedTuple):
         dense_loss: likewise.
         dense_kilobytes: what dense attention reads per head and step.
         off: largest difference of a logit with room for all tokens: 0 but for rounding.
+        link_kilobytes: bytes over the host link per head and step, were keys and values on the
+            host and nothing of them cached; of PQCache only, which is made for that.
         lost: mean share of the softmax on each token the last query did not read [time].
     """
 
@@ -51,6 +54,7 @@ class Row(NamedTuple):
     dense_loss: float
     dense_kilobytes: float
     off: float
+    link_kilobytes: float | None
     lost: Float[np.ndarray, "time"]
 
 
@@ -115,7 +119,14 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
         lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
         same = float((logits.argmax(-1) == dense.argmax(-1)).mean())
         off = float(jnp.abs(whole - dense).max())
-        row = Row(name, quality, same, loss, dense_loss, dense_bytes / 1000, off, lost)
+        link = None
+        if isinstance(selector, PQCache):
+            fetched = round(quality.tokens - selector.sinks - selector.least_recent(budget))
+            sizes = {"key": size, "value": size, "itemsize": config.compute_dtype.itemsize}
+            sizes |= {"parts": selector.parts, "bits": selector.bits}
+            step = offloaded_step(len(tokens), max(fetched, 0), link=1.0, **sizes)
+            link = (step.index_bytes + step.fetched_bytes) / 1000
+        row = Row(name, quality, same, loss, dense_loss, dense_bytes / 1000, off, link, lost)
         rows.append(row)
     return rows
 
@@ -161,15 +172,18 @@ def _run(model: LoopedLM, tokens: Array, selector: Selector, start: int, budget:
 def audit_table(rows: list[Row]) -> str:
     """The rows as text."""
     head = ["system", "same next token", "loss", "mass kept", "5th percentile", "output error",
-            "tokens read", "kB read", "of dense", "off with room for all"]  # fmt: skip
+            "tokens read", "kB read", "of dense", "kB over a host link",
+            "off with room for all"]  # fmt: skip
+    all_of_it = f"{rows[0].dense_kilobytes:.1f}"
     lines = [["dense", "100 %", f"{rows[0].dense_loss:.4f}", "1.000", "1.000", "0.000", "all",
-              f"{rows[0].dense_kilobytes:.1f}", "100 %", "0"]]  # fmt: skip
+              all_of_it, "100 %", all_of_it, "0"]]  # fmt: skip
     for row in rows:
         q = row.quality
         share = q.kilobytes / row.dense_kilobytes
+        link = "" if row.link_kilobytes is None else f"{row.link_kilobytes:.1f}"
         lines.append(
             [row.name, f"{row.same:.0%}".replace("%", " %"), f"{row.loss:.4f}", f"{q.mass:.3f}",
              f"{q.worst_mass:.3f}", f"{q.error:.3f}", f"{q.tokens:.0f}", f"{q.kilobytes:.1f}",
-             f"{share:.0%}".replace("%", " %"), f"{row.off:.1e}"]
+             f"{share:.0%}".replace("%", " %"), link, f"{row.off:.1e}"]
         )  # fmt: skip
     return text_table([head, *lines], "<" + ">" * (len(head) - 1))

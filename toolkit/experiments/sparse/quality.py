@@ -1,7 +1,7 @@
 """What a selector keeps of attention: on drawn data, and inside the retrieval model."""
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ from jax import Array, lax
 from toolkit.attention import softmax_attention
 from toolkit.attention.sparse import (
     SELECTORS,
+    Decoded,
     Selector,
     SparseCache,
     build,
@@ -62,24 +63,22 @@ def of_drawn(
     drawn: Drawn, selector: Selector, budget: Budget, *, corrects_tail: bool = False
 ) -> Quality:
     """One step per query on drawn data."""
-    q, k, v = (jnp.asarray(x) for x in drawn)
-    cache = build(selector, k[None], v[None], jnp.full(1, k.shape[1], jnp.int32))
-    return quality_of(*_steps(cache, q, selector, budget, corrects_tail))
-
-
-@partial(jax.jit, static_argnums=(3, 4))
-def _steps(cache, q, selector, budget, corrects_tail):
-    def step(q):
-        return decode_step(cache, q[None], selector, budget, corrects_tail=corrects_tail)
-
-    done = lax.map(step, q)
-    heads = cache.keys.shape[1]
-    grouped = q.reshape(q.shape[0], heads, -1, q.shape[2])
-    x = jnp.einsum("qhgd,hsd->qhgs", grouped, cache.keys[0]) * q.shape[2] ** -0.5
-    lse = jax.nn.logsumexp(x, axis=-1).reshape(q.shape[:2])
-    exact = jnp.einsum("qhgs,hsd->qhgd", jax.nn.softmax(x, axis=-1), cache.values[0])
+    k, v = (jnp.asarray(x)[None] for x in (drawn.k, drawn.v))
+    cache = build(selector, k, v, jnp.full(1, k.shape[2], jnp.int32))
+    done = _stacked(
+        decode_step(cache, q[None], selector, budget, corrects_tail=corrects_tail) for q in drawn.q
+    )
+    exact, lse = _dense(drawn.q, k[0], v[0])
     mass = recovered_mass(done.lse[:, 0], lse)
-    return mass, done.out[:, 0], exact.reshape(q.shape), done.tokens, done.bytes_read
+    return quality_of(mass, done.out[:, 0], exact, done.tokens, done.bytes_read)
+
+
+@jax.jit
+def _dense(q, k, v):
+    grouped = q.reshape(q.shape[0], k.shape[0], -1, q.shape[2])
+    x = jnp.einsum("qhgd,hsd->qhgs", grouped, k) * q.shape[2] ** -0.5
+    exact = jnp.einsum("qhgs,hsd->qhgd", jax.nn.softmax(x, axis=-1), v)
+    return exact.reshape(q.shape), jax.nn.logsumexp(x, axis=-1).reshape(q.shape[:2])
 
 
 def of_retrieval(
@@ -92,28 +91,52 @@ def of_retrieval(
     batch: int = 4,
     corrects_tail: bool = False,
 ) -> tuple[float, Quality]:
-    """Share of right answers, and what layer 0 kept while it read the questions sparsely."""
+    """Share of right answers, and what layer 0 kept while it read the questions sparsely.
+
+    The haystack is read densely, the questions one token at a time; layer 1 is dense. A system
+    compiles its own steps only, once for all tasks of a length: all else, every system shares.
+    """
     drawn = task.draw(jax.random.key(seed + 1_000_003), batch)
-    read = _read(params, drawn.tokens, selector, task.haystack, budget, corrects_tail)
-    found, mass, out, exact, tokens, bytes_read = read
-    right = (found == drawn.targets[:, task.haystack :]) & drawn.mask[:, task.haystack :]
+    x, seen, exact, lse = _read_densely(params, drawn.tokens)
+    start = task.haystack
+    keys, values = (jnp.moveaxis(rows, 2, 1) for rows in seen[1:])
+    cache = build(selector, keys, values, jnp.full(batch, start, jnp.int32))
+    q, k, v = (np.asarray(rows) for rows in seen)
+    steps = []
+    for token in range(start, task.length):
+        cache = _append(selector, cache, k[:, token], v[:, token])
+        step = decode_step(cache, q[:, token], selector, budget, corrects_tail=corrects_tail)
+        steps.append(step)
+    done = _stacked(steps)
+    out = done.out.swapaxes(0, 1)
+    found = _finish(params, x, jnp.concatenate([exact[:, :start], out], axis=1))[:, start:]
+    right = (found == drawn.targets[:, start:]) & drawn.mask[:, start:]
+    mass = recovered_mass(done.lse.swapaxes(0, 1), lse[:, start:])
     accuracy = float(right.sum() / drawn.mask.sum())
-    return accuracy, quality_of(mass, out, exact, tokens, bytes_read)
+    quality = quality_of(mass, out, exact[:, start:], done.tokens, done.bytes_read)
+    return accuracy, quality
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
-def _read(params, tokens, selector, haystack, budget, corrects_tail):
-    """The haystack is read densely, the questions one token at a time; layer 1 is dense."""
+_append = jax.jit(update, donate_argnames="cache")
+
+
+def _stacked(steps: Iterable[Decoded]) -> Any:
+    return jax.tree.map(lambda *parts: np.stack(parts), *steps)
+
+
+@jax.jit
+def _read_densely(params, tokens):
     x = model.start(params, tokens)
     seen = model.project(params, 0, x)
-    steps = read_sparsely(seen, selector, haystack, budget, corrects_tail)
-    out = jnp.concatenate([steps.exact[:, :haystack], steps.out], axis=1)
+    exact, _, lse = softmax_attention(*seen, return_residual=True)
+    return x, seen, exact, lse
+
+
+@jax.jit
+def _finish(params, x, out):
     x = model.finish(params, 0, x, out)
-    seen = model.project(params, 1, x)
-    x = model.finish(params, 1, x, softmax_attention(*seen)[0])
-    found = model.logits(params, x[:, haystack:]).argmax(axis=-1)
-    exact = steps.exact[:, haystack:]
-    return found, steps.mass, steps.out, exact, steps.tokens, steps.bytes_read
+    x = model.finish(params, 1, x, softmax_attention(*model.project(params, 1, x))[0])
+    return model.logits(params, x).argmax(axis=-1)
 
 
 class Steps(NamedTuple):
