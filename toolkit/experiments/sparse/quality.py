@@ -105,7 +105,8 @@ def of_retrieval(
     steps = []
     for token in range(start, task.length):
         cache = _append(selector, cache, k[:, token], v[:, token])
-        step = decode_step(cache, q[:, token], selector, budget, corrects_tail=corrects_tail)
+        q_t = jnp.asarray(q[:, token])
+        step = decode_step(cache, q_t, selector, budget, corrects_tail=corrects_tail)
         steps.append(step)
     done = _stacked(steps)
     out = done.out.swapaxes(0, 1)
