@@ -226,7 +226,7 @@ def collective_sites(
         shapes = {instruction.name: instruction.shape for instruction in instructions}
         for instruction in instructions:
             site = (*around, (computation, instruction))
-            kind = instruction.opcode.removesuffix("-start")
+            kind = collective_kind(instruction, computation)
             if kind in KINDS:
                 yield read_collective(instruction, kind, shapes, devices, count, is_exact), site
                 continue
@@ -247,6 +247,17 @@ def collective_sites(
                     yield found, inner
 
     yield from walk(entry, 1, True, ())
+
+
+def collective_kind(instruction: Instruction, computation: str) -> str:
+    """The kind of collective that an opcode stands for in a computation, if it is one.
+
+    TPUs run a fusion "all-reduce-scatter", an all-reduce of which each device cuts out its share,
+    as one ring of a reduce-scatter: half of what the all-reduce inside would send.
+    """
+    kind = instruction.opcode.removesuffix("-start")
+    is_scattered = kind == "all-reduce" and computation.startswith("all-reduce-scatter")
+    return "reduce-scatter" if is_scattered else kind
 
 
 def read_collective(
@@ -274,6 +285,8 @@ def read_collective(
         group = len(first_group(instruction.attributes, devices))
         volume = {"all-gather": result_bytes, "all-reduce": 2 * result_bytes}
         sent = volume.get(kind, operand_bytes) * (group - 1) / group
+        if kind == "reduce-scatter" and instruction.opcode.startswith("all-reduce"):
+            result_bytes //= group  # what is cut out of it
     return Collective(
         kind=kind,
         bytes=result_bytes,

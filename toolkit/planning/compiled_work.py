@@ -15,7 +15,13 @@ import jax
 
 from toolkit.measure.loop_trips import loop_trips
 from toolkit.measure.program_text import Instruction, first_group, shape_bytes
-from toolkit.measure.programs import KINDS, Collective, read_collective, read_program
+from toolkit.measure.programs import (
+    KINDS,
+    Collective,
+    collective_kind,
+    read_collective,
+    read_program,
+)
 
 # They move nothing: names for what is there, and the ends of copies that run beside computing.
 _FREE = {
@@ -91,7 +97,7 @@ class _Reader:
         found, started = [], {}
         instructions = self.computations.get(computation, [])
         shapes = {one.name: one.shape for one in instructions}
-        own = [self._collectives(one, shapes) for one in instructions]
+        own = [self._collectives(one, shapes, computation) for one in instructions]
         last = {_key(instructions[at], *pair): at for at, pairs in enumerate(own) for pair in pairs}
         for at, one in enumerate(instructions):
             if one.opcode == "while":
@@ -133,9 +139,9 @@ class _Reader:
         hiding = [computing] if one.opcode == "fusion" and computing.flops else []
         return [*found, *hiding, *ends]
 
-    def _collectives(self, one, shapes) -> list[tuple[Collective, Instruction]]:
+    def _collectives(self, one, shapes, computation) -> list[tuple[Collective, Instruction]]:
         """Itself, if it is a collective, or those that it is wrapped around."""
-        kind = one.opcode.removesuffix("-start")
+        kind = collective_kind(one, computation)
         if kind in KINDS:
             found = read_collective(one, kind, shapes, self.devices, 1, True)
             return [(found, one)] if found.group_size > 1 else []
@@ -146,7 +152,8 @@ class _Reader:
     def _wrapped(self, computation: str) -> list[tuple[Collective, Instruction]]:
         named = self._named(computation)
         shapes = {name: one.shape for name, one in named.items()}
-        return [found for one in named.values() for found in self._collectives(one, shapes)]
+        found = (self._collectives(one, shapes, computation) for one in named.values())
+        return [each for some in found for each in some]
 
     @functools.cache  # noqa: B019
     def _named(self, computation: str) -> dict[str, Instruction]:

@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,16 +126,16 @@ def compiled(case: Case) -> dict[str, Any]:
         done = quickly_compiled(config, case.strategy, case.batch, case.length, devices)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         return {"case": case.key, "error": str(error).splitlines()[0][:300]}
-    cost, sent = program_cost(done), {}
+    cost, runs = program_cost(done), Counter()
     for found in collectives(done):
-        sent[found.kind] = sent.get(found.kind, 0.0) + found.total_bytes_sent
+        runs[found.kind, found.group_size, found.bytes_sent] += found.count
     return {
         "case": case.key,
         "argument_bytes": cost.argument_bytes,
         "temporary_bytes": cost.temp_bytes,
         "resident_bytes": cost.resident_bytes,
         "peak_bytes": peak_bytes(done),
-        "sent_bytes": sent,
+        "collectives": [[*kind, count] for kind, count in runs.items()],
         "seconds": round(time.perf_counter() - start, 1),
     }
 
