@@ -3,6 +3,7 @@
 import pytest
 
 from toolkit.measure import collectives
+from toolkit.planning.compiled_work import Send, compiled_work
 
 TEXT = """\
 HloModule step, is_scheduled=true, num_partitions=4
@@ -76,3 +77,30 @@ def test_an_asynchronous_collective_is_one():
     """Start, what hides it and done are three fusions around the same channel."""
     (found,) = found_in()
     assert (found.kind, found.bytes, found.bytes_sent) == ("all-gather", 128, 96.0)
+
+
+SCATTERED = """\
+HloModule step, is_scheduled=true, num_partitions=4
+
+%all-reduce-scatter.1.clone (p: bf16[30,8]) -> bf16[8,8] {
+  %p = bf16[30,8]{1,0} parameter(0)
+  %zero = bf16[] constant(0)
+  %pad = bf16[32,8]{1,0} pad(%p, %zero), padding=0_2x0_0
+  %sum = bf16[32,8]{1,0} all-reduce(%pad), channel_id=2, replica_groups={{0,1,2,3}}, to_apply=%add
+  %begin = u32[] constant(0)
+  ROOT %share = bf16[8,8]{1,0} dynamic-slice(%sum, %begin, %begin), dynamic_slice_sizes={8,8}
+}
+
+ENTRY %main (g: bf16[30,8]) -> bf16[8,8] {
+  %g = bf16[30,8]{1,0} parameter(0)
+  ROOT %fusion.1 = bf16[8,8]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1.clone
+}
+"""
+
+
+def test_an_all_reduce_fused_with_the_cut_of_its_result_is_a_reduce_scatter():
+    """Once read as an all-reduce, which sends twice."""
+    (found,) = collectives(Written(SCATTERED))  # pyright: ignore[reportArgumentType]
+    assert (found.kind, found.bytes, found.bytes_sent) == ("reduce-scatter", 128, 384.0)
+    (sent,) = [one for one in compiled_work(Written(SCATTERED)).items if isinstance(one, Send)]  # pyright: ignore
+    assert (sent.kind, sent.bytes_sent) == ("reduce-scatter", 384.0)

@@ -72,6 +72,18 @@ def test_bytes_are_those_of_the_reader_of_programs(step):
     assert work.unknown_loops == 0
 
 
+def test_passes_follow_each_other_and_the_update_is_named(step):
+    """Once "other"; a loss computed late is a forward pass between the last two."""
+    computing = [
+        item.phase
+        for item, _ in flat(compiled_work(step).items)
+        if isinstance(item, Compute) and item.bytes > 2**14
+    ]
+    assert {"forward", "backward", "update"} <= set(computing)
+    assert computing.index("forward") < computing.index("backward") < computing.index("update")
+    assert "update" in computing[-3:]
+
+
 def test_operations_are_those_of_the_compiler():
     def products(x, w):
         return jnp.einsum("bik,bkj->bij", x, w).sum()

@@ -23,6 +23,7 @@ from toolkit.measure.programs import (
     read_program,
 )
 
+UPDATE = "update"  # scope of the optimiser's instructions
 # They move nothing: names for what is there, and the ends of copies that run beside computing.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all",
@@ -34,6 +35,8 @@ _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+# How jax names what comes of differentiating, and what `train_program` names itself.
+_PHASES = (("transpose(", "backward"), ("jvp(", "forward"), (f"/{UPDATE}/", "update"))
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 
@@ -169,8 +172,7 @@ class _Reader:
     def _compute(self, one: Instruction, shapes: dict[str, str]) -> Compute:
         name = _OP_NAME.search(one.attributes)
         words = name[1] if name else ""
-        is_backward, is_forward = "transpose(" in words, "jvp(" in words
-        phase = "backward" if is_backward else "forward" if is_forward else "other"
+        phase = next((name for mark, name in _PHASES if mark in words), "other")
         return Compute(self._flops(one, shapes), self._moved(one, shapes), phase)
 
     def _flops(self, one: Instruction, shapes: dict[str, str]) -> float:

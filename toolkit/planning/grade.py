@@ -42,6 +42,7 @@ COUNT = 100
 PLANNED = ("llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b")
 PLANNED_FOR = ("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:2x2x1")
 PLANS = 20
+ONE_RING = 4  # chips of the largest slice that is one ring, 2x2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,30 +216,39 @@ def graded(path: Path) -> list[dict[str, Any]]:
         if row is None or "error" in row:
             continue
         memory, sent = predicted(case)
-        compiled_sent = sum(row["sent_bytes"].values())
+        held, compiled_sent = held_bytes(row), sent_bytes(row)
         found.append(
             {
                 "case": case.key,
-                "memory": held_bytes(row),
-                "memory_error": memory / held_bytes(row) - 1,
+                "memory": held,
+                "memory_error": memory / held - 1,
                 "sent": compiled_sent,
-                "sent_error": sent / compiled_sent - 1 if compiled_sent else 0.0,
+                "sent_error": sent / compiled_sent - 1 if compiled_sent else None,
                 "seconds": row["seconds"],
             }
         )
     return found
 
 
+def sent_bytes(row: dict[str, Any]) -> float | None:
+    """Bytes a chip sends in a recorded step. None in rows of sums by kind: their all-reduces hold
+    reduce-scatters that were read as such (`toolkit.measure.programs.collective_kind`)."""
+    if "collectives" not in row:
+        return None
+    return sum(sent * count for _, _, sent, count in row["collectives"])
+
+
 def predicted(case: Case) -> tuple[int, float]:
     """Bytes of memory and bytes sent, per chip."""
+    where = cluster(case.topology)
     chips = f"{case.topology.partition(':')[0]}:{case.strategy.chips}"
     found = predict(case.model, chips, case.strategy, batch=case.batch, sequence_length=case.length)
-    # libtpu turns the reduce-scatter of a single sequence into an all-reduce, which sends twice.
-    is_single = case.batch == case.strategy.batch_shards * case.strategy.microbatches
+    # Among all chips of a slice of several rings, libtpu scatters by an all-reduce over all of
+    # them, which sends twice.
     twice = sum(
         each.total
         for each in found.transfers
-        if is_single and (each.part, each.kind) == ("tensor", "reduce-scatter")
+        if each.kind == "reduce-scatter" and each.degree == where.chips > ONE_RING
     )
     return found.memory.total, found.sent_bytes + twice
 
@@ -247,12 +257,15 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Median and 95th percentile of the errors, in words."""
     lines = [f"{len(rows)} of {COUNT} configurations compiled"]
     for what in ("memory", "sent"):
-        errors = sorted(abs(row[f"{what}_error"]) for row in rows)
+        graded = [row[f"{what}_error"] for row in rows]
+        errors = sorted(abs(error) for error in graded if error is not None)
         if errors:
             high = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
             lines.append(
                 f"{what}: median error {in_words(statistics.median(errors), 'share')}, "
                 f"95th percentile {in_words(high, 'share')}"
+                + f", of {len(errors)}"
+                * (len(errors) < len(rows))
             )
     return "\n".join(lines)
 
@@ -265,7 +278,8 @@ def grade_record(path: Path, minutes: float) -> str:
     rows = graded(path)
     table = [("configuration", "compiled", "memory", "sent")]
     for row in rows:
-        errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
+        sent = "" if row["sent_error"] is None else f"{row['sent_error']:+.1%}"
+        errors = f"{row['memory_error']:+.1%}", sent
         table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
     return f"{text_table(table, '<>>>')}\n{summary(rows)}"
 

@@ -21,6 +21,7 @@ from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
 from toolkit.parallel import Layout, make_mesh
 from toolkit.parallel.layout import axes_of
+from toolkit.planning.compiled_work import UPDATE
 from toolkit.planning.forward import local_loss
 from toolkit.planning.models import check_model
 from toolkit.planning.placing import (
@@ -124,8 +125,9 @@ def train_program(
 
     def step(params, state, tokens):
         value, gradients = jax.value_and_grad(loss)(params, tokens)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
+        with jax.named_scope(UPDATE):
+            updates, state = optimizer.update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
         place = functools.partial(placed, mesh)
         kept = jax.tree.map(lax.with_sharding_constraint, (params, state), place((specs, cut)))
         return *kept, value

@@ -23,7 +23,9 @@ class Span(NamedTuple):
 
     Attributes:
         lane: "compute", "straggler" (the slow chip's computing) or "collectives".
-        name: "forward", "backward" or "other"; the kind of a collective.
+        name: "forward", "backward", "update" or "other" (copies and casts that belong to no pass);
+            the kind of a collective. The loss's own pass over the head is a forward one that
+            compilers put late: nothing but the loss waits for it.
         start: seconds from the beginning of the step.
         seconds: how long.
 

@@ -79,7 +79,8 @@ def table_transfers(
     tables = table_tensors(config, strategy.tensor)
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
         transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
-    return transfers
+    # Tables stay as they were gathered: nothing of a layer is recomputed from them.
+    return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
 
 
 def _over_tensor(strategy, stream, runs, forward, backward):

@@ -12,8 +12,8 @@ from toolkit.measure import in_words
 from toolkit.planning.timeline import COMPUTE, LINK, STRAGGLER
 
 LANES = {COMPUTE: "chip", STRAGGLER: "slow chip", LINK: "link"}
-COLOURS = {"nothing": "white", "forward": "#a8cfe8", "backward": "#2f7fb8", "other": "#cfd6dc",
-           "collectives": "#f0b9cd"}  # fmt: skip
+COLOURS = {"nothing": "white", "forward": "#a8cfe8", "backward": "#2f7fb8", "update": "#e8c46a",
+           "other": "#cfd6dc", "collectives": "#f0b9cd"}  # fmt: skip
 _NAMES = tuple(COLOURS)
 _CELLS = 1200  # about one per pixel
 _ROWS = 8  # of the picture per lane; the first and the last stay white
@@ -43,7 +43,7 @@ class LanesPlot(Plot):
         if not is_close:
             self._window = self.line(color=ACCENT, linewidth=1.4)
             handles = [Patch(color=COLOURS[name], label=name) for name in _NAMES[1:]]
-            axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
+            axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=5)
 
     def show(self, view: TimelineView) -> None:
         total = view.now.step_seconds
