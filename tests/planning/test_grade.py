@@ -15,6 +15,8 @@ from toolkit.planning.grade import (
     graded,
     graded_plans,
     is_possible,
+    read_rows,
+    sent_bytes,
 )
 from toolkit.planning.strategy import Strategy
 
@@ -38,8 +40,17 @@ def test_errors_are_within_the_claim(rows, what, unseen):
 
 
 def test_no_recorded_memory_is_far_off(rows):
-    """Layers that recompute nothing were once 31% too large."""
-    assert max(abs(row["memory_error"]) for row in rows) <= 0.15
+    """Layers that recompute nothing were once 31% too large. Rows that have the peak are held to
+    what plans are; the bound of the others, which the constants were chosen on, to less."""
+    has_peak = {case for case, row in read_rows(RECORD).items() if "peak_bytes" in row}
+    for row in rows:
+        assert abs(row["memory_error"]) <= (0.25 if row["case"] in has_peak else 0.15), row["case"]
+
+
+def test_sums_by_kind_are_not_graded():
+    """Their all-reduces hold reduce-scatters that send half."""
+    assert sent_bytes({"sent_bytes": {"all-reduce": 8.0}}) is None
+    assert sent_bytes({"collectives": [["all-reduce", 4, 8.0, 3], ["all-gather", 4, 1.0, 2]]}) == 26
 
 
 def test_the_record_is_of_the_configurations(rows):

@@ -48,6 +48,26 @@ def test_a_plan_says_why():
     assert "of the memory is free" in text
 
 
+def test_stages_are_balanced_where_that_helps():
+    """On slow links; the head's stage has fewer layers, and equal stages are slower."""
+    found = plan("llama-3-8b", "a100:16", batch=64, constants=Constants(link=0.1))
+    best = next(each for each in (found.best, *found.runners_up) if each.strategy.stages)
+    even = predict(
+        "llama-3-8b", "a100:16", dataclasses.replace(best.strategy, stages=()), batch=64,
+        constants=Constants(link=0.1),
+    )  # fmt: skip
+    assert sum(best.stages) == 32
+    assert best.step_seconds < even.step_seconds
+    assert best.fits
+    assert f"stages of {best.strategy.stage_words} layers" in str(found)
+    again = dataclasses.asdict(best.strategy) | {"stages": [*best.strategy.stages]}
+    assert Strategy(**again) == best.strategy  # as a file has it
+    with pytest.raises(ValueError, match="the model has 32"):
+        predict("llama-3-8b", "h100:2", Strategy(pipeline=2, stages=(16, 15)), batch=8)
+    with pytest.raises(ValueError, match="stages must have a number of layers"):
+        Strategy(pipeline=2, stages=(32,))
+
+
 @pytest.mark.timed
 @pytest.mark.nightly
 def test_plans_and_predictions_are_quick():

@@ -5,7 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from toolkit.planning import assign_layers, cut_evenly, decision_trees, pipeline_seconds
+from toolkit.planning import (
+    assign_layers,
+    balance_stages,
+    cut_evenly,
+    decision_trees,
+    pipeline_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,31 @@ def test_cuts_equal_brute_force():
         ends = np.cumsum((0, *sizes))
         assert ends[-1] == 7
         assert max(sum(weights[a:b]) for a, b in itertools.pairwise(ends)) == heaviest
+
+
+def test_balanced_stages_equal_brute_force():
+    """The fastest cut that fits, and of those the one that fills its fullest stage least."""
+    rng, refused = np.random.default_rng(2), 0
+    for _ in range(30):
+        stages, limit = int(rng.integers(1, 5)), float(rng.integers(8, 20))
+        seconds = rng.integers(1, 6, 7).astype(float)
+        memory = rng.integers(1, 7, 7) * np.arange(stages, 0, -1.0)[:, None]
+        best = min(
+            (
+                (max(seconds[a:b].sum() for a, b in parts), max(held))
+                for cuts in itertools.combinations(range(1, 7), stages - 1)
+                for parts in [list(itertools.pairwise((0, *cuts, 7)))]
+                for held in [[memory[k, a:b].sum() for k, (a, b) in enumerate(parts)]]
+                if max(held) <= limit
+            ),
+            default=None,
+        )
+        sizes = balance_stages(seconds, memory, limit=limit)
+        refused += best is None
+        if best is None or sizes is None:
+            assert best is sizes is None
+            continue
+        parts = list(itertools.pairwise(np.cumsum((0, *sizes))))
+        assert max(seconds[a:b].sum() for a, b in parts) == best[0]
+        assert max(memory[k, a:b].sum() for k, (a, b) in enumerate(parts)) == best[1]
+    assert 0 < refused < 30

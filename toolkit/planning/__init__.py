@@ -21,6 +21,7 @@ Plan (`plan.py`, `search.py`, `pipelines.py`):
 * `Assignment`: a strategy for every layer
 * `pipeline_seconds`: a step through pipeline stages
 * `cut_evenly`: layers to stages so that the heaviest is lightest
+* `balance_stages`: the same within the memory of each stage (Galvatron-BMW)
 * `overlapped_seconds`: computing and communicating at the same time
 
 Decode with latent attention (`decode.py`):
@@ -53,7 +54,7 @@ from toolkit.planning.decode import (
 )
 from toolkit.planning.memory import Memory
 from toolkit.planning.models import MODELS
-from toolkit.planning.pipelines import cut_evenly, pipeline_seconds
+from toolkit.planning.pipelines import balance_stages, cut_evenly, pipeline_seconds
 from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.program import Program, train_program
@@ -79,6 +80,7 @@ __all__ = [
     "Strategy",
     "Timeline",
     "assign_layers",
+    "balance_stages",
     "break_even_tokens",
     "calibrate",
     "cluster",

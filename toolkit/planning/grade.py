@@ -243,12 +243,14 @@ def predicted(case: Case) -> tuple[int, float]:
     where = cluster(case.topology)
     chips = f"{case.topology.partition(':')[0]}:{case.strategy.chips}"
     found = predict(case.model, chips, case.strategy, batch=case.batch, sequence_length=case.length)
-    # Among all chips of a slice of several rings, libtpu scatters by an all-reduce over all of
-    # them, which sends twice.
+    # libtpu scatters by an all-reduce, which sends twice, what has a single sequence, and among all
+    # chips of a slice of several rings.
+    is_single = case.batch == case.strategy.batch_shards * case.strategy.microbatches
     twice = sum(
         each.total
         for each in found.transfers
-        if each.kind == "reduce-scatter" and each.degree == where.chips > ONE_RING
+        if each.kind == "reduce-scatter"
+        and (each.degree == where.chips > ONE_RING or (is_single and each.part == "tensor"))
     )
     return found.memory.total, found.sent_bytes + twice
 

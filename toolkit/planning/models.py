@@ -111,6 +111,11 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"pipeline {strategy.pipeline} is more than the {len(config.layers)} layers; "
             f"nearest that works: {len(config.layers)}"
         )
+    if strategy.stages and sum(strategy.stages) != len(config.layers):
+        raise ValueError(
+            f"stages {strategy.stages} have {sum(strategy.stages)} layers, and the model has "
+            f"{len(config.layers)}"
+        )
     if strategy.pipeline > 1 and config.loops > 1:
         raise ValueError(
             f"pipeline {strategy.pipeline} cuts a model of {config.loops} loops, whose "

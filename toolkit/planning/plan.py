@@ -1,6 +1,7 @@
 """Which strategy is fastest on a cluster, why, and what the others cost."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -9,9 +10,10 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory import layer_memory
+from toolkit.planning.memory import layer_kinds, layer_memory
 from toolkit.planning.models import check_model, model_of, nearest_multiple
-from toolkit.planning.predict import Prediction, prediction_of
+from toolkit.planning.pipelines import balanced
+from toolkit.planning.predict import Prediction, prediction_of, stage_memory
 from toolkit.planning.search import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, Strategy
 from toolkit.planning.times import Constants, layer_seconds
@@ -20,6 +22,7 @@ RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
 CHUNK = 256  # tokens of a sequence whose logits exist at one time, where the head is streamed
 LARGEST_TENSOR = 64
+BALANCED = 8  # of the fastest pipelines, those whose stages are balanced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,16 @@ def reason(best: Prediction) -> str:
         f"{name} {in_words(value / best.step_seconds, 'share')}" for name, value in parts[:3]
     )
     room = 1 - best.memory.total / best.limit
-    return f"its time: {shares}; {in_words(room, 'share')} of the memory is free"
+    words = f"its time: {shares}; {in_words(room, 'share')} of the memory is free"
+    if not best.strategy.stages:
+        return words
+    even = prediction_of(
+        best.config, best.cluster, dataclasses.replace(best.strategy, stages=()), best.batch,
+        best.sequence_length, best.limit, best.constants,
+    )  # fmt: skip
+    saved = in_words(even.step_seconds - best.step_seconds, "seconds")
+    instead = f"save {saved} per step" if even.fits else "fit, equal ones do not"
+    return f"{words}; stages of {best.strategy.stage_words} layers {instead}"
 
 
 def why(other: Prediction, best: Prediction) -> str:
@@ -95,7 +107,8 @@ def plan(
     """Searches the fastest way to train a model on a cluster within its memory.
 
     Every cut of the chips into data x fsdp x tensor x pipeline is tried with every number of
-    microbatches; for each, a knapsack over the layers decides which of them recompute.
+    microbatches; for each, a knapsack over the layers decides which of them recompute. The fastest
+    pipelines also get stages of unequal length, balanced in time as far as memory allows.
 
     Args:
         model: a configuration, or the name of one (`MODELS`).
@@ -146,7 +159,7 @@ def searched(
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
     limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)
-    considered, fitting, smallest = 0, {}, None
+    considered, fitting, smallest, staged = 0, {}, None, []
     tried = list(cuts(config, where, batch, sequence_length))
     for done, strategy in enumerate(tried, 1):
         found = [
@@ -161,6 +174,7 @@ def searched(
         if smallest is None or least.memory.total < smallest.memory.total:
             smallest = least
         fits = [each for each in found if each.fits]
+        staged += found if strategy.pipeline > 1 else []
         for each in fits:
             fitting[each.strategy] = each
         if fits and not found[0].fits:
@@ -175,6 +189,11 @@ def searched(
             f"batch {batch} on {where.chips} chips: no cut divides the batch and the model; "
             f"nearest batch that works: {nearest_multiple(batch, shards)}"
         )
+    for each in sorted(staged, key=lambda each: each.step_seconds)[:BALANCED]:
+        uneven = _balanced(each)
+        if uneven is not None and uneven.fits:
+            fitting[uneven.strategy] = uneven
+        considered += uneven is not None
     if not fitting:
         raise ValueError(_nothing_fits(smallest, memory))
     ranked = sorted(fitting.values(), key=lambda each: (each.step_seconds, each.memory.total))
@@ -246,6 +265,37 @@ def _mixed(least: Prediction) -> Prediction | None:
     return prediction_of(
         config, least.cluster, mixed, least.batch, least.sequence_length, least.limit,
         least.constants,
+    )  # fmt: skip
+
+
+def _balanced(even: Prediction) -> Prediction | None:
+    """The same with stages that take as long as each other, as far as memory allows."""
+    config, strategy, sizes = even.config, even.strategy, (even.batch, even.sequence_length)
+    kinds = tuple(layer_kinds(config, strategy))
+    if len(set(kinds)) > 1:
+        return None
+    slowdown, count = even.constants.slowdown, len(kinds)
+
+    @functools.cache
+    def seconds(stage, layers):
+        return even.stage_seconds(stage, 0, layers).total(slowdown)
+
+    @functools.cache
+    def memory(stage, layers):
+        return stage_memory(config, strategy, *sizes, stage, kinds[:layers]).total
+
+    found = balanced(
+        count,
+        strategy.pipeline,
+        lambda stage, start, end: seconds(stage, end - start),
+        lambda stage, start, end: memory(stage, end - start),
+        even.limit,
+    )
+    if found is None or found == even.stages:
+        return None
+    return prediction_of(
+        config, even.cluster, dataclasses.replace(strategy, stages=found), *sizes, even.limit,
+        even.constants,
     )  # fmt: skip
 
 

@@ -60,12 +60,12 @@ class Prediction:
     @property
     def stages(self) -> tuple[int, ...]:
         """Layers per pipeline stage."""
-        return even_stages(len(self.config.layers), self.strategy.pipeline)
+        return stages_of(self.config, self.strategy)
 
     @cached_property
     def parts(self) -> Seconds:
         """Seconds of all layers, embedding and head, were they on one pipeline stage."""
-        total = table_seconds(self.config, *self._sizes())
+        total = self._table
         for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
             total += self._each[kind].times(count)
         return total
@@ -75,21 +75,23 @@ class Prediction:
         """Seconds that a chip waits for other pipeline stages."""
         if self.strategy.pipeline == 1:
             return 0.0
-        kinds, slowdown = layer_kinds(self.config, self.strategy), self.constants.slowdown
-        table = table_seconds(self.config, *self._sizes())
-        busy, start = [], 0
-        for size in self.stages:
-            stage = Counter(kinds[start : start + size])
-            parts = (self._each[kind].times(count) for kind, count in stage.items())
-            busy.append(sum(parts, Seconds()))
+        slowdown, start, busy = self.constants.slowdown, 0, []
+        for stage, size in enumerate(self.stages):
+            busy.append(self.stage_seconds(stage, start, start + size))
             start += size
-        busy[0] += table.times(0.25)  # a lookup, and half of the table's communication
-        busy[-1] += table.times(0.75)
         count = self.strategy.microbatches
         hop = self._hop_seconds()
         stages = [(part.total(slowdown) - part.update) / count + hop for part in busy]
         step = pipeline_seconds(stages, count) + max(part.update for part in busy)
         return max(0.0, step - self.parts.total(slowdown) / self.strategy.pipeline)
+
+    def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
+        """Seconds of one pipeline stage that has the layers from `start` to `end`."""
+        kinds = Counter(layer_kinds(self.config, self.strategy)[start:end])
+        parts = sum((self._each[kind].times(count) for kind, count in kinds.items()), Seconds())
+        # The first stage looks up, and has half of the table's communication.
+        share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.pipeline - 1)
+        return parts + self._table.times(share) if share else parts
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -169,6 +171,10 @@ class Prediction:
         kinds = set(layer_kinds(self.config, self.strategy))
         return {kind: layer_seconds(self.config, *kind, *self._sizes()) for kind in kinds}
 
+    @cached_property
+    def _table(self):
+        return table_seconds(self.config, *self._sizes())
+
     def _hop_seconds(self):
         sent = self._sequences() * self.sequence_length * self.config.width
         sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
@@ -241,22 +247,32 @@ def prediction_of(config, where, strategy, batch, length, memory, constants) -> 
     """`predict` of what has been checked."""
     limit = where.chip.memory_bytes if memory is None else memory
     kinds = tuple(layer_kinds(config, strategy))
-    stages = even_stages(len(kinds), strategy.pipeline)
+    stages = stages_of(config, strategy)
     most, start = None, 0
     for stage, size in enumerate(stages):
-        is_last = stage == len(stages) - 1
-        if stage < 2 or is_last:  # between them, fewer microbatches are in flight
-            found = memory_of(
-                config, strategy, batch, length,
-                layers=kinds[start : start + size],
-                in_flight=min(strategy.microbatches, len(stages) - stage),
-                has_embedding=stage == 0,
-                has_head=is_last,
-            )  # fmt: skip
-            most = found if most is None or found.total > most.total else most
+        # Of equal ones between them, fewer microbatches are in flight.
+        if stage < 2 or stage == len(stages) - 1 or strategy.stages:
+            held = stage_memory(config, strategy, batch, length, stage, kinds[start : start + size])
+            most = held if most is None or held.total > most.total else most
         start += size
     assert most is not None
     return Prediction(config, where, strategy, batch, length, constants, most, limit)
+
+
+def stage_memory(config, strategy, batch, length, stage, layers) -> Memory:
+    """What one pipeline stage of these layers holds (1F1B)."""
+    return memory_of(
+        config, strategy, batch, length,
+        layers=layers,
+        in_flight=min(strategy.microbatches, strategy.pipeline - stage),
+        has_embedding=stage == 0,
+        has_head=stage == strategy.pipeline - 1,
+    )  # fmt: skip
+
+
+def stages_of(config: LoopedConfig, strategy: Strategy) -> tuple[int, ...]:
+    """Layers per pipeline stage."""
+    return strategy.stages or even_stages(len(config.layers), strategy.pipeline)
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
 """One way to train a model on many chips: how the work is cut, and what is computed twice."""
 
 import dataclasses
+import itertools
 import math
 import re
 
-from toolkit._checks import check_fields
+from toolkit._checks import check_fields, shown
 
 RECOMPUTE = ("none", "elementwise", "layer")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
@@ -29,6 +30,7 @@ class Strategy:
             "layer", of which only the input is kept; or runs of layers, as "20 layer, 12 none".
         microbatches: parts of the batch that run one after another.
         head_chunks: parts of a sequence whose logits exist at one time (StreamBP for the head).
+        stages: layers of each pipeline stage; none: as equal as can be.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025.
@@ -47,12 +49,20 @@ class Strategy:
     recompute: str = "none"
     microbatches: int = 1
     head_chunks: int = 1
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self):
+        if isinstance(self.stages, list):  # as a file has it
+            object.__setattr__(self, "stages", tuple(self.stages))
         check_fields(self)
         for name in ("data", "fsdp", "tensor", "pipeline", "microbatches", "head_chunks"):
             if not 1 <= getattr(self, name) <= MOST_CHIPS:
                 raise ValueError(f"{name} must be 1 to {MOST_CHIPS:,}; got {getattr(self, name)}")
+        if self.stages and (len(self.stages) != self.pipeline or min(self.stages) < 1):
+            raise ValueError(
+                f"stages must have a number of layers, 1 or more, for each of pipeline "
+                f"{self.pipeline}; got {shown(self.stages)}"
+            )
         if self.recompute not in RECOMPUTE and not _RUNS.fullmatch(self.recompute):
             raise ValueError(
                 f"recompute must be one of {', '.join(RECOMPUTE)}, or runs of layers such as "
@@ -68,6 +78,14 @@ class Strategy:
     def batch_shards(self) -> int:
         """Parts the batch is cut into across chips."""
         return self.data * self.fsdp
+
+    @property
+    def stage_words(self) -> str:
+        """Layers of each stage, equal ones that follow each other as "3 x 8"."""
+        runs = ((layers, len([*run])) for layers, run in itertools.groupby(self.stages))
+        return ", ".join(
+            f"{count} x {layers}" if count > 1 else f"{layers}" for layers, count in runs
+        )
 
     def runs(self, layers: int) -> tuple[tuple[str, int], ...]:
         """What is recomputed, and in how many consecutive layers, for so many layers in all."""
@@ -89,6 +107,8 @@ class Strategy:
             if getattr(self, name) > 1
         ]
         words = [" x ".join(cuts) or "one chip"]
+        if self.stages:
+            words.append(f"stages of {self.stage_words} layers")
         if self.shard_optimizer:
             words.append("optimiser sharded")
         if self.recompute != "none":
