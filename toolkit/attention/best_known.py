@@ -16,7 +16,8 @@ class Known(NamedTuple):
     """A form known to be the best of a family on a platform.
 
     Attributes:
-        family: "softmax", or "recurrent" for all mixers with a state.
+        family: "softmax", "recurrent" for all mixers with a state, or "latent" for a step of latent
+            attention, which has no row yet: the form of XLA.
         platform: "cpu", "cuda", "tpu" or "rocm"; None for all that have no row of their own.
         implementation: the form.
         record: file in data/measurements.
@@ -63,6 +64,6 @@ def in_best_form(
     if implementation is not None:
         return form(implementation)(*args)
     known = [row for row in BEST_KNOWN if row.family == family]
-    default = next(form(row.implementation) for row in known if row.platform is None)
+    default = form(next((row.implementation for row in known if row.platform is None), "xla"))
     rows = {row.platform: form(row.implementation) for row in known if row.platform is not None}
     return lax.platform_dependent(*args, **rows, default=default) if rows else default(*args)

@@ -4,12 +4,16 @@ A floor is what a chip's published peaks allow for the modelled work of a mixer;
 as its time is near to it. A test holds the page against this file.
 """
 
+from typing import Any
+
 from toolkit.attention import MIXERS
-from toolkit.bench.mixers_gpu import SHAPES, modelled_work
-from toolkit.measure import published_peak
+from toolkit.bench.latent_shards import DEVICES, MODEL, SLICES, shard_work
+from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
+from toolkit.measure import Peak, published_peak
 
 CHIPS = ("H100", "H200", "B200", "TPU v5e", "TPU v6e")
 SHAPE = SHAPES[1]
+LATENT_CHIPS, LATENT_SHAPE = ("H100", "H200"), (64, 32768)  # of the kernel; rows, tokens of each
 
 
 def floors_page() -> str:
@@ -24,15 +28,9 @@ def floors_page() -> str:
             if "pallas" not in row.implementations:
                 continue
             work = modelled_work(row, SHAPE, backward=backward)
-            cells = [f"{work.flops / 1e12:.3f}", f"{work.bytes / 1e9:.2f}"]
-            for peak in peaks.values():
-                by_flops, by_bytes = work.floor_parts(peak)
-                bound = "memory" if by_bytes > by_flops else "products"
-                cells.append(f"{1e3 * max(by_flops, by_bytes):.2f} ({bound})")
-            lines.append((f"`{row.name}`", *cells))
+            lines.append((f"`{row.name}`", *_cells(work, peaks)))
         title = "## Forward and backward" if backward else "## Forward"
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        tables.append(f"{title}\n\n{table}")
+        tables.append(f"{title}\n\n{_table(lines)}")
     sources = "\n".join(
         f"* {name}: {peak.flops_per_second / 1e12:,.0f} TFLOP/s in bfloat16, "
         f"{peak.bytes_per_second / 1e12:,.2f} TB/s ({peak.source})"
@@ -51,9 +49,45 @@ reaches. A gradient counts three times the products of the forward pass. In pare
 
 {tables[1]}
 
+{_latent_floors()}
+
 ## Peaks
 
 {sources}"""
+
+
+def _latent_floors() -> str:
+    peaks = {name: peak for name in LATENT_CHIPS if (peak := published_peak(name)) is not None}
+    header = ("latents", "heads", "TFLOP", "GB", *(f"{name}, ms" for name in peaks))
+    lines = [header, ("---",) * len(header)]
+    for slices in SLICES:
+        width = MODEL.latent_size // slices + MODEL.rope_size
+        cut = "whole" if slices == 1 else f"{slices} slices"
+        heads = MODEL.heads * slices // DEVICES
+        work = shard_work(slices, *LATENT_SHAPE)
+        lines.append((f"{width}, {cut}", str(heads), *_cells(work, peaks)))
+    batch, slots = LATENT_SHAPE
+    return f"""## One step with a latent cache
+
+Attention of one of {DEVICES} devices in a layer of DeepSeek-V3, {batch} sequences of {slots:,}
+tokens, bfloat16: `decode_step(..., implementation="pallas")`, a kernel for Hopper that has been
+interpreted and compiled, not run on a GPU yet. `toolkit bench latent` measures it where there is
+one.
+
+{_table(lines)}"""
+
+
+def _cells(work: Work, peaks: dict[str, Peak]) -> list[str]:
+    cells = [f"{work.flops / 1e12:.3f}", f"{work.bytes / 1e9:.2f}"]
+    for peak in peaks.values():
+        by_flops, by_bytes = work.floor_parts(peak)
+        bound = "memory" if by_bytes > by_flops else "products"
+        cells.append(f"{1e3 * max(by_flops, by_bytes):.2f} ({bound})")
+    return cells
+
+
+def _table(lines: list[Any]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from toolkit.attention.latent import (
     mla,
     mla_step,
 )
+from toolkit.bench import latent_shards
 from toolkit.bench.agreement import agree, finite
 from toolkit.bench.harness import Case, PlannedCase, Yardstick
 from toolkit.bench.mixer_inputs import mixer_inputs
@@ -169,10 +170,11 @@ def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Ar
 
 
 def latent_cases(cores: int) -> Iterator[PlannedCase]:
-    """A step after each context."""
+    """A step after each context, and a device's part of one by how latents are cut."""
     for context in LATENT_CONTEXTS:
         name = f"mla_step, {LATENT}, B=1, context={context} float32"
         yield PlannedCase(name, partial(latent_case, PRESETS[LATENT], context))
+    yield from latent_shards.cases()
 
 
 def latent_case(config: LatentConfig, context: int, name: str) -> Case:

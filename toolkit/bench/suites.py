@@ -39,7 +39,7 @@ _TABLE = {
     "latent": (
         "toolkit.bench.mixer_steps:latent_cases",
         (1,),
-        "a step of absorbed latent attention against one read of weights and cache",
+        "a step of latent attention against one read; on a GPU its kernel, by cut of the latents",
     ),
     "sparse": (
         "toolkit.bench.sparse:cases",

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hopper import H200, INTERPRETER, assert_no_races, forget_kernels, lowered, relative_error
 from jax import lax
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from 0.11
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.topologies import get_topology_desc
 
@@ -33,10 +33,6 @@ OUTPUT, QKV, GATE = 0.005, 0.008, 0.02  # relative errors, as flash-linear-atten
 FLOAT32 = 1e-6
 ROUNDING = 2**-9  # bf16's largest relative rounding error
 BF16, F32 = jnp.bfloat16, jnp.float32
-# jax 0.12 can raise where it sees a race; here all versions note it, and the tests ask.
-NOTED = {"on_race": "warn"} if hasattr(InterpretGPUParams, "on_race") else {}
-INTERPRETER = InterpretGPUParams(detect_races=True, uninitialized_memory="nan", **NOTED)
-
 # Batch, time, heads, head size of the published speeds; channels that decay apart; a delta rule?
 REAL_SHAPES = [
     (2, 16384, 16, 128, 1, True),
@@ -44,23 +40,6 @@ REAL_SHAPES = [
     (4, 4096, 64, 128, 1, False),
     (8, 2048, 32, 256, 1, True),
 ]
-
-# What the compiler must know of the chip.
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
-  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 150000000000 cuda_compute_capability { major: 9 minor: 0 }
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 patch: 0 }
-runtime_version { major: 12 minor: 9 patch: 0 }
-device_description_str: "NVIDIA H200"
-"""
 
 
 class Inputs(NamedTuple):
@@ -121,11 +100,6 @@ def kimi_loop(inputs: Inputs):
     return jnp.moveaxis(out, 0, 1), state
 
 
-def relative_error(got, want) -> float:
-    got, want = np.array(got, np.float64), np.array(want, np.float64)
-    return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)))
-
-
 def values_and_gradients(function, inputs: Inputs):
     """Outputs, final state and the gradients of a loss that weighs both."""
 
@@ -144,14 +118,8 @@ def values_and_gradients(function, inputs: Inputs):
 
 @pytest.fixture(autouse=True)
 def clean_interpreter():
-    """The interpreter keeps the memory of a kernel that raised."""
     yield
-    gpu_callbacks.reset_gpu_interpret_mode_state()
-
-
-def assert_no_races() -> None:
-    """In the last kernel interpreted."""
-    assert not gpu_callbacks.get_races().races_found
+    forget_kernels()
 
 
 CASES = {
@@ -261,11 +229,6 @@ def test_inverse_of_repeated_keys():
     assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
     assert relative_error(got.values[0, 0], want[0]) < ROUNDING
     assert relative_error(-got.erase[0, 0], want[1]) < ROUNDING
-
-
-def lowered(function, *arguments) -> str:
-    """The program for CUDA. Lowering fails where shared memory does not suffice."""
-    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def abstract(rows, time, size, channels, is_delta) -> Inputs:

@@ -1,6 +1,7 @@
 """MLA: two forms that are one function, a cache, documents, gradients, and transformers' layers."""
 
 import importlib
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,9 @@ def test_prompt_and_steps_give_what_the_whole_sequence_gives():
 @pytest.mark.usefixtures("double")
 def test_slots_are_met_in_blocks(monkeypatch):
     """Rows of several lengths, a last block that overlaps the one before, NaN in empty slots."""
-    module = importlib.import_module("toolkit.attention.latent.mla")
+    module, steps = (
+        importlib.import_module(f"toolkit.attention.latent.{name}") for name in ("slots", "mla")
+    )
     config, slots = small(), 15
     weights, x = drawn(config), stream(config, 3, 13)
     _, full = mla(x, weights, config, initial_state=LatentCache.empty(3, 16, 4, slots, x.dtype))
@@ -96,15 +99,17 @@ def test_slots_are_met_in_blocks(monkeypatch):
         return (mla_step(x_t, weights, cache, config)[0] ** 2).sum()
 
     monkeypatch.setattr(module, "BLOCK", 4)
-    module._step.clear_cache()
+    steps._step.clear_cache()
     token = x[jnp.arange(3), length]
     clean = LatentCache(full.latents, full.rope_keys, length)
-    found, gradient = mla_step(token, weights, cache, config)[0], jax.grad(loss)(token, clean)
+    found, gradient = mla_step(token, weights, cache, config)[0], jax.grad(loss)(token, cache)
+    of_latents = jax.grad(lambda x: loss(token, replace(cache, latents=x)))(cache.latents)
     monkeypatch.undo()
-    module._step.clear_cache()
+    steps._step.clear_cache()
     wanted = mla(x, weights, config)[0][jnp.arange(3), length]
     assert distance(found, wanted) < 1e-12
     assert distance(gradient, jax.grad(loss)(token, clean)) < 1e-12
+    assert bool((jnp.isfinite(of_latents) & (~empty | (of_latents == 0))).all())
 
 
 @pytest.mark.usefixtures("double")

@@ -5,6 +5,7 @@ the log-decays of `decays.py`, bounded so that they are finite.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,8 +32,15 @@ def _gpu(name: str) -> Callable[..., Any]:
     return gpu_chunked.chunked if name == "chunked" else gpu_step.step
 
 
-# Platform -> its kernels by name, "chunked" or "step".
+def _gpu_latent() -> Callable[..., tuple[Array, Array]]:
+    from toolkit.attention.kernels import gpu_latent
+
+    return gpu_latent.decode
+
+
+# Platform -> its kernels by name, "chunked" or "step"; and its kernel of latent attention.
 KERNELS = {"tpu": _tpu, "cuda": _gpu}
+LATENT_KERNELS = {"cuda": _gpu_latent}
 
 
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
@@ -123,6 +131,19 @@ def step_kernels(
         rows(state),
     )
     return new_state.reshape(state.shape), out.reshape(batch, heads, -1)
+
+
+def attend_latent_slots(*arrays: Array, scale: float) -> tuple[Array, Array]:
+    """One query per head against a latent cache, by the platform's kernel, or refuse in one line.
+
+    Arguments and results are those of `gpu_latent.decode`.
+    """
+    arrays = no_derivative("the step", arrays)
+    branches = {name: partial(load(), scale=scale) for name, load in LATENT_KERNELS.items()}
+    for attend in branches.values():
+        jax.eval_shape(attend, *arrays)  # what it does not take, it says here
+    needs = 'implementation="pallas" needs an NVIDIA GPU of the Hopper generation'
+    return run_on(branches, *arrays, otherwise=needs)
 
 
 def _arguments(rule: Rule, tokens: Tokens) -> tuple[Array, Array, Array, Array | None]:

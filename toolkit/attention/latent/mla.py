@@ -13,32 +13,26 @@ decoding. Both are the same function.
 Source: DeepSeek-V2 (2024), arXiv:2405.04434, section 2.1 and appendix C.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._attend import masked_softmax
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
 from toolkit.attention._checks import check_shape
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention._visibility import Extent, packed, positions_in_documents
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
+from toolkit.attention.latent.slots import Implementation, attend_slots
 from toolkit.attention.latent.weights import LatentWeights, Projected, check_weights, project
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 Form = Literal["expanded", "absorbed"]
-BLOCK = 512
-"""Slots that a step meets at a time on CPUs: what it has read for the scores, a core still has at
-hand for the sum."""
 
 
 @checked
@@ -111,17 +105,29 @@ def mla_step(
     weights: LatentWeights,
     cache: LatentCache,
     config: LatentConfig,
+    *,
+    implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "batch width"], LatentCache]:
     """Append one token to the cache and attend to all tokens in it, in the absorbed form.
 
         y = sum_h O_h V_h sum_j softmax_j(scale (K_h^T q_h . c_j + p_h . r_j)) c_j
 
-    Arguments as `mla`, without the time axis; `cache` holds the tokens before this one. Numbers in
-    slots without a token never show in the output, even NaN.
+    Arguments as `mla`, without the time axis, and:
+
+    Args:
+        cache: of the tokens before this one. Numbers in slots without a token never show in the
+            output or in gradients, even NaN.
+        implementation: "xla", or "pallas": a kernel for NVIDIA's Hopper GPUs in bfloat16, without
+            gradients, which has not been run on one yet. None: "xla".
+
+    Raises:
+        ValueError: "pallas" on another platform, or with latents of other sizes than 64, 128, 192,
+            256, 384 and 512 with 64 rotary channels.
+        TypeError: "pallas" with other numbers than bfloat16.
 
     Cost:
-        2 heads (2 latent + rope) FLOPs and one read of latent + rope numbers per slot, beside one
-        read of the weights.
+        2 heads (2 latent + rope) FLOPs and one read of latent + rope numbers per slot ("pallas":
+        per filled slot), beside one read of the weights.
 
     Example:
         >>> config = LatentConfig(
@@ -133,15 +139,14 @@ def mla_step(
     """
     _check(x_t, "batch width", weights, config, cache)
     check_room(cache, 1)
-    return _step(x_t, weights, cache, config=config)
+    return _step(x_t, weights, cache, config=config, implementation=implementation)
 
 
-@partial(jax.jit, static_argnames="config")
-def _step(x_t, weights, cache, *, config):
+@partial(jax.jit, static_argnames=("config", "implementation"))
+def _step(x_t, weights, cache, *, config, implementation):
     made = project(x_t, weights, cache.length, config)
     cache = write_token(cache, cache.length, axis=1, **kept(made))
-    visible = jnp.arange(cache.capacity, dtype=jnp.int32)[None] < cache.length[:, None]
-    out = attend_latents_step(made, weights, cache, visible, config.scale)
+    out = attend_latents_step(made, weights, cache, config.scale, implementation)
     return show_overflow(jnp.einsum("bhv,hvw->bw", out, weights.output), cache), cache
 
 
@@ -149,55 +154,14 @@ def attend_latents_step(
     made: Projected,
     weights: Any,
     cache: LatentCache,
-    visible: Bool[Array, "batch slots"],
     scale: float,
+    implementation: Implementation | None,
 ) -> Float[Array, "batch heads value"]:
-    """Softmax of one query per head over the visible slots, before the output projection."""
+    """Softmax of one query per head over the filled slots, before the output projection."""
     q = absorbed_queries(made, weights)
-
-    def attended(latents, rope_keys, visible):
-        scores = dot_slots(q, latents) + dot_slots(made.rope_queries, rope_keys)
-        p, total, lse = masked_softmax(scale * scores, visible[:, None])
-        return weighted_latents(p, latents, visible) / total, lse
-
-    def whole(*arrays):
-        return attended(*arrays)[0]
-
-    arrays, by_blocks = (cache.latents, cache.rope_keys, visible), partial(_by_blocks, attended)
-    if cache.capacity <= 2 * BLOCK:
-        out = whole(*arrays)
-    else:
-        out = lax.platform_dependent(*arrays, cpu=by_blocks, default=whole)
+    arrays = q, made.rope_queries, cache.latents, cache.rope_keys, cache.length
+    out, _ = attend_slots(*arrays, scale=scale, implementation=implementation)
     return head_values(out.astype(q.dtype), weights)
-
-
-def _by_blocks(attended: Callable, *arrays: Array) -> Float[Array, "batch heads latent"]:
-    """Attention to all slots, some at a time: softmaxes are merged by the logs of their sums."""
-    slots = arrays[0].shape[1]
-
-    def block(start):
-        first = jnp.minimum(start, slots - BLOCK)  # the last one overlaps the one before
-        *rows, visible = (lax.dynamic_slice_in_dim(x, first, BLOCK, axis=1) for x in arrays)
-        is_new = first + jnp.arange(BLOCK, dtype=jnp.int32) >= start
-        return attended(*rows, visible & is_new[None])
-
-    def merge(before, start):
-        out, lse = before
-        new, own = block(start)
-        total = jnp.logaddexp(lse, own)
-        return (out * jnp.exp(lse - total) + new * jnp.exp(own - total), total), None
-
-    starts = jnp.arange(0, slots, BLOCK, dtype=jnp.int32)
-    return lax.scan(merge, block(starts[0]), starts[1:])[0][0]
-
-
-def dot_slots(
-    q: Float[Array, "batch heads size"], rows: Float[Array, "batch slots size"]
-) -> Float[Array, "batch heads slots"]:
-    """Products of one query per head with every slot, in the precision of sums."""
-    # On CPUs XLA takes two thirds of the time with the long operand first.
-    precise = accumulator(rows.dtype)
-    return jnp.einsum("bsr,bhr->bsh", rows, q, preferred_element_type=precise).swapaxes(1, 2)
 
 
 def head_values(
@@ -206,22 +170,6 @@ def head_values(
     """Values of weighted latents, V_h u_h."""
     # In this order XLA for CPUs copies rows of the weights, not single numbers.
     return jnp.einsum("rhv,bhr->bhv", weights.value_up, latents)
-
-
-def weighted_latents(
-    p: Float[Array, "batch heads slots"],
-    latents: Float[Array, "batch slots latent"],
-    visible: Bool[Array, "batch slots"],
-) -> Float[Array, "batch heads latent"]:
-    """Sum of the latents of visible slots, in the precision of p."""
-    weights = p.astype(latents.dtype)
-    out = jnp.einsum("bhs,bsr->bhr", weights, latents, preferred_element_type=p.dtype)
-
-    def without_the_others():  # 0 * NaN is NaN: slower, and right where an empty slot holds one
-        clean = jnp.where(visible[..., None], latents, 0)
-        return jnp.einsum("bhs,bsr->bhr", weights, clean, preferred_element_type=p.dtype)
-
-    return lax.cond(jnp.isfinite(out).all(), lambda: out, without_the_others)
 
 
 def attend_latents(

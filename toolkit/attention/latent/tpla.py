@@ -37,6 +37,7 @@ from toolkit.attention.latent.mla import (
     token_positions,
 )
 from toolkit.attention.latent.slices import LatentSlices, check_slices, project_slices
+from toolkit.attention.latent.slots import Implementation
 
 Norm = Literal["sliced", "exact"]
 Softmax = Literal["sliced", "summed"]
@@ -207,10 +208,12 @@ def tpla_step(
     config: LatentConfig,
     *,
     norm: Norm = "sliced",
+    implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "batch width"], LatentCache]:
     """One token of `tpla`: append it to the cache and meet the slices' softmaxes.
 
-    Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one.
+    Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one, and
+    `implementation` is that of `mla_step`.
 
     Example:
         >>> config = LatentConfig(
@@ -223,21 +226,20 @@ def tpla_step(
     check_slices(x_t, sliced, config, "batch width")
     _check_cache(cache, x_t, sliced, config)
     check_room(cache, 1)
-    return _step(x_t, sliced, cache, config=config, norm=norm)
+    return _step(x_t, sliced, cache, config=config, norm=norm, implementation=implementation)
 
 
-@partial(jax.jit, static_argnames=("config", "norm"))
-def _step(x_t, sliced, cache, *, config, norm):
+@partial(jax.jit, static_argnames=("config", "norm", "implementation"))
+def _step(x_t, sliced, cache, *, config, norm, implementation):
     made = project_slices(x_t, sliced, cache.length, config, is_exact=norm == "exact")
     cache = write_token(cache, cache.length, axis=1, **kept(made))
-    visible = jnp.arange(cache.capacity, dtype=jnp.int32)[None] < cache.length[:, None]
     size = sliced.owned.shape[1]
 
     def of_slice(number):
         own = lax.slice_in_dim(cache.latents, number * size, (number + 1) * size, axis=2)
         part = sliced.part(number).scaled()
         held = LatentCache(own, cache.rope_keys, cache.length)
-        return attend_latents_step(made, part, held, visible, config.scale)
+        return attend_latents_step(made, part, held, config.scale, implementation)
 
     out = sum(map(of_slice, range(sliced.slices)))
     return show_overflow(jnp.einsum("bhv,hvw->bw", out, sliced.output), cache), cache

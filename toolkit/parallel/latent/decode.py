@@ -22,19 +22,19 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._attend import masked_softmax
 from toolkit.attention._caches import check_room, write_token
 from toolkit.attention._checks import check_shape
 from toolkit.attention.latent import LatentCache, LatentSlices
 from toolkit.attention.latent.cache import check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
-from toolkit.attention.latent.mla import (
-    absorbed_queries,
-    dot_slots,
-    head_values,
-    weighted_latents,
-)
+from toolkit.attention.latent.mla import absorbed_queries, head_values
 from toolkit.attention.latent.slices import Slice, slice_of, squares
+from toolkit.attention.latent.slots import (
+    Implementation,
+    attend_slots,
+    attend_visible,
+    first_slots,
+)
 from toolkit.attention.latent.tpla import Norm, Softmax
 from toolkit.attention.latent.weights import Projected, queries, rotated
 from toolkit.parallel.axes import sum_of_parts
@@ -53,6 +53,7 @@ def decode_step(
     layout: Layout = "plain",
     norm: Norm = "exact",
     softmax: Softmax = "sliced",
+    implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "batch width"], LatentCache]:
     """Append one token to a sharded cache and attend to all tokens in it.
 
@@ -70,13 +71,14 @@ def decode_step(
         layout: see `place_slices`.
         norm: "exact" sums squares over the slices, B numbers; "sliced" estimates them.
         softmax: "sliced", or "summed" for the exact scores, to compare with.
+        implementation: of a device's attention, see `mla_step`.
 
     Returns:
         What attention adds to the stream [batch, width], on every device, and the new cache, cut
         as the old one.
 
     Raises:
-        ValueError: shapes or a mesh that do not fit, a full cache.
+        ValueError: shapes or a mesh that do not fit, a full cache, scores summed by "pallas".
 
     Cost: per device and token the roofline of `planning.decode_cost`; collectives as above.
 
@@ -93,14 +95,16 @@ def decode_step(
     """
     plan = plan_of(mesh, sliced, scheme, layout)
     _check(x_t, sliced, cache, config, plan)
-    return _step(
-        x_t, sliced, cache, config=config, mesh=mesh, plan=plan, norm=norm, softmax=softmax
-    )
+    if softmax == "summed" and implementation == "pallas":
+        raise ValueError('softmax must be "sliced" with implementation "pallas"; got "summed".')
+    how = {"norm": norm, "softmax": softmax, "implementation": implementation}
+    return _step(x_t, sliced, cache, config=config, mesh=mesh, plan=plan, **how)
 
 
-@partial(jax.jit, static_argnames=("config", "mesh", "plan", "norm", "softmax"))
-def _step(x_t, sliced, cache, *, config, mesh, plan, norm, softmax):
+@partial(jax.jit, static_argnames=("config", "mesh", "plan", "norm", "softmax", "implementation"))
+def _step(x_t, sliced, cache, *, config, mesh, plan, norm, softmax, implementation):
     how = {"config": config, "plan": plan, "is_exact": norm == "exact"}
+    how["implementation"] = implementation
     specs = cache_specs(plan)
     return jax.shard_map(
         partial(_device_step, **how, is_summed=softmax == "summed"),
@@ -110,7 +114,7 @@ def _step(x_t, sliced, cache, *, config, mesh, plan, norm, softmax):
     )(x_t, sliced, cache)
 
 
-def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
+def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed, implementation):
     """What one device does with its slice, its heads and its tokens."""
     part, rows, columns = sliced.part(0), plan.over("latent"), plan.over("heads")
     total = None
@@ -129,16 +133,22 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed):
     # Token p is the column's p % turns, and in its slot p // turns.
     slot = jnp.where(cache.length % turns == turn, cache.length // turns, cache.capacity)
     cache = write_token(cache, slot, axis=1, latents=made.latents, rope_keys=made.rope_keys)
-    place = jnp.arange(cache.capacity, dtype=jnp.int32) * turns + turn
-    visible = place[None] < cache.length[:, None]
+    filled = jnp.maximum(cache.length - turn + turns - 1, 0) // turns
 
-    scores = config.scale * _scores(made, part, cache, rows if is_summed else ())
+    held = cache.latents, cache.rope_keys
+    if is_summed:
+        q = absorbed_queries(made, part._replace(key_up=_owned(part)))
+        visible = first_slots(cache.capacity, filled)
+        summed = partial(sum_of_parts, axes=rows) if rows else lambda scores: scores
+        u, lse = attend_visible(q, made.rope_queries, *held, visible, config.scale, summed)
+    else:
+        q = absorbed_queries(made, part.scaled())
+        how = {"scale": config.scale, "implementation": implementation}
+        u, lse = attend_slots(q, made.rope_queries, *held, filled, **how)
     if turns == 1:
-        p, sums, _ = masked_softmax(scores, visible[:, None])
-        u = weighted_latents(p, cache.latents, visible) / sums
         out = head_values(u.astype(x_t.dtype), part)
     else:
-        out = _merged(scores, part, cache.latents, visible, columns).astype(x_t.dtype)
+        out = _merged(u, lse, part, columns).astype(x_t.dtype)
     if plan.is_lean and rows:
         out = lax.psum_scatter(out, "latent", scatter_dimension=1, tiled=True)
     y = jnp.einsum("bhv,hvw->bw", out, sliced.output)
@@ -160,28 +170,16 @@ def _queries(x_t, sliced, positions, config, plan):
     return jnp.split(both, [config.key_size], axis=2)
 
 
-def _scores(made, part: Slice, cache, summed_over) -> Float[Array, "batch heads slots"]:
-    """Of a slice, with its multipliers; or of all slices, without."""
-    if summed_over:
-        owned = part.owned.astype(part.key_up.dtype)[:, None, None]
-        part = part._replace(key_up=part.key_up * owned)
-    else:
-        part = part.scaled()
-    q = absorbed_queries(made, part)
-    scores = dot_slots(q, cache.latents)
-    if summed_over:
-        scores = sum_of_parts(scores, summed_over)
-    return scores + dot_slots(made.rope_queries, cache.rope_keys)
+def _owned(part: Slice) -> Array:
+    """What turns queries into those of the features that a slice owns, without multipliers."""
+    return part.key_up * part.owned.astype(part.key_up.dtype)[:, None, None]
 
 
-def _merged(scores, part: Slice, latents, visible, columns):
+def _merged(u, lse, part: Slice, columns):
     """Softmax over the tokens of all columns, each of which gets some of the heads."""
-    bounded = jnp.where(visible[:, None], scores, -jnp.inf)
-    largest = lax.pmax(bounded.max(axis=2), columns)[..., None]
-    p = jnp.exp(bounded - largest)
-    u = weighted_latents(p, latents, visible)
-    out = head_values(u.astype(latents.dtype), part)
-    both = jnp.concatenate([out.astype(p.dtype), p.sum(axis=2, keepdims=True)], axis=2)
+    weight = jnp.exp(lse - lax.pmax(lse, columns))[..., None]
+    out = head_values((u * weight).astype(part.value_up.dtype), part)
+    both = jnp.concatenate([out.astype(weight.dtype), weight], axis=2)
     both = lax.psum_scatter(both, "heads", scatter_dimension=1, tiled=True)
     return both[..., :-1] / both[..., -1:]
 
