@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from toolkit.attention.latent import PRESETS
-from toolkit.bench import SUITES, Case, Yardstick, agree, latent_shards, run_case, run_suites
+from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
 from toolkit.bench.kernel_floors import floors_page
-from toolkit.bench.mixer_steps import latent_case
+from toolkit.bench.mixer_steps import latent_case, shard_case, shard_work
 from toolkit.measure import UncheckedRatioError, read_records
 
 
@@ -111,12 +111,12 @@ def test_a_training_step_is_that_of_plain_jax_and_of_pytorch():
 
 
 def test_a_device_reads_less_the_more_slices_there_are(monkeypatch):
-    works = [latent_shards.shard_work(slices, 1, 1000) for slices in latent_shards.SLICES]
+    works = [shard_work(slices, 1, 1000) for slices in mixer_steps.SLICES]
     assert [round(work.bytes / 2000) for work in works] == [593, 338, 212, 153]
-    monkeypatch.setattr(latent_shards, "COPIED", 1 << 10)
-    case = latent_shards._case(8, 1, 24, "float32", False, "small")
+    monkeypatch.setattr(mixer_steps, "COPIED", 1 << 10)
+    case = shard_case(8, 1, 24, "float32", False, "small")
     case.check({name: call() for name, call in case.contenders.items()})
-    assert latent_shards.KERNEL not in case.contenders  # which this machine does not run
+    assert mixer_steps.KERNEL not in case.contenders  # which this machine does not run
 
 
 def test_a_step_of_latent_attention_is_the_expanded_one():

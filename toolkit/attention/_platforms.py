@@ -9,13 +9,18 @@ from jax import core, lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from toolkit._compat import varying, varying_axes
+
 
 def run_on(branches: Mapping[str, Callable[..., Any]], *args: Any, otherwise: str) -> Any:
     """Run the branch of the platform for which the program is lowered, or refuse in one line."""
     shapes = jax.eval_shape(next(iter(branches.values())), *args)
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*operands: Any) -> Any:
         refusal = _REFUSAL.bind(reason=otherwise)
+        # Under `jax.shard_map` a kernel's results vary wherever one of its operands does.
+        axes = tuple(frozenset().union(*map(varying_axes, jax.tree.leaves(operands))))
+        refusal = varying(refusal, axes) if axes else refusal
         return jax.tree.map(lambda x: jnp.full(x.shape, refusal.astype(x.dtype)), shapes)
 
     return lax.platform_dependent(*args, **branches, default=refuse)

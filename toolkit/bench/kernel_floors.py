@@ -7,7 +7,7 @@ as its time is near to it. A test holds the page against this file.
 from typing import Any
 
 from toolkit.attention import MIXERS
-from toolkit.bench.latent_shards import DEVICES, MODEL, SLICES, shard_work
+from toolkit.bench.mixer_steps import DEVICES, SHARDED, SLICES, shard_work
 from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
 from toolkit.measure import Peak, published_peak
 
@@ -61,9 +61,9 @@ def _latent_floors() -> str:
     header = ("latents", "heads", "TFLOP", "GB", *(f"{name}, ms" for name in peaks))
     lines = [header, ("---",) * len(header)]
     for slices in SLICES:
-        width = MODEL.latent_size // slices + MODEL.rope_size
+        width = SHARDED.latent_size // slices + SHARDED.rope_size
         cut = "whole" if slices == 1 else f"{slices} slices"
-        heads = MODEL.heads * slices // DEVICES
+        heads = SHARDED.heads * slices // DEVICES
         work = shard_work(slices, *LATENT_SHAPE)
         lines.append((f"{width}, {cut}", str(heads), *_cells(work, peaks)))
     batch, slots = LATENT_SHAPE

@@ -3,7 +3,8 @@
 `cases` is a part of suite `mixers`; `decode_cases` is suite `decode`: a state costs the same after
 any context, a cache is read at the speed of memory. `latent_cases` is suite `latent`: absorbed
 latent attention at DeepSeek-V2-Lite's sizes, against reading weights and cache once. With 16 heads
-it makes 15 operations per byte of a float32 cache: after long contexts products take the time.
+it makes 15 operations per byte of a float32 cache: after long contexts products take the time. Also
+one device's part of such a step, where a GPU has a kernel for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from toolkit.attention import KVCache, Mixer, mixer
 from toolkit.attention.latent import (
@@ -24,11 +26,13 @@ from toolkit.attention.latent import (
     mla,
     mla_step,
 )
-from toolkit.bench import latent_shards
+from toolkit.attention.latent.slots import Implementation, attend_slots
 from toolkit.bench.agreement import agree, finite
-from toolkit.bench.harness import Case, PlannedCase, Yardstick
+from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
 from toolkit.bench.mixer_inputs import mixer_inputs
+from toolkit.bench.mixers_gpu import Work
 from toolkit.bench.peers import torch_sdpa
+from toolkit.measure import published_peak
 
 HEADS, SIZE = 16, 128
 # One sequence, 1 MiB of state; and 64 MiB, which the caches of a core do not hold.
@@ -42,6 +46,15 @@ LATENT, LATENT_CONTEXTS, ABSORBED = "deepseek_v2_lite", (4096, 32768), "toolkit,
 EXPANDED = 4096  # longest context whose keys and values are made anew
 SLOWEST_LATENT = 1.5  # most wanted of a step's time over one read of weights and cache
 PREFILLED = 1024  # tokens read at once: a state goes on from there to any longer context
+# A step's attention on one device, by how latents are cut.
+SHARDED, DEVICES = PRESETS["deepseek_v3"], 8
+SLICES = (1, 2, 4, 8)
+GRID = tuple((batch, slots) for batch in (1, 8, 64) for slots in (1024, 8192, 32768, 131072))
+SMALL = ((1, 2048),)
+KERNEL, XLA, PEER = "toolkit, pallas", "toolkit, xla", "jax.nn.dot_product_attention"
+COPIED = 1 << 28  # bytes, more than any cache of a chip holds
+LEAST_RATE = 0.8  # least wanted share of the rate of a copy
+SHARD_TOLERANCES = {"bfloat16": 0.01, "float32": 1e-4}
 
 
 def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
@@ -174,7 +187,7 @@ def latent_cases(cores: int) -> Iterator[PlannedCase]:
     for context in LATENT_CONTEXTS:
         name = f"mla_step, {LATENT}, B=1, context={context} float32"
         yield PlannedCase(name, partial(latent_case, PRESETS[LATENT], context))
-    yield from latent_shards.cases()
+    yield from shard_cases()
 
 
 def latent_case(config: LatentConfig, context: int, name: str) -> Case:
@@ -240,3 +253,74 @@ def _latent_step(
         return jax.block_until_ready((y, held[0]))[0]
 
     return call
+
+
+def shard_work(slices: int, batch: int, slots: int, element_bytes: int = 2) -> Work:
+    """Modelled work of one device: the cache read once, queries and outputs of its heads."""
+    heads, latent = SHARDED.heads * slices // DEVICES, SHARDED.latent_size // slices
+    products = 2 * heads * (2 * latent + SHARDED.rope_size)
+    read = slots * (latent + SHARDED.rope_size) + heads * (2 * latent + SHARDED.rope_size)
+    return Work(batch * slots * products, element_bytes * batch * read)
+
+
+def shard_cases() -> Iterator[PlannedCase]:
+    """What one of eight devices attends to in a step of DeepSeek-V3, by how latents are cut.
+
+    Whole ones (MLA) with 16 heads per device, or 2, 4 or 8 slices (TPLA) with 32, 64 or 128: 576,
+    320, 192 and 128 numbers per token. On a GPU in bfloat16, with the Pallas kernel; a small part
+    of it elsewhere, in float32, without.
+    """
+    is_gpu = jax.default_backend() == "gpu"
+    dtype = "bfloat16" if is_gpu else "float32"
+    for batch, slots in GRID if is_gpu else SMALL:
+        for slices in SLICES:
+            width = SHARDED.latent_size // slices + SHARDED.rope_size
+            name = f"latents of {width}, H={SHARDED.heads * slices // DEVICES} B={batch} "
+            build = partial(shard_case, slices, batch, slots, dtype, is_gpu)
+            yield PlannedCase(f"{name}context={slots} {dtype}", build)
+
+
+def shard_case(slices: int, batch: int, slots: int, dtype: str, is_gpu: bool, name: str) -> Case:
+    heads, latent = SHARDED.heads * slices // DEVICES, SHARDED.latent_size // slices
+    sizes = {"latent": latent, "rope": SHARDED.rope_size}
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    drawn = jax.jit(jax.random.normal, static_argnums=(1, 2))
+    q, rope_q = (drawn(next(keys), (batch, heads, n), dtype) for n in sizes.values())
+    latents, rope_keys = (drawn(next(keys), (batch, slots, n), dtype) for n in sizes.values())
+    filled, scale = jnp.full(batch, slots, jnp.int32), sum(sizes.values()) ** -0.5
+    arrays = (q, rope_q, latents, rope_keys, filled)
+
+    def ours(implementation: Implementation) -> Callable[[], Array]:
+        attend = partial(attend_slots, scale=scale, implementation=implementation)
+        return bound(jax.jit(lambda *arrays: attend(*arrays)[0]), arrays)
+
+    @jax.jit
+    def peer(q: Array, rows: Array) -> Array:
+        rows = rows[:, :, None]  # keys and values of one head, which all queries share
+        return jax.nn.dot_product_attention(q[:, None], rows, rows, scale=scale)[:, 0, :, :latent]
+
+    whole = jnp.concatenate([q, rope_q], -1), jnp.concatenate([latents, rope_keys], -1)
+    contenders = {KERNEL: ours("pallas")} if is_gpu else {}
+    contenders |= {XLA: ours("xla"), PEER: bound(peer, whole)}
+    work = shard_work(slices, batch, slots, jnp.dtype(dtype).itemsize)
+    device = jax.devices()[0].device_kind
+    peak = published_peak(device) if is_gpu else None
+    numbers = jnp.ones(COPIED // 4)
+    negate = jax.jit(jnp.negative)
+    return Case(
+        name=name,
+        contenders=contenders,
+        check=agree(SHARD_TOLERANCES[dtype], norm="rms"),
+        ours=next(iter(contenders)),
+        targets={PEER: 1.0},
+        yardstick=Yardstick(
+            "a copy",
+            lambda: jax.block_until_ready(negate(numbers)),
+            work=2 * COPIED,
+            ours=work.bytes,
+            unit="byte",
+            least=LEAST_RATE if is_gpu else None,
+        ),
+        floor=None if peak is None else work.floor_seconds(peak),
+        note=f"on {device}: {work.bytes / 1e6:,.1f} MB, {work.flops / 1e9:,.2f} GFLOP",
+    )

@@ -146,7 +146,7 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
             pairs.append((rope_q_smem, rope_smem.at[stage]))
             if interpret:
                 return sum(dot(x[...], y[...].T) for x, y in pairs)
-            return sum_of_products(square, [(x, plgpu.transpose_ref(y, (1, 0))) for x, y in pairs])
+            return sum_of_products(square, [(x, y.transpose((1, 0))) for x, y in pairs])
 
         def plus_product(sums, left, right):
             if interpret:

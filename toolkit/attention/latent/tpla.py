@@ -212,8 +212,10 @@ def tpla_step(
 ) -> tuple[Float[Array, "batch width"], LatentCache]:
     """One token of `tpla`: append it to the cache and meet the slices' softmaxes.
 
-    Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one, and
-    `implementation` is that of `mla_step`.
+    Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one, and:
+
+    Args:
+        implementation: of every slice's attention, see `mla_step`.
 
     Example:
         >>> config = LatentConfig(
