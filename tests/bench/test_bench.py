@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from toolkit.attention.latent import PRESETS
-from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
+from toolkit.bench import SUITES, Case, Yardstick, agree, mixer_steps, run_case, run_suites
 from toolkit.bench.kernel_floors import floors_page
 from toolkit.bench.mixer_steps import latent_case, shard_case, shard_work
 from toolkit.measure import UncheckedRatioError, read_records
