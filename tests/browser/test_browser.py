@@ -54,8 +54,8 @@ PICTURE_IS_NEW = "([image, old]) => image.src !== old && image.complete && image
 
 
 @pytest.fixture(scope="module")
-def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    """name -> page with that notebook open in JupyterLab, every cell run."""
+def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """name -> page with that notebook open in JupyterLab, every cell run; errors are collected."""
     playwright = pytest.importorskip("playwright.sync_api")
     notebooks, state = (tmp_path_factory.mktemp(name) for name in ("notebooks", "state"))
     for path in (*ROOT.glob("notebooks/*.ipynb"), ROOT / "tutorials/07_pipeline.ipynb"):
@@ -73,8 +73,11 @@ def open_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         ) as browser,
     ):
 
-        def open_page(name: str) -> Any:
+        def open_page(name: str, errors: list[str] | None = None) -> Any:
             page = browser.new_page(viewport={"width": 1400, "height": 1100})
+            if errors is not None:
+                page.on("pageerror", lambda error: errors.append(str(error)))
+                page.on("console", lambda said: said.type == "error" and errors.append(said.text))
             page.set_default_timeout(RUN_MILLISECONDS)
             page.goto(f"{address}/lab/tree/{name}.ipynb?reset", wait_until="domcontentloaded")
             page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell")
@@ -132,6 +135,22 @@ def assert_no_errors(page: Any) -> None:
     assert page.locator(".jupyter-widgets-error-widget").count() == 0
 
 
+def move_first_control(page: Any, panel: Any) -> None:
+    """Drag the panel's first slider to the other half, or choose another option where none is."""
+    for at in range(panel.locator(".noUi-target").count()):
+        slider = panel.locator(".noUi-target").nth(at)
+        if slider.is_visible():
+            handle = slider.locator(".noUi-handle")
+            low, high, now = (
+                float(handle.get_attribute(f"aria-value{name}")) for name in ("min", "max", "now")
+            )
+            drag(page, slider, 0.25 if now > (low + high) / 2 else 0.75)
+            return
+    menu = panel.locator("select").first
+    chosen = menu.evaluate("menu => menu.selectedIndex")
+    menu.select_option(index=1 if chosen == 0 else 0)
+
+
 def drag_and_check(page: Any, name: str, fraction: float, words: str) -> Any:
     """Drag a slider; its panel's picture and caption follow, without an error. The panel."""
     panel = page.locator(".toolkit-panel", has=page.locator(f".{name}")).first
@@ -166,6 +185,32 @@ def test_sliders_move_the_pictures(page: Any) -> None:
         drag_and_check(page, name, fraction, words)
         page.screenshot(path=SCREENSHOTS / f"{name}.png")
     assert_no_errors(page)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [path.stem for path in sorted(ROOT.glob("notebooks/*.ipynb"))])
+def test_every_panel_moves(name: str, open_notebook: Callable[..., Any]) -> None:
+    errors: list[str] = []
+    page = open_notebook(name, errors)
+    page.set_default_timeout(RUN_MILLISECONDS)
+    panels = page.locator(".toolkit-panel")
+    assert panels.count()
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for at in range(panels.count()):
+        panel = panels.nth(at)
+        panel.scroll_into_view_if_needed()
+        picture = panel.locator("img.panel-picture")
+        content, source = picture.evaluate(PICTURE_HASH), picture.get_attribute("src")
+        move_first_control(page, panel)
+        wait_for_new_picture(page, picture, source)
+        page.wait_for_function(KERNEL_IS_IDLE)
+        assert picture.evaluate(PICTURE_HASH) != content
+        assert panel.locator(".panel-error").inner_text().strip() == ""
+        panel.screenshot(path=SCREENSHOTS / f"{name}-{at}.png")
+    assert_no_errors(page)
+    # Badges come from the network, which there may not be.
+    assert not [said for said in errors if not said.startswith("Failed to load resource")]
+    page.close()
 
 
 def test_a_measurement_can_be_stopped_and_the_panel_lives_on(page: Any) -> None:
