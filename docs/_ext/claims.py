@@ -25,8 +25,8 @@ LEAD = """\
 One card per claim that the toolkit can test: the claim, the command that tests it, the verdict, and
 the numbers that decided. The rule stands before the run: a claim is *seen* where all of at least
 five seeds, paired, bear it out, *contradicted* where all speak against it, and *not shown*
-otherwise: most records so far hold fewer seeds. The models are small; what a machine of two cores
-cannot show is said.
+otherwise, also where a record holds fewer seeds so far. The models are small; what a machine of two
+cores cannot show is said.
 """
 
 

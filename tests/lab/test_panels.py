@@ -3,7 +3,9 @@
 import itertools
 
 import pytest
+from matplotlib.font_manager import findfont as find_font
 from panel_moves import assert_quick_update
+from PIL import ImageFont
 
 pytest.importorskip("anywidget")
 
@@ -11,7 +13,7 @@ from toolkit import lab
 from toolkit.figures import use_size
 from toolkit.lab.attention import instrument
 from toolkit.lab.attention.view import Machine
-from toolkit.lab.kit.controls import Choice, Number, Words
+from toolkit.lab.kit.controls import LABEL_WIDTH, Choice, Number, Words
 
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
@@ -41,6 +43,16 @@ MOVES = {
 def _known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine("this machine", 1e11, 1e10, 4)
     monkeypatch.setattr(instrument, "this_machine", lambda: machine)
+
+
+def test_no_label_is_cut() -> None:
+    """Menus and sliders leave their labels LABEL_WIDTH, and the browser cuts what is longer."""
+    font = ImageFont.truetype(find_font("DejaVu Sans"), 13)  # JupyterLab's size
+    for name in (*FIRST_TIER, *SECOND_TIER):
+        for control in getattr(lab, name)._controls.values():
+            if isinstance(control, Choice | Number | Words):
+                room = int(LABEL_WIDTH.removesuffix("px")) - 6
+                assert font.getlength(control.label) < room, (name, control.label)
 
 
 def two_values(control) -> tuple:

@@ -140,7 +140,8 @@ def use_size(size: str) -> None:
     """How large pictures made from now on are: words, lines and markers grow alike.
 
     At `"projector"` a panel is 1,440 pixels wide, its words 21 pixels high instead of 14, if the
-    window leaves it that room; nothing moves within the picture. Hide the side bar (Ctrl+B).
+    window leaves it that room; nothing moves within the picture, since larger words in a picture of
+    the same shape overlap in most panels. Hide the side bar (Ctrl+B).
 
     Args:
         size: `"page"`, or `"projector"` for a room: one and a half times as large.

@@ -17,7 +17,7 @@ import ipywidgets as widgets
 from toolkit._checks import checked
 from toolkit._compat import tooltip
 
-LABEL_WIDTH = "118px"
+LABEL_WIDTH = "136px"  # the longest label in whole
 
 
 class Control:
@@ -164,7 +164,7 @@ class Number(Control):
         return round(number) if self.is_integer else number
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
-        look = {"readout": False, "continuous_update": self.is_continuous, **self.look("330px")}
+        look = {"readout": False, "continuous_update": self.is_continuous, **self.look("348px")}
         bounds: dict[str, Any] = {"min": self.low, "max": self.high, "step": self.step}
         if self.powers_of_two:
             low, high = (int(bound).bit_length() - 1 for bound in (self.low, self.high))
@@ -209,7 +209,7 @@ class Choice(Control):
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         menu = widgets.Dropdown(
-            options=list(self.options.items()), value=self.default, **self.look("426px")
+            options=list(self.options.items()), value=self.default, **self.look("444px")
         )
         menu.add_class(f"choice-{self.name}")
         return ControlWidgets(menu, (menu,), on_change)
@@ -229,6 +229,6 @@ class Words(Control):
         return value.strip()
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
-        text = widgets.Text(value=self.default, continuous_update=False, **self.look("860px"))
+        text = widgets.Text(value=self.default, continuous_update=False, **self.look("878px"))
         text.add_class(f"words-{self.name}")
         return ControlWidgets(text, (text,), on_change)
