@@ -147,6 +147,18 @@ def test_every_mixer_equals_one_device(word):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("word", [word for word, layer in LAYERS.items() if layer.can_cut_time])
+def test_every_mixer_over_cut_time_equals_one_device(word):
+    assert_equals_one_device(model_of(word), {"data": 2, "context": 4}, "zero3+ring")
+
+
+@pytest.mark.slow
+def test_states_latents_and_short_convolutions_cross_devices():
+    """A matrix and a diagonal, latents, a convolution of four taps, one of two; loops of them."""
+    assert_equals_one_device(model_of("gdn rwkv7 mla mamba2"), {"context": DEVICES}, "zero3+ring")
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pattern", "mesh", "scheme"),
     [
@@ -186,36 +198,44 @@ def test_half_precision_is_as_near_on_many_devices_as_on_one(pattern, mesh, sche
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "per_layer"),
+    ("method", "word", "wanted"),
     [
         # Keys and values forward, again backward with their gradients; the first hop is shared.
-        ("ring", "collective-permute", (2 + 4) * 7 - 2),
-        ("ulysses", "all-to-all", 8),
+        ("ring", "full", {"collective-permute": (2 + 4) * 7 - 2}),
+        ("ulysses", "full", {"all-to-all": 8}),
+        # LASP-2: all states at once, and back; the convolution's last tokens, one hop each way.
+        ("ring", "gla", {"all-gather": 1, "reduce-scatter": 1}),
+        (
+            "ring",
+            "gdn",
+            {"all-gather": 1, "reduce-scatter": 1, "collective-permute": 2},
+        ),
+        ("zigzag", "mla", {"all-gather": 1, "reduce-scatter": 1}),
     ],
 )
-def test_layers_over_cut_time_send_what_the_textbook_says(method, kind, per_layer):
-    """Beside attention only gradients and the loss are summed: everything else stays in place."""
-    graph, params = nnx.split(model_of("full", heads=8, loops=1))
+def test_layers_over_cut_time_send_what_the_textbook_says(method, word, wanted):
+    """Beside mixing only gradients and the loss are summed: everything else stays in place."""
+    graph, params = nnx.split(model_of(word, heads=8, loops=1))
     found = layout(params, make_mesh({"context": DEVICES}), method)
     assert found.batch == P(None, "context")
     assert f"attention: {method}" in str(found)
     step = partitioned_train_step(partial(loss_of, graph), optax.sgd(1.0), found)
-    tokens = jax.ShapeDtypeStruct((2, 16), jnp.int32, sharding=found.batch_sharding)
+    tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32, sharding=found.batch_sharding)
     state = optax.sgd(1.0).init(params)
     sent = collectives(step.lower(found.apply(params), state, (tokens, tokens)).compile())
     runs = {}
     for one in sent:
         runs[one.kind] = runs.get(one.kind, 0) + one.count
     assert runs.pop("all-reduce")
-    assert runs == {kind: per_layer}
+    assert runs == wanted
 
 
 def test_layers_that_need_whole_sequences_say_so():
-    graph, params = nnx.split(model_of("gdn"))
+    graph, params = nnx.split(model_of("nsa"))
     found = layout(params, make_mesh({"context": DEVICES}), "ring")
     step = partitioned_train_step(partial(loss_of, graph), optax.sgd(1.0), found)
     tokens = jnp.zeros((2, 16), jnp.int32)
-    with pytest.raises(ValueError, match="pattern: 'gdn' layers need whole sequences, and layout"):
+    with pytest.raises(ValueError, match="pattern: 'nsa' layers choose among the tokens"):
         step(params, optax.sgd(1.0).init(params), (tokens, tokens))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -34,6 +34,8 @@ class Mixer:
         step_flops: (batch, context, heads, key, value, **options) of one decoded token.
         step_bytes: likewise, and `element_bytes`.
         state_bytes: likewise: what decoding keeps after `context` tokens.
+        transition: what tokens multiply the state by, of a mixer that has one of a fixed size: a
+            "matrix" [key, key], or a "diagonal" where they only decay and add. None: it has none.
 
     Example:
         >>> MIXERS["gdn"].names
@@ -56,6 +58,7 @@ class Mixer:
     step_flops: Callable[..., int]
     step_bytes: Callable[..., int]
     state_bytes: Callable[..., int]
+    transition: Literal["matrix", "diagonal"] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,6 +84,7 @@ def recurrent(
     *,
     inputs: tuple[Input, ...],
     implementations: tuple[str, ...] = ("xla", "scan", "pallas"),
+    transition: Literal["matrix", "diagonal"] = "matrix",
     **columns: Any,
 ) -> Mixer:
     """A row whose state is one float32 matrix [key, value] per head, whatever the context."""
@@ -93,6 +97,7 @@ def recurrent(
         forward_bytes=partial(token_bytes, inputs),
         step_bytes=partial(recurrent_step_bytes, inputs),
         state_bytes=recurrent_state_bytes,
+        transition=transition,
         **columns,
     )
 

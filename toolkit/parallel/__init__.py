@@ -17,7 +17,8 @@
 * `blame`: which collectives need not be, each with a change of the layout that was tried
 * `Blame`, `Finding`, `Trial`: what it says
 * `context_attention`: attention over tokens on several devices: ring, zigzag or Ulysses
-* `ring_attention`, `ulysses_attention`: the same inside `jax.shard_map`
+* `context_mixer`: a linear-time mixer likewise: its state passes from device to device
+* `ring_attention`, `ulysses_attention`: attention inside `jax.shard_map`
 * `to_zigzag`, `from_zigzag`, `zigzag_order`: the order in which a causal ring is fair
 * `column_parallel`, `row_parallel`: Megatron's pair of products inside `jax.shard_map`
 * `vocabulary_parallel_embedding`, `vocabulary_parallel_loss`: a vocabulary in parts, likewise
@@ -44,6 +45,7 @@ from toolkit.parallel.causes.explanation import Explanation
 from toolkit.parallel.causes.reading import explain
 from toolkit.parallel.context import (
     context_attention,
+    context_mixer,
     from_zigzag,
     ring_attention,
     to_zigzag,
@@ -97,6 +99,7 @@ __all__ = [
     "column_parallel",
     "compare_layouts",
     "context_attention",
+    "context_mixer",
     "data_parallel",
     "divide_evenly",
     "explain",

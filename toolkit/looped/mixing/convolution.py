@@ -1,11 +1,14 @@
 """The short convolution of `toolkit.attention` with its weights."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import short_convolution
+from toolkit.parallel.context.along import sequence_look_back
 
 
 class ShortConvolution(nnx.Module):
@@ -47,4 +50,5 @@ class ShortConvolution(nnx.Module):
         """
         kernel = self.kernel[...].astype(self.dtype)
         bias = None if self.bias is None else self.bias[...].astype(self.dtype)
-        return short_convolution(x, kernel, bias, initial_state=tail, segment_ids=segment_ids)
+        past: Any = {"segment_ids": segment_ids, "initial_state": tail}
+        return sequence_look_back(short_convolution, x, kernel, bias, reach=len(kernel) - 1, **past)

@@ -14,7 +14,6 @@ from toolkit.attention.latent import (
     LatentSlices,
     LatentWeights,
     Yarn,
-    mla,
     mla_step,
     slice_latents,
     tpla,
@@ -23,6 +22,7 @@ from toolkit.attention.latent import (
 from toolkit.attention.latent.tpla import Norm
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+from toolkit.parallel.context.along import check_word, sequence_latents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,7 @@ class MLALayer(MixingLayer):
 
     word: ClassVar[str] = "mla"
     Options: ClassVar[type[LayerOptions]] = MLAOptions
+    can_cut_time: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         sizes, dtype = self.sizes_of(config), config.compute_dtype
@@ -206,8 +207,9 @@ class MLALayer(MixingLayer):
         """Mix a sequence; with a cache it continues what the cache holds."""
         past = {"segment_ids": segment_ids, "initial_state": cache}
         if self.slices > 1 and self.slices_prompt:
+            check_word("mla with slices_prompt", can_cut_time=False)
             return tpla(x, self.sliced(), self.sizes, norm=self.norm_of_slices, **past)
-        return mla(x, self.weights(), self.sizes, **past)
+        return sequence_latents(x, self.weights(), self.sizes, **past)
 
     def step(
         self, x_t: Float[Array, "batch width"], cache: Any, *, window: int | None = None

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention import MIXERS
 from toolkit.looped.layers import linear, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+from toolkit.parallel.context.along import sequence_mixer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,7 @@ class RecurrentLayer(MixingLayer):
 
     Options: ClassVar[type[LayerOptions]] = GroupedOptions
     is_recurrent: ClassVar[bool] = True
+    can_cut_time: ClassVar[bool] = True
     key_share: ClassVar[float] = 1.0
     value_share: ClassVar[float] = 1.0
     has_positions: ClassVar[bool] = False
@@ -191,11 +193,8 @@ class RecurrentLayer(MixingLayer):
     ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
         """Mix a sequence; with a cache it continues from the cache's state."""
         inputs, tail, aside = self.project(x, cache, segment_ids)
-        out, state = MIXERS[self.word].function(
-            *inputs,
-            initial_state=None if cache is None else cache.state,
-            segment_ids=segment_ids,
-        )
+        start = None if cache is None else cache.state
+        out, state = sequence_mixer(self.word, inputs, segment_ids=segment_ids, initial_state=start)
         y = self.finish(x, out, aside)
         if cache is None:
             return y, None

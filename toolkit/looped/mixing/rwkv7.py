@@ -18,6 +18,7 @@ from toolkit.looped.mixing.recurrent import (
     RecurrentOptions,
     split_heads,
 )
+from toolkit.parallel.context.along import sequence_look_back
 
 NORM_EPSILON = 64e-5
 SHIFT_EXPONENTS = {
@@ -95,8 +96,9 @@ class RWKV7Layer(RecurrentLayer):
         return 1, config.width
 
     def project(self, x, past, segment_ids):
-        before, tail = token_before(
-            x, initial_state=None if past is None else past.tail, segment_ids=segment_ids
+        start = None if past is None else past.tail
+        before, tail = sequence_look_back(
+            token_before, x, reach=1, segment_ids=segment_ids, initial_state=start
         )
         r, w, k, v, a, g = (
             x + getattr(self, f"shift_{name}")[...].astype(x.dtype) * (before - x)

@@ -1,19 +1,24 @@
-"""Context parallelism: attention over a sequence whose tokens lie on several devices.
+"""Context parallelism: mixing the tokens of a sequence that lie on several devices.
 
 ring.py        keys and values go around, a neighbour at a time; a backward pass of its own
 zigzag.py      an order of chunks in which causal attention costs every device the same
 ulysses.py     heads change places with time, and back
 attention.py   the three on whole arrays
+states.py      linear-time mixers: the state passes from device to device
+latents.py     latent attention: the latents of all are gathered
+halo.py        layers that see a few tokens back
 along.py       whole models under a layout that cuts time
 """
 
 from toolkit.parallel.context.attention import context_attention
 from toolkit.parallel.context.ring import ring_attention
+from toolkit.parallel.context.states import context_mixer
 from toolkit.parallel.context.ulysses import ulysses_attention
 from toolkit.parallel.context.zigzag import from_zigzag, to_zigzag, zigzag_order
 
 __all__ = [
     "context_attention",
+    "context_mixer",
     "from_zigzag",
     "ring_attention",
     "to_zigzag",

@@ -1,17 +1,15 @@
 """Context parallel attention on whole arrays: a drop-in for softmax attention of long sequences."""
 
-import math
 from functools import partial
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.parallel.axes import check_auto_axes
-from toolkit.parallel.context.checks import check_attention
+from toolkit.parallel.context.checks import check_attention, check_cut, documents
 from toolkit.parallel.context.ring import ring_attention
 from toolkit.parallel.context.ulysses import ulysses_attention
 from toolkit.parallel.context.zigzag import from_zigzag, to_zigzag
@@ -74,27 +72,8 @@ def context_attention(
     if sliding_window is not None and sliding_window >= q.shape[1]:
         sliding_window = None
     pieces = 2 if method == "zigzag" else 1
-    batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
-    for names, dimension, wanted in (((axis,), 1, pieces), (batch_axes, 0, 1)):
-        if unknown := [name for name in names if name not in mesh.shape]:
-            raise ValueError(
-                f"axis {unknown[0]!r}: the mesh has {', '.join(map(repr, mesh.shape))}"
-            )
-        size = q.shape[dimension]
-        parts = wanted * math.prod(mesh.shape[name] for name in names)
-        if size % parts:
-            what = ("batch", "time")[dimension]
-            raise ValueError(
-                f"{what}={size} is not divisible by {parts} parts of axis "
-                f"{' x '.join(map(repr, names))}; "
-                f"{size + -size % parts} would be"
-            )
-    if segment_ids is not None:
-        if segment_ids.shape != q.shape[:2]:
-            raise ValueError(f"segment_ids have shape {segment_ids.shape}: want {q.shape[:2]}")
-        # Numbers may come again further on; inside a ring they must not.
-        changes = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-        segment_ids = jnp.cumsum(changes, axis=1, dtype=jnp.int32)
+    check_cut(q.shape, mesh, axis, batch_axis, pieces)
+    segment_ids = documents(segment_ids, q.shape[:2])
     how = {"is_causal": is_causal, "sliding_window": sliding_window, "scale": scale}
 
     def on_each_device(q: Array, k: Array, v: Array, segments: Array | None) -> Array:

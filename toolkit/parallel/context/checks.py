@@ -1,6 +1,11 @@
-"""What every form of context parallel attention refuses."""
+"""What every form of context parallelism refuses, and documents as all of them number them."""
 
-from jaxtyping import Array
+import math
+
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
+
+from toolkit.attention._visibility import run_numbers
 
 
 def check_attention(q: Array, k: Array, v: Array, sliding_window: int | None) -> None:
@@ -11,3 +16,39 @@ def check_attention(q: Array, k: Array, v: Array, sliding_window: int | None) ->
         raise ValueError(f"q has {q.shape[2]} heads: want a multiple of k's {k.shape[2]}")
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window={sliding_window}: want at least 1")
+
+
+def check_cut(
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    axis: str,
+    batch_axis: str | tuple[str, ...] | None,
+    pieces: int = 1,
+) -> None:
+    """[batch, time, ...] divides among the axes, time into `pieces` for each device."""
+    batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
+    for names, dimension, wanted in (((axis,), 1, pieces), (batch_axes, 0, 1)):
+        if unknown := [name for name in names if name not in mesh.shape]:
+            raise ValueError(
+                f"axis {unknown[0]!r}: the mesh has {', '.join(map(repr, mesh.shape))}"
+            )
+        size = shape[dimension]
+        parts = wanted * math.prod(mesh.shape[name] for name in names)
+        if size % parts:
+            what = ("batch", "time")[dimension]
+            raise ValueError(
+                f"{what}={size} is not divisible by {parts} parts of axis "
+                f"{' x '.join(map(repr, names))}; "
+                f"{size + -size % parts} would be"
+            )
+
+
+def documents(
+    segment_ids: Int[Array, "batch time"] | None, shape: tuple[int, ...]
+) -> Int[Array, "batch time"] | None:
+    """Documents numbered from 1: what numbers come again further on must not look like one."""
+    if segment_ids is None:
+        return None
+    if segment_ids.shape != shape:
+        raise ValueError(f"segment_ids have shape {segment_ids.shape}: want {shape}")
+    return run_numbers(segment_ids)
