@@ -86,6 +86,7 @@ def train(
     tensor_devices: int = 1,
     context_devices: int = 1,
     loss_chunks: int = 1,
+    block_chunks: int = 1,
     simulated_devices: int = 1,
     cores: int | None = None,
     checkpoint_every: int | None = None,
@@ -119,6 +120,8 @@ def train(
         tensor_devices: devices that share the heads and hidden sizes under "tensor".
         context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
         loss_chunks: parts of each sequence whose logits are made one after the other: less memory.
+        block_chunks: pieces of each sequence by which the gradient goes back through every layer:
+            less memory, and a third more work.
         simulated_devices: make the CPU show itself as so many devices, to try a layout out.
         cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
             as there are and divide the batch.
@@ -171,6 +174,7 @@ def train(
         tensor_devices=tensor_devices,
         context_devices=context_devices,
         loss_chunks=loss_chunks,
+        block_chunks=block_chunks,
         cores=shared,
     )
     result = train_language_model(

@@ -10,6 +10,8 @@ from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import adamw
 
 SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "ring", "zigzag", "ulysses")
+HOW_IT_RUNS = ("layout", "tensor_devices", "context_devices", "loss_chunks", "block_chunks")
+"""Fields of a run that decide where it is computed and in which parts, and not what."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class TrainingRun:
         context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
         loss_chunks: parts of time whose logits are made one after the other, for large
             vocabularies: less memory, and a third more work in the head.
+        block_chunks: pieces of each sequence by which the gradient goes back through every block,
+            computing it again (StreamBP): less memory, and a third more work.
         cores: cores of a CPU that share every batch under layout "single", after
             `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
 
@@ -57,6 +61,7 @@ class TrainingRun:
     tensor_devices: int = 1
     context_devices: int = 1
     loss_chunks: int = 1
+    block_chunks: int = 1
     cores: int = 1
 
     def __post_init__(self):
@@ -74,14 +79,16 @@ class TrainingRun:
                     f"with {' or '.join(map(repr, schemes))}, and 1 without"
                 )
         sizes = ("steps", "batch", "sequence_length", "cores", "tensor_devices", "context_devices")
-        for name in (*sizes, "loss_chunks"):
+        for name in (*sizes, "loss_chunks", "block_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted at least 1")
-        if self.sequence_length % self.loss_chunks or self.loss_chunks > 1 < self.context_devices:
-            raise ValueError(
-                f"loss_chunks: got {self.loss_chunks}, wanted a divisor of {self.sequence_length} "
-                "(sequence_length), and 1 under a layout that cuts time"
-            )
+        for name in ("loss_chunks", "block_chunks"):
+            chunks = getattr(self, name)
+            if self.sequence_length % chunks or chunks > 1 < self.context_devices:
+                raise ValueError(
+                    f"{name}: got {chunks}, wanted a divisor of {self.sequence_length} "
+                    "(sequence_length), and 1 under a layout that cuts time"
+                )
         if self.sequence_length % self.context_devices:
             raise ValueError(
                 f"sequence_length: got {self.sequence_length}, wanted a multiple of "

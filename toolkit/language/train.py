@@ -22,8 +22,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.language.run import TrainedModel, TrainingRun, make_optimizer
+from toolkit.language.run import HOW_IT_RUNS, TrainedModel, TrainingRun, make_optimizer
 from toolkit.looped import LoopedLM, parameter_count
+from toolkit.looped.streaming import streaming
 from toolkit.measure import environment
 from toolkit.parallel import Layout, make_mesh, streamed_loss
 from toolkit.parallel import layout as layout_of
@@ -53,6 +54,7 @@ def next_byte_loss(
     batch: tuple[Int[Array, "batch time"], ...],
     *,
     chunks: int = 1,
+    block_chunks: int = 1,
 ) -> Float[Array, ""]:
     """Mean cross-entropy of the next byte, or other token.
 
@@ -65,12 +67,14 @@ def next_byte_loss(
             `pack_documents` makes them: then targets below 0 do not count.
         chunks: parts of time whose logits are made one after the other, see `streamed_loss`; 1
             makes all at once.
+        block_chunks: pieces of the text by which the gradient goes back through each block, see
+            `toolkit.parallel.stream_backward`; not for packed documents.
 
     Returns:
         Nats per byte.
 
     Cost:
-        One forward pass; in chunks, the gradient computes the logits twice.
+        One forward pass; in chunks, the gradient computes logits and blocks twice.
 
     Example:
         >>> from flax import nnx
@@ -81,11 +85,12 @@ def next_byte_loss(
     """
     inputs, targets, *packed = batch
     model, segment_ids = nnx.merge(graph, params), packed[0] if packed else None
-    if chunks != 1:
+    with streaming(block_chunks, model.config):
         hidden = model.last_hidden(inputs, segment_ids=segment_ids)
+    if chunks != 1:
         hidden, table = model.head_inputs(hidden)
         return streamed_loss(hidden, table, targets, chunks=chunks)
-    logits = model(inputs, segment_ids=segment_ids)
+    logits = model.head(hidden)
     if not packed:
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(targets, 0))
@@ -153,7 +158,7 @@ def train_language_model(
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
     state = layout.apply(state) if layout else state  # moments may lie in another way
-    loss = partial(next_byte_loss, graph, chunks=run.loss_chunks)
+    loss = partial(next_byte_loss, graph, chunks=run.loss_chunks, block_chunks=run.block_chunks)
     loss = layout.bind(loss) if layout else loss
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
@@ -256,8 +261,7 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
     training = {
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
-        if field.name
-        not in ("config", "layout", "tensor_devices", "context_devices", "loss_chunks")
+        if field.name not in ("config", *HOW_IT_RUNS)
     }
     corpus_facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
     facts = {

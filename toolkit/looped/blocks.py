@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import SwiGLU
 from toolkit.looped.mixing import LAYERS
+from toolkit.looped.streaming import is_streaming, stream_block
 
 
 class Block(nnx.Module):
@@ -62,11 +63,26 @@ class Block(nnx.Module):
 
         On a ladder, `behind` is the stream that the mixer reads; the streams come as a pair then.
         """
-        read = self.mixer_norm(h if behind is None else behind)
-        mixed, cache = self.mixer(
-            read, segment_ids=segment_ids, cache=cache, **_only_if_given(window)
-        )
-        return self._finish(h, mixed, is_ladder=behind is not None), cache
+        if cache is None and is_streaming():
+            if behind is not None or segment_ids is not None:
+                what = "packed documents" if behind is None else "ladder_residual"
+                raise ValueError(f"block_chunks: not available for {what}; wanted 1")
+            return stream_block(self, h, window=window), None
+        read = h if behind is None else behind
+        mixed, cache = self.mix(read, segment_ids=segment_ids, cache=cache, window=window)
+        return self.finish(h, mixed, is_ladder=behind is not None), cache
+
+    def mix(
+        self,
+        h: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: Any = None,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "batch time width"], Any]:
+        """The first half: what the mixer makes of the stream, and the cache that follows."""
+        read = self.mixer_norm(h)
+        return self.mixer(read, segment_ids=segment_ids, cache=cache, **_only_if_given(window))
 
     def step(
         self,
@@ -79,9 +95,10 @@ class Block(nnx.Module):
         """One token; returns the cache with that token in it."""
         read = self.mixer_norm(h if behind is None else behind)
         mixed, cache = self.mixer.step(read, cache, **_only_if_given(window))
-        return self._finish(h, mixed, is_ladder=behind is not None), cache
+        return self.finish(h, mixed, is_ladder=behind is not None), cache
 
-    def _finish(self, h, mixed, *, is_ladder):
+    def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
+        """The second half: what the mixer made added to the stream, and the feed-forward layer."""
         before = h
         h = h + (mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed))
         fed = self.feed_forward(self.feed_forward_norm(before if is_ladder else h))

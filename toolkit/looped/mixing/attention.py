@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention import KVCache, softmax_attention_step
+from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse_memory import SparseMemory
@@ -74,6 +74,7 @@ class AttentionLayer(MixingLayer):
     Options: ClassVar[type[LayerOptions]] = AttentionOptions
     starts_from_attention: ClassVar[bool] = True
     can_cut_time: ClassVar[bool] = True
+    has_rows: ClassVar[bool] = True
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
@@ -166,6 +167,17 @@ class AttentionLayer(MixingLayer):
         """Mix one token and append it to the cache."""
         out_t, cache = self._mix_step(x_t, cache, window)
         return self._finish(x_t, out_t), cache
+
+    def rows(
+        self, x: Float[Array, "batch time width"], lo: int, *, window: int | None = None
+    ) -> Float[Array, "batch rows width"]:
+        """The outputs from token `lo` on, without the queries and scores of those before."""
+        positions = token_positions(x.shape[:2], None, None)
+        q, _, _ = self._project(x[:, lo:], positions[:, lo:])
+        _, k, v = self._project(x, positions)
+        seen = window or self.sliding_window
+        out, _ = softmax_attention(q, k, v, query_offset=lo, sliding_window=seen)
+        return self._finish(x[:, lo:], out)
 
     def _mix(self, x, positions, window, past):
         seen = window or self.sliding_window

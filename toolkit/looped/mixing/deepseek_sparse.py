@@ -125,6 +125,7 @@ class DSALayer(AttentionLayer):
     Options: ClassVar[type[LayerOptions]] = DSAOptions
     starts_from_attention: ClassVar[bool] = False  # it chooses tokens by parts of its own
     can_cut_time: ClassVar[bool] = False
+    has_rows: ClassVar[bool] = False
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         options = self.options_of(config)

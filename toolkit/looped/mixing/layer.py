@@ -68,6 +68,7 @@ class MixingLayer(nnx.Module):
         starts_from_attention: whether its queries, keys, values and output can be attention's, so
             that `toolkit.conversion` can put it in attention's place.
         can_cut_time: whether it can mix tokens that lie on several devices.
+        has_rows: whether its `rows` gives some rows of its output for a part of the cost.
     """
 
     word: ClassVar[str]
@@ -75,6 +76,7 @@ class MixingLayer(nnx.Module):
     is_recurrent: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
     can_cut_time: ClassVar[bool] = False
+    has_rows: ClassVar[bool] = False
 
     @classmethod
     def options_of(cls, config: LayerConfig) -> Any:

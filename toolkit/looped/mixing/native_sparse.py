@@ -37,6 +37,7 @@ class BlockLayer(AttentionLayer):
     """What layers share that select among blocks of keys by their means."""
 
     can_cut_time: ClassVar[bool] = False
+    has_rows: ClassVar[bool] = False
 
     @classmethod
     def empty_cache(
