@@ -1,11 +1,19 @@
 """Layouts found by following programs, and by Redco's names; costs against closed forms."""
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from toolkit.parallel import Machine, auto_layout, compare_layouts, make_mesh, redco_layout
+from toolkit.parallel import (
+    Machine,
+    auto_layout,
+    compare_layouts,
+    logical_layout,
+    make_mesh,
+    redco_layout,
+)
 from toolkit.parallel.dataflow.flow import WHOLE
 from toolkit.parallel.dataflow.propagation import follow
 
@@ -186,6 +194,35 @@ def test_what_does_not_fit_is_refused(mesh, change, message):
         auto_layout(**(given | change))
 
 
+NAMES = {r"(q|k|v)/kernel": ("embed", "heads"), "o/kernel": ("heads", "embed")}
+RULES = (("heads", "model"), ("embed", "model"), ("embed", None))
+
+
+def test_logical_axes_are_flax_s(mesh):
+    """The rules in their order, an axis once per parameter; what nobody names stays whole."""
+    rules = (("batch", "data"), ("mlp", "model"), ("embed", ("data", "model")), ("embed", "data"))
+    names = {"up": ("embed", "mlp"), "norm": ("embed",), "odd": (None, "batch", "other")}
+    sizes = {"up": (8, 8), "norm": (8,), "odd": (8, 8, 8), "free": (8,)}
+    found = specs(logical_layout(shapes(**sizes), mesh, names, rules))
+    for path, own in names.items():
+        assert jax.P(*found[path]) == flax.linen.logical_to_mesh_axes(own, rules)
+    assert found["free"] == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "rules", "message"),
+    [
+        ({"w": ("a",)}, (), r"names: 'w' names 1 dimensions, w has 2"),
+        ({"w": ("a", "a")}, (), "names: 'w' names a dimension twice: a, a"),
+        ({"(": ("a",)}, (), r"names: '\(' is no regular expression"),
+        ({}, (("a", "tensor"),), "axis 'tensor': the mesh has 'data', 'model'"),
+    ],
+)
+def test_logical_axes_that_do_not_fit_are_refused(mesh, names, rules, message):
+    with pytest.raises(ValueError, match=message):
+        logical_layout(shapes(w=(4, 4)), mesh, names, rules)
+
+
 def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
     """Two heads of keys and values on four devices: cut by heads, as names cut them."""
 
@@ -208,6 +245,7 @@ def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
     layouts = {
         "auto": auto_layout(loss, params, x, mesh, machine=small),
         "redco": redco_layout(params, mesh),
+        "logical": logical_layout(params, mesh, NAMES, RULES),
     }
     assert specs(layouts["redco"])["attn/k/kernel"] == COLUMN
     for name, spec in (("q", COLUMN), ("k", COLUMN), ("o", ROW)):
@@ -216,7 +254,8 @@ def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
     header, *rows = (line.split() for line in table.splitlines())
     assert header[0] == "layout"
     assert header[-3:] == ["sent", "parameters", "held"]
-    assert [row[0] for row in rows] == ["auto", "redco"]
+    assert [row[0] for row in rows] == ["auto", "redco", "logical"]
+    assert len({tuple(row[1:]) for row in rows}) == 1  # all three send the same here
     assert all(row[-2:] == ["12.0", "KiB"] for row in rows)
     with pytest.raises(ValueError, match="layouts is empty"):
         compare_layouts(loss, params, x, {})

@@ -13,6 +13,7 @@
 * `auto_layout`: a tensor-parallel layout found by following the traced program
 * `Machine`: what moving and computing cost where it looks
 * `redco_layout`: the layout by the names of parameters alone
+* `logical_layout`: a layout by names of dimensions and rules, as flax and MaxText have them
 * `compare_layouts`: the collectives of one program under several layouts, side by side
 * `blame`: which collectives need not be, each with a change of the layout that was tried
 * `Blame`, `Finding`, `Trial`: what it says
@@ -54,6 +55,7 @@ from toolkit.parallel.context import (
 )
 from toolkit.parallel.dataflow.auto_layout import auto_layout
 from toolkit.parallel.dataflow.flow import Machine
+from toolkit.parallel.dataflow.logical_layout import logical_layout
 from toolkit.parallel.dataflow.redco_layout import redco_layout
 from toolkit.parallel.devices import simulate_devices, use_cores
 from toolkit.parallel.faults.blame import Blame, Finding, Trial, blame
@@ -110,6 +112,7 @@ __all__ = [
     "launch",
     "launch_recipe",
     "layout",
+    "logical_layout",
     "make_mesh",
     "partitioned_train_step",
     "plan_micro_batches",

@@ -93,6 +93,10 @@ class MixingLayer(nnx.Module):
         """Tokens a query sees; None for all."""
         return None
 
+    def rows(self, x: Any, lo: int, *, window: int | None = None) -> Any:
+        """The outputs from token `lo` of a sequence on, of layers with `has_rows`."""
+        raise NotImplementedError(f"{self.word!r} layers mix all tokens at once")
+
 
 def check_numbers(fields: Any, prefix: str = "") -> None:
     """Refuse fields of the wrong type, and whole numbers that are no size."""

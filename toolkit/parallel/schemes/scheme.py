@@ -37,8 +37,8 @@ def layout(
         zero3 (FSDP)    1/N, 1/N, 1/N                 cut              weights gathered twice
         hierarchical    1/d_w, 1/d_g, 1/d_o           cut              within d_w, within d_g, once
         tensor          1/M of heads, hidden size     whole            2 all-reduces each way
-        ring, zigzag,   as the one beside it          cut along time   in "full" and "window" layers
-        ulysses                                                        see `context_attention`
+        ring, zigzag,   as the one beside it          cut along time   see `context_attention`,
+        ulysses                                                        `context_mixer`
 
     The axis "model" of the mesh belongs to "tensor", the axis "context" to the last three, and all
     others are data parallel, the last the nearest. ZeRO cuts along these and along "context"; N is
