@@ -205,7 +205,8 @@ def test_logical_axes_are_flax_s(mesh):
     sizes = {"up": (8, 8), "norm": (8,), "odd": (8, 8, 8), "free": (8,)}
     found = specs(logical_layout(shapes(**sizes), mesh, names, rules))
     for path, own in names.items():
-        assert jax.P(*found[path]) == flax.linen.logical_to_mesh_axes(own, rules)
+        whole = (*found[path], *[None] * (len(own) - len(found[path])))
+        assert whole == tuple(flax.linen.logical_to_mesh_axes(own, rules))
     assert found["free"] == ()
 
 
@@ -255,7 +256,7 @@ def test_compiled_collectives_of_what_is_found_and_of_names_side_by_side(mesh):
     assert header[0] == "layout"
     assert header[-3:] == ["sent", "parameters", "held"]
     assert [row[0] for row in rows] == ["auto", "redco", "logical"]
-    assert len({tuple(row[1:]) for row in rows}) == 1  # all three send the same here
+    assert rows[1][1:] == rows[2][1:]  # other names, the same cuts
     assert all(row[-2:] == ["12.0", "KiB"] for row in rows)
     with pytest.raises(ValueError, match="layouts is empty"):
         compare_layouts(loss, params, x, {})

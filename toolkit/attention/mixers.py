@@ -124,6 +124,13 @@ _FULL = Mixer(
     state_bytes=softmax_state_bytes,
 )
 
+_additive = partial(
+    recurrent,
+    transition="diagonal",
+    forward_flops=additive_forward_flops,
+    step_flops=additive_step_flops,
+)
+
 
 MIXERS: dict[str, Mixer] = {
     row.name: row
@@ -148,65 +155,51 @@ MIXERS: dict[str, Mixer] = {
             forward_flops=delta_forward_flops,
             step_flops=delta_step_flops,
         ),
-        recurrent(
+        _additive(
             name="linear",
             title="Linear attention",
             paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
             inputs=(Q, K, V),
-            transition="diagonal",
             function=linear_attention,
             step=linear_attention_step,
             reference=linear_attention_reference,
-            forward_flops=additive_forward_flops,
             step_flops=partial(additive_step_flops, decays=False),
         ),
-        recurrent(
+        _additive(
             name="retention",
             title="Retention",
             paper="Sun et al., Retentive Network (arXiv:2307.08621)",
             inputs=(Q, K, V),
-            transition="diagonal",
             function=retention,
             step=retention_step,
             reference=retention_reference,
-            step_flops=additive_step_flops,
-            forward_flops=additive_forward_flops,
         ),
-        recurrent(
+        _additive(
             name="mamba2",
             title="Mamba-2",
             paper="Dao, Gu, Transformers are SSMs (arXiv:2405.21060)",
             inputs=(Q, K, V, G, Input("dt", TOKEN, FRACTION)),
-            transition="diagonal",
             function=mamba2,
             step=mamba2_step,
             reference=mamba2_reference,
-            step_flops=additive_step_flops,
-            forward_flops=additive_forward_flops,
         ),
-        recurrent(
+        _additive(
             name="gla",
             title="Gated linear attention",
             paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
             inputs=(Q, K, V, CHANNEL_G),
-            transition="diagonal",
             function=gated_linear_attention,
             step=gated_linear_attention_step,
             reference=gated_linear_attention_reference,
-            forward_flops=additive_forward_flops,
-            step_flops=additive_step_flops,
         ),
-        recurrent(
+        _additive(
             name="hgrn2",
             title="HGRN2",
             paper="Qin et al., HGRN2: Gated Linear RNNs with State Expansion (arXiv:2404.07904)",
             inputs=(Q, V, CHANNEL_G),  # its keys are made of g
-            transition="diagonal",
             function=hgrn2,
             step=hgrn2_step,
             reference=hgrn2_reference,
-            forward_flops=additive_forward_flops,
-            step_flops=additive_step_flops,
         ),
         recurrent(
             name="delta",
