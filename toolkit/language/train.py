@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.language.run import HOW_IT_RUNS, TrainedModel, TrainingRun, make_optimizer
 from toolkit.looped import LoopedLM, parameter_count
-from toolkit.looped.streaming import streaming
+from toolkit.looped.mixing.streaming import streaming
 from toolkit.measure import environment
 from toolkit.parallel import Layout, make_mesh, streamed_loss
 from toolkit.parallel import layout as layout_of

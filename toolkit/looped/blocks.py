@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.layers import SwiGLU
 from toolkit.looped.mixing import LAYERS
-from toolkit.looped.streaming import is_streaming, stream_block
+from toolkit.looped.mixing.streaming import is_streaming, stream_block
 
 
 class Block(nnx.Module):

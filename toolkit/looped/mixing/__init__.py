@@ -27,6 +27,7 @@ comba.py             Comba
 kimi.py              Kimi Delta Attention
 gated_delta_net_2.py Gated DeltaNet-2
 rwkv7.py             RWKV-7
+streaming.py         what a block does whose gradient goes through the text in pieces
 gates.py             decays, time steps, low-rank maps and norms that several use
 """
 

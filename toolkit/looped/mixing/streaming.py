@@ -14,7 +14,7 @@ Source: Luo et al., StreamBP, 2025 (arXiv:2506.03077).
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,6 @@ from jaxtyping import Array, Float
 
 from toolkit.looped.mixing.layer import LayerConfig
 from toolkit.parallel import stream_backward
-
-if TYPE_CHECKING:
-    from toolkit.looped.blocks import Block
 
 
 class Streaming(NamedTuple):
@@ -54,7 +51,7 @@ def is_streaming() -> bool:
 
 
 def stream_block(
-    block: "Block", h: Float[Array, "batch time width"], *, window: int | None
+    block: Any, h: Float[Array, "batch time width"], *, window: int | None
 ) -> Float[Array, "batch time width"]:
     """A block of a model on whole sequences, to be gone back through in pieces."""
     how = _STREAMING.get()
@@ -81,7 +78,7 @@ def stream_block(
     return stream_backward(finish, chunks=how.chunks)(params, both)
 
 
-def _recurrent(block: "Block", h: Array, how: Streaming) -> Array:
+def _recurrent(block: Any, h: Array, how: Streaming) -> Array:
     """Piece after piece; what is kept of each is what it read, and the state before it."""
     batch, time, width = h.shape
 
