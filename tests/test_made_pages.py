@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.lab.lessons.outline import LESSONS
+
 EXTENSIONS = Path(__file__).resolve().parents[1] / "docs/_ext"
 
 
@@ -33,6 +35,12 @@ def test_every_claim_has_its_card_and_no_verdict_is_hidden():
             sign, _ = claims.LOOKS[verdict.word]
             assert f"| {sign} {verdict.word} |" in page
             assert f":::{{admonition}} {sign} {verdict.word}: {verdict.claim}\n" in page
+
+
+def test_every_lesson_has_its_cheat_sheet():
+    import cheat_sheets
+
+    assert set(cheat_sheets.SHEETS) == set(LESSONS)
 
 
 @pytest.mark.slow

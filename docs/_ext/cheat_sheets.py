@@ -48,12 +48,28 @@ SHEETS = {
         Row("state of a gated delta net, float32", "4 * d * d * h", LAYER,
             lambda T, h, d: mixer("gdn").state_bytes(1, T, h, d, d, element_bytes=2), "bytes"),
     ],
+    "honest_benchmark": [
+        Row("error of a median of n samples, in their standard deviations",
+            "(math.pi / (2 * n)) ** 0.5", {"n": 15}, lambda n: median_error(n), "times"),
+        Row("operations of (A A) b over those of A (A b), A n x n, b n x k", "(n + k) / (2 * k)",
+            {"n": 768, "k": 4}, lambda n, k: order_of_products(n, k), "times"),
+    ],
     "memory_ledger": [
         Row("parameters, gradients, Adam, float32", "(4 + 4 + 2 * 4) * P", {"P": 10**9},
             lambda P: P * load_outline("memory_ledger").question("adam_ledger").answer().truth,
             "bytes"),
         Row("best distance of checkpoints", "round(L**0.5)", {"L": 64},
             lambda L: min(range(1, L + 1), key=lambda n: math.ceil(L / n) + n), "layers"),
+    ],
+    "meshes": [
+        Row("float32 matrix r x c on each device, cut by both axes of a mesh d x m",
+            "4 * r * c / (d * m)", {"r": 8192, "c": 4096, "d": 2, "m": 4},
+            lambda r, c, d, m: shard_bytes(r, c, d, m), "bytes"),
+        Row("copies of it on n devices, cut by an axis of m", "n / m", {"n": 8, "m": 4},
+            lambda n, m: load_outline("meshes").question("copies").answer().truth, "times"),
+        Row("two products over m devices by columns, then rows, r / d rows of width w: sent",
+            "2 * (m - 1) / m * 4 * r / d * w", {"m": 4, "d": 2, "r": 64, "w": 32},
+            lambda m, d, r, w: megatron_bytes(), "bytes"),
     ],
     "ring": [
         Row("all-reduce, sent per device", "2 * (n - 1) / n * N", {"n": 8, "N": 256},
@@ -108,6 +124,42 @@ SHEETS = {
             lambda T, p, d: quest_bytes(T, p, d), "bytes"),
     ],
 }  # fmt: skip
+
+
+def median_error(samples):
+    """Standard deviation of medians of normal samples, from 20,000 draws."""
+    draws = np.random.default_rng(0).normal(size=(20_000, samples))
+    return float(np.median(draws, axis=1).std())
+
+
+def order_of_products(size, columns):
+    """The compiler's count of operations from the left, over that from the right."""
+    import jax
+
+    square, thin = (jax.ShapeDtypeStruct((size, n), "float32") for n in (size, columns))
+    left, right = (
+        jax.jit(program).lower(square, thin).compile().cost_analysis()["flops"]
+        for program in (lambda a, b: (a @ a) @ b, lambda a, b: a @ (a @ b))
+    )
+    return left / right
+
+
+def shard_bytes(rows, columns, data, model):
+    """What a device holds of a matrix that both axes of the lesson's mesh cut."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from toolkit.lab.lessons.subjects.eight_devices import mesh_of
+
+    cut = NamedSharding(mesh_of(data=data, model=model), PartitionSpec("data", "model"))
+    return 4 * math.prod(cut.shard_shape((rows, columns)))
+
+
+def megatron_bytes():
+    """What a device sends for the lesson's two products."""
+    from toolkit.lab.lessons.subjects.meshes import MEGATRON, compile_mlp
+    from toolkit.measure import collectives
+
+    return sum(each.total_bytes_sent for each in collectives(compile_mlp(MEGATRON)))
 
 
 def ring_bytes():
