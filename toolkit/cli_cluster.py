@@ -54,6 +54,8 @@ def plan(
     sequence_length: int = 2048,
     compile: str | None = None,
     calibrate: Path | None = None,
+    links: Path | None = None,
+    lengths: tuple[int, ...] = (),
     grade: Path | None = None,
     grade_plans: Path | None = None,
     minutes: float = 0.0,
@@ -62,19 +64,25 @@ def plan(
 
     Args:
         model: the name of a model, such as llama-3-8b or lt2-hybrid-1.3b.
-        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4.
+        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the devices
+            there are.
         memory: GiB per chip (none: all it has).
         batch: sequences per step, all chips together.
         sequence_length: tokens per sequence.
         compile: a TPU topology such as v5e:4x4: plan and compile for it, by libtpu, without a TPU.
         calibrate: plan with constants fitted to this file of measurements (JSON lines; their form
             is in the docs, under planning.calibrate).
+        links: bytes per second between nodes as measured, a JSON table [nodes][nodes]: place the
+            stages of the fastest plan with pipelines on them.
+        lengths: tokens of sequences of different lengths: also divide the chips into groups for
+            them (FlexSP).
         grade: print the errors of all predictions in this record of compiled configurations.
         grade_plans: say of every plan in this record whether it fits as compiled by libtpu.
         minutes: go on with that record for so long first.
     """
     from toolkit import planning
     from toolkit.planning import grade as grading
+    from toolkit.planning.placement import placed_in_words
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))
@@ -93,6 +101,11 @@ def plan(
         memory=None if memory is None else memory * 2**30, constants=constants,
     )  # fmt: skip
     print(f"{found}\n\n{found.best}")
+    if links is not None:
+        print(placed_in_words(found, links))
+    if lengths:
+        limit = {"memory": found.best.limit, "constants": constants}
+        print(planning.plan_sequences(model, compile or chips, lengths, **limit))
     if compile is not None:
         print(grading.compile_plan(found))
 

@@ -19,9 +19,11 @@ Plan (`plan.py`, `search.py`, `pipelines.py`):
 * `decision_trees`: all ways to cut a step over chips
 * `assign_layers`: the fastest strategy for each layer within a budget, as an `Assignment`
 * `Assignment`: a strategy for every layer
+* `place_stages`: nodes to stages where links differ, as a `Placement` (Pipette)
 * `pipeline_seconds`: a step through pipeline stages
 * `cut_evenly`: layers to stages so that the heaviest is lightest
 * `balance_stages`: the same within the memory of each stage (Galvatron-BMW)
+* `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
 * `overlapped_seconds`: computing and communicating at the same time
 
 Decode with latent attention (`decode.py`):
@@ -55,10 +57,12 @@ from toolkit.planning.decode import (
 from toolkit.planning.memory import Memory
 from toolkit.planning.models import MODELS
 from toolkit.planning.pipelines import balance_stages, cut_evenly, pipeline_seconds
+from toolkit.planning.placement import Placement, place_stages
 from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.program import Program, train_program
 from toolkit.planning.search import Assignment, assign_layers, decision_trees
+from toolkit.planning.sequences import SequencePlan, plan_sequences
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.timeline import Span, Timeline, timeline
 from toolkit.planning.times import Constants, overlapped_seconds
@@ -73,9 +77,11 @@ __all__ = [
     "DecodeCost",
     "DecodePlan",
     "Memory",
+    "Placement",
     "Plan",
     "Prediction",
     "Program",
+    "SequencePlan",
     "Span",
     "Strategy",
     "Timeline",
@@ -89,8 +95,10 @@ __all__ = [
     "decode_cost",
     "overlapped_seconds",
     "pipeline_seconds",
+    "place_stages",
     "plan",
     "plan_decode",
+    "plan_sequences",
     "predict",
     "timeline",
     "train_program",

@@ -10,6 +10,8 @@ import os
 import re
 from typing import Any
 
+import jax
+
 from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
 from toolkit.planning.strategy import MOST_CHIPS
@@ -23,6 +25,7 @@ class Cluster:
         name: as it was asked for.
         chip: its published figures.
         chips: how many.
+        is_measured: whether its figures are what was reached here, and not what is published.
 
     Example:
         >>> cluster("h100:64").chips, cluster("v5e:4x4").chip.name
@@ -32,6 +35,7 @@ class Cluster:
     name: str
     chip: Peak
     chips: int
+    is_measured: bool = False
 
     def link(self, inner: int, degree: int) -> Link:
         """What a group of `degree` chips, `inner` chips apart, communicates over.
@@ -78,12 +82,16 @@ def cluster(chips: str) -> Cluster:
         raise ValueError(
             f"chips {chips!r} are of several kinds, and a step waits for the slowest; plan for one"
         )
+    if chips.strip().lower() == "here":
+        from toolkit.planning.here import measured_peak
+
+        return Cluster("here", measured_peak(), len(jax.devices()), is_measured=True)
     kind, _, shape = chips.strip().lower().partition(":")
     peak = published_peak(f"tpu {kind}" if re.fullmatch(r"v\d\w?", kind) else kind)
     if peak is None or not peak.links:
         raise ValueError(
             f"chips {chips!r}: kind {kind!r} is not known; write for instance h100:8, a10g:4, "
-            "v5e:4x4 or v5p:2x2x2"
+            "v5e:4x4 or v5p:2x2x2, or here"
         )
     if not re.fullmatch(r"\d{1,7}(x\d{1,4}){0,2}", shape):
         raise ValueError(f"chips {chips!r}: want a count or a shape after the colon, as {kind}:8")

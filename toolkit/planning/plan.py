@@ -16,7 +16,7 @@ from toolkit.planning.pipelines import balanced
 from toolkit.planning.predict import Prediction, prediction_of, stage_memory
 from toolkit.planning.search import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, Strategy
-from toolkit.planning.times import Constants, layer_seconds
+from toolkit.planning.times import Constants, constants_of, layer_seconds
 
 RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
@@ -155,7 +155,7 @@ def searched(
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")
     check_model(config, Strategy(), batch, sequence_length)
-    constants = constants or Constants()
+    constants = constants_of(where, constants)
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve must lie in [0, 1); got {reserve}")
     limit = (where.chip.memory_bytes if memory is None else memory) * (1 - reserve)

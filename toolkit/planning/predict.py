@@ -16,6 +16,7 @@ from toolkit.planning.strategy import Strategy
 from toolkit.planning.times import (
     Constants,
     Seconds,
+    constants_of,
     layer_seconds,
     table_seconds,
     transfer_seconds,
@@ -239,7 +240,7 @@ def predict(
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory}")
     return prediction_of(
-        config, where, strategy, batch, sequence_length, memory, constants or Constants()
+        config, where, strategy, batch, sequence_length, memory, constants_of(where, constants)
     )
 
 

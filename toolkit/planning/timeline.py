@@ -12,7 +12,7 @@ from toolkit.measure.tables import text_table
 from toolkit.measure.words import counted
 from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.compiled_work import CompiledWork, Compute, Loop, Send, Wait, compiled_work
-from toolkit.planning.times import Constants, transfer_seconds
+from toolkit.planning.times import Constants, constants_of, transfer_seconds
 
 COMPUTE, STRAGGLER, LINK = "compute", "straggler", "collectives"
 MOST_EVENTS = 500_000
@@ -147,7 +147,7 @@ def timeline(
             raise ValueError(f"{name} must lie in [{low:g}, {high:g}]; got {value:g}")
     where = cluster(chips)
     work = compiled if isinstance(compiled, CompiledWork) else compiled_work(compiled)
-    durations = _Durations(where, constants or Constants(), link_speed)
+    durations = _Durations(where, constants_of(where, constants), link_speed)
     items = durations.of(work.items)
     if (events := _events(items)) > MOST_EVENTS:
         raise ValueError(f"compiled must have at most {MOST_EVENTS:,} events; got {events:,}")

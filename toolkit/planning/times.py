@@ -49,6 +49,12 @@ class Constants:
             raise ValueError(f"slowdown must lie in [1, 10]; got {self.slowdown}")
 
 
+def constants_of(where: Cluster, given: Constants | None) -> Constants:
+    """Those given, or the defaults; rates that were measured are reached in full."""
+    measured = Constants(matmul=1.0, memory=1.0, link=1.0)
+    return given or (measured if where.is_measured else Constants())
+
+
 @checked
 def overlapped_seconds(compute: float, communication: float, *, slowdown: float = 1.3) -> float:
     """Seconds of computing and communicating at the same time, both slower while they overlap.

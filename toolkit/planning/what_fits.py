@@ -8,7 +8,7 @@ from toolkit.planning.clusters import cluster
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.times import Constants
+from toolkit.planning.times import constants_of
 
 MOST = 64  # models, and numbers of chips, on one map
 MOST_SEQUENCES = 1024
@@ -85,4 +85,4 @@ def _predicted(where, config, strategy, batch, length):
         check_model(config, strategy, batch, length)
     except ValueError:
         return None
-    return prediction_of(config, where, strategy, batch, length, None, Constants())
+    return prediction_of(config, where, strategy, batch, length, None, constants_of(where, None))

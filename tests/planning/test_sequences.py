@@ -1,0 +1,49 @@
+"""Sequences of different lengths: groups no slower than equal ones, by the room's own model."""
+
+import pytest
+
+from toolkit.planning import Strategy, cluster, plan_sequences, predict
+from toolkit.planning.sequences import sequence_costs
+from toolkit.planning.times import Constants
+
+LENGTHS = [32768, 8192, 4096, 4096, 2048, 2048]
+
+
+def test_groups_hold_every_sequence_once_and_are_no_slower_than_equal_ones():
+    found = plan_sequences("llama-3-8b", "h100:8", LENGTHS, memory=32e9)
+    held = [at for groups in found.micro_batches for group in groups for at in group.sequences]
+    assert sorted(held) == list(range(len(LENGTHS)))
+    for groups in found.micro_batches:
+        assert sum(group.degree for group in groups) <= 8
+        for group in groups:
+            tokens = sum(LENGTHS[at] for at in group.sequences)
+            assert tokens <= found.costs.capacity * group.degree
+    assert found.seconds <= found.equal_seconds
+    assert "per step; " in str(found)
+
+
+def test_a_sequence_takes_what_the_room_predicts_of_it():
+    """One sequence per chip: computing as `predict` has it, head aside."""
+    costs = sequence_costs(
+        predict("llama-2-7b", "h100:8", Strategy(fsdp=8), batch=8).config,
+        cluster("h100:8"), "layer", None, Constants(),
+    )  # fmt: skip
+    other = predict("llama-2-7b", "h100:8", Strategy(fsdp=8, recompute="layer"), batch=8)
+    computing = 1e3 * (other.parts.forward + other.parts.backward + other.parts.recomputed)
+    assert costs.milliseconds(2048, 1) == pytest.approx(computing, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lengths": []}, "lengths must be"),
+        ({"recompute": "some"}, "recompute must be one of"),
+        ({"lengths": [1 << 30]}, "lengths"),
+        ({"memory": 1e9}, "capacity"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_one_line(given, words):
+    usual = {"model": "llama-3-8b", "chips": "h100:8", "lengths": LENGTHS}
+    with pytest.raises(ValueError, match=words) as refused:
+        plan_sequences(**(usual | given))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,73 @@
+"""The devices of this process as a cluster: the hardware table replaced by measured rates."""
+
+import functools
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from toolkit.measure import Link, Peak
+from toolkit.measure.hardware import available_memory, matmul_rate, memory_bandwidth
+from toolkit.parallel import make_mesh
+
+SMALL, LARGE = 1 << 8, 1 << 20  # numbers per device in the sums that are timed
+REPEATS = 7
+SOURCE = "measured here"
+LEAST_SECONDS = 1e-9  # of delay, where noise says less
+
+
+@functools.cache
+def measured_peak() -> Peak:
+    """What one of the devices here reaches while all of them are there.
+
+    Simulated devices share the cores and the memory of one processor, and so each has a share.
+    """
+    devices = jax.devices()
+    count = len(devices)
+    on_cpu = devices[0].platform == "cpu"
+    share = count if on_cpu else 1
+    held = (None if on_cpu else devices[0].memory_stats()) or {}
+    return Peak(
+        name=f"{devices[0].device_kind}, {SOURCE}",
+        flops_per_second=matmul_rate() / share,
+        bytes_per_second=memory_bandwidth() / share,
+        memory_bytes=float(held.get("bytes_limit", available_memory() / share)),
+        source=SOURCE,
+        links=(_link(count),) if count > 1 else (),
+    )
+
+
+def _link(count: int) -> Link:
+    """Delay and rate of sums over all devices, from one of few bytes and one of many."""
+    mesh = make_mesh({"all": count})
+    add = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.psum(x, "all"),
+            mesh=mesh,
+            in_specs=PartitionSpec("all"),
+            out_specs=PartitionSpec(),
+        )
+    )
+
+    def seconds(numbers: int) -> float:
+        where = NamedSharding(mesh, PartitionSpec("all"))
+        x = jax.device_put(jnp.ones(numbers * count, jnp.float32), where)
+        add(x).block_until_ready()
+        took = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            add(x).block_until_ready()
+            took.append(time.perf_counter() - start)
+        return statistics.median(took)
+
+    few, many = seconds(SMALL), seconds(LARGE)
+    sent = 2 * (count - 1) / count * 4 * (LARGE - SMALL)
+    return Link(
+        "links here",
+        sent / max(many - few, LEAST_SECONDS),
+        count,
+        max(few / (count - 1), LEAST_SECONDS),
+        SOURCE,
+    )

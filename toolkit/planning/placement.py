@@ -1,0 +1,218 @@
+"""Which node takes which pipeline stage, where some links are slower than others (Pipette).
+
+Links of one kind differ from node to node once a cluster is large. The same pipelines take longer
+or shorter by which nodes are neighbours in them, and no published figure tells: bandwidths between
+nodes are measured, and an order of nodes is searched.
+
+Source: Jeon et al., "Pipette: Automatic fine-grained large language model training configurator for
+real-world clusters", DATE 2024 (arXiv:2405.18093), and its released code.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from toolkit._checks import checked
+from toolkit.looped import parameter_count
+from toolkit.measure import in_words
+from toolkit.planning.memory import FLOAT32
+from toolkit.planning.plan import Plan
+
+MOST_NODES, MOST_STEPS = 1024, 1_000_000
+COOLING = 0.999
+
+
+class Placement(NamedTuple):
+    """Nodes of pipelines.
+
+    Attributes:
+        nodes: [pipelines][stages], the node of each stage of each pipeline.
+        seconds: of a step.
+        seconds_as_counted: with nodes in the order they are counted.
+
+    Example:
+        >>> links = [[0, 1, 9], [1, 0, 9], [9, 9, 0]]
+        >>> sizes = {"stage_seconds": 1.0, "stage_bytes": 1.0, "microbatches": 3}
+        >>> found = place_stages(links, stages=3, **sizes)
+        >>> found.seconds <= found.seconds_as_counted
+        True
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    seconds: float
+    seconds_as_counted: float
+
+
+@checked
+def place_stages(
+    bandwidth: Sequence[Sequence[float]],
+    *,
+    stages: int,
+    stage_seconds: float,
+    stage_bytes: float,
+    gradient_bytes: float = 0.0,
+    microbatches: int,
+    steps: int = 5000,
+    seed: int = 0,
+) -> Placement:
+    """Places pipeline stages on nodes by simulated annealing over the order of the nodes.
+
+        step = G (hops + p c) + (p - 1) c + gradients                  m >= p, G = floor(m / p)
+               hops + p c + (m - 1) c + gradients                      m < p
+        hops = max over pipelines of the sum over neighbours of 2 stage_bytes / bandwidth
+        gradients = max over stages of 2 (d - 1)/d gradient_bytes / slowest link of their ring
+
+    with p stages, d pipelines, m microbatches and c seconds of a stage, forward and backward.
+
+    Args:
+        bandwidth: [nodes][nodes], bytes per second from node to node, as measured; its diagonal
+            does not count.
+        stages: of a pipeline; they divide the nodes, and the others are further pipelines.
+        stage_seconds: of one microbatch on one stage, forward and backward.
+        stage_bytes: that a stage sends to the next, per microbatch.
+        gradient_bytes: of a stage, which the pipelines sum once per step.
+        microbatches: per pipeline and step.
+        steps: orders that are tried.
+        seed: of the search.
+
+    Returns:
+        A `Placement`; never slower than nodes as they are counted.
+
+    Raises:
+        ValueError: a table that is not square, a bandwidth that is not positive, stages that do not
+            divide the nodes, or a number out of range.
+
+    Cost:
+        Tens of microseconds per step; nothing is sent.
+
+    Source: Pipette, sections 4 and 5: latency model and annealing, with its moves.
+
+    Example:
+        >>> links = [[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 1], [9, 9, 1, 0]]
+        >>> sizes = {"stage_seconds": 0.0, "stage_bytes": 9.0, "microbatches": 2}
+        >>> found = place_stages(links, stages=2, **sizes)
+        >>> found.seconds, found.seconds_as_counted
+        (2.0, 18.0)
+    """
+    rates = _rates(bandwidth)
+    count = len(rates)
+    for name, value, low, high in (
+        ("stages", stages, 1, count),
+        ("microbatches", microbatches, 1, 1 << 20),
+        ("steps", steps, 0, MOST_STEPS),
+        ("seed", seed, 0, (1 << 63) - 1),
+        ("stage_seconds", stage_seconds, 0, 1e12),
+        ("stage_bytes", stage_bytes, 0, 1e18),
+        ("gradient_bytes", gradient_bytes, 0, 1e18),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{name} must lie in [{low}, {high:g}]; got {value}")
+    if count % stages:
+        nearest = max(n for n in range(1, stages) if count % n == 0)
+        raise ValueError(
+            f"stages {stages} do not divide the {count} nodes; nearest that works: {nearest}"
+        )
+    rounds = max(1, microbatches // stages)
+    waves = stages - 1 if microbatches >= stages else microbatches - 1
+    computing = (rounds * stages + waves) * stage_seconds
+    pipelines = count // stages
+    summed = 2 * (pipelines - 1) / pipelines * gradient_bytes
+
+    def seconds(order: np.ndarray) -> float:
+        rows = order.reshape(pipelines, stages)
+        hops = (2 * stage_bytes / rates[rows[:, :-1], rows[:, 1:]]).sum(axis=1).max()
+        ring = rates[rows, np.roll(rows, -1, axis=0)].min() if pipelines > 1 else math.inf
+        return float(rounds * hops + computing + summed / ring)
+
+    counted = np.arange(count)
+    best, first = counted, seconds(counted)
+    now, before, least, heat = counted, first, first, 1.0
+    rng = np.random.default_rng(seed)
+    for _ in range(steps if count > 1 else 0):
+        tried = _moved(now, rng)
+        after = seconds(tried)
+        worse = after - before
+        # Scaled to below one, as in the source, whatever the unit of time.
+        scaled = worse / 10 ** (math.floor(math.log10(worse)) + 1) if worse > 0 else 0.0
+        if worse <= 0 or rng.random() < math.exp(-scaled / max(heat, 1e-12)):
+            now, before = tried, after
+        if after < least:
+            best, least = tried, after
+        heat *= COOLING
+    rows = best.reshape(pipelines, stages).tolist()
+    return Placement(tuple(map(tuple, rows)), least, first)
+
+
+def placed_in_words(found: Plan, path: Path) -> str:
+    """Where the nodes of a file belong in a plan's fastest pipelines, and what that saves."""
+    best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline > 1), None)
+    if best is None:
+        raise ValueError("links: no plan among the fastest has pipeline stages to place")
+    try:
+        bandwidth = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"links {path}: want a JSON table [nodes][nodes] ({reason})") from None
+    strategy, nodes = best.strategy, len(bandwidth) if isinstance(bandwidth, list) else 0
+    if nodes < 1 or best.cluster.chips % nodes or nodes % strategy.pipeline:
+        raise ValueError(
+            f"links {path}: {nodes} nodes must divide {best.cluster.chips} chips and be a multiple "
+            f"of {strategy.pipeline} stages ({strategy})"
+        )
+    count, stages = strategy.microbatches, strategy.pipeline
+    tokens = best.batch * best.sequence_length // count
+    size = best.config.compute_dtype.itemsize
+    computing = ("forward", "backward", "recomputed", "tensor communication")
+    busy = sum(best.seconds[name] for name in computing)
+    placement = place_stages(
+        bandwidth,
+        stages=stages,
+        stage_seconds=busy / count,
+        # What all chips of a stage send, by the nodes that it is on.
+        stage_bytes=tokens * best.config.width * size / (nodes // stages),
+        gradient_bytes=FLOAT32 * parameter_count(best.config) / stages,
+        microbatches=count,
+    )
+    rows = "; ".join(" -> ".join(map(str, row)) for row in placement.nodes)
+    took, before = placement.seconds, placement.seconds_as_counted
+    return (
+        f"{strategy} on these {nodes} nodes, stage by stage: {rows}: "
+        f"{in_words(took, 'seconds')} per step, {in_words(before, 'seconds')} as counted (modelled)"
+    )
+
+
+def _moved(order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One of the source's moves: a segment reversed, moved, or moved reversed; two nodes swapped;
+    one node inserted elsewhere."""
+    low, high = sorted(rng.choice(len(order) + 1, 2, replace=False))
+    kind = rng.integers(5)
+    if kind == 0:
+        return np.concatenate([order[:low], order[low:high][::-1], order[high:]])
+    if kind == 1:
+        swapped = order.copy()
+        swapped[[low, high - 1]] = swapped[[high - 1, low]]
+        return swapped
+    high = low + 1 if kind == 2 and low < len(order) else high
+    part, rest = order[low:high], np.concatenate([order[:low], order[high:]])
+    at = int(rng.integers(len(rest) + 1))
+    return np.concatenate([rest[:at], part[::-1] if kind == 3 else part, rest[at:]])
+
+
+def _rates(bandwidth) -> np.ndarray:
+    try:
+        rates = np.array(bandwidth, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("bandwidth must be a table of numbers [nodes][nodes]") from None
+    if rates.ndim != 2 or rates.shape[0] != rates.shape[1] or not 1 <= len(rates) <= MOST_NODES:
+        raise ValueError(
+            f"bandwidth must be a table [nodes][nodes] of 1 to {MOST_NODES} nodes; "
+            f"got shape {rates.shape}"
+        )
+    np.fill_diagonal(rates, 1.0)  # ring and pipelines have no such link, but for one node
+    if not (np.isfinite(rates) & (rates > 0)).all():
+        raise ValueError("bandwidth must be positive and finite between all nodes")
+    return rates

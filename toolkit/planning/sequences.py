@@ -1,0 +1,165 @@
+"""Sequences of very different lengths: groups of as many chips as each needs, or equal ones.
+
+`parallel.plan_micro_batches` (FlexSP) divides chips and sequences; what a sequence takes and how
+many tokens a chip has room for come from this room's model of time and memory.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from toolkit._checks import checked
+from toolkit.looped import LoopedConfig, parameter_count
+from toolkit.measure import in_words
+from toolkit.parallel import SequenceCosts, SequenceGroup, plan_micro_batches
+from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.memory import channels, layer_memory
+from toolkit.planning.models import check_model, model_of
+from toolkit.planning.sizes import held, layer_tensors
+from toolkit.planning.strategy import Strategy
+from toolkit.planning.times import Constants, constants_of, layer_seconds
+
+MEGABYTE, GIGABYTE = 2**20, 1e9
+PROBED = 4096  # tokens of the sequence whose memory gives that of a token
+PASSES = {"none": 3, "elementwise": 4, "layer": 4}  # forward, backward twice, anew
+
+
+class SequencePlan(NamedTuple):
+    """Groups of chips for sequences of different lengths.
+
+    Attributes:
+        micro_batches: the groups of each, whose sequences are indices into the lengths.
+        seconds: of a step, modelled.
+        equal_degree: chips of each group, were all equal; 0 where no equal groups hold them.
+        equal_seconds: of a step with those; infinity where none do.
+        costs: what a sequence takes, as handed to `parallel.plan_micro_batches`.
+
+    Example:
+        >>> found = plan_sequences("llama-3-8b", "h100:8", [32768, 4096, 4096, 4096])
+        >>> found.seconds <= found.equal_seconds
+        True
+    """
+
+    micro_batches: tuple[tuple[SequenceGroup, ...], ...]
+    seconds: float
+    equal_degree: int
+    equal_seconds: float
+    costs: SequenceCosts
+
+    def __str__(self) -> str:
+        lines = []
+        for number, groups in enumerate(self.micro_batches, 1):
+            words = (f"{group.degree} chips: {len(group.sequences)}" for group in groups)
+            lines.append(f"micro-batch {number}, sequences of each group: {'; '.join(words)}")
+        took, equal = (in_words(s, "seconds") for s in (self.seconds, self.equal_seconds))
+        instead = (
+            f"equal groups of {self.equal_degree}: {equal}"
+            if self.equal_degree
+            else "no equal groups hold them"
+        )
+        return "\n".join([*lines, f"{took} per step; {instead} (FlexSP; modelled)"])
+
+
+@checked
+def plan_sequences(
+    model: LoopedConfig | str,
+    chips: str,
+    lengths: Sequence[int],
+    *,
+    recompute: str = "layer",
+    memory: float | None = None,
+    constants: Constants | None = None,
+    seconds: float = 10.0,
+) -> SequencePlan:
+    """Divides a cluster into groups for sequences of different lengths, where that is faster.
+
+        time of a sequence on d chips = (attention s^2 + products s) / d + all-to-alls
+        tokens per chip               = (memory - 16 parameters / chips) / bytes per token
+
+    Args:
+        model: a configuration of softmax layers, or the name of one (`MODELS`).
+        chips: kind and number (a power of two), such as "h100:64".
+        lengths: tokens of each sequence of a step.
+        recompute: "none", "elementwise" or "layer".
+        memory: bytes a chip may use; None: all it has.
+        constants: what chips and links achieve; None: the defaults.
+        seconds: time limit of each integer program.
+
+    Returns:
+        A `SequencePlan`; no slower than equal groups of any size.
+
+    Raises:
+        ValueError: the sequences do not fit, or an argument is out of range; in one line.
+
+    Cost:
+        One integer program per micro-batch and size of groups.
+
+    Source: Wang et al., "FlexSP", ASPLOS 2025.
+
+    Example:
+        >>> plan_sequences("llama-3-8b", "h100:8", [8192] * 4).costs.layers
+        32
+    """
+    config, where = model_of(model), cluster(chips)
+    if recompute not in PASSES:
+        raise ValueError(f"recompute must be one of {', '.join(PASSES)}; got {recompute!r}")
+    if len(set(config.layers)) > 1 or config.layers[0] not in ("full", "window"):
+        raise ValueError(
+            "model: sequences are cut by the heads of layers of one kind, full or window"
+        )
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory must be positive; got {memory}")
+    if not lengths or min(lengths) < 1:
+        raise ValueError("lengths must be one or more numbers of at least 1 token")
+    costs = sequence_costs(config, where, recompute, memory, constants_of(where, constants))
+    tried = {}
+    for degrees in (tuple(costs.bandwidth), *((degree,) for degree in costs.bandwidth)):
+        own = dataclasses.replace(costs, bandwidth={d: costs.bandwidth[d] for d in degrees})
+        try:
+            found = plan_micro_batches(lengths, devices=where.chips, costs=own, seconds=seconds)
+        except ValueError:
+            if degrees == tuple(costs.bandwidth):
+                raise
+            continue
+        took = sum(max(group.milliseconds for group in groups) for groups in found) / 1e3
+        tried[degrees] = took, tuple(map(tuple, found))
+    equal = {degrees[0]: took for degrees, (took, _) in tried.items() if len(degrees) == 1}
+    best = min(tried.values(), key=lambda each: each[0])
+    degree = min(equal, key=lambda each: equal[each], default=0)
+    return SequencePlan(best[1], best[0], degree, equal.get(degree, float("inf")), costs)
+
+
+def sequence_costs(
+    config: LoopedConfig, where: Cluster, recompute: str, memory: float | None, constants: Constants
+) -> SequenceCosts:
+    """What a sequence takes on this cluster, parameters and optimiser cut over all of it."""
+    strategy = Strategy(fsdp=where.chips, recompute=recompute)
+    check_model(config, strategy, where.chips, PROBED)
+    word, layers = config.layers[0], len(config.layers) * config.loops
+    rate = where.chip.flops_per_second * constants.matmul / 1e3  # per millisecond
+    used = held(layer_tensors(config, word), strategy).used * layers
+    used += config.vocabulary * config.width  # the head
+    passes = PASSES[recompute]
+    products = 4 if recompute == "layer" else 3
+    one = layer_memory(config, word, recompute, strategy, 1, PROBED)
+    per_token = (one.kept * layers + one.working) / PROBED
+    part = layer_seconds(config, word, recompute, strategy, where, 1, PROBED, constants)
+    gathers = (part.hidden_forward + part.hidden_backward) * len(config.layers)
+    degrees = [2**power for power in range(where.chips.bit_length()) if 2**power <= where.chips]
+    return SequenceCosts(
+        quadratic=passes * 2 * channels(config, word)[0] * layers / rate,
+        linear=products * 2 * used / rate,
+        constant=1e3 * gathers,
+        bandwidth={d: _rate(where, d) * constants.link / GIGABYTE for d in degrees},
+        layers=layers,
+        width=config.width,
+        memory_megabytes=(memory or where.chip.memory_bytes) / MEGABYTE,
+        megabytes_per_token=per_token / MEGABYTE,
+        parameters=float(parameter_count(config)),
+        shards=where.chips,
+    )
+
+
+def _rate(where: Cluster, degree: int) -> float:
+    """One chip alone sends nothing, at any rate."""
+    return where.link(1, degree).bytes_per_second if degree > 1 else 1.0 * GIGABYTE
