@@ -82,7 +82,7 @@ def plan(
     """
     from toolkit import planning
     from toolkit.planning import grade as grading
-    from toolkit.planning.placement import placed_in_words
+    from toolkit.planning.uneven.placement import placed_in_words
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))

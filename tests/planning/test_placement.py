@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from toolkit.planning import Constants, place_stages, plan
-from toolkit.planning.placement import placed_in_words
+from toolkit.planning.uneven.placement import placed_in_words
 
 
 def seconds_of(order, rates, stages, stage_seconds, stage_bytes, gradient_bytes, microbatches):

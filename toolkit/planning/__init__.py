@@ -57,15 +57,15 @@ from toolkit.planning.decode import (
 from toolkit.planning.memory import Memory
 from toolkit.planning.models import MODELS
 from toolkit.planning.pipelines import balance_stages, cut_evenly, pipeline_seconds
-from toolkit.planning.placement import Placement, place_stages
 from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import Prediction, predict
 from toolkit.planning.program import Program, train_program
 from toolkit.planning.search import Assignment, assign_layers, decision_trees
-from toolkit.planning.sequences import SequencePlan, plan_sequences
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.timeline import Span, Timeline, timeline
 from toolkit.planning.times import Constants, overlapped_seconds
+from toolkit.planning.uneven.placement import Placement, place_stages
+from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences
 from toolkit.planning.what_fits import what_fits
 
 __all__ = [

@@ -14,6 +14,7 @@ import jax
 
 from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
+from toolkit.measure.here import measured_peak
 from toolkit.planning.strategy import MOST_CHIPS
 
 
@@ -83,8 +84,6 @@ def cluster(chips: str) -> Cluster:
             f"chips {chips!r} are of several kinds, and a step waits for the slowest; plan for one"
         )
     if chips.strip().lower() == "here":
-        from toolkit.planning.here import measured_peak
-
         return Cluster("here", measured_peak(), len(jax.devices()), is_measured=True)
     kind, _, shape = chips.strip().lower().partition(":")
     peak = published_peak(f"tpu {kind}" if re.fullmatch(r"v\d\w?", kind) else kind)

@@ -1,4 +1,4 @@
-"""The devices of this process as a cluster: the hardware table replaced by measured rates."""
+"""What the devices of this process reach, in the form of a row of published figures."""
 
 import functools
 import statistics
@@ -6,11 +6,10 @@ import time
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from toolkit.measure import Link, Peak
+from toolkit.measure.chips import Link, Peak
 from toolkit.measure.hardware import available_memory, matmul_rate, memory_bandwidth
-from toolkit.parallel import make_mesh
 
 SMALL, LARGE = 1 << 8, 1 << 20  # numbers per device in the sums that are timed
 REPEATS = 7
@@ -41,7 +40,7 @@ def measured_peak() -> Peak:
 
 def _link(count: int) -> Link:
     """Delay and rate of sums over all devices, from one of few bytes and one of many."""
-    mesh = make_mesh({"all": count})
+    mesh = jax.make_mesh((count,), ("all",), axis_types=(AxisType.Auto,))
     add = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(x, "all"),

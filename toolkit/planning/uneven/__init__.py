@@ -1,0 +1,1 @@
+"""What is not alike: links between nodes (`placement.py`), sequences (`sequences.py`)."""
