@@ -6,7 +6,6 @@ pytest's cache for the next run, the other worker and the other Pythons (`--cach
 them). `JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
 """
 
-import fcntl
 import os
 import sys
 
@@ -75,17 +74,6 @@ def programs(request):
 
 
 @pytest.fixture(autouse=True)
-def machine(request, tmp_path_factory):
-    """Workers share the machine; a test marked `timed` has it to itself while it runs."""
-    mode = fcntl.LOCK_EX if is_timed(request.node) else fcntl.LOCK_SH
-    folder = tmp_path_factory.getbasetemp()
-    of_all_workers = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with open(of_all_workers / "machine.lock", "w") as lock:
-        fcntl.flock(lock, mode)
-        yield
-
-
-@pytest.fixture(autouse=True)
 def one_core():
     """What `parallel.use_cores` says in one test is no business of the next."""
     yield
@@ -94,7 +82,7 @@ def one_core():
 
 
 @pytest.fixture(autouse=True)
-def tier(request, machine):
+def tier(request):
     """The first tier stays quick: a test in it that computes for long fails."""
     start = sum(os.times()[:4])
     yield

@@ -39,11 +39,14 @@ def inherited(argument, *modules):
             values = dict(mark.args for mark in marks if mark.name == "parametrize")
             others = [other for other in given if other != argument]
             for chosen in itertools.product(*(values[other] for other in others)):
-                plain = (
-                    getattr(value, "values", [value])[0] for value in chosen
-                )  # of pytest.param
+                params = [value for value in chosen if hasattr(value, "marks")]
+                plain = (getattr(value, "values", [value])[0] for value in chosen)
                 given_too = dict(zip(others, plain, strict=True))
-                found.append(pytest.param(test, given_too, id=name))
+                every = itertools.chain(marks, *(param.marks for param in params))
+                # The toy is of no family of its own.
+                is_late = any(mark.name in ("by_family", "nightly") for mark in every)
+                late = [pytest.mark.nightly] if is_late else []
+                found.append(pytest.param(test, given_too, id=name, marks=late))
     return found
 
 

@@ -236,6 +236,7 @@ def test_a_measurement_can_be_stopped_and_the_panel_lives_on(page: Any) -> None:
     assert_no_errors(page)
 
 
+@pytest.mark.nightly
 def test_two_mixers_are_picked_and_read_on(open_notebook: Callable[[str], Any]) -> None:
     page = open_notebook("mixers")
     assert_no_errors(page)
@@ -252,6 +253,7 @@ def test_two_mixers_are_picked_and_read_on(open_notebook: Callable[[str], Any]) 
     page.close()
 
 
+@pytest.mark.nightly
 def test_loops_are_added_and_seen_in_both_panels(open_notebook: Callable[[str], Any]) -> None:
     page = open_notebook("looped")
     assert_no_errors(page)

@@ -1,6 +1,8 @@
 """What every panel owes its reader: one suite for all, driven from Python as a notebook does."""
 
+import functools
 import itertools
+from collections.abc import Callable
 
 import pytest
 from matplotlib.font_manager import findfont as find_font
@@ -14,6 +16,7 @@ from toolkit.figures import use_size
 from toolkit.lab.attention import instrument
 from toolkit.lab.attention.view import Machine
 from toolkit.lab.kit.controls import LABEL_WIDTH, Choice, Number, Words
+from toolkit.lab.kit.panel import Panel
 
 FIRST_TIER = ("CostPanel", "MemoryPanel", "ReadingPanel")
 SECOND_TIER = (
@@ -23,6 +26,11 @@ SECOND_TIER = (
     "TimelinePanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
+# Those whose sliders draw while they are moved, and that no test of their own times.
+WITH_SLIDERS = (
+    "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
+    "ChipMemoryPanel", "SpeedupPanel", "DropPanel",
+)  # fmt: skip
 PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
@@ -55,6 +63,12 @@ def test_no_label_is_cut() -> None:
                 assert font.getlength(control.label) < room, (name, control.label)
 
 
+@pytest.fixture(scope="module")
+def shown() -> Callable[[str], Panel]:
+    """A panel as it opens; the tests that ask for it leave it as it was."""
+    return functools.cache(lambda name: getattr(lab, name)())
+
+
 def two_values(control) -> tuple:
     """Far enough apart for every control of its kind to show it."""
     if isinstance(control, Choice):
@@ -71,8 +85,8 @@ def two_values(control) -> tuple:
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_every_control_moves_numbers_and_picture_there_and_back(name: str) -> None:
-    panel = getattr(lab, name)()
+def test_every_control_moves_numbers_and_picture_there_and_back(name: str, shown) -> None:
+    panel = shown(name)
     for control in panel._controls.values():
         moved = f"{name}.{control.name}"
         values = MOVES.get(name, {}).get(control.name, None)
@@ -139,7 +153,10 @@ def test_no_words_are_cut_off_or_overlap(name: str) -> None:
         assert faults(panel.picture.figure) == [], end
 
 
-@pytest.mark.parametrize("name", PANELS)
+@pytest.mark.parametrize(
+    "name",
+    [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.nightly) for name in SECOND_TIER)],
+)
 def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
     use_size("projector")
     try:
@@ -153,8 +170,8 @@ def test_a_panel_for_a_room_is_the_same_but_larger(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_a_panel_is_for_all(name: str) -> None:
-    panel = getattr(lab, name)()
+def test_a_panel_is_for_all(name: str, shown) -> None:
+    panel = shown(name)
     for control in panel._controls.values():
         inputs = panel._control_widgets[control.name].inputs
         if isinstance(control, Number):
@@ -174,11 +191,12 @@ def test_a_panel_is_for_all(name: str) -> None:
     panel._show_numbers.value = True
     assert panel._table.value.count("<th scope='col'") == len(panel.data())
     assert panel._table.value.count("<tr>") == 1 + len(panel.view.table().rows)
+    panel._show_numbers.value = False
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_numbers_are_given_once_and_controls_are_documented(name: str) -> None:
-    panel = getattr(lab, name)()
+def test_numbers_are_given_once_and_controls_are_documented(name: str, shown) -> None:
+    panel = shown(name)
     columns = panel.data()
     assert len({len(values) for values in columns.values()}) == 1
     table = panel.view.table()
@@ -202,15 +220,7 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     "name",
     [
         *FIRST_TIER,
-        "MixerPanel",
-        "MixerCostPanel",
-        "MeshPanel",
-        "StepPanel",
-        "DecodePanel",
-        "SlicePanel",
-        "ChipMemoryPanel",
-        "SpeedupPanel",
-        "DropPanel",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_SLIDERS),
     ],
 )
 @pytest.mark.timed

@@ -71,6 +71,7 @@ def written() -> LoopedLM:
 @pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
 def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, written, tmp_path) -> None:
     file = tmp_path / "model.safetensors"
+    written = written if dtype == "float32" else model_of()
     save_model(written, file, dtype=dtype)
     read = load_model(file)
     assert read.config == written.config

@@ -47,6 +47,7 @@ def test_two_mixers_that_remember_alike(answer: dict, words: str, capsys) -> Non
     assert words in said_by_check("mixers", capsys, panel=panel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -13,9 +13,6 @@ from toolkit.training import read_metrics
 
 SCRIPT = Path(__file__).parents[1] / "support/training_small_run.py"
 REPOSITORY = Path(__file__).parents[2]
-KILLS_IN_A_SAVE = 4
-KILLS_AT_RANDOM = 4
-KILLS_WHILE_STARTING = 2
 LONGEST_DELAY_SECONDS = 0.3
 
 
@@ -54,16 +51,18 @@ def rows_without_clock(directory):
     return [{key: row[key] for key in row if key != "seconds"} for row in rows]
 
 
-@pytest.mark.slow
-def test_ten_kills_change_no_bit(tmp_path):
+@pytest.mark.parametrize(
+    ("in_a_save", "at_random", "while_starting"),
+    [
+        pytest.param(2, 1, 1, marks=pytest.mark.slow),
+        pytest.param(4, 4, 2, marks=pytest.mark.nightly),
+    ],
+)
+def test_kills_change_no_bit(tmp_path, in_a_save, at_random, while_starting):
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     reference = start(undisturbed)
     chance = random.Random(0)
-    kinds = (
-        ["save"] * KILLS_IN_A_SAVE
-        + ["random"] * KILLS_AT_RANDOM
-        + ["starting"] * KILLS_WHILE_STARTING
-    )
+    kinds = ["save"] * in_a_save + ["random"] * at_random + ["starting"] * while_starting
     chance.shuffle(kinds)
     kills_in_a_save = 0
     for kind in kinds:
@@ -78,7 +77,7 @@ def test_ten_kills_change_no_bit(tmp_path):
             assert process.poll() is None
         kill(process)
         kills_in_a_save += bool(unfinished_saves(disturbed))
-    assert kills_in_a_save >= KILLS_IN_A_SAVE // 2, "too few kills met a save under way"
+    assert kills_in_a_save >= in_a_save // 2, "too few kills met a save under way"
     assert final_digest(start(disturbed)) == final_digest(reference)
     assert rows_without_clock(disturbed) == rows_without_clock(undisturbed)
     assert not unfinished_saves(disturbed)

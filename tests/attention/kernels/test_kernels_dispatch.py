@@ -32,6 +32,7 @@ def quick(function):
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", ["mamba2", "gdn", "kda", "hgrn2"])
 def test_equal_to_the_xla_form(tpu_interpreted, name):
     row = mixer(name)

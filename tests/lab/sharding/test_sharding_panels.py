@@ -12,6 +12,7 @@ from toolkit.lab.sharding.step_panel import StepPanel
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_every_entry_of_the_menus_is_drawn_and_told() -> None:
     panel = MeshPanel()
     step = StepPanel().follow(panel)
