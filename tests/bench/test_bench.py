@@ -11,6 +11,7 @@ from toolkit.attention.latent import PRESETS
 from toolkit.bench import SUITES, Case, Yardstick, agree, mixer_steps, run_case, run_suites
 from toolkit.bench.kernel_floors import floors_page
 from toolkit.bench.mixer_steps import latent_case, shard_case, shard_work
+from toolkit.bench.sparse import kernel_case
 from toolkit.measure import UncheckedRatioError, read_records
 
 
@@ -117,6 +118,12 @@ def test_a_device_reads_less_the_more_slices_there_are(monkeypatch):
     case = shard_case(8, 1, 24, "float32", False, "small")
     case.check({name: call() for name, call in case.contenders.items()})
     assert mixer_steps.KERNEL not in case.contenders  # which this machine does not run
+
+
+@pytest.mark.slow
+def test_a_kernels_step_reads_the_tokens_that_are_gathered():
+    case = kernel_case(2, 512, 128, "xla", "small")  # here by the same form
+    case.check({name: call() for name, call in case.contenders.items()})
 
 
 def test_a_step_of_latent_attention_is_the_expanded_one():

@@ -26,5 +26,6 @@ NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
     gpu_walk      the walk over chunks with the state in registers, and the walk back
     gpu_outputs   what every token reads
     gpu_latent    one query per head against a latent cache
+    gpu_pages     one query per head against the pages of a cache that a table names
     gpu_support   chips, sizes, and how a kernel is launched
 """

@@ -38,9 +38,16 @@ def _gpu_latent() -> Callable[..., tuple[Array, Array]]:
     return gpu_latent.decode
 
 
-# Platform -> its kernels by name, "chunked" or "step"; and its kernel of latent attention.
+def _gpu_pages() -> Callable[..., tuple[Array, Array]]:
+    from toolkit.attention.kernels import gpu_pages
+
+    return gpu_pages.attend_pages
+
+
+# Platform -> its kernels by name, "chunked" or "step"; and its kernels of one step against a cache.
 KERNELS = {"tpu": _tpu, "cuda": _gpu}
 LATENT_KERNELS = {"cuda": _gpu_latent}
+PAGE_KERNELS = {"cuda": _gpu_pages}
 
 
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
@@ -134,12 +141,19 @@ def step_kernels(
 
 
 def attend_latent_slots(*arrays: Array, scale: float) -> tuple[Array, Array]:
-    """One query per head against a latent cache, by the platform's kernel, or refuse in one line.
+    """One query per head against a latent cache; arguments and results of `gpu_latent.decode`."""
+    return _without_derivative(LATENT_KERNELS, arrays, scale=scale)
 
-    Arguments and results are those of `gpu_latent.decode`.
-    """
+
+def attend_pages(*arrays: Array, page_size: int) -> tuple[Array, Array]:
+    """One query per head against chosen pages; as in `gpu_pages.attend_pages`."""
+    return _without_derivative(PAGE_KERNELS, arrays, page_size=page_size)
+
+
+def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any) -> Any:
+    """Run the kernel of the platform, or refuse in one line."""
     arrays = no_derivative("the step", arrays)
-    branches = {name: partial(load(), scale=scale) for name, load in LATENT_KERNELS.items()}
+    branches = {name: partial(load(), **settings) for name, load in kernels.items()}
     for attend in branches.values():
         jax.eval_shape(attend, *arrays)  # what it does not take, it says here
     needs = 'implementation="pallas" needs an NVIDIA GPU of the Hopper generation'

@@ -37,6 +37,7 @@ HEADS = SLOTS = 64  # of a thread block: the M of a WGMMA instruction; of a bulk
 CHANNELS = 256  # of outputs whose sums fit the registers of a warpgroup
 STAGES = 2
 LOG2_E = 1.4426950408889634
+LOWEST = -1e30  # below all scores but -inf: where nothing is seen, exponentials are 0, not NaN
 
 dot = partial(jnp.dot, preferred_element_type=F32)
 
@@ -69,14 +70,48 @@ def decode(
     sums, largest, totals = _attend(
         q, rope_q, latents, rope_keys, filled, scale * LOG2_E, interpret
     )
+    out, lse = merged_splits(sums, largest, totals)
+    return out[:, :heads, :size], lse[:, :heads]
+
+
+def merged_splits(
+    sums: Float[Array, "rows splits heads value"],
+    largest: Float[Array, "rows splits heads"],
+    totals: Float[Array, "rows splits heads"],
+) -> tuple[Float[Array, "rows heads value"], Float[Array, "rows heads"]]:
+    """Outputs and logs of the sums of exponentials, from those of splits relative to 2^largest."""
     # Of a split without tokens, -inf: it weighs nothing beside another.
     most = largest.max(axis=1, keepdims=True)
     weights = jnp.exp2(largest - jnp.where(most == -jnp.inf, 0, most))
     total = jnp.sum(weights * totals, axis=1)
     out = jnp.sum(weights[..., None] * sums, axis=1)
     lse = (most[:, 0] + jnp.log2(total)) / LOG2_E
-    out = out / jnp.where(total == 0, 1, total)[..., None]
-    return out[:, :heads, :size], lse[:, :heads]
+    return out / jnp.where(total == 0, 1, total)[..., None], lse
+
+
+def next_softmax(s: Array, largest: Array, total: Array) -> tuple[Array, Array, Array, Array]:
+    """Exponentials of more scores; what was summed up before shrinks by `kept`, for all rows."""
+    new_largest = jnp.maximum(largest, jnp.max(s, axis=1))
+    finite = jnp.maximum(new_largest, LOWEST)
+    kept = jnp.exp2(largest - finite)
+    p = jnp.exp2(s - lax.broadcast_in_dim(finite, s.shape, (0,)))
+    return p, kept, new_largest, total * kept + jnp.sum(p, axis=1)
+
+
+def sum_of_scores(pairs: list[tuple[Any, Any]], interpret: Any) -> Array:
+    """Queries times keys, both in shared memory, over pairs of them."""
+    if interpret:  # which has no transposed operands
+        return jnp.stack([dot(x[...], y[...].T) for x, y in pairs]).sum(axis=0)
+    shape = pairs[0][0].shape[0], pairs[0][1].shape[0]
+    return sum_of_products(shape, [(x, y.transpose((1, 0))) for x, y in pairs])
+
+
+def plus_product(sums: Array, left: Array, right: Any, interpret: Any) -> Any:
+    """Sums in registers, and a product of registers with shared memory."""
+    if interpret:  # which has no sums that are kept
+        return sums + dot(left, right[...])
+    kept = plgpu.WGMMAAccumulatorRef.init(sums)
+    return pl.run_state(lambda x: plgpu.wgmma(x, left, right))(kept)
 
 
 def _check(q, rope_q, latents, rope_keys):
@@ -140,20 +175,9 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
 
         plgpu.barrier_wait(q_loaded)
 
-        # The interpreter has neither transposed operands nor sums that are kept.
         def scores(stage):
             pairs = [(q_smem.at[i], latent_smem.at[stage, i]) for i in range(groups)]
-            pairs.append((rope_q_smem, rope_smem.at[stage]))
-            if interpret:
-                return sum(dot(x[...], y[...].T) for x, y in pairs)
-            return sum_of_products(square, [(x, y.transpose((1, 0))) for x, y in pairs])
-
-        def plus_product(sums, left, right):
-            if interpret:
-                return sums + dot(left, right[...])
-            return pl.run_state(lambda x: plgpu.wgmma(x, left, right))(
-                plgpu.WGMMAAccumulatorRef.init(sums)
-            )
+            return sum_of_scores([*pairs, (rope_q_smem, rope_smem.at[stage])], interpret)
 
         def step(block, carry):
             sums, largest, total = carry
@@ -173,13 +197,10 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
             s = scores(stage) * scale
             slot = start(block) + lax.broadcasted_iota(jnp.int32, square, 1)
             s = jnp.where((slot >= block * SLOTS) & (slot < length), s, -jnp.inf)
-            new_largest = jnp.maximum(largest, jnp.max(s, axis=1))
-            kept = jnp.exp2(largest - new_largest)
-            p = jnp.exp2(s - lax.broadcast_in_dim(new_largest, square, (0,)))
-            total = total * kept + jnp.sum(p, axis=1)
+            p, kept, largest, total = next_softmax(s, largest, total)
             sums = sums * lax.broadcast_in_dim(kept, sums.shape, (0,))
-
-            sums = plus_product(sums, p.astype(BF16), latent_smem.at[stage, group])
+            own = latent_smem.at[stage, group]
+            sums = plus_product(sums, p.astype(BF16), own, interpret)
             plgpu.barrier_arrive(consumed.at[stage])
 
             @pl.when((group == 0) & (block + STAGES < last))
@@ -187,7 +208,7 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
                 plgpu.barrier_wait(consumed.at[stage])
                 load(block + STAGES, stage)
 
-            return sums, new_largest, total
+            return sums, largest, total
 
         zeros = jnp.zeros((HEADS, width), F32)
         none = jnp.full((HEADS,), -jnp.inf, F32)

@@ -28,6 +28,7 @@ from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.pages import attend_to_pages, check_pages
 from toolkit.attention.sparse.parts import (
     GROUPS,
     Head,
@@ -212,6 +213,7 @@ def decode_step(
     scale: float | None = None,
     group: Literal["union", "sum", "max", "each"] | None = None,
     corrects_tail: bool = False,
+    implementation: Literal["xla", "pallas"] | None = None,
 ) -> Decoded:
     r"""Attend with one query per head to the tokens that a selector picks from the cache.
 
@@ -234,12 +236,17 @@ def decode_step(
             model it lowers the error of Tactic (0.65 to 0.17 where attention is diffuse, 64 of 1024
             tokens), HATA (0.51 to 0.46) and PQCache (0.63 to 0.49); Quest's it raises (0.46 to
             0.56), and a window's (0.39 to 0.58). Off, therefore, unless asked for.
+        implementation: "xla", or "pallas" for the selected pages: a kernel for NVIDIA's Hopper GPUs
+            in bfloat16, without gradients, which has not been run on one yet. It wants pages of 64
+            tokens that a group shares (`Quest(page_size=64)`, the group "max" or "sum"), a budget
+            in tokens, and no correction of the tail. None: "xla".
 
     Returns:
         A `Decoded`: outputs, residuals, and what was read.
 
     Raises:
-        ValueError: heads that do not fit, or a budget the selector cannot serve.
+        ValueError: heads that do not fit, a budget the selector cannot serve, or what the kernel
+            does not take.
 
     Cost:
         the selector's index, and 2 heads tokens (key + value) FLOPs on rows gathered once.
@@ -265,11 +272,14 @@ def decode_step(
             f"share of the softmax a token holds; got {budget}."
         )
     q_t, scale = fixed_scale(q_t, scale)
-    return _decode(cache, q_t, selector, budget, scale, group or selector.group, corrects_tail)
+    how, in_pages = group or selector.group, implementation == "pallas"
+    if in_pages:
+        check_pages(selector, budget, how, corrects_tail)
+    return _decode(cache, q_t, selector, budget, scale, how, corrects_tail, in_pages)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6))
-def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
+@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, in_pages):
     batch, key_heads, capacity, key = cache.keys.shape
     q = q_t.reshape(batch, key_heads, -1, key)
     q = (q.astype(accumulator(q.dtype)) * scale).astype(q.dtype)
@@ -290,8 +300,11 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail):
         needs_shares = budget.needs_mass or corrects_tail
         ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
         units = _top(ranking.scores, selector.ranked_units(slots, ranking.scores.shape[-1]))
-        select = partial(attend_to_selected, group, slots, budget)
-        selected, is_taken = _over_heads(select, selector, head, ranking, units, read[0], count)
+        if in_pages:
+            selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
+        else:
+            select = partial(attend_to_selected, group, slots, budget)
+            selected, is_taken = _over_heads(select, selector, head, ranking, units, read[0], count)
         read, logits = [*read, selected], ranking.logits
     parts = [(part.out, part.lse) for part in read]
     lse = combine(*parts)[1]

@@ -1,0 +1,51 @@
+"""The selected part of a sparse step by a page table: a kernel reads these pages and nothing else.
+
+Ranked pages are read whole, in their order, until a head's count of tokens is reached; of the page
+in which that is, its first tokens are attended to, as in the form that gathers rows.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from toolkit.attention.kernels.dispatch import attend_pages
+from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.parts import Head, Part
+from toolkit.attention.sparse.selector import Selector
+
+
+def check_pages(selector: Selector, budget: Budget, group: str, corrects_tail: bool) -> None:
+    """Refuse what is not a table of pages, one for all query heads of a group."""
+    name = type(selector).__name__
+    faults = {
+        f"a selector of pages, which {name} is not": type(selector).expand is not Selector.expand
+        or selector.unit == 1,
+        f"a budget in tokens, not {budget}": budget.needs_mass,
+        f'group "max" or "sum", not {group!r}': group not in ("max", "sum"),
+        "no correction of the tail": corrects_tail,
+    }
+    if wanted := [fault for fault, is_there in faults.items() if is_there]:
+        raise ValueError(f'implementation "pallas" wants {"; ".join(wanted)}.')
+
+
+def attend_to_pages(
+    selector: Selector,
+    head: Head,
+    pages: Int[Array, "batch heads ranked"],
+    limit: Int[Array, "batch heads"],
+) -> Part:
+    """Attend to the first `limit` selectable tokens of ranked pages, all heads of all rows."""
+    size, start = selector.unit, head.start[..., None]
+    low = jnp.maximum(pages * size, selector.sinks)
+    high = jnp.minimum((pages + 1) * size, start)
+    sizes = jnp.maximum(high - low, 0)
+    before = jnp.cumsum(sizes, axis=-1) - sizes
+    taken = jnp.clip(limit[..., None] - before, 0, sizes)
+    rows = [
+        x.reshape(-1, *x.shape[2:])
+        for x in (head.q, head.keys, head.values, pages, low, low + taken)
+    ]
+    out, lse = attend_pages(*rows, page_size=size)
+    out, lse = (x.reshape(*limit.shape, *x.shape[1:]) for x in (out, lse))
+    tokens = taken.sum(axis=-1)
+    none = jnp.zeros((*limit.shape, 1, 1), out.dtype)  # sums that only a tail asks for
+    return Part(out, lse, tokens, tokens[..., None], none, none)
