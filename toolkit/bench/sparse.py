@@ -35,7 +35,8 @@ DENSE = "dense"
 
 
 # On a GPU, in bfloat16: Quest by its kernel, at four times as many query as key-value heads.
-KERNEL, GATHERED, GROUP, PAGE = "quest, pallas", "quest, gathered by xla", 4, 64
+KERNEL, GATHERED, GROUP = "quest, pallas", "quest, gathered by xla", 4
+QUEST: dict[str, Any] = {"page_size": 64}
 GPU_SIZES = tuple((batch, context) for batch in (1, 8) for context in (32768, 131072, 262144))
 PUBLISHED = 7.0  # times a dense kernel's speed, Quest at 32k tokens and a budget of 2048
 ROUNDED = 0.02  # of the root mean square, beside the same tokens gathered
@@ -155,7 +156,7 @@ def kernel_case(batch: int, context: int, budget: int, form: Any, label: str) ->
     keys, values = (jnp.broadcast_to(x, (batch, *x.shape)) for x in (keys, values))
     q = queries[:GROUP].swapaxes(0, 1).reshape(-1, SIZE)
     q = jnp.broadcast_to(q, (batch, *q.shape))
-    selector, wanted = sparse.SELECTORS["quest"](page_size=PAGE), sparse.FixedTokens(budget)
+    selector, wanted = sparse.SELECTORS["quest"](**QUEST), sparse.FixedTokens(budget)
     cache = sparse.build(selector, keys, values, jnp.full(batch, context, jnp.int32))
 
     def step(implementation: Any) -> Callable[[], Array]:
