@@ -39,7 +39,7 @@ VIEWS = ("view", "costs", "inputs", "reader", "rounds", "landscape", "problems",
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")
 # `import toolkit` may take this much of the time of `import jax`.
 IMPORT_TIME_RATIO = 1.1
-ROUNDS = 7
+ROUNDS = 3
 
 
 def files():
@@ -177,7 +177,6 @@ def processor_seconds_of_children():
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_import_takes_as_long_as_jax():
     seconds = {"jax": [], "toolkit": []}
     for module in seconds:

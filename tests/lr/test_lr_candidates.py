@@ -16,6 +16,7 @@ from toolkit.lr.running.candidates import TIMED_STEPS, CandidateRunner
 
 SAME = 2e-4  # relative, float32 over 24 steps
 OVERHEAD = 0.01  # of a step
+ROUNDS = 20
 LR_RANGE = (1e-3, 1.0)
 
 FEATURES = jax.random.normal(jax.random.key(0), (8, 16, 4))
@@ -136,7 +137,7 @@ def test_one_program_for_every_length(state, mode):
 
 @pytest.mark.timed
 def test_the_driver_costs_little_beside_the_steps():
-    """Processor time, which other programs on the machine do not lengthen."""
+    """The quickest of each, by turns; a busy moment may pass."""
     generator = np.random.default_rng(0)
     images = jnp.asarray(generator.normal(size=(16, 64, 64)), jnp.float32)
     classes = jnp.asarray(generator.integers(0, 10, size=(16, 64)))
@@ -155,18 +156,14 @@ def test_the_driver_costs_little_beside_the_steps():
     runner = CandidateRunner(mlp_loss, OPTIMIZER, (images, classes))
     state = TrainState.create(params, OPTIMIZER)
     piece = Request("train", np.full((1, STEPS_PER_CALL), 1e-3, np.float32))
-    jax.block_until_ready(runner.run(state, piece)[0].params)
-    began = time.process_time()
-    jax.block_until_ready(runner.run(state, piece)[0].params)
-    per_step = (time.process_time() - began) / STEPS_PER_CALL
 
-    def drive():
+    def compute():
+        jax.block_until_ready(runner.run(state, piece)[0].params)
+
+    def decide():
         controller = init(searcher)
         while (request := ask(searcher, controller)) is not None:
             controller, _ = tell(searcher, controller, request, np.ones(request.rates.shape))
-
-    drive()
-    decisions = _processor_seconds(drive)
 
     # The same calls of a program that does nothing: padding, dispatch, gathering of losses.
     nothing = partial(runner._run, lambda *arguments: (state, np.zeros(STEPS_PER_CALL)))
@@ -175,14 +172,16 @@ def test_the_driver_costs_little_beside_the_steps():
         for _ in range(steps // STEPS_PER_CALL):
             nothing(None, state, piece, piece.rates[0])
 
-    total = decisions + _processor_seconds(dispatch)
-    assert total / steps < OVERHEAD * per_step
-
-
-def _processor_seconds(function, rounds=3):
-    samples = []
-    for _ in range(rounds):
-        began = time.process_time()
-        function()
-        samples.append(time.process_time() - began)
-    return min(samples)
+    quickest = dict.fromkeys((compute, decide, dispatch), np.inf)
+    for part in quickest:
+        part()
+    for _ in range(ROUNDS):
+        for part in quickest:
+            began = time.process_time()
+            part()
+            quickest[part] = min(quickest[part], time.process_time() - began)
+        overhead = (quickest[decide] + quickest[dispatch]) / steps
+        share = overhead / (quickest[compute] / STEPS_PER_CALL)
+        if share < OVERHEAD:
+            return
+    raise AssertionError(f"the driver costs {share:.1%} of a step")
