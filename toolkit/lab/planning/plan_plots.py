@@ -24,8 +24,9 @@ class TablePlot(Plot):
         axes.set_axis_off()
         axes.set(xlim=(0, 1), ylim=(RUNNERS_UP + 1, -0.5))
         style: dict[str, Any] = {"va": "top", "fontsize": 8}
-        for name, (left, _) in _COLUMNS.items():
+        for name, (left, _) in [*_COLUMNS.items()][1:]:
             axes.text(left, -0.45, name, fontweight="bold", va="top", fontsize=9)
+        self._heading = self.text(0, -0.45, fontweight="bold", va="top", fontsize=9)
         for row in range(RUNNERS_UP + 1):
             axes.axhline(row - 0.1, color=FAINT, linewidth=0.6)
         self.rows = [
@@ -34,12 +35,16 @@ class TablePlot(Plot):
         ]
 
     def show(self, view: PlanView) -> None:
+        # Letters are what a redraw takes; what all strategies share is said once.
+        chunks = {row.strategy.head_chunks for row in view.rows}
+        shared = f"head in {max(chunks)} chunks" if len(chunks) == 1 and max(chunks) > 1 else ""
+        self._heading.set_text(f"strategy (all: {shared})" if shared else "strategy")
         for at, texts in enumerate(self.rows):
             cells = ("", "", "", "")
             if at < len(view.rows):
                 row = view.rows[at]
                 cells = (
-                    str(row.strategy),
+                    str(row.strategy).removesuffix(f", {shared}"),
                     in_words(row.step_seconds, "seconds"),
                     in_words(row.memory.total, "bytes"),
                     view.remark(row),
