@@ -144,7 +144,11 @@ def move_first_control(page: Any, panel: Any) -> None:
             low, high, now = (
                 float(handle.get_attribute(f"aria-value{name}")) for name in ("min", "max", "now")
             )
-            drag(page, slider, 0.25 if now > (low + high) / 2 else 0.75)
+            is_high = now > (low + high) / 2
+            drag(page, slider, 0.25 if is_high else 0.75)
+            if float(handle.get_attribute("aria-valuenow")) == now:
+                # The notebook moved under the mouse, as it does when it lays out more cells.
+                handle.press("Home" if is_high else "End")
             return
     menu = panel.locator("select").first
     chosen = menu.evaluate("menu => menu.selectedIndex")
