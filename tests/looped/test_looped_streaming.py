@@ -21,10 +21,16 @@ def parts_of(pattern, **options):
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["window", *(pytest.param(p, marks=pytest.mark.slow) for p in ("full gdn", "mla", "nsa"))],
+    ("pattern", "share"),
+    [
+        ("window", 0.8),
+        pytest.param("full gdn", 0.8, marks=pytest.mark.slow),
+        # They mix all tokens again at once: the feed-forward layer alone goes in pieces.
+        pytest.param("mla", 0.9, marks=pytest.mark.slow),
+        pytest.param("nsa", 0.9, marks=pytest.mark.nightly),
+    ],
 )
-def test_gradients_are_the_same_in_less_memory(pattern):
+def test_gradients_are_the_same_in_less_memory(pattern, share):
     graph, params = parts_of(pattern)
     tokens = jax.random.randint(jax.random.key(0), (1, TIME + 1), 0, 16)
     batch = tokens[:, :-1], tokens[:, 1:]
@@ -36,7 +42,7 @@ def test_gradients_are_the_same_in_less_memory(pattern):
         memory.append(program_cost(program).temp_bytes)
     for left, right in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5, rtol=0)
-    assert memory[1] < 0.8 * memory[0]
+    assert memory[1] < share * memory[0]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,16 @@ _TABLE = {
         (2,),
         "a training step against plain JAX and PyTorch's Llama",
     ),
+    "utilisation": (
+        "toolkit.bench.utilisation:cases",
+        (2,),
+        "600M parameters, looped and plain, against plain JAX, with the MFU; on a GPU",
+    ),
+    "checkpoints": (
+        "toolkit.bench.checkpoints:cases",
+        (2,),
+        "reading a checkpoint of 1 GB, and saving one while training goes on",
+    ),
     "sliders": (
         "toolkit.lab.sliders:cases",
         (2,),

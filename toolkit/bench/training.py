@@ -46,8 +46,8 @@ def _case(batch: int, time: int, cores: int, name: str) -> Case:
     else:
         model = LoopedLM(config, rngs=nnx.Rngs(0))
     contenders = {
-        OURS: _jax_step(_our_loss(model), nnx.state(model), tokens),
-        PLAIN: _jax_step(_plain_loss, _plain_parameters(model), tokens),
+        OURS: jax_step(our_loss(model), nnx.state(model), tokens),
+        PLAIN: jax_step(_plain_loss, plain_parameters(model), tokens),
         **contenders,
     }
     return Case(
@@ -68,7 +68,8 @@ def _same_losses(contenders: Mapping[str, Callable], first: Mapping[str, Any]) -
                 raise ValueError(f"{name!r} has loss {float(loss):.6f}, {OURS!r} {wanted:.6f}")
 
 
-def _jax_step(loss: Callable, params: Any, tokens: np.ndarray) -> Callable[[], jax.Array]:
+def jax_step(loss: Callable, params: Any, tokens: np.ndarray) -> Callable[[], jax.Array]:
+    """An update by AdamW per call, which returns the loss before it."""
     optimizer = adamw(RATE, clip_norm=CLIP)
     step = make_train_step(loss, optimizer)
     held, data = [TrainState.create(params, optimizer)], jnp.asarray(tokens, jnp.int32)
@@ -80,20 +81,24 @@ def _jax_step(loss: Callable, params: Any, tokens: np.ndarray) -> Callable[[], j
     return call
 
 
-def _our_loss(model: LoopedLM) -> Callable[[Any, jax.Array], jax.Array]:
+def our_loss(model: LoopedLM) -> Callable[[Any, jax.Array], jax.Array]:
+    """(parameters, tokens) -> loss of our model."""
     graph = nnx.graphdef(model)
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return _cross_entropy(nnx.merge(graph, params)(tokens[:, :-1]), tokens[:, 1:])
+        return cross_entropy(nnx.merge(graph, params)(tokens[:, :-1]), tokens[:, 1:])
 
     return loss
 
 
-def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The mean over all tokens."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def _plain_parameters(model: Any) -> dict[str, Any]:
+def plain_parameters(model: Any) -> dict[str, Any]:
+    """The parameters of a model of "full" layers as a dict of arrays."""
+
     def of(block: Any) -> dict[str, jax.Array]:
         mixer, fed = block.mixer, block.feed_forward
         matrices = {"q": mixer.query, "k": mixer.key, "v": mixer.value, "o": mixer.output}
@@ -105,25 +110,29 @@ def _plain_parameters(model: Any) -> dict[str, Any]:
 
     table = model.embedding.embedding[...]
     layers = [of(block) for block in model.blocks]
-    return {"table": table, "norm": model.norm.scale[...], "layers": layers}
+    found = {"table": table, "norm": model.norm.scale[...], "layers": layers}
+    return found if model.rho is None else found | {"rho": model.rho[...]}
 
 
 def _plain_loss(params: dict[str, Any], tokens: jax.Array) -> jax.Array:
     h = params["table"][tokens[:, :-1]]
     positions = jnp.arange(h.shape[1])
     for layer in params["layers"]:
-        x = _rms_norm(h, layer["norm"])
+        x = rms_norm(h, layer["norm"])
         q, k, v = ((x @ layer[name]).reshape(*h.shape[:2], HEADS, WIDTH // HEADS) for name in "qkv")
         q, k = (rotary_embedding(x, positions, theta=10000.0) for x in (q, k))
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         h += mixed.reshape(h.shape) @ layer["o"]
-        x = _rms_norm(h, layer["norm_2"])
+        x = rms_norm(h, layer["norm_2"])
         h += (jax.nn.silu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
-    return _cross_entropy(_rms_norm(h, params["norm"]) @ params["table"].T, tokens[:, 1:])
+    return cross_entropy(rms_norm(h, params["norm"]) @ params["table"].T, tokens[:, 1:])
 
 
-def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """In float32, back in the dtype of x."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+    return (wide * scale[None, None]).astype(x.dtype)
 
 
 def _torch_llama(

@@ -55,8 +55,8 @@ def logical_layout(
         >>> mesh = make_mesh({"data": 1, "model": len(jax.devices())})
         >>> names, rules = {"up/kernel": ("embed", "mlp")}, (("mlp", "model"), ("embed", None))
         >>> layout = logical_layout({"up": {"kernel": jnp.ones((4, 64))}}, mesh, names, rules)
-        >>> layout.placements[0].spec, layout.placements[0].reason
-        (PartitionSpec(None, 'model'), 'logical axes: embed, mlp')
+        >>> tuple(layout.placements[0].spec), layout.placements[0].reason
+        ((None, 'model'), 'logical axes: embed, mlp')
     """
     for axis in (batch_axis, *(axis for _, cut in rules for axis in _tuple(cut))):
         if axis not in mesh.shape:

@@ -1,0 +1,101 @@
+"""Checkpoints of a gigabyte: reading one to go on, and what a save costs while training goes on."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit.bench.agreement import agree
+from toolkit.bench.harness import Case, PlannedCase
+from toolkit.training import TrainState, adamw, make_train_step
+from toolkit.training.checkpoint import Checkpoints
+
+WIDTH = 2048
+UPDATES = 20  # between two saves: long enough for the one before to be written
+RESUME_SECONDS, MOST_BLOCKED = 10.0, 0.05
+BEGINS, TRAINS = "updates, a save begun", "updates"
+
+
+def cases(cores: int) -> Iterator[PlannedCase]:
+    """21 matrices of 2048 x 2048 with two moments each: 1.06 GB."""
+    yield PlannedCase("resume 1 GB", partial(resume_case, 21, WIDTH))
+    yield PlannedCase(f"save 1 GB every {UPDATES} updates", partial(save_case, 21, WIDTH, UPDATES))
+
+
+def resume_case(layers: int, width: int, name: str) -> Case:
+    """`toolkit train` goes on by `restore_latest`; beside it, NumPy reads the same bytes."""
+    folder = tempfile.TemporaryDirectory()
+    state, _ = _run(layers, width)
+    with Checkpoints(Path(folder.name) / "run") as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+    arrays = Path(folder.name) / "arrays.npz"
+    np.savez(arrays, *(np.asarray(leaf) for leaf in jax.tree.leaves(state)))
+
+    def resume() -> Any:
+        with Checkpoints(Path(folder.name) / "run", is_read_only=True) as checkpoints:
+            found = checkpoints.restore_latest(state)
+        assert found is not None
+        return jax.tree.leaves(found[0])
+
+    def read() -> Any:
+        assert folder  # whose files these are
+        with np.load(arrays) as file:
+            return [jnp.asarray(file[key]) for key in file.files]
+
+    return Case(
+        name=name,
+        contenders={"toolkit": resume, "numpy.load": read},
+        check=agree(0.0),
+        ours="toolkit",
+        limit=RESUME_SECONDS,
+    )
+
+
+def save_case(layers: int, width: int, updates: int, name: str) -> Case:
+    """Updates with a save begun before them, and without: what the save takes from training."""
+    folder = tempfile.TemporaryDirectory()
+    checkpoints = Checkpoints(Path(folder.name) / "run", keep=1)
+
+    def interval(is_saved: bool) -> Callable[[], jax.Array]:
+        state, step = _run(layers, width)
+        held = [state]
+
+        def call() -> jax.Array:
+            assert folder
+            if is_saved:
+                checkpoints.save(int(held[0].step), held[0])
+            loss = jnp.float32(0)
+            for _ in range(updates):
+                held[0], metrics = step(held[0], jnp.ones((64, width)))
+                loss = metrics["loss"][0]
+            return loss
+
+        return call
+
+    return Case(
+        name=name,
+        contenders={BEGINS: interval(True), TRAINS: interval(False)},
+        check=agree(0.0),
+        ours=BEGINS,
+        targets={TRAINS: 1 / (1 + MOST_BLOCKED)},
+    )
+
+
+def _run(layers: int, width: int) -> tuple[TrainState, Any]:
+    """A chain of matrices under AdamW, and its step."""
+    keys = jax.random.split(jax.random.key(0), layers)
+    params = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys]
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for matrix in params:
+            x = jnp.tanh(x @ matrix)
+        return jnp.mean(x**2)
+
+    optimizer = adamw(1e-4)
+    return TrainState.create(params, optimizer), make_train_step(loss, optimizer)
