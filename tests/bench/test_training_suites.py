@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -41,6 +40,4 @@ def test_checkpoints_are_read_and_written(make):
     sizes = (2, 8) if make is checkpoints.resume_case else (2, 8, 2)
     case = make(*sizes, "small")
     for _ in range(2):
-        results = results_of(case)
-        case.check(results)
-    assert all(jnp.isfinite(jnp.asarray(x)).all() for x in results[case.ours])
+        case.check(results_of(case))

@@ -1,5 +1,7 @@
 """Checkpoints of a gigabyte: reading one to go on, and what a save costs while training goes on."""
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,22 +31,21 @@ def cases(cores: int) -> Iterator[PlannedCase]:
 
 def resume_case(layers: int, width: int, name: str) -> Case:
     """`toolkit train` goes on by `restore_latest`; beside it, NumPy reads the same bytes."""
-    folder = tempfile.TemporaryDirectory()
+    folder = _folder()
     state, _ = _run(layers, width)
-    with Checkpoints(Path(folder.name) / "run") as checkpoints:
+    with Checkpoints(folder / "run") as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-    arrays = Path(folder.name) / "arrays.npz"
+    arrays = folder / "arrays.npz"
     np.savez(arrays, *(np.asarray(leaf) for leaf in jax.tree.leaves(state)))
 
     def resume() -> Any:
-        with Checkpoints(Path(folder.name) / "run", is_read_only=True) as checkpoints:
+        with Checkpoints(folder / "run", is_read_only=True) as checkpoints:
             found = checkpoints.restore_latest(state)
         assert found is not None
         return jax.tree.leaves(found[0])
 
     def read() -> Any:
-        assert folder  # whose files these are
         with np.load(arrays) as file:
             return [jnp.asarray(file[key]) for key in file.files]
 
@@ -59,15 +60,15 @@ def resume_case(layers: int, width: int, name: str) -> Case:
 
 def save_case(layers: int, width: int, updates: int, name: str) -> Case:
     """Updates with a save begun before them, and without: what the save takes from training."""
-    folder = tempfile.TemporaryDirectory()
-    checkpoints = Checkpoints(Path(folder.name) / "run", keep=1)
+    folder = _folder()
+    checkpoints = Checkpoints(folder / "run", keep=1)
+    atexit.register(checkpoints.close)
 
     def interval(is_saved: bool) -> Callable[[], jax.Array]:
         state, step = _run(layers, width)
         held = [state]
 
         def call() -> jax.Array:
-            assert folder
             if is_saved:
                 checkpoints.save(int(held[0].step), held[0])
             loss = jnp.float32(0)
@@ -85,6 +86,13 @@ def save_case(layers: int, width: int, updates: int, name: str) -> Case:
         ours=BEGINS,
         targets={TRAINS: 1 / (1 + MOST_BLOCKED)},
     )
+
+
+def _folder() -> Path:
+    """One that lasts as long as the process: a case is called after it is made."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _run(layers: int, width: int) -> tuple[TrainState, Any]:
