@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from flax import nnx
 
-from toolkit.bench import checkpoints
+from toolkit.bench.runs import checkpoints
+from toolkit.bench.runs.utilisation import model_flops, utilisation_case
 from toolkit.bench.training import plain_parameters
-from toolkit.bench.utilisation import model_flops, utilisation_case
 from toolkit.looped import LoopedConfig, LoopedLM
 
 CONFIG = LoopedConfig.tiny("full", loops=2, width=16, heads=2, vocabulary=32, remat=True)

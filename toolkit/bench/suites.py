@@ -57,12 +57,12 @@ _TABLE = {
         "a training step against plain JAX and PyTorch's Llama",
     ),
     "utilisation": (
-        "toolkit.bench.utilisation:cases",
+        "toolkit.bench.runs.utilisation:cases",
         (2,),
         "600M parameters, looped and plain, against plain JAX, with the MFU; on a GPU",
     ),
     "checkpoints": (
-        "toolkit.bench.checkpoints:cases",
+        "toolkit.bench.runs.checkpoints:cases",
         (2,),
         "reading a checkpoint of 1 GB, and saving one while training goes on",
     ),
