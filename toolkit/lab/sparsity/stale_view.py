@@ -116,7 +116,7 @@ def _judge(of: Head, maps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class StepsView(View):
+class StaleView(View):
     """One head's map at a step, and how maps age; everything counts from 0."""
 
     layer: int
@@ -164,10 +164,10 @@ class StepsView(View):
         )
 
 
-def steps_view(
+def stale_view(
     *, layer: int, head: int, searched: int, shown: int, kind: str, sparsity: float, policy: str
-) -> StepsView:
+) -> StaleView:
     """A head's map at a step, not before the search; layer, head and steps count from 1."""
     of = aged(layer - 1, head - 1, searched - 1, sparsity, policy)
     shown = max(shown, searched) - 1
-    return StepsView(layer - 1, head - 1, searched - 1, shown, kind, sparsity, of)
+    return StaleView(layer - 1, head - 1, searched - 1, shown, kind, sparsity, of)

@@ -12,7 +12,7 @@ from toolkit.figures import ACCENT, look
 from toolkit.lab.kit.controls import Choice, Number
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.sparsity.steps_view import KINDS, STEPS, TILES, StepsView, steps_view
+from toolkit.lab.sparsity.stale_view import KINDS, STEPS, TILES, StaleView, stale_view
 
 _COLOURS = ListedColormap(["#eef1f4", "#2f7fb8", "#d8b365", "#b3245b"])
 _LOOKS = {"fresh": look("full"), "lse": look("gdn"), "map": look("kda")}
@@ -39,7 +39,7 @@ class MapPlot(Plot):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=4, fontsize=8,
                     columnspacing=0.9, handletextpad=0.2)  # fmt: skip
 
-    def show(self, view: StepsView) -> None:
+    def show(self, view: StaleView) -> None:
         fresh, other = (view.of.maps[kind][view.shown] for kind in ("fresh", view.kind))
         self.image_of.set_data(np.where(fresh, np.where(other, 1, 2), np.where(other, 3, 0)))
 
@@ -69,7 +69,7 @@ class AgePlot(Plot):
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.42), ncols=3, fontsize=8,
                         columnspacing=0.9)  # fmt: skip
 
-    def show(self, view: StepsView) -> None:
+    def show(self, view: StaleView) -> None:
         later = np.arange(view.searched, STEPS)
         for kind, line in self.lines.items():
             line.set_data(later + 1, getattr(view.of, self._of)[kind][later])
@@ -77,11 +77,11 @@ class AgePlot(Plot):
         self.now.set_data([view.shown + 1] * 2, [0, 1.02])
 
 
-class StepsPanel(Panel):
+class StalePanel(Panel):
     """How long AdaSpa's map of tiles stays good while a video is drawn from noise.
 
     Example:
-        >>> panel = StepsPanel(searched=2, shown=6)
+        >>> panel = StalePanel(searched=2, shown=6)
         >>> panel.view.age
         4
     """
@@ -104,8 +104,8 @@ class StepsPanel(Panel):
     layer = Number("Layer", 2, low=1, high=LAYERS)
     head = Number("Head", 1, low=1, high=HEADS)
 
-    def compute(self, **state: Any) -> StepsView:
-        return steps_view(**state)
+    def compute(self, **state: Any) -> StaleView:
+        return stale_view(**state)
 
     def plots(self, figure: Figure) -> list[Plot]:
         return [

@@ -1,0 +1,111 @@
+"""Lossless decoding of a batch, round by round: drafted, accepted, corrected."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from toolkit.figures import ACCENT, look
+from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.panel import Panel
+from toolkit.lab.kit.plot import Plot
+from toolkit.lab.sparsity.acceptance_view import (
+    DRAFTED,
+    OWN,
+    REFUSED,
+    ROUNDS,
+    ROWS,
+    AcceptanceView,
+    acceptance_view,
+)
+from toolkit.lab.sparsity.stored_acceptance import DRAFTS, LENGTH, PROMPTS, SYSTEMS
+
+_COLOURS = ListedColormap(["#ffffff", "#6aaed6", "#e6b84c", "#f0d3dd"])
+_WORDS = {DRAFTED: "draft kept", OWN: "from the dense pass", REFUSED: "refused this round"}
+
+
+class TokensPlot(Plot):
+    """A row per sequence, a tile per token; marks tell the kinds apart without colour."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
+        axes.set_title("Tokens of every row so far", fontsize=10.5)
+        axes.set_xlabel("token after the prompt", fontsize=9)
+        axes.grid(False)
+        axes.set_xticks([0, *range(7, LENGTH, 8)], ["1", *map(str, range(8, LENGTH + 1, 8))])
+        axes.set_yticks(range(ROWS), [f"{n + 1}: prompt {size}" for n, size in enumerate(PROMPTS)])
+        axes.tick_params(labelsize=8, length=0)
+        self.image_of = self.image((ROWS, LENGTH + DRAFTS), _COLOURS, 0, 3)
+        axes.axvline(LENGTH - 0.5, color="#8a949e", linewidth=1.0, linestyle=":")
+        self.between = self.line(color="white", linewidth=2.5)
+        edges = np.repeat(np.arange(1, ROWS) - 0.5, 3)
+        self.between.set_data(np.tile([-0.5, LENGTH + DRAFTS, np.nan], ROWS - 1), edges)
+        self.own = self.marks("#5b4300", "o", markersize=3)
+        self.refused = self.marks(ACCENT, "x", markersize=5, markeredgewidth=1.2)
+        for kind, name in _WORDS.items():
+            mark = {OWN: "o", REFUSED: "x"}.get(kind, "s")
+            colour = {OWN: "#5b4300", REFUSED: ACCENT}.get(kind, _COLOURS(kind))
+            axes.plot([], [], mark, color=colour, label=name)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=8.5)
+        axes.set(xlim=(-0.5, LENGTH + DRAFTS - 0.5), ylim=(ROWS - 0.5, -0.5))
+
+    def show(self, view: AcceptanceView) -> None:
+        tiles = view.tiles()
+        self.image_of.set_data(tiles)
+        for kind, line in ((OWN, self.own), (REFUSED, self.refused)):
+            rows, columns = np.nonzero(tiles == kind)
+            line.set_data(columns, rows)
+
+
+class RatePlot(Plot):
+    """Tokens per dense pass of every row, up to this round; the dotted line: without drafts."""
+
+    def __init__(self, axes: Axes) -> None:
+        super().__init__(axes)
+        axes.set_title("Tokens per dense pass", fontsize=10.5)
+        axes.set(xlim=(0, DRAFTS + 1.05), ylim=(ROWS - 0.5, -0.5))
+        axes.set_xticks(range(DRAFTS + 2))
+        axes.set_xlabel("tokens", fontsize=9)
+        axes.set_yticks(range(ROWS), [""] * ROWS)
+        axes.tick_params(labelsize=8, length=0)
+        axes.grid(axis="y", visible=False)
+        axes.axvline(1, color="#8a949e", linewidth=1.2, linestyle=":", label="without drafts")
+        self.rates = self.marks(look("full").colour, "D", markersize=7, label="so far")
+        self.now = self.marks(look("gdn").colour, "|", markersize=13, markeredgewidth=2,
+                              label="this round")  # fmt: skip
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=8.5,
+                    columnspacing=0.9, handletextpad=0.3)  # fmt: skip
+
+    def show(self, view: AcceptanceView) -> None:
+        self.rates.set_data(view.per_pass, range(ROWS))
+        now = view.kept[view.round - 1]
+        rows = np.flatnonzero(now >= 0)
+        self.now.set_data(now[rows] + 1, rows)
+
+
+class AcceptancePanel(Panel):
+    """What the rows of a batch keep of their sparse drafts, round by round.
+
+    Example:
+        >>> panel = AcceptancePanel(system="Quest", round=5)
+        >>> panel.view.kept.shape[1]
+        6
+    """
+
+    title = "Lossless sparse decoding: which drafts are kept?"
+    figure_size = (9.6, 3.9)
+    has_palette = True
+
+    system = Choice("Drafts by", "HATA", {name: name for name in SYSTEMS})
+    round = Number("Round", 6, low=1, high=ROUNDS, explanation="One dense pass over all rows each")
+
+    def compute(self, **state: Any) -> AcceptanceView:
+        return acceptance_view(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        return [
+            TokensPlot(figure.add_axes((0.115, 0.33, 0.53, 0.55))),
+            RatePlot(figure.add_axes((0.675, 0.33, 0.295, 0.55))),
+        ]
