@@ -24,8 +24,10 @@ def rows_of(layer, step):
 @slow
 def test_maps_are_those_of_the_library():
     layer, searched, shown = 1, 2, 7
-    residual = {step: softmax_attention(*rows_of(layer, step), is_causal=False,
-                                        return_residual=True)[2] for step in (searched, shown)}  # fmt: skip
+    how = {"is_causal": False, "return_residual": True}
+    residual = {
+        step: softmax_attention(*rows_of(layer, step), **how)[2] for step in (searched, shown)
+    }
     q, k, v = rows_of(layer, shown)
     masses = tile_masses(q, k, residual[searched], **HOW)
     np.testing.assert_allclose(masses_of(layer, shown, searched), masses[0], rtol=1e-3, atol=1e-4)
