@@ -65,7 +65,7 @@ class RatePlot(Plot):
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes)
         axes.set_title("Tokens per dense pass", fontsize=10.5)
-        axes.set(xlim=(0, DRAFTS + 1.05), ylim=(ROWS - 0.5, -0.5))
+        axes.set(xlim=(0, DRAFTS + 1.35), ylim=(ROWS - 0.5, -0.5))
         axes.set_xticks(range(DRAFTS + 2))
         axes.set_xlabel("tokens", fontsize=9)
         axes.set_yticks(range(ROWS), [""] * ROWS)
