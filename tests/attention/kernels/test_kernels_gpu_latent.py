@@ -1,5 +1,6 @@
 """The decode kernel of latent attention without a GPU: interpreted, lowered and compiled."""
 
+import importlib
 from functools import partial
 
 import jax
@@ -84,10 +85,12 @@ def test_it_is_the_equation(case):
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_the_xla_form(monkeypatch):
+def test_steps_are_those_of_the_xla_form(monkeypatch, request):
     """One split of a long cache, and many of a short one, through `mla_step`."""
     kernel = {"cpu": lambda: partial(decode, interpret=INTERPRETER)}
     monkeypatch.setattr(dispatch, "LATENT_KERNELS", kernel)
+    steps = importlib.import_module("toolkit.attention.latent.mla")  # its name is a function's too
+    request.addfinalizer(steps._step.clear_cache)  # compiled with what stands in here
     weights = LatentWeights.random(CONFIG, jax.random.key(0), BF16)
     x = jax.random.normal(jax.random.key(1), (2, CONFIG.width), BF16)
     cache = LatentCache.empty(2, CONFIG.latent_size, CONFIG.rope_size, 80, BF16)

@@ -11,6 +11,7 @@ from hopper import INTERPRETER, assert_no_races, forget_kernels, lowered, relati
 from toolkit.attention import sparse
 from toolkit.attention.kernels import dispatch
 from toolkit.attention.kernels.gpu_pages import attend_pages
+from toolkit.attention.sparse import protocol
 
 BF16, ROUNDED = jnp.bfloat16, 0.005
 Quest = sparse.SELECTORS["quest"]
@@ -55,10 +56,11 @@ def cache_and_query(capacity=320, length=(310, 100)):
 
 
 @pytest.mark.slow
-def test_a_step_is_that_of_the_gathered_rows(monkeypatch):
+def test_a_step_is_that_of_the_gathered_rows(monkeypatch, request):
     """Rows of unequal lengths; a budget that ends inside of a page."""
     kernel = {"cpu": lambda: partial(attend_pages, interpret=INTERPRETER)}
     monkeypatch.setattr(dispatch, "PAGE_KERNELS", kernel)
+    request.addfinalizer(protocol._decode.clear_cache)  # compiled with what stands in here
     cache, q = cache_and_query()
     found, wanted = (
         sparse.decode_step(cache, q, QUEST, BUDGET, implementation=name)
