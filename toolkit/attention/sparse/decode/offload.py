@@ -141,6 +141,7 @@ def cached_share(
         A sort of the blocks per step.
 
     Example:
+        >>> import numpy as np
         >>> cached_share(np.array([[0, 1], [0, 9], [9, 1]]), 16, block=4, blocks=1).tolist()
         [0.0, 0.5, 0.5]
     """
