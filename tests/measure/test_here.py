@@ -16,5 +16,6 @@ def test_a_plan_for_the_devices_here_counts_on_what_was_measured():
     found = predict(CONFIG, "here", strategy, batch=where.chips, sequence_length=16)
     assert found.constants.matmul == found.constants.link == 1.0
     assert found.step_seconds > 0
+    assert min(found.seconds.values()) >= 0
     best = plan(CONFIG, "here", batch=where.chips, sequence_length=16).best
     assert best.step_seconds <= found.step_seconds

@@ -137,7 +137,8 @@ class Seconds:
 
     def exposed(self, slowdown: float) -> float:
         """Communication of parameters and gradients that computing does not hide."""
-        return self.total(slowdown) - self.computing - self.tensor - self.update
+        shown = self.total(slowdown) - self.computing - self.tensor - self.update
+        return max(0.0, shown)  # not below, by rounding
 
     @property
     def computing(self) -> float:
