@@ -216,7 +216,7 @@ def test_logical_axes_are_flax_s(mesh):
         ({"w": ("a",)}, (), r"names: 'w' names 1 dimensions, w has 2"),
         ({"w": ("a", "a")}, (), "names: 'w' names a dimension twice: a, a"),
         ({"(": ("a",)}, (), r"names: '\(' is no regular expression"),
-        ({}, (("a", "tensor"),), "axis 'tensor': the mesh has 'data', 'model'"),
+        ({}, (("a", "tensor"),), "rules: no axis 'tensor'; the mesh has 'data', 'model'"),
     ],
 )
 def test_logical_axes_that_do_not_fit_are_refused(mesh, names, rules, message):

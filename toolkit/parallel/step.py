@@ -171,12 +171,12 @@ def sharded_train_step(
                 gradient = _scatter(gradient, spec, finer_spec)
                 spec = finer_spec
             left = _without(batch_axes, spec)
-            return jax.lax.psum(gradient, left) if left else gradient
+            return jax.lax.psum(gradient, left) if left and devices > 1 else gradient
 
         def on_each_device(shards: Params, local_batch: Batch) -> tuple[Array, Params]:
             loss, gradients = jax.value_and_grad(loss_of_shards)(shards, local_batch)
             gradients = jax.tree.map(summed, gradients, specs, near, far)
-            return jax.lax.psum(loss, batch_axes), gradients
+            return (jax.lax.psum(loss, batch_axes) if devices > 1 else loss), gradients
 
         # With check_vma=True, jax would sum gradients of replicated inputs by itself, but refuse
         # losses with a scan that starts from fresh zeros. Here every collective is written down.

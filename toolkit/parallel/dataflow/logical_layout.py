@@ -58,15 +58,17 @@ def logical_layout(
         >>> tuple(layout.placements[0].spec), layout.placements[0].reason
         ((None, 'model'), 'logical axes: embed, mlp')
     """
-    for axis in (batch_axis, *(axis for _, cut in rules for axis in _tuple(cut))):
+    in_rules = (("rules", axis) for _, cut in rules for axis in _tuple(cut))
+    for given, axis in (("batch_axis", batch_axis), *in_rules):
         if axis not in mesh.shape:
-            raise ValueError(f"axis {axis!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
-    for pattern, given in names.items():
+            known = ", ".join(map(repr, mesh.shape))
+            raise ValueError(f"{given}: no axis {axis!r}; the mesh has {known}")
+    for pattern, own in names.items():
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"names: {pattern!r} is no regular expression: {error}") from None
-        known = [name for name in given if name is not None]
+        known = [name for name in own if name is not None]
         if len(known) != len(set(known)):
             raise ValueError(f"names: {pattern!r} names a dimension twice: {', '.join(known)}")
 
