@@ -146,16 +146,18 @@ def test_every_mixer_equals_one_device(word):
     assert_equals_one_device(model_of(word), {"data": 2, "model": 4}, "zero3+tensor")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("word", [word for word, layer in LAYERS.items() if layer.can_cut_time])
+@pytest.mark.parametrize(
+    "word",
+    [
+        pytest.param(
+            word, marks=pytest.mark.slow if word in ("gdn", "mla") else pytest.mark.nightly
+        )
+        for word, layer in LAYERS.items()
+        if layer.can_cut_time
+    ],
+)
 def test_every_mixer_over_cut_time_equals_one_device(word):
     assert_equals_one_device(model_of(word), {"data": 2, "context": 4}, "zero3+ring")
-
-
-@pytest.mark.slow
-def test_states_latents_and_short_convolutions_cross_devices():
-    """A matrix and a diagonal, latents, a convolution of four taps, one of two; loops of them."""
-    assert_equals_one_device(model_of("gdn rwkv7 mla mamba2"), {"context": DEVICES}, "zero3+ring")
 
 
 @pytest.mark.nightly
