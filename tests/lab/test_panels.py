@@ -23,7 +23,7 @@ SECOND_TIER = (
     "MixerPanel", "MixerCostPanel", "LoopPanel", "LoopStatePanel", "SearchPanel", "RacePanel",
     "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel", "ChipMemoryPanel", "FitsPanel",
     "PlanPanel", "SpeedupPanel", "DropPanel", "FitPanel", "CodesPanel", "SalePanel",
-    "TimelinePanel", "AcceptancePanel",
+    "TimelinePanel", "StalePanel", "AcceptancePanel",
 )  # fmt: skip
 WITH_TEXT = ("MixerPanel", "LoopPanel")
 # Those whose sliders draw while they are moved, and that no test of their own times.

@@ -19,6 +19,7 @@ Instruments for notebooks (imported on first use, because they need the extra `l
 * `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it might have
 * `CodesPanel`: hash bits and product-quantised codes against true scores, and one token's own
 * `SalePanel`: which tiles of a prompt SALE keeps at a threshold, and why
+* `StalePanel`: how long AdaSpa's map of tiles stays good from one denoising step to the next
 * `AcceptancePanel`: which sparse drafts the rows of a batch keep, round by round
 * `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
 * `FitsPanel`: which models fit how many chips, under six schemes
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from toolkit.lab.sparsity.drop_panel import DropPanel
     from toolkit.lab.sparsity.fit_panel import FitPanel
     from toolkit.lab.sparsity.sale_panel import SalePanel
+    from toolkit.lab.sparsity.stale_panel import StalePanel
     from toolkit.lab.speedups.panel import SpeedupPanel
     from toolkit.lab.tour.tour import run_tour
 
@@ -104,6 +106,7 @@ _HOMES = {
     "lab.sparsity.drop_panel": ("DropPanel",),
     "lab.sparsity.fit_panel": ("FitPanel",),
     "lab.sparsity.sale_panel": ("SalePanel",),
+    "lab.sparsity.stale_panel": ("StalePanel",),
     "lab.speedups.panel": ("SpeedupPanel",),
     "lab.tour.tour": ("run_tour",),
     "language": (
@@ -140,6 +143,7 @@ __all__ = [
     "SearchPanel",
     "SlicePanel",
     "SpeedupPanel",
+    "StalePanel",
     "StepPanel",
     "TimelinePanel",
     "Words",
