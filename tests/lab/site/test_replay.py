@@ -9,13 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.textpath import TextPath
 
 pytest.importorskip("ipywidgets")
 
 import toolkit.lab
 from toolkit.lab import MixerCostPanel, MixerPanel, ReadingPanel
+from toolkit.lab.kit.panel import PIXELS_PER_INCH_ON_PAGE
 from toolkit.lab.lessons.outline import load_outline
 from toolkit.lab.site import replay
+from toolkit.lab.site.drawing import ElementRenderer
 from toolkit.lab.site.panels import ELSEWHERE, REPLAYED, shown_in
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, axis_of, record_panel
@@ -71,6 +77,20 @@ def test_a_map_has_one_pixel_per_cell():
     drawn = "".join(header["elements"][one] for one in rows[0][4 : 4 + rows[0][3]])
     sizes = re.findall(r'<image width="(\d+)" height="(\d+)"', drawn)
     assert sizes == [(str(words), str(words)), ("16", "16")]
+
+
+def test_letters_keep_thin_strokes_and_hatches_their_inch():
+    figure = Figure(figsize=(2, 1))
+    FigureCanvasAgg(figure)
+    line = TextPath((0, 0), "\N{EN DASH}", size=9)
+    letters = figure.add_artist(PathPatch(line, linewidth=0, snap=False))
+    bar = figure.add_artist(Rectangle((0.1, 0.1), 0.5, 0.5, linewidth=0, hatch="/"))
+    renderer = ElementRenderer(figure)
+    drawn = renderer.draw([letters, bar])
+    assert ["crispEdges" in element for element in drawn] == [False, True]
+    (pattern,) = renderer.patterns.values()
+    assert f'width="{PIXELS_PER_INCH_ON_PAGE}"' in pattern
+    assert "M0 100L100 0" in pattern
 
 
 def test_a_point_that_the_panel_refuses_has_its_words():

@@ -41,7 +41,8 @@ class Cells(Plot):
             axes.axhline(at - 0.5, color="white", linewidth=2)
         self._fontsize = fontsize
         self._fitting = self._shape(facecolor=_FITS, edgecolor="white", linewidth=2)
-        look: dict[str, Any] = {"linewidth": 0, "transform": IdentityTransform()}
+        # Letters are never moved to whole pixels, or thin strokes would vanish.
+        look: dict[str, Any] = {"linewidth": 0, "snap": False, "transform": IdentityTransform()}
         self._words = {
             True: self._shape(facecolor=INK, **look), False: self._shape(facecolor=FAINT, **look)
         }  # fmt: skip

@@ -31,7 +31,7 @@ _COMMANDS = {
 }  # fmt: skip
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 _CAPS = {"round": "round", "projecting": "square"}
-_HATCH_TILE = 54
+_HATCH_TILE = PIXELS_PER_INCH_ON_PAGE  # an inch, as on the panel
 
 
 class ElementRenderer(RendererBase):
@@ -235,7 +235,7 @@ class ElementRenderer(RendererBase):
                 lengths = " ".join(map(_tenths, np.asarray(dashes) * in_pixels))
                 look += f' stroke-dasharray="{lengths}"'
                 look += f' stroke-dashoffset="{_tenths(offset * in_pixels)}"' if offset else ""
-        elif face is not None:
+        elif face is not None and gc.get_snap() is not False:
             look += ' shape-rendering="crispEdges"'  # no seams between the cells of a scale
         return look
 
@@ -246,16 +246,18 @@ class ElementRenderer(RendererBase):
         name = "hatch-" + "-".join(f"{ord(c):x}" for c in str(hatch)) + f"-{under}-{ink}"
         name = name.replace("#", "")
         if name not in self.patterns:
-            tile = Affine2D().scale(_HATCH_TILE)
+            tile = Affine2D().scale(_HATCH_TILE, -_HATCH_TILE).translate(0, _HATCH_TILE)
             lines = []
             for points, code in gc.get_hatch_path().iter_segments(tile, simplify=False):
                 words = "" if code == Path.CLOSEPOLY else " ".join(map(_tenths, points))
                 lines.append(f"{_COMMANDS[code]}{words}")  # pyright: ignore[reportArgumentType]
             square = f'width="{_HATCH_TILE}" height="{_HATCH_TILE}"'
+            width = _tenths(gc.get_hatch_linewidth() * PIXELS_PER_INCH_ON_PAGE / 72)
             self.patterns[name] = (
                 f'<pattern id="{name}" patternUnits="userSpaceOnUse" {square}>'
                 f'<rect {square} fill="{under}"/>'
-                f'<path d="{"".join(lines)}" fill="{ink}" stroke="{ink}"/></pattern>'
+                f'<path d="{"".join(lines)}" fill="{ink}" stroke="{ink}" '
+                f'stroke-width="{width}"/></pattern>'
             )
         return name
 
