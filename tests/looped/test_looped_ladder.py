@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, decode_step, prefill
+from toolkit.measure.programs import read_program
+from toolkit.parallel import layout, make_mesh
 
 
 def test_a_ladder_is_its_equation_in_parallel_and_token_by_token():
@@ -30,3 +34,20 @@ def test_a_ladder_is_its_equation_in_parallel_and_token_by_token():
     np.testing.assert_allclose(stepped, wanted[:, 5], rtol=1e-5, atol=1e-5)
     plain = LoopedLM(dataclasses.replace(config, ladder_residual=False), rngs=nnx.Rngs(0))
     assert float(jnp.abs(plain(tokens) - wanted).max()) > 1e-3
+
+
+@pytest.mark.parametrize(("is_ladder", "in_a_row"), [(False, 5), (True, 3)])
+def test_sums_over_devices_wait_for_every_second_one_only(is_ladder: bool, in_a_row: int):
+    """The embedding's, and of two blocks four: the longest chain of the compiled program."""
+    config = LoopedConfig.tiny("full full", width=16, heads=2, ladder_residual=is_ladder)
+    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(0)))
+    mesh = make_mesh({"model": 2}, devices=jax.devices()[:2])
+    placed = layout(params, mesh, "tensor").apply(params)
+    run = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
+    program = run.lower(placed, jnp.zeros((2, 6), int)).compile()
+    computations, entry, _ = read_program(program.as_text() or "")
+    chain: dict[str, int] = {}
+    for one in computations[entry]:
+        before = max((chain.get(name, 0) for name in one.operand_names), default=0)
+        chain[one.name] = before + (one.opcode == "all-reduce")
+    assert max(chain.values()) == in_a_row
