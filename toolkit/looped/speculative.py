@@ -44,8 +44,8 @@ class Speculation(NamedTuple):
             [rounds, batch].
 
     Example:
-        >>> by_round = np.array([[2], [2]])
-        >>> found = Speculation(jnp.zeros((1, 6), int), jnp.array([2.0]), 2, by_round)
+        >>> kept = jnp.array([[2], [2]])
+        >>> found = Speculation(jnp.zeros((1, 6), int), jnp.array([2.0]), 2, kept)
         >>> found.tokens.shape
         (1, 6)
     """

@@ -32,8 +32,8 @@ class Batches:
     steps_per_call = STEPS_PER_CALL
 
     def __init__(self, batches: Any, sample: Callable | None):
-        if not callable(batches):
-            _check_arrays(batches, is_cut_by_rows=sample is None)
+        if not callable(batches) and sample is None:
+            _check_rows(batches)
         # Arrays are passed to the programs, not baked into them.
         self._arrays = None if callable(batches) else jax.tree.map(jnp.asarray, batches)
         self.draw = _OfStep(batches) if callable(batches) else sample or _row_of
@@ -90,17 +90,18 @@ def batch_source(batches: Any, sample: Callable | None = None) -> Batches | Repl
     """The source of what `search` takes as `batches`."""
     is_array = hasattr(batches, "shape") or not jax.tree_util.all_leaves([batches])
     is_iterable = hasattr(batches, "__iter__") and not is_array
-    # Of arrays a list is one tree of them; of tuples or dicts, the batches themselves.
-    is_iterable |= isinstance(batches, list) and not jax.tree_util.all_leaves(batches)
+    if sample is None and isinstance(batches, list):
+        # Of arrays a list is one tree of them; of tuples or dicts, the batches themselves.
+        is_iterable |= not jax.tree_util.all_leaves(batches)
     return ReplayedBatches(batches) if is_iterable else Batches(batches, sample)
 
 
-def _check_arrays(batches: Any, *, is_cut_by_rows: bool) -> None:
+def _check_rows(batches: Any) -> None:
     shapes = _shapes(batches)
     if not shapes:
         raise ValueError("batches: got an empty tree of arrays")
     counts = {shape[0] if shape else 0 for shape in shapes}
-    if is_cut_by_rows and (len(counts) > 1 or 0 in counts):
+    if len(counts) > 1 or 0 in counts:
         raise ValueError(
             "batches: arrays must share their first size, the number of batches, at least 1; got "
             f"shapes {', '.join(map(str, shapes[:4]))}"
