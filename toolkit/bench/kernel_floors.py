@@ -7,13 +7,14 @@ as its time is near to it. A test holds the page against this file.
 from typing import Any
 
 from toolkit.attention import MIXERS
+from toolkit.attention.kernels.gpu_solve import INSTRUCTIONS
 from toolkit.bench.mixer_steps import DEVICES, SHARDED, SLICES, shard_work
 from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
 from toolkit.measure import Peak, published_peak
 
 CHIPS = ("H100", "H200", "B200", "TPU v5e", "TPU v6e")
 SHAPE = SHAPES[1]
-LATENT_CHIPS, LATENT_SHAPE = ("H100", "H200"), (64, 32768)  # of the kernel; rows, tokens of each
+HOPPER, LATENT_SHAPE = ("H100", "H200"), (64, 32768)  # rows, tokens of each
 
 
 def floors_page() -> str:
@@ -49,6 +50,8 @@ reaches. A gradient counts three times the products of the forward pass. In pare
 
 {tables[1]}
 
+{_phase_floors()}
+
 {_latent_floors()}
 
 ## Peaks
@@ -56,8 +59,39 @@ reaches. A gradient counts three times the products of the forward pass. In pare
 {sources}"""
 
 
+def _phase_floors() -> str:
+    peaks = {name: peak for name in HOPPER if (peak := published_peak(name)) is not None}
+    header = ("kernel", "TFLOP", "GB", *(f"{name}, ms" for name in peaks))
+    batch, time, heads, size = SHAPE
+    chunk = 64
+    chunks = batch * heads * time // chunk
+    square, tokens, state = chunk**2, chunk * size, size**2
+    # Multiply-adds and bytes per chunk; operands are bfloat16, but for A.
+    phases = {
+        "`gpu_solve`": (INSTRUCTIONS * 64 * 16**2 + 4 * chunk * tokens, 6 * square + 8 * tokens),
+        "`gpu_walk`": (2 * size * tokens, 8 * tokens + 2 * state),
+        "`gpu_outputs`": (size * tokens + chunk * tokens, 2 * square + 6 * tokens + 2 * state),
+        "`gpu_walk`, back": (
+            3 * size * tokens + chunk * tokens,
+            2 * square + 10 * tokens + 2 * state,
+        ),
+    }
+    lines: list[Any] = [header, ("---",) * len(header)]
+    for name, (products, traffic) in phases.items():
+        lines.append((name, *_cells(Work(2 * chunks * products, chunks * traffic), peaks)))
+    return f"""## The kernels of a Gated DeltaNet on Hopper
+
+`implementation="pallas"` of the shape above, kernel by kernel; they have been interpreted and
+compiled, not run on a GPU yet. Inverses by blocks of 16 tokens take {INSTRUCTIONS} products of
+64 x 16 x 16 per chunk, {2 * chunks * INSTRUCTIONS * 64 * 16**2 / 1e9:.0f} GFLOP in all, where \
+doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}.
+What is known of all chunks before the state is, XLA computes.
+
+{_table(lines)}"""
+
+
 def _latent_floors() -> str:
-    peaks = {name: peak for name in LATENT_CHIPS if (peak := published_peak(name)) is not None}
+    peaks = {name: peak for name in HOPPER if (peak := published_peak(name)) is not None}
     header = ("latents", "heads", "TFLOP", "GB", *(f"{name}, ms" for name in peaks))
     lines = [header, ("---",) * len(header)]
     for slices in SLICES:

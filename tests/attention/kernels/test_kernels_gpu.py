@@ -21,7 +21,7 @@ from toolkit.attention import gated_delta_net_reference, gated_linear_attention_
 from toolkit.attention.kernels.gpu_chunked import chunked
 from toolkit.attention.kernels.gpu_factors import Delta
 from toolkit.attention.kernels.gpu_factors import _scores as scores_of_chunks
-from toolkit.attention.kernels.gpu_solve import solve
+from toolkit.attention.kernels.gpu_solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch
 from toolkit.attention.linear.engine.decays import exact_sums
@@ -229,6 +229,8 @@ def test_inverse_of_repeated_keys():
     assert relative_error(got.inverse[0, 0], inverse) < ROUNDING
     assert relative_error(got.values[0, 0], want[0]) < ROUNDING
     assert relative_error(-got.erase[0, 0], want[1]) < ROUNDING
+    program = str(jax.make_jaxpr(solve)(delta, values))
+    assert program.count("wgmma_ref ") == INSTRUCTIONS + 2 * 2 * 4  # of T, and of U and E
 
 
 def abstract(rows, time, size, channels, is_delta) -> Inputs:

@@ -47,8 +47,8 @@ there outputs lose 1 % and gates 4 %. Where that matters, take implementation="x
 What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
-them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (255 and
-120 bytes in the walk back of heads of 256). None of this says that they run, or how fast: the
+them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (heads of
+256: 210 in the inverse, 255 and 120 bytes in the walk back). None of this says that they run, or how fast: the
 interpreter does WGMMA and stores to global memory at once, so it cannot see a missing wait for
 them, and no time has been measured.
 """

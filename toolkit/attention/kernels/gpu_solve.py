@@ -1,24 +1,36 @@
 r"""The delta rule of a chunk solved for what it writes: T = (I + A)^-1, then U and E.
 
-T by doubling: with X the inverse of the diagonal blocks of b tokens, and A_b the entries of A
-that lie below them inside blocks of 2 b, the inverse of the larger blocks is
+T by blocks of 16 tokens. The four blocks on the diagonal are inverted beside each other, as one
+strip [64, 16]: with X the inverse of their own diagonal blocks of b tokens, and A_b the entries of
+A that lie below those inside blocks of 2 b,
 
-    X <- X - (X A_b) X,      b = 1, 2, 4, ..., 32
+    X <- X - (X A_b) X,      b = 1, 2, 4, 8
 
-No powers of A appear (repeated keys would make them overflow), and each step is two products of
-64 x 64, which stay on chip. Entries of T for correlated keys come from cancellation, so products
-keep 16 bits: an operand is the sum of two bf16 numbers, and the three larger of the four partial
-products are summed in float32. So it is for U and E, where strengths scale the columns of T, and
-values and keys stay the bf16 numbers that came in. What is stored of T is rounded to bf16.
+Then blocks merge, two by two, without the zeros above the diagonal and around it:
+
+    T_10 = -X_1 A_10 X_0,    T_32 = -X_3 A_32 X_2,    lower left half = -(T_22 A_21) T_11
+
+No powers of A appear (repeated keys would make them overflow). Entries of T for correlated keys
+come from cancellation, so products keep 16 bits: an operand is the sum of two bf16 numbers, and the
+three larger of the four partial products are summed in float32. So it is for U and E, where
+strengths scale the columns of T, and values and keys stay the bf16 numbers that came in. What is
+stored of T is rounded to bf16.
+
+An instruction of the matrix unit multiplies 64 rows, so a product of four blocks beside each other
+is four instructions of 64 x 16 x 16, whose left operand is zero but for its block. They come from
+registers, where a warp holds the 16 rows of a block; only right operands pass through shared
+memory. That is 105 instructions, 6.6 C^3 multiply-adds, where doubling whole matrices took 30 C^3.
 
 In XLA the same inverse is some twenty kernels, which move six times the 24 KB of A and T per chunk.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
@@ -26,7 +38,10 @@ from toolkit.attention.kernels.gpu_factors import Delta, Solution
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, launch
 from toolkit.attention.kernels.gpu_walk import sum_of_products
 
-SQUARE = (CHUNK, CHUNK)
+BLOCK = 16  # tokens of a block on the diagonal: the rows of a warp, and the K of a WGMMA
+BLOCKS = range(CHUNK // BLOCK)
+STRIP = (CHUNK, BLOCK)
+INSTRUCTIONS = 3 * (3 * 8 + 4 + 7)  # of 64 x 16 x 16: of three doublings, and of the two merges
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
@@ -35,12 +50,26 @@ def _halves(x: Array) -> tuple[Array, Array]:
     return high, (x - high.astype(F32)).astype(BF16)
 
 
+def _tokens(block: int) -> Any:
+    return pl.ds(BLOCK * block, BLOCK)
+
+
+def _sum_of_products(
+    shape: tuple[int, int], pairs: Sequence[tuple[Array, Any]], interpret: Any
+) -> Array:
+    """Products of registers and shared memory; the interpreter has no such instruction."""
+    if interpret:
+        products = (jnp.dot(x, y[...], preferred_element_type=F32) for x, y in pairs)
+        return sum(products, jnp.zeros(shape, F32))
+    return sum_of_products(shape, pairs)
+
+
 def solve(
     delta: Delta, values: Float[Array, "rows chunks C value"], *, interpret: Any = False
 ) -> Solution:
     """T, U and E of all chunks in bf16, one thread block per chunk.
 
-    10 C^3 multiply-adds per chunk, of three bf16 products each, and 2 C^2 (K + V); 6 C^2 +
+    6.6 C^3 multiply-adds of bf16 per chunk for T (`INSTRUCTIONS`), and 2 C^2 (K + V); 6 C^2 +
     4 C (K + V) bytes.
     """
     rows, count, _, key = delta.keys.shape
@@ -48,62 +77,105 @@ def solve(
 
     def body(system, values, keys, strengths, inverse, new_values, erase, *scratch):
         system_smem, values_smem, keys_smem, strengths_smem, *scratch = scratch
-        pair_smem, other_smem, loaded = scratch
+        below_smem, even_smem, odd_smem, inverse_smem, loaded = scratch
         place = lax.axis_index("row"), lax.axis_index("chunk")
         plgpu.copy_gmem_to_smem(system.at[place], system_smem, loaded)
         plgpu.copy_gmem_to_smem(values.at[place], values_smem, loaded)
         plgpu.copy_gmem_to_smem(keys.at[place], keys_smem, loaded)
         plgpu.copy_gmem_to_smem(strengths.at[place], strengths_smem, loaded)
         plgpu.barrier_wait(loaded)
-        distance = lax.broadcasted_iota(jnp.int32, SQUARE, 0)
-        distance = distance ^ lax.broadcasted_iota(jnp.int32, SQUARE, 1)
+        row, column = (lax.broadcasted_iota(jnp.int32, STRIP, axis) for axis in (0, 1))
+        distance, own = (row & (BLOCK - 1)) ^ column, row // BLOCK
 
-        def store(buffers, x):
-            for buffer, half in zip(buffers, _halves(x), strict=True):
+        def in_block(x, block):
+            return jnp.where(own == block, x, 0.0)
+
+        def store(pair, x):
+            for buffer, half in zip(pair, _halves(x), strict=True):
                 buffer[...] = half
-            plgpu.commit_smem()
 
-        def product(left, right):
-            pairs = [(left[0], right[0]), (left[0], right[1]), (left[1], right[0])]
-            return sum_of_products(SQUARE, pairs)
+        def product(*terms):
+            """The sum of strips times a block of a strip in shared memory, to 16 bits."""
+            pairs = []
+            for x, (high, low), block in terms:
+                x_high, x_low = _halves(x)
+                right = high.at[_tokens(block)]
+                pairs += [(x_high, right), (x_high, low.at[_tokens(block)]), (x_low, right)]
+            return _sum_of_products(STRIP, pairs, interpret)
 
-        x = jnp.where(distance == 0, 1.0, 0.0) - jnp.where(distance == 1, system_smem[...], 0.0)
-        for width in (2, 4, 8, 16, 32):
+        def blocks_product(left, right, blocks: Sequence[int] = BLOCKS, below: int = 0):
+            """Every block of the left, `below` blocks lower, times its block of the right."""
+            return product(*((in_block(left, block + below), right, block) for block in blocks))
+
+        # Columns of A. Right operands are stored where no warp can still be reading: at first all
+        # that come from A, then X by turns in two places.
+        columns = [system_smem[:, _tokens(block)] for block in BLOCKS]
+        diagonal = sum(in_block(columns[block], block) for block in BLOCKS)
+        *inside_smem, pairs_smem, left_smem, right_smem = below_smem
+        for width, pair in zip((2, 4, 8), inside_smem, strict=True):
             inside = (distance >= width) & (distance < 2 * width)
-            store(pair_smem, x)
-            store(other_smem, jnp.where(inside, system_smem[...], 0.0))
-            read = product(pair_smem, other_smem)
-            store(other_smem, read)
-            x = x - product(other_smem, pair_smem)
-        store(other_smem, x)
-        plgpu.copy_smem_to_gmem(other_smem[0], inverse.at[place])
+            store(pair, jnp.where(inside, diagonal, 0.0))
+        store(pairs_smem, in_block(columns[0], 1) + in_block(columns[2], 3))
+        store(left_smem, columns[0])
+        store(right_smem, columns[1])
+        x = jnp.where(distance == 0, 1.0, 0.0) - jnp.where(distance == 1, diagonal, 0.0)
+        x_smem, other_smem = even_smem, odd_smem
+        for inside in inside_smem:
+            store(x_smem, x)
+            plgpu.commit_smem()
+            x = x - blocks_product(blocks_product(x, inside), x_smem)
+            x_smem, other_smem = other_smem, x_smem
+        store(x_smem, x)
+        plgpu.commit_smem()
+        read = blocks_product(x, pairs_smem, (1, 3))
+        merged = -blocks_product(read, x_smem, (0, 2), below=1)
+        store(other_smem, merged)
+        plgpu.commit_smem()
+        third, last = in_block(x, 2) + in_block(merged, 3), in_block(x, 3)
+        left, right = (
+            product((third, corner, 2), (last, corner, 3)) for corner in (left_smem, right_smem)
+        )
+        first = in_block(x, 0) + in_block(merged, 1)
+        first -= product((left, x_smem, 0), (right, other_smem, 1))
+        second = in_block(x, 1) - product((right, x_smem, 1))
+        strips = (first, second, third, last)
 
         def apply(sign, strength, buffer, result):
             """T diag(strength) times the buffer, into the buffer."""
-            columns = lax.broadcast_in_dim(sign * strengths_smem[strength], SQUARE, (1,))
-            store(pair_smem, x * columns)
-            buffer[...] = sum_of_products(buffer.shape, [(y, buffer) for y in pair_smem]).astype(
-                BF16
-            )
+            pairs = []
+            for block, strip in enumerate(strips):
+                strengths = sign * strengths_smem[strength, _tokens(block)]
+                scaled = strip * lax.broadcast_in_dim(strengths, STRIP, (1,))
+                pairs += [(half, buffer.at[_tokens(block)]) for half in _halves(scaled)]
+            applied = _sum_of_products(buffer.shape, pairs, interpret)
+            plgpu.commit_smem()  # whatever was read of the buffer has been read
+            buffer[...] = applied.astype(BF16)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, result.at[place])
 
+        for block, (strip, buffer) in enumerate(zip(strips, inverse_smem, strict=True)):
+            buffer[...] = strip.astype(BF16)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, inverse.at[(*place, slice(None), _tokens(block))])
         apply(1.0, 0, values_smem, new_values)
         apply(-1.0, 1, keys_smem, erase)
         plgpu.wait_smem_to_gmem(0)
 
-    square = plgpu.SMEM(SQUARE, BF16)
-    outputs = [SQUARE, (CHUNK, value), (CHUNK, key)]
+    strip, outputs = plgpu.SMEM(STRIP, BF16), [(CHUNK, CHUNK), (CHUNK, value), (CHUNK, key)]
+    # As narrow as a block: a WGMMA takes whole periods of the swizzle.
+    narrow = (plgpu.TilingTransform((8, BLOCK)), plgpu.SwizzleTransform(2 * BLOCK))
     kernel = launch(
         body,
         out_type=[jax.ShapeDtypeStruct((rows, count, *shape), BF16) for shape in outputs],
         scratch_types=[
-            plgpu.SMEM(SQUARE, F32),
-            plgpu.SMEM((CHUNK, value), BF16),
-            plgpu.SMEM((CHUNK, key), BF16),
+            plgpu.SMEM((CHUNK, CHUNK), F32),
+            plgpu.SMEM((CHUNK, value), BF16, transforms=narrow),
+            plgpu.SMEM((CHUNK, key), BF16, transforms=narrow),
             plgpu.SMEM((2, CHUNK), F32),
-            [square, square],
-            [square, square],
+            [[strip, strip] for _ in range(6)],
+            [strip, strip],
+            [strip, strip],
+            [strip for _ in BLOCKS],
             plgpu.Barrier(num_arrivals=4),
         ],
         grid=(rows, count),
