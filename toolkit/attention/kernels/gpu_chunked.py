@@ -48,9 +48,9 @@ What is proven without a GPU: the interpreter, which runs these very kernels, ag
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
 them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (heads of
-256: 210 in the inverse, 255 and 120 bytes in the walk back). None of this says that they run, or how fast: the
-interpreter does WGMMA and stores to global memory at once, so it cannot see a missing wait for
-them, and no time has been measured.
+256: 210 in the inverse, 255 and 120 bytes in the walk back). None of this says that they run, or
+how fast: the interpreter does WGMMA and stores to global memory at once, so it cannot see a missing
+wait for them, and no time has been measured.
 """
 
 from functools import partial
