@@ -6,6 +6,7 @@ pytest's cache for the next run, the other worker and the other Pythons (`--cach
 them). `JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
 """
 
+import gc
 import os
 import sys
 
@@ -38,6 +39,13 @@ def pytest_configure(config):
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("programs")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays, so that no collection of garbage walks it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)  # tracing makes many objects, nearly all of which go by themselves
 
 
 # What a mixer's own equation decides is tested on every mixer in the first tier. What follows from

@@ -281,6 +281,7 @@ def shard_cases() -> Iterator[PlannedCase]:
 
 
 def shard_case(slices: int, batch: int, slots: int, dtype: str, is_gpu: bool, name: str) -> Case:
+    """One device's decode step over its slice of the latents, with its peer."""
     heads, latent = SHARDED.heads * slices // DEVICES, SHARDED.latent_size // slices
     sizes = {"latent": latent, "rope": SHARDED.rope_size}
     keys = iter(jax.random.split(jax.random.key(0), 4))
