@@ -18,6 +18,12 @@ EVERY = [
     (name, one.name) for name in (*LESSONS, *INSTRUMENTS) for one in load_outline(name).questions
 ]
 
+# The lesson on killed workers runs jobs of its own to know its answers.
+COMPUTED = [
+    pytest.param(*each, marks=[pytest.mark.nightly] if each[0] == "kill_worker" else [])
+    for each in EVERY
+]
+
 
 def read(name):
     """The notebook's cells as (source, text of the outputs, whether there is a picture)."""
@@ -48,7 +54,7 @@ def test_no_picture_is_above_a_guess(name, question):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "question"), EVERY)
+@pytest.mark.parametrize(("name", "question"), COMPUTED)
 def test_no_text_above_a_guess_holds_its_answer(name, question):
     asked = load_outline(name).question(question)
     answer = asked.answer()
