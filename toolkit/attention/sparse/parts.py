@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._attend import attend
+from toolkit.attention._attend import masked_softmax
+from toolkit.attention._precision import accumulator
 from toolkit.attention.sparse.budget import Budget, Ranked
 from toolkit.attention.sparse.selector import Rest, Selector
 
@@ -61,19 +62,14 @@ def attend_to_forced(selector: Selector, recent_slots: int, head: Head) -> Part:
     """Attend to the sinks and the recent tokens."""
     capacity = head.keys.shape[0]
     sinks, slots = min(selector.sinks, capacity), min(recent_slots, capacity)
-    first = jnp.clip(head.length - slots, 0, capacity - slots)
-    recent = first + jnp.arange(slots, dtype=jnp.int32)
-    mask = jnp.concatenate(
-        [
-            jnp.arange(sinks, dtype=jnp.int32) < head.start,
-            (recent >= head.start) & (recent < head.length),
-        ]
+    first = jnp.arange(sinks, dtype=jnp.int32)
+    recent = jnp.clip(head.length - slots, 0, capacity - slots) + jnp.arange(slots, dtype=jnp.int32)
+    is_recent = (recent >= head.start) & (recent < head.length)
+    tokens, mask = (
+        jnp.concatenate([first, recent]),
+        jnp.concatenate([first < head.start, is_recent]),
     )
-    k, v = (
-        jnp.concatenate([rows[:sinks], lax.dynamic_slice_in_dim(rows, first, slots)])[None]
-        for rows in (head.keys, head.values)
-    )
-    return _attend(head.q[None], k, v, mask[None])
+    return _attend(head, head.q[None], tokens[None], mask[None])
 
 
 def rank(group: str, needs_shares: bool, selector: Selector, head: Head, forced_lse) -> Ranking:
@@ -134,9 +130,7 @@ def attend_to_selected(
     if group == "union" and units.shape[0] > 1:
         tokens, mask = _union(tokens, mask, head.keys.shape[0])
         taken = taken.any(axis=0, keepdims=True)
-    # Without the barrier XLA makes the copies inside of the products, ten times slower.
-    k, v = lax.optimization_barrier((head.keys[tokens], head.values[tokens]))
-    return _attend(queries, k, v, mask), taken
+    return _attend(head, queries, tokens, mask), taken
 
 
 def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -> Rest:
@@ -147,13 +141,32 @@ def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -
     return Rest(count, key, (value_sum[None] - sum(part.value_sum for part in read)) / divisor)
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array) -> Part:
-    attended = attend(q, k, v, mask, scale=1.0)
-    heads = q.shape[0] * q.shape[1]
-    counts = mask.sum(axis=1, dtype=jnp.int32)
-    sums = (jnp.where(mask[..., None], x, 0).sum(axis=1, dtype=attended.out.dtype) for x in (k, v))
-    out = attended.out.reshape(heads, -1)
-    return Part(out, attended.lse.reshape(heads), counts.sum(), counts, *sums)
+def _attend(
+    head: Head,
+    q: Float[Array, "sets group key"],
+    tokens: Int[Array, "sets slots"],
+    mask: Bool[Array, "sets slots"],
+) -> Part:
+    """Softmax attention to the tokens of a list that a mask selects, each row copied once.
+
+    A slot that is not selected copies the newest token, which is attended to anyhow: so nothing
+    that was dropped, NaN or not, is ever touched, and the copies need no cleaning.
+    """
+    tokens = jnp.where(mask, tokens, jnp.maximum(head.length - 1, 0))
+    # Without the barrier XLA makes the copies inside of the products, ten times slower.
+    k, v = lax.optimization_barrier((head.keys[tokens], head.values[tokens]))
+    precise = accumulator(q.dtype)
+    scores = jnp.einsum("qgk,qsk->qgs", q, k, preferred_element_type=precise)
+    visible = mask[:, None]
+    exponentials, total, lse = masked_softmax(scores, visible)
+    out = jnp.einsum(
+        "qgs,qsv->qgv", exponentials.astype(v.dtype), v, preferred_element_type=precise
+    )
+    is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1, keepdims=True)
+    out = jnp.where(lse == -jnp.inf, 0, jnp.where(is_sound, out / total, jnp.nan))
+    heads, counts = q.shape[0] * q.shape[1], mask.sum(axis=1, dtype=jnp.int32)
+    sums = (jnp.where(mask[..., None], x, 0).sum(axis=1, dtype=precise) for x in (k, v))
+    return Part(out.reshape(heads, -1), lse.reshape(heads), counts.sum(), counts, *sums)
 
 
 def _union(tokens: Array, mask: Array, capacity: int) -> tuple[Array, Array]:
