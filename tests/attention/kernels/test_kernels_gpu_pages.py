@@ -87,17 +87,14 @@ def test_a_long_cache_lowers_for_cuda():
 
 def test_what_it_cannot_do_is_refused():
     cache, q = cache_and_query()
-    step = partial(sparse.decode_step, cache, q, implementation="pallas")
-    for selector, budget, how, message in (
-        (sparse.SELECTORS["oracle"](), BUDGET, {}, "a selector of pages, which Oracle is not"),
-        (QUEST, sparse.MassTarget(0.9, 160), {}, "a budget in tokens, not MassTarget"),
-        (QUEST, BUDGET, {"group": "union"}, 'group "max" or "sum", not \'union\''),
-        (QUEST, BUDGET, {"corrects_tail": True}, "no correction of the tail"),
-        (QUEST, BUDGET, {}, "needs an NVIDIA GPU of the Hopper"),
+    step = partial(sparse.decode_step, cache, q, QUEST, BUDGET, implementation="pallas")
+    for how, message in (
+        ({"corrects_tail": True}, "no correction of the tail"),
+        ({}, "needs an NVIDIA GPU of the Hopper"),
     ):
         with pytest.raises(ValueError, match=message):
-            step(selector, budget, **how)
-    small = Quest(page_size=16)
-    cache = sparse.build(small, cache.keys, cache.values, cache.length)
+            step(**how)
+    arrays = [jnp.zeros(shape, BF16) for shape in ((1, 1, 64), (1, 64, 64), (1, 64, 64))]
+    pages = [jnp.zeros((1, 1), jnp.int32)] * 3
     with pytest.raises(ValueError, match=r"pages of 64 slots.* got pages of 16"):
-        sparse.decode_step(cache, q, small, BUDGET, implementation="pallas")
+        attend_pages(*arrays, *pages, page_size=16)

@@ -44,10 +44,17 @@ def _gpu_pages() -> Callable[..., tuple[Array, Array]]:
     return gpu_pages.attend_pages
 
 
+def _gpu_tokens() -> Callable[..., tuple[Array, Array]]:
+    from toolkit.attention.kernels import gpu_tokens
+
+    return gpu_tokens.attend_tokens
+
+
 # Platform -> its kernels by name, "chunked" or "step"; and its kernels of one step against a cache.
 KERNELS = {"tpu": _tpu, "cuda": _gpu}
 LATENT_KERNELS = {"cuda": _gpu_latent}
 PAGE_KERNELS = {"cuda": _gpu_pages}
+TOKEN_KERNELS = {"cuda": _gpu_tokens}
 
 
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
@@ -148,6 +155,11 @@ def attend_latent_slots(*arrays: Array, scale: float) -> tuple[Array, Array]:
 def attend_pages(*arrays: Array, page_size: int) -> tuple[Array, Array]:
     """One query per head against chosen pages; as in `gpu_pages.attend_pages`."""
     return _without_derivative(PAGE_KERNELS, arrays, page_size=page_size)
+
+
+def attend_tokens(*arrays: Array) -> tuple[Array, Array]:
+    """One query per head against listed tokens; as in `gpu_tokens.attend_tokens`."""
+    return _without_derivative(TOKEN_KERNELS, arrays)
 
 
 def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any) -> Any:

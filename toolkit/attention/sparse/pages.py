@@ -12,19 +12,13 @@ from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.parts import Head, Part
 from toolkit.attention.sparse.selector import Selector
 
+PAGE = 64  # tokens of a page that the kernel copies at once
 
-def check_pages(selector: Selector, budget: Budget, group: str, corrects_tail: bool) -> None:
-    """Refuse what is not a table of pages, one for all query heads of a group."""
-    name = type(selector).__name__
-    faults = {
-        f"a selector of pages, which {name} is not": type(selector).expand is not Selector.expand
-        or selector.unit == 1,
-        f"a budget in tokens, not {budget}": budget.needs_mass,
-        f'group "max" or "sum", not {group!r}': group not in ("max", "sum"),
-        "no correction of the tail": corrects_tail,
-    }
-    if wanted := [fault for fault, is_there in faults.items() if is_there]:
-        raise ValueError(f'implementation "pallas" wants {"; ".join(wanted)}.')
+
+def is_page_table(selector: Selector, budget: Budget, group: str) -> bool:
+    """Whether a step selects whole pages of the kernel's size, the same for a group's heads."""
+    is_runs = type(selector).expand is Selector.expand and selector.unit == PAGE
+    return is_runs and not budget.needs_mass and group in ("max", "sum")
 
 
 def attend_to_pages(

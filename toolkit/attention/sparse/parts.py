@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import masked_softmax
 from toolkit.attention._precision import accumulator
+from toolkit.attention.kernels.dispatch import attend_tokens
 from toolkit.attention.sparse.budget import Budget, Ranked
 from toolkit.attention.sparse.selector import Rest, Selector
 
@@ -101,6 +102,7 @@ def attend_to_selected(
     group: str,
     slots: int,
     budget: Budget,
+    by_kernel: bool,
     selector: Selector,
     head: Head,
     ranking: Ranking,
@@ -130,7 +132,11 @@ def attend_to_selected(
     if group == "union" and units.shape[0] > 1:
         tokens, mask = _union(tokens, mask, head.keys.shape[0])
         taken = taken.any(axis=0, keepdims=True)
-    return _attend(head, queries, tokens, mask), taken
+    if not by_kernel:
+        return _attend(head, queries, tokens, mask), taken
+    out, lse = attend_tokens(queries, head.keys, head.values, tokens, mask)
+    none = jnp.zeros((1, 1), out.dtype)  # sums that only a tail asks for
+    return _part(out, lse, mask, none, none), taken
 
 
 def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -> Rest:
@@ -164,9 +170,15 @@ def _attend(
     )
     is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1, keepdims=True)
     out = jnp.where(lse == -jnp.inf, 0, jnp.where(is_sound, out / total, jnp.nan))
-    heads, counts = q.shape[0] * q.shape[1], mask.sum(axis=1, dtype=jnp.int32)
     sums = (jnp.where(mask[..., None], x, 0).sum(axis=1, dtype=precise) for x in (k, v))
-    return Part(out.reshape(heads, -1), lse.reshape(heads), counts.sum(), counts, *sums)
+    return _part(out, lse, mask, *sums)
+
+
+def _part(out: Array, lse: Array, mask: Array, key_sum: Array, value_sum: Array) -> Part:
+    """What sets of queries attended to, as rows of heads."""
+    counts = mask.sum(axis=1, dtype=jnp.int32)
+    out, lse = out.reshape(-1, out.shape[-1]), lse.reshape(-1)
+    return Part(out, lse, counts.sum(), counts, key_sum, value_sum)
 
 
 def _union(tokens: Array, mask: Array, capacity: int) -> tuple[Array, Array]:

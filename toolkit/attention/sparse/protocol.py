@@ -28,7 +28,7 @@ from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
-from toolkit.attention.sparse.pages import attend_to_pages, check_pages
+from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     GROUPS,
     Head,
@@ -236,10 +236,11 @@ def decode_step(
             model it lowers the error of Tactic (0.65 to 0.17 where attention is diffuse, 64 of 1024
             tokens), HATA (0.51 to 0.46) and PQCache (0.63 to 0.49); Quest's it raises (0.46 to
             0.56), and a window's (0.39 to 0.58). Off, therefore, unless asked for.
-        implementation: "xla", or "pallas" for the selected pages: a kernel for NVIDIA's Hopper GPUs
-            in bfloat16, without gradients, which has not been run on one yet. It wants pages of 64
-            tokens that a group shares (`Quest(page_size=64)`, the group "max" or "sum"), a budget
-            in tokens, and no correction of the tail. None: "xla".
+        implementation: "xla", or "pallas" for the selected tokens: kernels for NVIDIA GPUs in
+            bfloat16, without gradients and without a correction of the tail, which have not been
+            run on one yet. Pages of 64 tokens that a group shares (`Quest(page_size=64)`, the group
+            "max" or "sum", a budget in tokens) are copied whole, for which it takes a Hopper GPU;
+            any other selection is gathered token by token. None: "xla".
 
     Returns:
         A `Decoded`: outputs, residuals, and what was read.
@@ -272,14 +273,14 @@ def decode_step(
             f"share of the softmax a token holds; got {budget}."
         )
     q_t, scale = fixed_scale(q_t, scale)
-    how, in_pages = group or selector.group, implementation == "pallas"
-    if in_pages:
-        check_pages(selector, budget, how, corrects_tail)
-    return _decode(cache, q_t, selector, budget, scale, how, corrects_tail, in_pages)
+    how, by_kernel = group or selector.group, implementation == "pallas"
+    if by_kernel and corrects_tail:
+        raise ValueError('implementation "pallas" wants no correction of the tail.')
+    return _decode(cache, q_t, selector, budget, scale, how, corrects_tail, by_kernel)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, in_pages):
+def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel):
     batch, key_heads, capacity, key = cache.keys.shape
     q = q_t.reshape(batch, key_heads, -1, key)
     q = (q.astype(accumulator(q.dtype)) * scale).astype(q.dtype)
@@ -300,10 +301,10 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, in_pages)
         needs_shares = budget.needs_mass or corrects_tail
         ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
         units = _top(ranking.scores, selector.ranked_units(slots, ranking.scores.shape[-1]))
-        if in_pages:
+        if by_kernel and is_page_table(selector, budget, group):
             selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
         else:
-            select = partial(attend_to_selected, group, slots, budget)
+            select = partial(attend_to_selected, group, slots, budget, by_kernel)
             selected, is_taken = _over_heads(select, selector, head, ranking, units, read[0], count)
         read, logits = [*read, selected], ranking.logits
     parts = [(part.out, part.lse) for part in read]

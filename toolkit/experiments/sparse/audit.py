@@ -104,8 +104,9 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
         forced = selector.sinks + selector.recent
         if budget <= forced:
             raise ValueError(f"budget must exceed {forced}, the sinks and recent tokens of {name}")
-        logits, seen = _run(model, given, selector, start, FixedTokens(budget))
-        whole, _ = _run(model, given, selector, start, FixedTokens(len(tokens)))
+        sparsely = [run_sparsely(model, given, selector, start, FixedTokens(n))
+                    for n in (budget, len(tokens))]  # fmt: skip
+        (logits, seen), (whole, _) = ((out[0], steps) for out, steps in sparsely)
         loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits, dense))
         parts = [[getattr(steps, field) for steps in seen] for field in seen[0]._fields]
         named = dict(zip(seen[0]._fields, parts, strict=True))
@@ -151,10 +152,18 @@ class _Sparse(nnx.Module):
         return self.mixer._finish(x, out), steps
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _run(model: LoopedLM, tokens: Array, selector: Selector, start: int, budget: Budget):
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def run_sparsely(
+    model: LoopedLM,
+    tokens: Array,
+    selector: Selector,
+    start: int,
+    budget: Budget,
+    corrects_tail: bool = False,
+):
     """Logits of the last tokens, and what each softmax layer of each loop saw and dropped."""
-    attend = partial(read_sparsely, selector=selector, start=start, budget=budget)
+    how = {"selector": selector, "start": start, "budget": budget, "corrects_tail": corrects_tail}
+    attend = partial(read_sparsely, **how)
     full = [layer for layer, word in enumerate(model.config.layers) if word == "full"]
     sparse = with_mixers(model, {i: _Sparse(model.blocks[i].mixer, attend) for i in full})
     injected, _ = run_blocks(sparse.prelude, sparse.embedding(tokens))
@@ -166,7 +175,7 @@ def _run(model: LoopedLM, tokens: Array, selector: Selector, start: int, budget:
 
     h, loops = sparse.run_loops(body, sparse.start(injected))
     h, _ = run_blocks(sparse.coda, h)
-    return sparse.head(h)[0, start:], [loop[layer] for loop in loops for layer in full]
+    return sparse.head(h)[:, start:], [loop[layer] for loop in loops for layer in full]
 
 
 def audit_table(rows: list[Row]) -> str:

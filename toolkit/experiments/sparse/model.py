@@ -10,11 +10,13 @@ longer than those of the training. Made by `python -m toolkit.experiments.sparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -97,28 +99,43 @@ def forward(params: Params, tokens: Int[Array, "batch time"]) -> tuple[Array, li
 
 def train(seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
     """The model of a seed, and its loss every `TOGETHER` steps."""
-    optimizer = optax.adam(optax.linear_schedule(0.0, RATE, WARMUP))
 
-    def loss(params, batch):
+    def loss(params, key):
+        batch = TASK.draw(key, BATCH)
         losses = optax.softmax_cross_entropy_with_integer_labels(
             forward(params, batch.tokens)[0], batch.targets
         )
         return jnp.where(batch.mask, losses, 0).sum() / batch.mask.sum()
 
+    schedule = optax.linear_schedule(0.0, RATE, WARMUP)
+    params, losses = descend(loss, initial(seed), schedule, seed, steps, TOGETHER)
+    return params, losses[TOGETHER - 1 :: TOGETHER].tolist()
+
+
+def descend(
+    loss: Callable[[Params, Array], Array],
+    params: Params,
+    schedule: optax.Schedule,
+    seed: int,
+    steps: int,
+    together: int,
+) -> tuple[Params, Float[np.ndarray, "steps"]]:
+    """Adam on a loss of (parameters, key), `together` steps per call; and the loss of each."""
+    optimizer = optax.adam(schedule)
+
     def update(state, step):
         params, moments = state
         key = jax.random.fold_in(jax.random.key(seed), step)
-        value, gradient = jax.value_and_grad(loss)(params, TASK.draw(key, BATCH))
+        value, gradient = jax.value_and_grad(loss)(params, key)
         updates, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, updates), moments), value
 
     run = jax.jit(lambda state, steps: jax.lax.scan(update, state, steps))
-    params = initial(seed)
     state, losses = (params, optimizer.init(params)), []
-    for first in range(0, steps, TOGETHER):
-        state, values = run(state, first + jnp.arange(TOGETHER))
-        losses.append(float(values[-1]))
-    return state[0], losses
+    for first in range(0, steps, together):
+        state, values = run(state, first + jnp.arange(together))
+        losses.append(values)
+    return state[0], np.concatenate(losses)
 
 
 def accuracy(params: Params, task: Retrieval, seed: int, batch: int = 64) -> float:

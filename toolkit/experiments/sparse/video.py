@@ -24,7 +24,7 @@ import optax
 from jaxtyping import Array, Float
 
 from toolkit.experiments.sparse.model import FILE as RETRIEVAL
-from toolkit.experiments.sparse.model import Params, Seen, save
+from toolkit.experiments.sparse.model import Params, Seen, descend, save
 from toolkit.measure import environment
 
 FRAMES, SIDE, PATCH = 8, 16, 2
@@ -154,7 +154,6 @@ def trajectory(params: Params, key: Array, steps: int = DENOISING) -> Trajectory
 
 def train(seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
     """The model of a seed, and its mean loss in every `TOGETHER` steps."""
-    optimizer = optax.adam(optax.warmup_cosine_decay_schedule(0.0, RATE, WARMUP, steps))
 
     def loss(params, key):
         for_video, for_time, for_noise = jax.random.split(key, 3)
@@ -163,20 +162,9 @@ def train(seed: int = 0, steps: int = STEPS) -> tuple[Params, list[float]]:
         mixed = x + t[:, None, None] * (noise - x)
         return jnp.mean(jnp.square(forward(params, mixed, t)[0] - (noise - x)))
 
-    def update(state, step):
-        params, moments = state
-        key = jax.random.fold_in(jax.random.key(seed), step)
-        value, gradient = jax.value_and_grad(loss)(params, key)
-        updates, moments = optimizer.update(gradient, moments)
-        return (optax.apply_updates(params, updates), moments), value
-
-    run = jax.jit(lambda state, steps: jax.lax.scan(update, state, steps))
-    params = initial(seed)
-    state, losses = (params, optimizer.init(params)), []
-    for first in range(0, steps, TOGETHER):
-        state, values = run(state, first + jnp.arange(TOGETHER))
-        losses.append(float(values.mean()))
-    return state[0], losses
+    schedule = optax.warmup_cosine_decay_schedule(0.0, RATE, WARMUP, steps)
+    params, losses = descend(loss, initial(seed), schedule, seed, steps, TOGETHER)
+    return params, losses.reshape(-1, TOGETHER).mean(axis=1).tolist()
 
 
 def main(path: Path) -> None:
