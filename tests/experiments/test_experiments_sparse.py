@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.attention.sparse import SELECTORS, FixedTokens
+from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
+from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.sparse import audit as audits
-from toolkit.experiments.sparse import lossless, model
+from toolkit.experiments.sparse import lossless, model, texts
+from toolkit.experiments.sparse.calibration import reached
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
 from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
 from toolkit.experiments.sparse.page import write_page
-from toolkit.experiments.sparse.quality import of_drawn
+from toolkit.experiments.sparse.quality import at_small_budgets, of_drawn
 from toolkit.experiments.tasks import Retrieval
 from toolkit.looped import LoopedConfig, LoopedLM
+from toolkit.training import load_corpus
 
 SMALL = {"heads": 2, "tokens": 512, "queries": 8, "size": 32}
 
@@ -66,6 +69,28 @@ def test_the_oracle_keeps_most_and_all_tokens_are_everything():
     assert whole.mass == pytest.approx(1, abs=1e-5)
     assert whole.worst_mass == pytest.approx(1, abs=1e-5)
     assert whole.error < 1e-5
+
+
+def test_the_law_that_is_calibrated_is_the_one_that_stops_a_step():
+    drawn, tactic = heavy_tailed(1, **SMALL), at_small_budgets("tactic")
+    assert isinstance(tactic, Tactic)
+    step = of_drawn(drawn, tactic, MassTarget(0.75, 512))
+    found = reached(drawn, tactic, "a / x + b", 0.75)
+    # Rounding may put a key that is as near to two centroids with either.
+    assert found.tokens == pytest.approx(step.tokens, rel=0.02)
+    assert found.mass == pytest.approx(step.mass, abs=0.01)
+
+
+@pytest.mark.slow
+def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
+    found = texts.perplexity(SELECTORS["window"](), None, 0)
+    held_out = load_corpus("prose").split()[1]
+    firsts = np.random.default_rng(0).integers(0, len(held_out) - texts.LENGTH, texts.PASSAGES)
+    text = np.stack([held_out[first : first + texts.LENGTH] for first in firsts]).astype(np.int32)
+    logits = nnx.jit(lambda model, text: model(text))(texts._model(), text)
+    log_p = jax.nn.log_softmax(logits[:, -texts.STEPS - 1 : -1])
+    taken = np.take_along_axis(np.asarray(log_p), text[:, -texts.STEPS :, None], axis=2)
+    assert found == pytest.approx(np.exp(-taken.mean()), rel=1e-5)
 
 
 @pytest.mark.slow
