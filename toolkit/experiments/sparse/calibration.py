@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit.attention.sparse.decode.tactic import Tactic, fit, segments
+from toolkit.attention.sparse import build
+from toolkit.attention.sparse.decode.tactic import Clusters, Tactic, fit, segments
 from toolkit.experiments.sparse.data import Drawn
 
 Law = Callable[..., Array]
@@ -66,8 +67,10 @@ class Reached(NamedTuple):
 def reached(drawn: Drawn, selector: Tactic, law: str, target: float) -> Reached:
     """What a law makes of a target on drawn data, query by query."""
     q = drawn.q.swapaxes(0, 1) * np.float32(drawn.q.shape[2] ** -0.5)
-    arrays = (jnp.asarray(x) for x in (q, drawn.k, drawn.v))
-    mass, tokens = (np.asarray(x) for x in _reached(*arrays, selector, law, target))
+    q, k, v = (jnp.asarray(x) for x in (q, drawn.k, drawn.v))
+    cache = build(selector, k[None], v[None], jnp.full(1, k.shape[1], jnp.int32))
+    index = jax.tree.map(lambda x: x[0], cache.index)
+    mass, tokens = (np.asarray(x) for x in _reached(q, k, index, selector, law, target))
     return Reached(float(mass.mean()), float(np.percentile(mass, 5)), float(tokens.mean()))
 
 
@@ -75,7 +78,7 @@ def reached(drawn: Drawn, selector: Tactic, law: str, target: float) -> Reached:
 def _reached(
     q: Float[Array, "heads queries key"],
     k: Float[Array, "heads tokens key"],
-    v: Float[Array, "heads tokens key"],
+    index: Clusters,
     selector: Tactic,
     law: str,
     target: float,
@@ -83,8 +86,7 @@ def _reached(
     n = k.shape[1]
     place = jnp.arange(1, n + 1, dtype=k.dtype)
 
-    def of_head(q, k, v):
-        index = selector.build(k, v, n)
+    def of_head(q, k, index):
         start = selector.start(index, n, 0)
 
         def of_query(q):
@@ -110,4 +112,4 @@ def _reached(
 
         return jax.vmap(of_query)(q)
 
-    return jax.vmap(of_head)(q, k, v)
+    return jax.vmap(of_head)(q, k, index)
