@@ -1,6 +1,5 @@
 """The record of compiled configurations: complete lines, and predictions within what is claimed."""
 
-import json
 import statistics
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from toolkit.planning.grade import (
     graded,
     graded_plans,
     is_possible,
-    read_rows,
-    sent_bytes,
 )
 from toolkit.planning.strategy import Strategy
 
 RECORD = Path(__file__).parents[2] / "data" / "planning" / "libtpu-0.0.42.jsonl"
-SEEN = 16  # lines that the model's constants were chosen on
+# Configurations whose compiled schedules the model of memory was read off.
+SEEN = {cases()[index].key for index in (*range(27, 38), 42, 44, 52, 94)}
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +30,16 @@ def rows():
 @pytest.mark.parametrize("what", ["memory", "sent"])
 @pytest.mark.parametrize("unseen", [False, True], ids=["all", "unseen"])
 def test_errors_are_within_the_claim(rows, what, unseen):
-    later = {json.loads(line)["case"] for line in RECORD.read_text().splitlines()[SEEN:]}
-    kept = [row[f"{what}_error"] for row in rows if not unseen or row["case"] in later]
-    errors = sorted(abs(error) for error in kept if error is not None)
+    kept = [row for row in rows if not (unseen and row["case"] in SEEN)]
+    errors = sorted(abs(row[f"{what}_error"]) for row in kept)
     assert statistics.median(errors) <= 0.10
     assert errors[int(0.95 * (len(errors) - 1))] <= 0.25
 
 
 def test_no_recorded_memory_is_far_off(rows):
-    """Layers that recompute nothing were once 31% too large. Rows that have the peak are held to
-    what plans are; the bound of the others, which the constants were chosen on, to less."""
-    has_peak = {case for case, row in read_rows(RECORD).items() if "peak_bytes" in row}
+    """A row was once predicted 31% too large, and one 28% too small."""
     for row in rows:
-        assert abs(row["memory_error"]) <= (0.25 if row["case"] in has_peak else 0.15), row["case"]
-
-
-def test_sums_by_kind_are_not_graded():
-    """Their all-reduces hold reduce-scatters that send half."""
-    assert sent_bytes({"sent_bytes": {"all-reduce": 8.0}}) is None
-    assert sent_bytes({"collectives": [["all-reduce", 4, 8.0, 3], ["all-gather", 4, 1.0, 2]]}) == 26
+        assert abs(row["memory_error"]) <= 0.15, row["case"]
 
 
 def test_the_record_is_of_the_configurations(rows):
@@ -61,7 +50,9 @@ def test_the_record_is_of_the_configurations(rows):
 def test_a_record_that_is_complete_compiles_nothing(tmp_path, rows):
     copy = tmp_path / "record.jsonl"
     copy.write_text(RECORD.read_text())
-    assert f"{len(rows)} of 100 configurations" in grade_record(copy, minutes=0)
+    words = grade_record(copy, minutes=0)
+    assert f"{len(rows)} of 100 configurations" in words
+    assert float(words.split()[-4].replace(",", "")) > 100  # times faster than compiling
     assert copy.read_text() == RECORD.read_text()
     with pytest.raises(ValueError, match="minutes must lie"):
         grade_record(copy, minutes=-1)

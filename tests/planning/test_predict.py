@@ -21,6 +21,8 @@ MODELS = {
     "looped, two tables": dataclasses.replace(SMALL, loops=2, tied_embedding=False),
     "hybrid": LoopedConfig.tiny("gdn full gdn full", width=256, heads=4, vocabulary=300),
 }
+LATENT = LoopedConfig.tiny("mla mla", width=64, residual_gate=False)
+STREAMED = {"recompute": "layer", "block_chunks": 4}
 CUTS = [
     Strategy(),
     Strategy(fsdp=8),
@@ -78,11 +80,11 @@ def test_layers_and_what_they_keep_are_there_at_one_time():
 def test_layers_that_recompute_differently_work_with_as_much_as_the_largest():
     """Which of two layers of one size was taken once depended on the order of a set."""
     working = {}
-    for recompute in ("none", "elementwise", "16 elementwise, 16 none"):
+    for recompute in ("none", "layer", "16 layer, 16 none"):
         strategy = Strategy(fsdp=8, recompute=recompute, head_chunks=8)
         working[recompute] = predict("llama-3-8b", "h100:8", strategy, batch=64).memory.working
-    none, elementwise, mixed = working.values()
-    assert mixed == elementwise > none
+    none, layer, mixed = working.values()
+    assert mixed == layer > none
 
 
 def test_recomputing_trades_time_for_memory():
@@ -92,6 +94,31 @@ def test_recomputing_trades_time_for_memory():
     )
     assert none.memory.total > elementwise.memory.total > layer.memory.total
     assert none.step_seconds < elementwise.step_seconds < layer.step_seconds
+
+
+def test_layers_in_chunks_trade_time_for_memory():
+    """Intermediates of long sequences shrink with the chunk; what layers keep does not."""
+    usual = {"fsdp": 8, "recompute": "layer", "head_chunks": 512}
+    strategies = [Strategy(block_chunks=n, **usual) for n in (1, 2, 4, 8, 16)]
+    found = [
+        predict("llama-3-8b", "h100:8", each, batch=8, sequence_length=131_072)
+        for each in strategies
+    ]
+    held = [each.memory.working for each in found]
+    assert held == sorted(held, reverse=True)
+    assert held[-1] < held[0] / 2
+    assert len({each.memory.activations for each in found}) == 1
+    seconds = [each.step_seconds for each in found]
+    assert seconds == sorted(seconds)
+    assert str(strategies[1]).endswith("layers in 2 chunks")
+
+
+def test_memory_of_a_step_in_chunks_is_libtpus():
+    """Two steps of one model, compiled by libtpu 0.0.42 for v5e:2x2 (4 x 8,192 tokens)."""
+    for chunks, peak in ((1, 6_732_800_000), (4, 6_623_900_000)):
+        strategy = Strategy(fsdp=4, recompute="layer", head_chunks=32, block_chunks=chunks)
+        held = predict("llama-3.2-1b", "v5e:4", strategy, batch=4, sequence_length=8192).memory
+        assert held.total == pytest.approx(peak, rel=0.05)
 
 
 def test_pipelines_have_bubbles_that_microbatches_fill():
@@ -150,6 +177,9 @@ def test_chips_of_the_table(kind, name):
         ({"strategy": Strategy(pipeline=8), "model": SMALL, "chips": "h100:8"}, "works: 4"),
         ({"memory": -1.0}, "memory must be positive"),
         ({"strategy": Strategy(fsdp=8, recompute="3 layer, 2 none")}, "names 5 layers"),
+        ({"strategy": Strategy(tensor=8, **STREAMED)}, "and so does tensor 8; nearest .* works: 1"),
+        ({"strategy": Strategy(fsdp=8, **STREAMED), "sequence_length": 2050}, "works: 2048"),
+        ({"strategy": Strategy(fsdp=8, **STREAMED), "model": LATENT}, "not modelled for mla"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(changed, words):
@@ -165,6 +195,10 @@ def test_strategies_say_what_they_cannot_be():
         Strategy(recompute="everything")
     with pytest.raises(ValueError, match="fsdp must be 1"):
         Strategy(fsdp=0)
+    with pytest.raises(ValueError, match=r"block_chunks 4 wants layers .* works: 'layer'"):
+        Strategy(block_chunks=4)
+    with pytest.raises(ValueError, match="block_chunks must be 1 to 1024"):
+        Strategy(recompute="layer", block_chunks=10**12)
 
 
 def test_what_fits_grows_with_chips_and_sharding():

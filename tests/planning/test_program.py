@@ -56,6 +56,10 @@ def reference():
         pytest.param(
             Strategy(fsdp=4, tensor=2, recompute="elementwise"), (4,), marks=pytest.mark.nightly
         ),
+        pytest.param(
+            Strategy(fsdp=4, recompute="2 layer, 2 none", block_chunks=2), (2, 2),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from toolkit.looped.mixing.streaming import streaming
 from toolkit.parallel.layout import axes_of
 from toolkit.planning.models import group_runs
 
@@ -27,16 +28,21 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     }
     h = _embed(tables["embedding"], inputs, strategy.tensor)
 
-    def group(spec, h, layers):
+    def group(recompute, spec, h, layers):
         for graph, layer, of_layer in zip(graphs, layers, spec, strict=True):
-            h = _layer(graph, strategy, dtype, of_layer, layer, h)
+            block = _gathered(graph, dtype, of_layer, layer)
+            if recompute == "layer" and strategy.block_chunks > 1:
+                with streaming(strategy.block_chunks, config):
+                    h, _ = block(h)
+            else:
+                h = _layer(block, strategy, h)
         return h, None
 
     def loop(h, rho):
         out = h
         runs = zip(group_runs(config, strategy), params["blocks"], specs["blocks"], strict=True)
         for (recompute, _), blocks, spec in runs:
-            body = functools.partial(group, spec)
+            body = functools.partial(group, recompute, spec)
             body = jax.checkpoint(body, policy=_POLICIES[recompute], prevent_cse=False)
             out, _ = lax.scan(body, out, blocks)
         out = out if rho is None else out + rho.astype(dtype) * h
@@ -53,12 +59,15 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
 
 
-def _layer(graph, strategy, dtype, spec, layer, h):
+def _gathered(graph, dtype, spec, layer):
     # The spec of a stacked tensor, without the axis that the scan has consumed.
     used = jax.tree.map(lambda x, s: _used(x, PartitionSpec(*s[1:]), dtype), layer, spec)
     structure, state = graph
     nnx.replace_by_pure_dict(state, used)
-    block = nnx.merge(structure, state)
+    return nnx.merge(structure, state)
+
+
+def _layer(block, strategy, h):
     for norm, mix in (
         (block.mixer_norm, lambda x: block.mixer(x)[0]),
         (block.feed_forward_norm, block.feed_forward),

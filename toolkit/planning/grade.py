@@ -161,11 +161,6 @@ def peak_bytes(done: jax.stages.Compiled) -> int:
     return analysis.peak_memory_in_bytes
 
 
-def held_bytes(row: dict[str, Any]) -> int:
-    """The recorded peak; in rows older than that, its upper bound, arguments and temporaries."""
-    return row.get("peak_bytes", row["resident_bytes"])
-
-
 def compile_plan(found: Plan) -> str:
     """Compiles a plan's fastest strategy without stages for its TPUs; both figures in words."""
     best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline == 1), None)
@@ -216,26 +211,19 @@ def graded(path: Path) -> list[dict[str, Any]]:
         if row is None or "error" in row:
             continue
         memory, sent = predicted(case)
-        held, compiled_sent = held_bytes(row), sent_bytes(row)
+        held = row["peak_bytes"]
+        compiled_sent = sum(sent * count for _, _, sent, count in row["collectives"])
         found.append(
             {
                 "case": case.key,
                 "memory": held,
                 "memory_error": memory / held - 1,
                 "sent": compiled_sent,
-                "sent_error": sent / compiled_sent - 1 if compiled_sent else None,
+                "sent_error": sent / compiled_sent - 1 if compiled_sent else 0.0,
                 "seconds": row["seconds"],
             }
         )
     return found
-
-
-def sent_bytes(row: dict[str, Any]) -> float | None:
-    """Bytes a chip sends in a recorded step. None in rows of sums by kind: their all-reduces hold
-    reduce-scatters that were read as such (`toolkit.measure.programs.collective_kind`)."""
-    if "collectives" not in row:
-        return None
-    return sum(sent * count for _, _, sent, count in row["collectives"])
 
 
 def predicted(case: Case) -> tuple[int, float]:
@@ -259,15 +247,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Median and 95th percentile of the errors, in words."""
     lines = [f"{len(rows)} of {COUNT} configurations compiled"]
     for what in ("memory", "sent"):
-        graded = [row[f"{what}_error"] for row in rows]
-        errors = sorted(abs(error) for error in graded if error is not None)
+        errors = sorted(abs(row[f"{what}_error"]) for row in rows)
         if errors:
             high = errors[min(len(errors) - 1, math.ceil(0.95 * len(errors)) - 1)]
             lines.append(
                 f"{what}: median error {in_words(statistics.median(errors), 'share')}, "
                 f"95th percentile {in_words(high, 'share')}"
-                + f", of {len(errors)}"
-                * (len(errors) < len(rows))
             )
     return "\n".join(lines)
 
@@ -277,13 +262,19 @@ def grade_record(path: Path, minutes: float) -> str:
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
     record_cases(path, cases(), minutes=minutes)
+    start = time.perf_counter()
     rows = graded(path)
+    each = (time.perf_counter() - start) / max(1, len(rows))
     table = [("configuration", "compiled", "memory", "sent")]
     for row in rows:
-        sent = "" if row["sent_error"] is None else f"{row['sent_error']:+.1%}"
-        errors = f"{row['memory_error']:+.1%}", sent
+        errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
         table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
-    return f"{text_table(table, '<>>>')}\n{summary(rows)}"
+    took = statistics.median([row["seconds"] for row in rows]) if rows else 0.0
+    return (
+        f"{text_table(table, '<>>>')}\n{summary(rows)}\n"
+        f"a prediction took {in_words(each, 'seconds')}, compiling {in_words(took, 'seconds')} "
+        f"(median): {took / each:,.0f} times as long"
+    )
 
 
 def planned_cases() -> Iterator[Case]:
@@ -329,7 +320,7 @@ def graded_plans(path: Path) -> list[dict[str, Any]]:
             continue
         strategy = Strategy(**row["strategy"])
         case = Case(row["model"], row["topology"], strategy, row["batch"], row["length"])
-        held, expected = held_bytes(row), predicted(case)[0]
+        held, expected = row["peak_bytes"], predicted(case)[0]
         limit = cluster(case.topology).chip.memory_bytes
         found.append(
             {

@@ -3,11 +3,12 @@
 A step has three moments that may be its largest, with s the tokens of a chip's microbatch:
 
     head        the logits of a chunk with their gradient, the vocabulary's table and its gradient
-    layers      the gradients of all layers, one layer gathered with its gradient, its intermediates
+    layers      the gradients of all layers and of the table, one layer with its intermediates
     update      the gradients of everything
 
 Parameters, the optimiser's moments and what the layers keep for the backward pass are there in the
-first two; the update needs the first two and all gradients.
+first two; the update needs the first two and all gradients. What exists when was read off libtpu's
+schedules (`data/planning/README.md` says which).
 """
 
 from collections import Counter
@@ -18,9 +19,10 @@ from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, tabl
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
-SWIGLU = 10  # numbers per hidden unit and token in one layer's forward and backward pass
-SWIGLU_KEPT, SWIGLU_GRADIENTS = 6, 3  # of them, those that the former keeps, and the latter adds
+SWIGLU_KEPT = 6  # numbers per hidden unit and token that one layer's forward pass keeps
 LOGIT_COPIES = 2  # logits and their gradient, float32
+FEW = 2  # sequences of a microbatch
+LANES = 128  # a TPU pads the last dimension to as many
 
 
 class Memory(NamedTuple):
@@ -70,11 +72,13 @@ class Layer(NamedTuple):
     Attributes:
         held: its parameters.
         kept: bytes for the backward pass, per microbatch in flight.
-        working: bytes of its intermediates while its backward pass runs.
+        gathered: bytes of weights, and of their gradients, while its backward pass runs.
+        working: bytes of its intermediates then.
     """
 
     held: Held
     kept: int
+    gathered: int
     working: int
 
 
@@ -107,10 +111,24 @@ def layer_memory(
         "elementwise": stream + products,
         "layer": stream,
     }
-    # What is computed anew is there once more; without that, only gradients come on top.
-    anew = mixed + SWIGLU * unit + 2 * whole * (tensor > 1)
-    working = SWIGLU_GRADIENTS * unit + 2 * whole if recompute == "none" else anew
-    return Layer(held(layer_tensors(config, word), strategy), kept[recompute], working)
+    own = held(layer_tensors(config, word), strategy)
+    # The gradients of gate and up, and four of the stream; with "tensor", of all time too.
+    shared = 2 * unit + 4 * stream + 4 * whole * (tensor > 1)
+    # The halves that are rotated are padded to a TPU's lanes.
+    padded = max(1, 2 * LANES // head_size(config, word))
+    attention = tokens * (2 * queries + padded * (queries + keys)) * size
+    weights = size * own.used
+    if recompute != "layer":  # it goes back through one half of the layer at a time
+        gathered = weights if weights + unit > attention else 0
+        working = shared + (unit if gathered else attention)
+    elif strategy.block_chunks == 1:
+        gathered, working = weights, shared + unit + attention
+    else:
+        # Each part reads the keys and values of all before it, and adds to gradients in float32.
+        gathered = weights + FLOAT32 * own.used
+        all_keys = tokens * (2 + padded) * keys * size
+        working = (shared + unit + attention) // strategy.block_chunks + all_keys + 5 * stream
+    return Layer(own, kept[recompute], gathered, working)
 
 
 def memory_of(
@@ -138,36 +156,39 @@ def memory_of(
     count = len(tables) if has_embedding and has_head else int(has_embedding or has_head)
     numbers = body + table.times(count) + held(rest_tensors(config), strategy)
     # Layers of one size work with more or less, by what they recompute.
-    largest = max(found.values(), key=lambda layer: 2 * size * layer.held.used + layer.working)
+    largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
     tokens = sequences * length
-    # The compiler takes the cast of stacked layers out of their loop, and so keeps all of them in
-    # the compute type, unless one layer is cast again for its own recomputing.
-    is_cast = size < FLOAT32 and (strategy.fsdp > 1 or {"layer"} != {kind[1] for kind in words})
-    copies = size * body.kept * is_cast
-    # Where nothing is recomputed, that copy is there in two layouts, one per pass, and the head's
-    # table stays as it was used, with its gradient in float32.
-    is_kept = "none" in {kind[1] for kind in words}
     accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
     activations = kept * in_flight
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
+    # The gradient of a table lasts until the embedding's is added, and so does the gathered table,
+    # unless that is the embedding and layers are computed anew.
+    only_gradient = config.tied_embedding and {"layer"} == {kind[1] for kind in words}
+    # Layers computed anew for few sequences read the projections of queries, keys and values in
+    # another order, which libtpu keeps of all layers in float32.
+    reordered = FLOAT32 * sum(
+        held(layer_tensors(config, word)[:3], strategy).kept * count
+        for (word, recompute), count in Counter(words).items()
+        if recompute == "layer" and sequences <= FEW and word in ("full", "window")
+    )
     moments = (
         # gradients, activations, gathered, working
         (
             accumulated,
             activations,
-            copies + 2 * use,
+            reordered + 2 * use,
             LOGIT_COPIES * logits + 2 * tokens * config.width * size,
         )
         if has_head
         else (0, 0, 0, 0),
         (
-            accumulated + FLOAT32 * body.kept + (1 + is_kept) * use * has_head,
+            accumulated + FLOAT32 * body.kept + use * has_head,
             activations,
-            (1 + is_kept) * copies + 2 * size * largest.held.used + is_kept * use * has_head,
+            reordered + largest.gathered + (not only_gradient) * use * has_head,
             largest.working,
         ),
-        (accumulated + FLOAT32 * numbers.kept, 0, 2 * use * count, 0),
+        (accumulated + FLOAT32 * numbers.kept, 0, use, 0),
     )
     gradients, kept, gathered, working = max(moments, key=sum)
     return Memory(
@@ -188,10 +209,15 @@ def layer_kinds(config: LoopedConfig, strategy: Strategy) -> list[tuple[str, str
     return [(next(words), recompute) for recompute, count in runs for _ in range(count)]
 
 
+def head_size(config: LoopedConfig, word: str) -> int:
+    """Channels of one head."""
+    size = config.options[word].head_size if word in ("full", "window") else None
+    return size or config.width // config.heads
+
+
 def channels(config: LoopedConfig, word: str) -> tuple[int, int]:
     """Channels of queries and of keys; layers that are not softmax keep about as much."""
     if word not in ("full", "window"):
         return config.width, config.width
-    options = config.options[word]
-    size = options.head_size or config.width // config.heads
+    options, size = config.options[word], head_size(config, word)
     return config.heads * size, (options.key_value_heads or config.heads) * size

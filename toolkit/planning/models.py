@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from toolkit.looped import PRESETS, LoopedConfig
+from toolkit.looped.mixing import LAYERS
 from toolkit.planning.strategy import Strategy
 
 # What one step may hold; beyond it no cluster exists, and arithmetic would only pretend.
@@ -98,13 +99,16 @@ def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_l
             f"batch {batch} is not divisible by {parts} (data x fsdp x microbatches); "
             f"nearest that works: {nearest_multiple(batch, parts)}"
         )
-    for name, parts in (("tensor", strategy.tensor), ("head_chunks", strategy.head_chunks)):
+    for name in ("tensor", "head_chunks", "block_chunks"):
+        parts = getattr(strategy, name)
         if sequence_length % parts:
             raise ValueError(
                 f"sequence_length {sequence_length} is not divisible by {name} {parts}; "
                 f"nearest that works: {nearest_multiple(sequence_length, parts)}"
             )
     _check_tensor(config, strategy.tensor)
+    if strategy.block_chunks > 1:
+        _check_streaming(config, strategy)
     group_runs(config, strategy)
     if strategy.pipeline > len(config.layers):
         raise ValueError(
@@ -166,6 +170,20 @@ def _check_tensor(config, tensor):
             fits = max(n for n in range(1, tensor) if all(s % n == 0 for s in sizes.values()))
             raise ValueError(
                 f"tensor {tensor} does not divide {name} {size}; nearest that works: {fits}"
+            )
+
+
+def _check_streaming(config, strategy):
+    if strategy.tensor > 1:
+        raise ValueError(
+            f"block_chunks {strategy.block_chunks} cuts time, and so does tensor "
+            f"{strategy.tensor}; nearest that works: 1"
+        )
+    for word in set(config.layers):
+        if not (LAYERS[word].has_rows or LAYERS[word].is_recurrent):
+            raise ValueError(
+                f"block_chunks {strategy.block_chunks}: not modelled for {word}, which mixes all "
+                "tokens at once; nearest that works: 1"
             )
 
 

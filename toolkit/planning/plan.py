@@ -22,6 +22,7 @@ RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
 CHUNK = 256  # tokens of a sequence whose logits exist at one time, where the head is streamed
 LARGEST_TENSOR = 64
+BLOCK_CHUNKS = (2, 4, 8, 16)  # parts of a sequence by which a layer is gone back through
 BALANCED = 8  # of the fastest pipelines, those whose stages are balanced
 
 
@@ -107,8 +108,10 @@ def plan(
     """Searches the fastest way to train a model on a cluster within its memory.
 
     Every cut of the chips into data x fsdp x tensor x pipeline is tried with every number of
-    microbatches; for each, a knapsack over the layers decides which of them recompute. The fastest
-    pipelines also get stages of unequal length, balanced in time as far as memory allows.
+    microbatches; for each, a knapsack over the layers decides which of them recompute. Where layers
+    that are recomputed whole do not fit, the backward pass goes through them in parts (StreamBP).
+    The fastest pipelines also get stages of unequal length, balanced in time as far as memory
+    allows.
 
     Args:
         model: a configuration, or the name of one (`MODELS`).
@@ -130,7 +133,8 @@ def plan(
         Below five seconds for 48 layers on 512 chips.
 
     Source:
-        Miao et al., "Galvatron", 2022; Wang et al., 2023 (Galvatron-BMW).
+        Miao et al., "Galvatron", 2022; Wang et al., 2023 (Galvatron-BMW); Luo et al.,
+        "StreamBP", 2025.
 
     Example:
         >>> found = plan("llama-3.2-1b", "v5e:4x4", batch=64)
@@ -169,6 +173,7 @@ def searched(
             )
             for recompute in RECOMPUTE
         ]  # fmt: skip
+        found += _streamed(found[-1])
         considered += len(found)
         least = min(found, key=lambda each: each.memory.total)
         if smallest is None or least.memory.total < smallest.memory.total:
@@ -177,7 +182,7 @@ def searched(
         staged += found if strategy.pipeline > 1 else []
         for each in fits:
             fitting[each.strategy] = each
-        if fits and not found[0].fits:
+        if fits and not found[0].fits:  # what recomputes nothing
             mixed = _mixed(least)
             if mixed is not None and mixed.fits:
                 fitting[mixed.strategy] = mixed
@@ -232,6 +237,30 @@ def _microbatches(sequences, pipeline):
     """Numbers of microbatches worth trying: few without stages to fill, several with them."""
     wanted = [1, 2, 4, 8] if pipeline == 1 else [pipeline * times for times in (1, 2, 4, 8)]
     return [parts for parts in wanted if sequences % parts == 0]
+
+
+def _streamed(layer: Prediction) -> list[Prediction]:
+    """Where layers that are recomputed whole do not fit, in as few parts as do (StreamBP)."""
+    memory, strategy = layer.memory, layer.strategy
+    smallest = memory.total - memory.gathered - memory.working
+    if layer.fits or strategy.tensor > 1 or smallest > layer.limit:
+        return []
+    found = []
+    for chunks in BLOCK_CHUNKS:
+        streamed = dataclasses.replace(strategy, block_chunks=chunks)
+        try:
+            check_model(layer.config, streamed, layer.batch, layer.sequence_length)
+        except ValueError:
+            break
+        found.append(
+            prediction_of(
+                layer.config, layer.cluster, streamed, layer.batch, layer.sequence_length,
+                layer.limit, layer.constants,
+            )
+        )  # fmt: skip
+        if found[-1].fits:
+            break
+    return found
 
 
 def _mixed(least: Prediction) -> Prediction | None:

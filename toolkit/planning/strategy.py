@@ -6,6 +6,7 @@ import math
 import re
 
 from toolkit._checks import check_fields, shown
+from toolkit.parallel.stream_backward import MOST_CHUNKS
 
 RECOMPUTE = ("none", "elementwise", "layer")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
@@ -30,6 +31,8 @@ class Strategy:
             "layer", of which only the input is kept; or runs of layers, as "20 layer, 12 none".
         microbatches: parts of the batch that run one after another.
         head_chunks: parts of a sequence whose logits exist at one time (StreamBP for the head).
+        block_chunks: parts of a sequence by which the backward pass goes through each layer that
+            it recomputes whole; intermediates of one part exist at one time (StreamBP).
         stages: layers of each pipeline stage; none: as equal as can be.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
@@ -49,6 +52,7 @@ class Strategy:
     recompute: str = "none"
     microbatches: int = 1
     head_chunks: int = 1
+    block_chunks: int = 1
     stages: tuple[int, ...] = ()
 
     def __post_init__(self):
@@ -58,6 +62,8 @@ class Strategy:
         for name in ("data", "fsdp", "tensor", "pipeline", "microbatches", "head_chunks"):
             if not 1 <= getattr(self, name) <= MOST_CHIPS:
                 raise ValueError(f"{name} must be 1 to {MOST_CHIPS:,}; got {getattr(self, name)}")
+        if not 1 <= self.block_chunks <= MOST_CHUNKS:
+            raise ValueError(f"block_chunks must be 1 to {MOST_CHUNKS}; got {self.block_chunks}")
         if self.stages and (len(self.stages) != self.pipeline or min(self.stages) < 1):
             raise ValueError(
                 f"stages must have a number of layers, 1 or more, for each of pipeline "
@@ -67,6 +73,11 @@ class Strategy:
             raise ValueError(
                 f"recompute must be one of {', '.join(RECOMPUTE)}, or runs of layers such as "
                 f"'20 layer, 12 none'; got {self.recompute!r}"
+            )
+        if self.block_chunks > 1 and "layer" not in self.recompute:
+            raise ValueError(
+                f"block_chunks {self.block_chunks} wants layers that are recomputed whole; "
+                f"got recompute {self.recompute!r}, nearest that works: 'layer'"
             )
 
     @property
@@ -117,4 +128,6 @@ class Strategy:
             words.append(f"{self.microbatches} microbatches")
         if self.head_chunks > 1:
             words.append(f"head in {self.head_chunks} chunks")
+        if self.block_chunks > 1:
+            words.append(f"layers in {self.block_chunks} chunks")
         return ", ".join(words)

@@ -178,11 +178,34 @@ def layer_seconds(
     rate = cluster.chip.flops_per_second * constants.matmul
     anew = {"none": 0, "elementwise": mixing, "layer": products + mixing}[recompute]
     forward = runs * (products + mixing) / rate
+    again = runs * anew / rate
+    if recompute == "layer" and strategy.block_chunks > 1:
+        again += runs * _streaming_seconds(config, word, strategy, cluster, tokens, constants)
     transfers = layer_transfers(config, word, recompute, strategy, sequences, length)
     return (
-        Seconds(forward, 2 * forward, runs * anew / rate)
+        Seconds(forward, 2 * forward, again)
         + _communication(transfers, cluster, constants)
         + _update(found, cluster, constants)
+    )
+
+
+def _streaming_seconds(
+    config: LoopedConfig,
+    word: str,
+    strategy: Strategy,
+    cluster: Cluster,
+    tokens: int,
+    constants: Constants,
+) -> float:
+    """What the parts of a layer cost beside the layer: each projects all keys and values before it
+    again, forward, anew and twice backward, and adds its gradients to sums in float32."""
+    keys = channels(config, word)[1] if word in ("full", "window") else 0
+    times = (strategy.block_chunks - 1) / 2
+    flops = 4 * times * 2 * tokens * config.width * 2 * keys
+    used = held(layer_tensors(config, word), strategy).used
+    moved = strategy.block_chunks * used * (config.compute_dtype.itemsize + 2 * FLOAT32)
+    return flops / (cluster.chip.flops_per_second * constants.matmul) + moved / (
+        cluster.chip.bytes_per_second * constants.memory
     )
 
 
