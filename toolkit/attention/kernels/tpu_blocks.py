@@ -6,6 +6,10 @@ comparisons of counters, a sum over lanes is one instruction a tile, and only ma
 reach the matrix unit, which multiplies bfloat16 and adds float32.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -14,46 +18,57 @@ from jaxtyping import Array, Bool, Float, Int
 TILE = 8
 
 
-def _split(x: Float[Array, "m n"]) -> tuple[Array, Array, Array]:
-    """Three bfloat16 blocks, of 8 of the 24 bits each, whose sum is the float32 block `x`.
+def _split(x: Float[Array, "m n"], parts: int) -> list[Array]:
+    """Bfloat16 blocks, of 8 of the 24 bits each, whose sum is the float32 block `x` if three.
 
     They are cut by masking bits: a round trip through bfloat16 would be simplified away by XLA
     where the kernel is interpreted.
     """
-    parts = []
-    for _ in range(2):
+    blocks = []
+    for _ in range(parts - 1):
         bits = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-(1 << 16))
         part = lax.bitcast_convert_type(bits, jnp.float32)
-        parts.append(part.astype(jnp.bfloat16))
+        blocks.append(part.astype(jnp.bfloat16))
         x = x - part
-    return parts[0], parts[1], x.astype(jnp.bfloat16)
+    return [*blocks, x.astype(jnp.bfloat16)]
 
 
 def dot(
-    a: Float[Array, "..."], b: Float[Array, "..."], axes: tuple[int, int] = (1, 0)
+    a: Float[Array, "..."],
+    b: Float[Array, "..."],
+    axes: tuple[int, int] = (1, 0),
+    *,
+    parts: int = 3,
 ) -> Float[Array, "..."]:
-    """The product of two blocks over one axis of each, to float32 accuracy whatever their dtypes.
+    """The product of two blocks over one axis of each, to 8 bits for each of `parts`.
 
-    The matrix unit multiplies bfloat16 exactly. A float32 factor is three such parts, so float32
-    times bfloat16 is three products and float32 times float32 the six that matter of nine. All
-    are one product over a longer axis, which fills the unit where the axis is short: 64 tokens
-    are half of what a v5e sums at once, and a quarter on a v6e.
+    The matrix unit multiplies bfloat16 exactly. With three parts of a float32 factor the product is
+    as accurate as float32: three products of float32 and bfloat16, of float32 and float32 the six
+    that matter of nine. Two parts take two, and three of four; one rounds to bfloat16. All are one
+    product over a longer axis, which fills the unit where the axis is short: 64 tokens are half of
+    what a v5e sums at once, and a quarter on a v6e.
     """
-    if a.dtype == b.dtype == jnp.float32:
-        (a0, a1, a2), (b0, b1, b2) = _split(a), _split(b)
-        left, right = (a0, a0, a1, a1, a0, a2), (b0, b1, b0, b1, b2, b0)
-    elif a.dtype == jnp.float32:
-        left, right = _split(a), (b,) * 3
-    elif b.dtype == jnp.float32:
-        left, right = (a,) * 3, _split(b)
-    else:
-        left, right = (a,), (b,)
+    left, right = (
+        _split(x, parts) if x.dtype == jnp.float32 else [x.astype(jnp.bfloat16)] for x in (a, b)
+    )
+    pairs = [(x, y) for i, x in enumerate(left) for j, y in enumerate(right) if i + j < parts]
     return lax.dot_general(
-        jnp.concatenate(left, axis=axes[0]),
-        jnp.concatenate(right, axis=axes[1]),
+        jnp.concatenate([x for x, _ in pairs], axis=axes[0]),
+        jnp.concatenate([y for _, y in pairs], axis=axes[1]),
         (((axes[0],), (axes[1],)), ((), ())),
         preferred_element_type=jnp.float32,
     )
+
+
+class Products(NamedTuple):
+    """How exactly the products of a chunk are made."""
+
+    dot: Callable[..., Array]
+    of_inverse: Callable[..., Array]  # where correlated keys cancel
+
+
+EXACT = Products(dot, dot)
+ROUNDED = Products(partial(dot, parts=1), partial(dot, parts=2))
 
 
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[Int[Array, "m n"], Int[Array, "m n"]]:
@@ -120,7 +135,9 @@ def _invert_tiles(a: Float[Array, "C C"]) -> Float[Array, "C C"]:
     return jnp.where(own, jnp.concatenate([x] * (size // TILE)), 0.0)
 
 
-def unit_lower_inverse(a: Float[Array, "C C"]) -> Float[Array, "C C"]:
+def unit_lower_inverse(
+    a: Float[Array, "C C"], dot: Callable[..., Array] = dot
+) -> Float[Array, "C C"]:
     """(I + A)^-1 of a strictly lower triangular A, C a power of two, without powers of A.
 
     Blocks of 8 by forward substitution, all of them at once. Then pairs of finished blocks merge,

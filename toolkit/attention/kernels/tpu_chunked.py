@@ -43,7 +43,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
+from toolkit.attention._precision import product_precision
 from toolkit.attention.kernels.refusals import no_derivative
+from toolkit.attention.kernels.tpu_blocks import EXACT, ROUNDED, Products
 from toolkit.attention.kernels.tpu_call import (
     VMEM_BYTES,
     cost,
@@ -61,14 +63,15 @@ def _load(refs: Chunk) -> Chunk:
     return jax.tree.map(lambda ref: ref[...], refs)
 
 
-def _forward_kernel(refs: Chunk, initial_ref, out_ref, states_ref, final_ref, state_ref):
+def _forward_kernel(products, refs: Chunk, initial_ref, out_ref, states_ref, final_ref, state_ref):
     @pl.when(pl.program_id(1) == 0)
     def _():
         state_ref[...] = initial_ref[...]
 
     if states_ref is not None:
         states_ref[...] = state_ref[...]
-    out, new_state = jax.vmap(forward_chunk)(_load(refs), state_ref[...])
+    forward = partial(forward_chunk, products=products)
+    out, new_state = jax.vmap(forward)(_load(refs), state_ref[...])
     out_ref[...] = out.astype(out_ref.dtype)
     state_ref[...] = new_state
 
@@ -78,13 +81,20 @@ def _forward_kernel(refs: Chunk, initial_ref, out_ref, states_ref, final_ref, st
 
 
 def _backward_kernel(
-    refs: Chunk, states_ref, d_out_ref, d_final_ref, d_refs: Chunk, d_initial_ref, d_state_ref
+    products,
+    refs: Chunk,
+    states_ref,
+    d_out_ref,
+    d_final_ref,
+    d_refs: Chunk,
+    d_initial_ref,
+    d_state_ref,
 ):
     @pl.when(pl.program_id(1) == 0)
     def _():
         d_state_ref[...] = d_final_ref[...]
 
-    d_chunk, d_state = jax.vmap(backward_chunk)(
+    d_chunk, d_state = jax.vmap(partial(backward_chunk, products=products))(
         _load(refs), states_ref[...], d_out_ref[...], d_state_ref[...]
     )
     for d_ref, d in zip(jax.tree.leaves(d_refs), jax.tree.leaves(d_chunk), strict=True):
@@ -104,6 +114,7 @@ class _Grid(NamedTuple):
     chunks: int
     size: int
     interpret: "bool | pltpu.InterpretParams"
+    products: Products
     is_reversed: bool = False
 
     def _number(self, c):
@@ -142,7 +153,7 @@ def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs
     chunk = inputs[0]
     exponentials = chunk.g.size * (16 if chunk.g.ndim == 3 else 2 * grid.size)
     return pl.pallas_call(
-        kernel,
+        partial(kernel, grid.products),
         grid=(grid.rows // grid.row_block, grid.chunks),
         in_specs=in_specs,
         out_specs=out_specs,
@@ -264,8 +275,10 @@ def chunked(
 
         S <- Diag(e^g) S,   S <- S + k w^T  with  w = v  or  beta (v - S^T k),   o = S^T q
 
-    Products of float32 are as accurate as float32, those of bfloat16 inputs among themselves are
-    exact; gates, scores, inverses and states are float32. The queries are already scaled, g is
+    Products of float32 inputs are as accurate as float32. Those of bfloat16 inputs take bfloat16
+    factors and are summed in float32, but for the inverse of a chunk, whose factors have 16 bits;
+    `jax.default_matmul_precision` makes them as accurate as float32. Gates, sums and states are
+    float32. The queries are already scaled, g is
     finite, and `chunk`, a power of two from 16 on (64 or 128 suit the matrix units), divides the
     time: pad with k = v = beta = g = 0. No state crosses `documents`; `initial_state` belongs to
     the first. `interpret` runs on any device, `True` plainly or as `pltpu.InterpretParams` says;
@@ -282,5 +295,8 @@ def chunked(
     _check(q, k, v, g, beta, initial_state, documents, chunk)
     inputs = _cut(q, k, v, g, beta, documents, chunk)
     rows, time, _ = q.shape
-    grid = _Grid(rows, rows_per_program(initial_state, ROWS), time // chunk, chunk, interpret)
+    row_block = rows_per_program(initial_state, ROWS)
+    is_rounded = product_precision(v.dtype) is None and not jax.config.jax_default_matmul_precision
+    products = ROUNDED if is_rounded else EXACT
+    grid = _Grid(rows, row_block, time // chunk, chunk, interpret, products)
     return _chunked(*vary_alike((inputs, initial_state)), grid)

@@ -24,6 +24,7 @@ difference of sums that are exact: never positive, and exact also where a rounde
 have lost it beside a large G.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -33,13 +34,13 @@ from toolkit.attention.kernels.tpu_blocks import (
     TILE,
     as_column,
     as_row,
-    dot,
     interleave,
     rows_and_columns,
     second_halves,
     second_reads_first,
     spread_row,
 )
+from toolkit.attention.kernels.tpu_blocks import dot as exact_dot
 
 
 def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "readers*C C"]:
@@ -97,9 +98,16 @@ class ScalarDecay(NamedTuple):
     leaving: Float[Array, "C 1"]  # e^(G_C - G)
     through: Float[Array, "1 1"]  # e^(G_C)
     readers: int  # 1 for queries alone, 2 for queries and keys
+    dot: Callable[..., Array]
 
     @classmethod
-    def of(cls, g: Float[Array, "1 C"], documents: Float[Array, "1 C"] | None, readers: int):
+    def of(
+        cls,
+        g: Float[Array, "1 C"],
+        documents: Float[Array, "1 C"] | None,
+        readers: int,
+        dot: Callable[..., Array],
+    ):
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         i, j = rows_and_columns((g.shape[1], g.shape[1]))
         # Sums of multiples of 1/256 are exact, and so are their differences; the rest is small.
@@ -113,27 +121,29 @@ class ScalarDecay(NamedTuple):
         entry, leaving, through = _masked_ends(total, later, documents)
         visible = _visible(g.shape[1], readers, documents)
         between = jnp.where(visible, _stack(between, readers), 0.0)
-        return cls(between, _stack(entry, readers), leaving, through, readers)
+        return cls(between, _stack(entry, readers), leaving, through, readers, dot)
 
     def scores(self, readers: Array, k: Array) -> Float[Array, "readers*C C"]:
-        return dot(readers, k, (1, 1)) * self.between
+        return self.dot(readers, k, (1, 1)) * self.between
 
     def scores_gradient(self, d_scores: Array, readers: Array, k: Array) -> tuple[Array, Array]:
         d_product = d_scores * self.between
-        return dot(d_product, k), dot(d_product, readers, (0, 0))
+        return self.dot(d_product, k), self.dot(d_product, readers, (0, 0))
 
     def read(self, readers: Array, state: Array) -> Float[Array, "readers*C value"]:
-        return self.entry * dot(readers, state)
+        return self.entry * self.dot(readers, state)
 
     def read_gradient(self, d_reads: Array, readers: Array, state: Array) -> tuple[Array, Array]:
         d_reads = self.entry * d_reads
-        return dot(d_reads, state, (1, 1)), dot(readers, d_reads, (0, 0))
+        return self.dot(d_reads, state, (1, 1)), self.dot(readers, d_reads, (0, 0))
 
     def write(self, k: Array, written: Array) -> Float[Array, "key value"]:
-        return dot(k, self.leaving * written, (0, 0))
+        return self.dot(k, self.leaving * written.astype(jnp.float32), (0, 0))
 
     def write_gradient(self, d_state: Array, k: Array, written: Array) -> tuple[Array, Array]:
-        return self.leaving * dot(written, d_state, (1, 1)), self.leaving * dot(k, d_state)
+        return self.leaving * self.dot(written, d_state, (1, 1)), self.leaving * self.dot(
+            k, d_state
+        )
 
     def carry(self, state: Array) -> Float[Array, "key value"]:
         return self.through * state
@@ -158,22 +168,29 @@ class ChannelDecay(NamedTuple):
     leaving: Float[Array, "C key"]  # e^(G_C - G)
     through: Float[Array, "key 1"]  # e^(G_C)
     readers: int
+    dot: Callable[..., Array]
 
     @classmethod
-    def of(cls, g: Float[Array, "C key"], documents: Float[Array, "1 C"] | None, readers: int):
+    def of(
+        cls,
+        g: Float[Array, "C key"],
+        documents: Float[Array, "1 C"] | None,
+        readers: int,
+        dot: Callable[..., Array],
+    ):
         """From log-decays, and document numbers that are 0 in the incoming state's document."""
         size = g.shape[0]
         i, j = rows_and_columns((size, size))
-        total, later = dot(_ones(j <= i), g), dot(_ones(j > i), g)
+        total, later = exact_dot(_ones(j <= i), g), exact_dot(_ones(j > i), g)
         entry, leaving, through = _masked_ends(total, later, documents)
         halves = []
         for width in _widths(size):
             own = (i & -width) == (j & -width)
             is_second = (i & width) == width
-            halves.append(jnp.exp(dot(_ones(own & ((j <= i) == is_second)), g)))
+            halves.append(jnp.exp(exact_dot(_ones(own & ((j <= i) == is_second)), g)))
         visible = _visible(size, readers, documents)
         entry, through = _stack(entry, readers), as_column(through)
-        return cls(g, tuple(halves), visible, entry, leaving, through, readers)
+        return cls(g, tuple(halves), visible, entry, leaving, through, readers, dot)
 
     def _halves(self):
         """Widths, where second halves read the first, and what survives: to readers, to keys."""
@@ -205,7 +222,7 @@ class ChannelDecay(NamedTuple):
             scores = jnp.where(place, pair, scores)
         for width, place, to_readers, to_keys in self._halves():
             later = second_halves(readers * to_readers, width)
-            product = jnp.where(place, dot(later, k * to_keys, (1, 1)), 0.0)
+            product = jnp.where(place, self.dot(later, k * to_keys, (1, 1)), 0.0)
             scores += interleave(jnp.zeros_like(product), product, width)
         return jnp.where(self.visible, scores, 0.0)
 
@@ -222,25 +239,25 @@ class ChannelDecay(NamedTuple):
             d_k += jnp.where(row_number == row, sums.reshape(k.shape), 0.0)
         for width, place, to_readers, to_keys in self._halves():
             d_product = jnp.where(place, second_halves(d_scores, width), 0.0)
-            d_later = dot(d_product, k * to_keys)
+            d_later = self.dot(d_product, k * to_keys)
             d_readers += to_readers * interleave(jnp.zeros_like(d_later), d_later, width)
             later = second_halves(readers * to_readers, width)
-            d_k += to_keys * dot(d_product, later, (0, 0))
+            d_k += to_keys * self.dot(d_product, later, (0, 0))
         return d_readers, d_k
 
     def read(self, readers: Array, state: Array) -> Float[Array, "readers*C value"]:
-        return dot(self.entry * readers.astype(jnp.float32), state)
+        return self.dot(self.entry * readers.astype(jnp.float32), state)
 
     def read_gradient(self, d_reads: Array, readers: Array, state: Array) -> tuple[Array, Array]:
-        d_state = dot(self.entry * readers.astype(jnp.float32), d_reads, (0, 0))
-        return self.entry * dot(d_reads, state, (1, 1)), d_state
+        d_state = self.dot(self.entry * readers.astype(jnp.float32), d_reads, (0, 0))
+        return self.entry * self.dot(d_reads, state, (1, 1)), d_state
 
     def write(self, k: Array, written: Array) -> Float[Array, "key value"]:
-        return dot(self.leaving * k.astype(jnp.float32), written, (0, 0))
+        return self.dot(self.leaving * k.astype(jnp.float32), written, (0, 0))
 
     def write_gradient(self, d_state: Array, k: Array, written: Array) -> tuple[Array, Array]:
-        d_written = dot(self.leaving * k.astype(jnp.float32), d_state)
-        return self.leaving * dot(written, d_state, (1, 1)), d_written
+        d_written = self.dot(self.leaving * k.astype(jnp.float32), d_state)
+        return self.leaving * self.dot(written, d_state, (1, 1)), d_written
 
     def carry(self, state: Array) -> Float[Array, "key value"]:
         return self.through * state
@@ -251,4 +268,4 @@ class ChannelDecay(NamedTuple):
         """From gradients of G, and of G_C alone, to the gradient of g."""
         i, j = rows_and_columns((d_total.shape[0], d_total.shape[0]))
         last = d_last + as_row(jnp.sum(carried, axis=1, keepdims=True))
-        return dot(_ones(j >= i), d_total) + last
+        return exact_dot(_ones(j >= i), d_total) + last

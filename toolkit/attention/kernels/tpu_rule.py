@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.tpu_blocks import as_column, as_row, dot, unit_lower_inverse
+from toolkit.attention.kernels.tpu_blocks import Products, as_column, as_row, unit_lower_inverse
 from toolkit.attention.kernels.tpu_decay import ChannelDecay, ScalarDecay
 
 
@@ -52,28 +52,28 @@ class _Parts(NamedTuple):
     delta: _Delta | None
 
 
-def _parts(chunk: Chunk, state: Float[Array, "key value"]) -> _Parts:
+def _parts(chunk: Chunk, state: Float[Array, "key value"], products: Products) -> _Parts:
     kind = ScalarDecay if chunk.g.shape[0] == 1 else ChannelDecay
     if chunk.beta is None:
-        decay = kind.of(chunk.g, chunk.documents, readers=1)
+        decay = kind.of(chunk.g, chunk.documents, 1, products.dot)
         scores, reads = decay.scores(chunk.q, chunk.k), decay.read(chunk.q, state)
         return _Parts(decay, chunk.q, scores, reads, chunk.v, None)
-    decay = kind.of(chunk.g, chunk.documents, readers=2)
+    decay = kind.of(chunk.g, chunk.documents, 2, products.dot)
     readers, beta = jnp.concatenate([chunk.q, chunk.k]), as_column(chunk.beta)
     scores, reads = decay.scores(readers, chunk.k), decay.read(readers, state)
     size = chunk.q.shape[0]
-    inverse = unit_lower_inverse(beta * scores[size:])
+    inverse = unit_lower_inverse(beta * scores[size:], products.of_inverse)
     error = chunk.v.astype(jnp.float32) - reads[size:]
-    written = dot(inverse, beta * error)
+    written = products.of_inverse(inverse, beta * error)
     return _Parts(decay, readers, scores, reads, written, _Delta(beta, inverse, error))
 
 
 def forward_chunk(
-    chunk: Chunk, state: Float[Array, "key value"]
+    chunk: Chunk, state: Float[Array, "key value"], products: Products
 ) -> tuple[Float[Array, "C value"], Float[Array, "key value"]]:
     """Outputs and the outgoing state."""
-    parts, size = _parts(chunk, state), chunk.q.shape[0]
-    out = parts.reads[:size] + dot(parts.scores[:size], parts.written)
+    parts, size = _parts(chunk, state, products), chunk.q.shape[0]
+    out = parts.reads[:size] + products.dot(parts.scores[:size], parts.written)
     return out, parts.decay.carry(state) + parts.decay.write(chunk.k, parts.written)
 
 
@@ -82,9 +82,11 @@ def backward_chunk(
     state: Float[Array, "key value"],
     d_out: Float[Array, "C value"],
     d_new_state: Float[Array, "key value"],
+    products: Products,
 ) -> tuple[Chunk, Float[Array, "key value"]]:
     """Gradients of the inputs and of the incoming state."""
-    decay, readers, scores, _, written, delta = _parts(chunk, state)
+    decay, readers, scores, _, written, delta = _parts(chunk, state, products)
+    dot = products.dot
     size, k = chunk.q.shape[0], chunk.k.astype(jnp.float32)
 
     # Outputs and outgoing state -> values written -> values and scores.
@@ -94,7 +96,7 @@ def backward_chunk(
     d_reads, d_v, d_beta = d_out.astype(jnp.float32), d_written, None
     if delta is not None:
         # N = T R with T = (I + A)^-1, so dR = T^T dN and dA = -dR N^T.
-        d_residual = dot(delta.inverse, d_written, (0, 0))
+        d_residual = products.of_inverse(delta.inverse, d_written, (0, 0))
         d_a = -dot(d_residual, written, (1, 1))
         d_beta = jnp.sum(d_residual * delta.error, axis=1, keepdims=True)
         d_beta = as_row(d_beta + jnp.sum(d_a * scores[size:], axis=1, keepdims=True))
