@@ -8,28 +8,30 @@ pass and backward in the other, with the state, or its gradient, in VMEM from ch
 
 The products of a chunk depend on one another, and a lone chain of them leaves the matrix units
 waiting. So a program takes `ROWS` rows, and `jax.vmap` runs each product for all of them before
-the next: 900 bundles of instructions per chunk and row of Gated DeltaNet, against 1400 for one row
-at a time and 1450 where a loop over the rows is unrolled.
+the next: with products of float32, 900 bundles of instructions per chunk and row of Gated DeltaNet,
+against 1400 for one row at a time and 1450 where a loop over the rows is unrolled.
 
 Kept for the backward pass: the inputs and the float32 state [key, value] that enters each chunk.
 Scores, inverse and written values are computed again.
 
-Floor of Gated DeltaNet forward at 16 rows x 4096 tokens, key = value = 128, C = 64, bfloat16
-(modelled: 12.3 GFLOP, or 45 GFLOP in bfloat16 passes, as a float32 factor takes three and two
-take six; 68 MB, and 67 MB more where states are kept):
-
-             FLOPs / peak      passes / peak     bytes / bandwidth     compiled schedule
-    v5e      0.06 ms           0.23 ms           0.08 ms (0.16)        0.64 ms
-    v6e      0.01 ms           0.05 ms           0.04 ms (0.08)        0.48 ms
-
-with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. The schedule is what the compiler
-packed into bundles, one per cycle at 1.5 and 1.75 GHz (what the peaks imply for four matrix units).
-It stands above the floors for the vector unit's work around small products: parts of float32
-factors, masks, substitution. Bundles per chunk and row, forward and backward, from the compiler:
+Products of bfloat16 inputs are one pass of the matrix unit each, but for those with the inverse of
+a chunk, which take three; of float32 inputs three or six (`tpu_blocks.dot`). Passes in GFLOP at 16
+rows x 4096 tokens, key = value = 128, C = 64 (counted), forward and backward:
 
              additive rule     Gated DeltaNet    Kimi Delta Attention
-    v5e      372 and 612       944 and 1594      1870 and 3346
-    v6e      311 and 504       818 and 1256      1485 and 2780
+    bfloat16 6.4 and 16.1      19.1 and 39.5     36.3 and 62.1
+    float32  38.7 and 96.6     75.5 and 185      98.0 and 224
+
+Floor of Gated DeltaNet forward there, in bfloat16 (modelled: 12.3 GFLOP, 19.1 GFLOP in passes; 68
+MB, and 67 MB more where states are kept):
+
+             FLOPs / peak      passes / peak     bytes / bandwidth
+    v5e      0.06 ms           0.10 ms           0.08 ms (0.16)
+    v6e      0.01 ms           0.02 ms           0.04 ms (0.08)
+
+with peaks of 197 and 918 bfloat16 TFLOP/s, 819 and 1640 GB/s. What the compiler packed for a v5e,
+one bundle per cycle at 1.5 GHz, stands above the floors for the vector unit's work around small
+products: 665 bundles per chunk and row forward and 931 backward, 0.45 ms of the forward pass here.
 """
 
 import math
@@ -43,7 +45,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
-from toolkit.attention._precision import product_precision
+from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention.kernels.refusals import no_derivative
 from toolkit.attention.kernels.tpu_blocks import EXACT, ROUNDED, Products
 from toolkit.attention.kernels.tpu_call import (
@@ -296,7 +298,7 @@ def chunked(
     inputs = _cut(q, k, v, g, beta, documents, chunk)
     rows, time, _ = q.shape
     row_block = rows_per_program(initial_state, ROWS)
-    is_rounded = product_precision(v.dtype) is None and not jax.config.jax_default_matmul_precision
+    is_rounded = product_precision(v.dtype) is BFLOAT16_PRODUCTS
     products = ROUNDED if is_rounded else EXACT
     grid = _Grid(rows, row_block, time // chunk, chunk, interpret, products)
     return _chunked(*vary_alike((inputs, initial_state)), grid)

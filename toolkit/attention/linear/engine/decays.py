@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._precision import precise_einsum
+from toolkit.attention._precision import Precision, precise_einsum
 
 LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
 
@@ -130,7 +130,7 @@ def decayed_scores(
     readers: Float[Array, "*chunks C key"],
     writers: Float[Array, "*chunks writers C key"],
     decays: Decays,
-    precision: lax.Precision | None,
+    precision: Precision,
 ) -> Float[Array, "*chunks C writers C"]:
     r"""How strongly each reader reads what each writer left: 0 above the diagonal.
 
