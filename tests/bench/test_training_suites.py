@@ -35,7 +35,9 @@ def test_model_flops_are_those_of_matrices_and_scores():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [checkpoints.resume_case, checkpoints.save_case])
+@pytest.mark.parametrize(
+    "make", [checkpoints.resume_case, checkpoints.begin_case, checkpoints.save_case]
+)
 def test_checkpoints_are_read_and_written(make):
     sizes = (2, 8) if make is checkpoints.resume_case else (2, 8, 2)
     case = make(*sizes, "small")

@@ -124,7 +124,7 @@ def test_latents_stay_whole_and_heads_are_cut(mesh):
 
 
 @pytest.mark.parametrize("order", ["thirds outermost", "heads outermost"])
-def test_fused_projections_are_cut_by_heads_only_where_these_are_outermost(mesh, order):
+def test_fused_projections_are_cut_where_exchanging_their_parts_is_cheap(mesh, order):
     def loss(p, x):
         fused = x @ p["qkv"]
         if order == "thirds outermost":
@@ -135,8 +135,12 @@ def test_fused_projections_are_cut_by_heads_only_where_these_are_outermost(mesh,
         return jnp.mean(attention(x, q, k, v, p["o"]) ** 2)
 
     params = shapes(qkv=(WIDTH, 3 * HEADS * KEY), o=(HEADS * KEY, WIDTH))
-    found = specs(auto_layout(loss, params, HIDDEN, mesh))
-    assert (found["qkv"] == COLUMN) == (order == "heads outermost")
+    found = auto_layout(loss, params, HIDDEN, mesh)
+    assert specs(found) == {"qkv": COLUMN, "o": ROW}
+    program = jax.make_jaxpr(loss)(params, HIDDEN)
+    cuts = [(WHOLE, 0), (WHOLE, 1), (0, WHOLE)]  # o, qkv, x
+    moves = [move.kind for move in follow(program, cuts, dict(mesh.shape)).moves]
+    assert ("all-to-all" in moves) == (order == "thirds outermost")
 
 
 def test_a_low_rank_pair_is_not_worth_its_all_reduce(mesh):

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.training import CheckpointError, Checkpoints, CheckpointWarning, TrainState, adamw
+from toolkit.training.identity import _bit_sums, checksums
 
 RUN = {"configuration": {"model": {"width": 8, "pattern": "gdn full"}, "corpus": "abc"}}
 
@@ -290,3 +291,15 @@ def test_sharded_state_is_restored_onto_another_mesh_and_onto_one_device(tmp_pat
                 jax.tree.leaves(restored), jax.tree.leaves(template), strict=True
             ):
                 assert one.sharding == other.sharding
+
+
+@pytest.mark.parametrize("leaf", ["float32", "bfloat16", "bool", "int8", "float64"])
+def test_a_checksum_is_the_same_for_every_device_that_makes_it(leaf):
+    """What NumPy adds where the array is, what XLA adds, and the parts of an array on a mesh."""
+    with jax.enable_x64(leaf == "float64"):
+        whole = jax.random.normal(jax.random.key(0), (8, 6)).astype(leaf)
+        mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+        cut = jax.device_put(whole, NamedSharding(mesh, PartitionSpec("a")))
+        made = jax.device_get(_bit_sums([whole]))
+        wanted = {"one": int(made[0]), "parts": int(made[0]), "none": 0}
+        assert checksums({"one": whole, "parts": cut, "none": whole[:0]}) == wanted

@@ -29,8 +29,29 @@ def checksums(state: Any) -> dict[str, int]:
     They guard against accidents, not against anybody who means harm and can make sums agree.
     """
     named = named_leaves(state)
-    sums = jax.device_get(_bit_sums(list(named.values())))
-    return {name: int(total) for name, total in zip(named, sums, strict=True)}
+    here = {name: _bit_sum_here(leaf) for name, leaf in named.items() if _is_in_memory(leaf)}
+    elsewhere = [name for name in named if name not in here]
+    sums = jax.device_get(_bit_sums([named[name] for name in elsewhere])) if elsewhere else []
+    found = here | {name: int(total) for name, total in zip(elsewhere, sums, strict=True)}
+    return {name: found[name] for name in named}
+
+
+def _is_in_memory(leaf: Array) -> bool:
+    """Whether NumPy may read it where it is; it adds whole numbers ten times as fast as XLA:CPU."""
+    if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return False
+    return leaf.is_fully_addressable and all(one.platform == "cpu" for one in leaf.devices())
+
+
+def _bit_sum_here(leaf: Array) -> int:
+    """`_bit_sums` of one array, each part of it once."""
+    parts = (shard.data for shard in leaf.addressable_shards if shard.replica_id == 0)
+    words = (np.ravel(part).view(_word(leaf.dtype)) for part in parts)
+    return sum(int(part.sum(dtype=np.uint32)) for part in words) % 2**32
+
+
+def _word(dtype: np.dtype) -> type:
+    return {1: np.uint8, 2: np.uint16}.get(dtype.itemsize, np.uint32)
 
 
 @jax.jit
@@ -42,8 +63,8 @@ def _bit_sums(leaves: list[Array]) -> Array:
             leaf = jax.random.key_data(leaf)
         if leaf.dtype == jnp.bool_:
             leaf = leaf.astype(jnp.uint8)
-        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
-        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).sum(dtype=jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(leaf, _word(leaf.dtype))
+        return bits.astype(jnp.uint32).sum(dtype=jnp.uint32)
 
     return jnp.stack([bit_sum(leaf) for leaf in leaves])
 

@@ -7,8 +7,9 @@ the modelled step gets faster:
     seconds = moving + FLOPs / rate + 7 parameter bytes held / memory bandwidth
 
 (the last is Adam's update, which reads four arrays and writes three). What is not outermost in a
-reshape, such as heads in a fused [queries | keys | values], is never cut through. Where the heads
-of keys and values are fewer than the devices, the mesh axis is followed factor by factor: one cuts
+reshape is never cut through. A fused [queries | keys | values] may be: devices then exchange its
+parts, so that each has its own heads of all three, and that is what it costs. Where the heads of
+keys and values are fewer than the devices, the mesh axis is followed factor by factor: one cuts
 these heads, the next the queries of each group.
 """
 

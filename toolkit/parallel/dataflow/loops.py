@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from toolkit.parallel.dataflow.flow import source_of
-from toolkit.parallel.dataflow.propagation import INLINED, inner_program, scan_counts
+from toolkit.parallel.dataflow.programs import INLINED, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import rule_of
 
 _VIEWS = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "slice")

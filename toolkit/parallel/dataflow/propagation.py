@@ -33,6 +33,7 @@ from toolkit.parallel.dataflow.flow import (
     cut_of,
     source_of,
 )
+from toolkit.parallel.dataflow.programs import INLINED, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import (
     LINEAR,
     REDUCTIONS,
@@ -40,15 +41,6 @@ from toolkit.parallel.dataflow.rules import (
     flops_of,
     reshape_rule,
     rule_of,
-)
-
-INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint")
-INLINED += (
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "custom_lin",
-    "mesh_call",
 )
 
 
@@ -73,17 +65,6 @@ def follow(
         for axis in range(len(mesh)):
             walk.settle(variable, value, axis, wanted[axis], 1, None)
     return walk.flow
-
-
-def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:
-    """Constants and carries of a scan; what is neither has an axis of turns outside of its body."""
-
-    def turns(outside, inside):
-        pairs = zip(outside, inside, strict=True)
-        return sum(outer.aval.ndim != one.aval.ndim for outer, one in pairs)
-
-    carries = len(body.outvars) - turns(equation.outvars, body.outvars)
-    return len(body.invars) - turns(equation.invars, body.invars) - carries, carries
 
 
 class _Value:
@@ -242,6 +223,8 @@ class _Walk:
             )
             for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True):
                 self.settle(one, value, axis, _place(letters, letter), count, equation)
+            for value, move in self._exchanges(equation, rule, operands, axis, letter):
+                self._record(*move, axis, count, value, equation)
             for out, letters in zip(results, rule.results, strict=True):
                 out[axis] = PARTIAL if letter in rule.summed else _place(letters, letter)
         self.flow.flops += work
@@ -282,13 +265,22 @@ class _Walk:
                 if self._divides(rule, letter, axis, local):
                     options.append(letter)
 
-        def seconds(letter: int | None) -> float:
+        def moving(letter: int | None) -> float:
             moved = sum(
                 self._seconds(one, value, axis, _place(letters, letter))
                 for one, value, letters in zip(
                     equation.invars, operands, rule.operands, strict=True
                 )
             )
+            exchanges = self._exchanges(equation, rule, operands, axis, letter)
+            return moved + sum(self._time(sent, messages) for _, (_, sent, messages) in exchanges)
+
+        # Compilers gather no operand of a product that they can sum in parts as it lies.
+        if name == "dot_general":
+            options = [one for one in options if one in rule.summed and not moving(one)] or options
+
+        def seconds(letter: int | None) -> float:
+            moved = moving(letter)
             if letter in rule.summed and letter is not None:
                 # Partial sums must be made up sooner or later.
                 moved += self._all_reduce_seconds(equation.outvars[0], results[0], axis)
@@ -323,20 +315,43 @@ class _Walk:
             if wanted != PARTIAL:
                 forms.add(wanted)
             return
-        kind, sent, messages = self._move(atom, value, axis, wanted)
-        self.flow.seconds_moving += count * (
-            messages * self.machine.latency + sent / self.machine.bandwidth
-        )
-        sources = (source_of(value.made_by), source_of(equation))
-        move = Move(kind, self.axes[axis], sent, count, sources)
-        self.flow.moves.append(move)
+        self._record(*self._move(atom, value, axis, wanted), axis, count, value, equation)
         forms.add(wanted)
+
+    def _exchanges(
+        self, equation: Any, rule: Rule, operands: list[_Value], axis: int, letter: int | None
+    ) -> list[tuple[_Value, tuple[str, float, int]]]:
+        """What is sent so that the parts of what is cut, or the whole of cut parts, is cut too."""
+        if letter is None or letter not in rule.exchanged:
+            return []
+        return [
+            (value, self._move(one, value, axis, _place(letters, letter)))
+            for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True)
+            if WHOLE not in value.forms[axis]
+        ]
+
+    def _record(
+        self,
+        kind: str,
+        sent: float,
+        messages: int,
+        axis: int,
+        count: int,
+        value: _Value,
+        equation: Any,
+    ) -> None:
+        self.flow.seconds_moving += count * self._time(sent, messages)
+        sources = (source_of(value.made_by), source_of(equation))
+        self.flow.moves.append(Move(kind, self.axes[axis], sent, count, sources))
+
+    def _time(self, sent: float, messages: int) -> float:
+        return messages * self.machine.latency + sent / self.machine.bandwidth
 
     def _seconds(self, atom: Any, value: _Value, axis: int, wanted: int) -> float:
         if wanted in value.forms[axis] or WHOLE in value.forms[axis]:
             return 0.0
         _, sent, messages = self._move(atom, value, axis, wanted)
-        return messages * self.machine.latency + sent / self.machine.bandwidth
+        return self._time(sent, messages)
 
     def _move(self, atom: Any, value: _Value, axis: int, wanted: int) -> tuple[str, float, int]:
         size = self.sizes[axis]
@@ -359,7 +374,7 @@ class _Walk:
         size = self.sizes[axis]
         pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place != WHOLE)
         sent = 2 * _bytes(atom) / pieces * (size - 1) / size
-        return 2 * (size - 1) * self.machine.latency + sent / self.machine.bandwidth
+        return self._time(sent, 2 * (size - 1))
 
 
 def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -379,14 +394,3 @@ def _bytes(atom: Any) -> float:
     aval = atom.aval
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return float(math.prod(getattr(aval, "shape", ()))) * itemsize
-
-
-def inner_program(equation: Any) -> ClosedJaxpr | None:
-    """The program a call runs."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        found = equation.params.get(name)
-        if isinstance(found, Jaxpr):
-            return ClosedJaxpr(found, ())
-        if found is not None:
-            return found
-    return None

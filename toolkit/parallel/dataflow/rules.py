@@ -23,17 +23,21 @@ REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_pro
 # Linear in all partial operands at once: sums of these are these of sums.
 LINEAR = (
     *("add", "sub", "add_any", "neg", "convert_element_type", "reshape", "transpose", "squeeze"),
-    *("reduce_sum", "broadcast_in_dim", "slice", "copy"),
+    *("reduce_sum", "broadcast_in_dim", "slice", "split", "concatenate", "copy"),
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An operation as an einsum: letters of each operand and result, and which are summed."""
+    """An operation as an einsum: letters of each operand and result, and which are summed.
+
+    An `exchanged` letter stays cut, but what each device holds of it is another's afterwards.
+    """
 
     operands: tuple[Letters, ...]
     results: tuple[Letters, ...]
     summed: frozenset[int] = frozenset()
+    exchanged: frozenset[int] = frozenset()
 
 
 def rule_of(equation: Any) -> Rule:
@@ -86,6 +90,14 @@ def _along(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     return Rule((letters,) * len(inputs), outs)
 
 
+def _parted(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
+    """Parts of one dimension, such as queries, keys and values: each is cut as the whole is."""
+    letters = tuple(range(len(inputs[0])))
+    axis = params["axis"] if "axis" in params else params["dimension"]
+    operands, results = (letters,) * len(inputs), (letters,) * len(outputs)
+    return Rule(operands, results, exchanged=frozenset({axis}))
+
+
 def _broadcast(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
     out = tuple(range(len(outputs[0])))
     places = params["broadcast_dimensions"]
@@ -127,7 +139,7 @@ def _squeeze(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def _same_sizes(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Slices, pads, concatenations, updates: dimensions of the result's own size go through."""
+    """Slices, pads, updates: dimensions of the result's own size go through."""
     out = outputs[0]
 
     def letters(shape: Shape) -> Letters:
@@ -228,17 +240,18 @@ _RULES: dict[str, Callable[[dict, list[Shape], list[Shape]], Rule]] = {
     "reduce_sum": _reduce,
     **dict.fromkeys(REDUCTIONS, _reduce),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort"), _along),
+    **dict.fromkeys(("split", "concatenate"), _parted),
     **dict.fromkeys(("argmax", "argmin"), _along),
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "reshape": reshape_rule,
     "squeeze": _squeeze,
-    **dict.fromkeys(("slice", "pad", "concatenate", "dynamic_slice"), _same_sizes),
+    **dict.fromkeys(("slice", "pad", "dynamic_slice"), _same_sizes),
     "dynamic_update_slice": _same_sizes,
     "gather": _gather,
     **dict.fromkeys(("scatter-add", "scatter_add"), _scatter_add),
     "conv_general_dilated": _convolution,
-    **dict.fromkeys(("split", "rng_bit_generator", "top_k", "fft", "scatter"), _nothing),
+    **dict.fromkeys(("rng_bit_generator", "top_k", "fft", "scatter"), _nothing),
 }
 
 

@@ -146,6 +146,13 @@ def blame(
     every = all_proposals(variant, _RANKING)
     before = Counter(map(_key, explanation.collectives))
     compiled: dict[str, Explanation] = {}
+
+    def trial_of(item: ExplainedCollective, words: str) -> Trial:
+        after = compiled[words]
+        is_gone = Counter(map(_key, after.collectives))[_key(item)] < before[_key(item)]
+        is_less = after.bytes_sent < explanation.bytes_sent
+        return Trial(words, is_gone and is_less, after.bytes_sent)
+
     findings = []
     by_size = sorted(explanation.collectives, key=lambda one: -one.collective.total_bytes_sent)
     for item in by_size:
@@ -153,13 +160,16 @@ def blame(
         for proposal in proposals_for(item, base, every, _RANKING)[:most_trials]:
             if proposal.words not in compiled:
                 compiled[proposal.words] = explain(proposal.variant.compile())
-            after = compiled[proposal.words]
-            is_gone = Counter(map(_key, after.collectives))[_key(item)] < before[_key(item)]
-            is_less = after.bytes_sent < explanation.bytes_sent
-            trials.append(Trial(proposal.words, is_gone and is_less, after.bytes_sent))
+            trials.append(trial_of(item, proposal.words))
             if trials[-1].removes:
                 break
         findings.append(Finding(item, tuple(trials)))
+    # Where the compiler moves what the model does not, a change made for another may remove it.
+    for place, finding in enumerate(findings):
+        others = (trial_of(finding.item, words) for words in compiled)
+        removing = next((trial for trial in others if trial.removes), None)
+        if finding.is_textbook and removing is not None:
+            findings[place] = Finding(finding.item, (removing,))
     return Blame(explanation, tuple(findings))
 
 
