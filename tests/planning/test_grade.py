@@ -58,6 +58,17 @@ def test_a_record_that_is_complete_compiles_nothing(tmp_path, rows):
         grade_record(copy, minutes=-1)
 
 
+@pytest.mark.parametrize("line", ['{"a": 1}', "not JSON", "[1]", '{"case": "one"}'])
+def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path, line):
+    path = tmp_path / "record.jsonl"
+    assert "0 of 100" in grade_record(path, minutes=0)
+    path.write_text(line)
+    for grade in (grade_record, grade_plans):
+        with pytest.raises(ValueError, match=r"record .* line [12]: want what") as refused:
+            grade(path, minutes=0)
+        assert "\n" not in str(refused.value)
+
+
 def test_what_does_not_divide_is_not_graded():
     where = cluster("v5e:2x2")
     assert not is_possible(Case("llama-3.2-1b", where.name, Strategy(fsdp=4), 3, 512), where)
@@ -67,7 +78,7 @@ def test_plans_that_fit_fit_as_compiled(tmp_path):
     """Recorded by libtpu: what fits as predicted fits, all within a quarter of the prediction."""
     plans = RECORD.with_name("plans-libtpu-0.0.42.jsonl")
     found = graded_plans(plans)
-    assert len(found) >= 11
+    assert sum(row["is_planned"] for row in found) >= 20
     assert all(row["fits"] or not row["is_planned"] for row in found)
     # llama-3-8b with FSDP 16 was once predicted 39% too low.
     assert max(abs(row["memory_error"]) for row in found) <= 0.25

@@ -115,6 +115,18 @@ def test_what_cannot_be_planned_is_refused_in_one_line(given, words):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("reserve", [0.0, 0.1])
+def test_the_memory_that_a_refusal_names_is_enough(reserve):
+    """It once was what the strategy needs, of which a tenth is then kept free."""
+    given = {"batch": 64, "reserve": reserve}
+    with pytest.raises(ValueError, match="too little") as refused:
+        plan("llama-3-8b", "h100:8", memory=1e9, **given)
+    named = float(str(refused.value).split("nearest that works: ")[1].split(" GiB")[0])
+    assert plan("llama-3-8b", "h100:8", memory=named * 2**30, **given).fitting == 1
+    with pytest.raises(ValueError, match="too little"):
+        plan("llama-3-8b", "h100:8", memory=(named - 0.02) * 2**30, **given)
+
+
 @pytest.mark.nightly
 def test_a_plan_that_fits_fits_when_compiled_for_tpus():
     """The TPU compiler's memory, without a TPU; a small model, for its compiler is slow."""

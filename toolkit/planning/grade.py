@@ -197,15 +197,25 @@ def record_cases(path: Path, given: Iterable[Case], *, minutes: float) -> int:
     return len(rows)
 
 
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+def read_rows(path: Path, needed: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """The record, by case; empty where there is none yet."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {row["case"]: row for row in map(json.loads, lines)}
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            row = json.loads(line)
+            if missing := {"case", *needed} - {*row} - {*(needed if "error" in row else ())}:
+                raise ValueError(f"no {', '.join(sorted(missing))}")
+            found[row["case"]] = row
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"record {path}, line {len(found) + 1}: want what data/planning/README.md says; {error}"
+        ) from None
+    return found
 
 
 def graded(path: Path) -> list[dict[str, Any]]:
     """Every recorded case with what is predicted, and by how much it is off."""
-    recorded, found = read_rows(path), []
+    recorded, found = read_rows(path, ("peak_bytes", "collectives", "seconds")), []
     for case in cases():
         row = recorded.get(case.key)
         if row is None or "error" in row:
@@ -269,11 +279,13 @@ def grade_record(path: Path, minutes: float) -> str:
     for row in rows:
         errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
         table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
-    took = statistics.median([row["seconds"] for row in rows]) if rows else 0.0
+    words = f"{text_table(table, '<>>>')}\n{summary(rows)}"
+    if not rows:
+        return words
+    took = statistics.median(row["seconds"] for row in rows)
     return (
-        f"{text_table(table, '<>>>')}\n{summary(rows)}\n"
-        f"a prediction took {in_words(each, 'seconds')}, compiling {in_words(took, 'seconds')} "
-        f"(median): {took / each:,.0f} times as long"
+        f"{words}\na prediction took {in_words(each, 'seconds')}, compiling "
+        f"{in_words(took, 'seconds')} (median): {took / each:,.0f} times as long"
     )
 
 
@@ -313,7 +325,7 @@ def graded_plans(path: Path) -> list[dict[str, Any]]:
     """Every recorded plan: whether it fits, as predicted now and as compiled, and by how much the
     prediction is off. What does not fit as predicted now was planned by an earlier model."""
     found = []
-    for row in read_rows(path).values():
+    for row in read_rows(path, ("peak_bytes", "strategy", "model", "topology")).values():
         if "error" in row:
             told = {"fits": False, "memory": None, "memory_error": None}
             found.append({"case": row["case"], "is_planned": True, **told})

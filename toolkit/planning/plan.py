@@ -157,7 +157,7 @@ def searched(
     """`plan`, which after each cut of the chips tells how many are weighed, and of how many."""
     config, where = model_of(model), cluster(chips)
     if memory is not None and not memory > 0:
-        raise ValueError(f"memory must be positive; got {memory}")
+        raise ValueError(f"memory must be positive; got {memory:,.0f} bytes")
     check_model(config, Strategy(), batch, sequence_length)
     constants = constants_of(where, constants)
     if not 0 <= reserve < 1:
@@ -200,7 +200,7 @@ def searched(
             fitting[uneven.strategy] = uneven
         considered += uneven is not None
     if not fitting:
-        raise ValueError(_nothing_fits(smallest, memory))
+        raise ValueError(_nothing_fits(smallest, memory, reserve))
     ranked = sorted(fitting.values(), key=lambda each: (each.step_seconds, each.memory.total))
     others, seen = [], {_degrees(ranked[0].strategy)}
     for each in ranked[1:]:
@@ -328,12 +328,13 @@ def _balanced(even: Prediction) -> Prediction | None:
     )  # fmt: skip
 
 
-def _nothing_fits(smallest: Prediction, memory: float | None) -> str:
-    needed = in_words(smallest.memory.total, "bytes")
+def _nothing_fits(smallest: Prediction, memory: float | None, reserve: float) -> str:
+    needed = math.ceil(100 * smallest.memory.total / (1 - reserve) / 2**30) / 100
     asked = "memory" if memory is not None else f"chips {smallest.cluster.name!r}: memory"
+    had = in_words(smallest.limit / (1 - reserve), "bytes")
     return (
-        f"{asked} of {in_words(smallest.limit, 'bytes')} per chip is too little for any of the "
-        f"strategies; nearest that works: {needed} with {smallest.strategy}"
+        f"{asked} of {had} per chip, {in_words(reserve, 'share')} kept free, is too little for any "
+        f"of the strategies; nearest that works: {needed:.2f} GiB with {smallest.strategy}"
     )
 
 

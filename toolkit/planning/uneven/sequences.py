@@ -112,6 +112,12 @@ def plan_sequences(
     if not lengths or min(lengths) < 1:
         raise ValueError("lengths must be one or more numbers of at least 1 token")
     costs = sequence_costs(config, where, recompute, memory, constants_of(where, constants))
+    room = costs.capacity * max(costs.bandwidth)
+    if 0 < room < max(lengths):
+        raise ValueError(
+            f"lengths: got a sequence of {max(lengths):,} tokens; nearest that works: at most "
+            f"{room:,}, on {max(costs.bandwidth)} chips together"
+        )
     tried = {}
     for degrees in (tuple(costs.bandwidth), *((degree,) for degree in costs.bandwidth)):
         own = dataclasses.replace(costs, bandwidth={d: costs.bandwidth[d] for d in degrees})
