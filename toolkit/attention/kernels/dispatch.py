@@ -50,11 +50,26 @@ def _gpu_tokens() -> Callable[..., tuple[Array, Array]]:
     return gpu_tokens.attend_tokens
 
 
-# Platform -> its kernels by name, "chunked" or "step"; and its kernels of one step against a cache.
+def _gpu_tiles() -> Callable[..., tuple[Array, Array]]:
+    from toolkit.attention.kernels import gpu_tiles
+
+    return gpu_tiles.attend_tiles
+
+
+def _gpu_sale() -> Callable[..., Array]:
+    from toolkit.attention.kernels import gpu_sale
+
+    return gpu_sale.tiles_above
+
+
+# Platform -> its kernels by name, "chunked" or "step"; its kernels of one step against a cache; and
+# those of a prompt that reads some tiles.
 KERNELS = {"tpu": _tpu, "cuda": _gpu}
 LATENT_KERNELS = {"cuda": _gpu_latent}
 PAGE_KERNELS = {"cuda": _gpu_pages}
 TOKEN_KERNELS = {"cuda": _gpu_tokens}
+TILE_KERNELS = {"cuda": _gpu_tiles}
+SALE_KERNELS = {"cuda": _gpu_sale}
 
 
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
@@ -160,6 +175,16 @@ def attend_pages(*arrays: Array, page_size: int) -> tuple[Array, Array]:
 def attend_tokens(*arrays: Array) -> tuple[Array, Array]:
     """One query per head against listed tokens; as in `gpu_tokens.attend_tokens`."""
     return _without_derivative(TOKEN_KERNELS, arrays)
+
+
+def attend_tile_list(*arrays: Array, **settings: Any) -> tuple[Array, Array]:
+    """Attention of a sequence to the tiles it keeps; as in `gpu_tiles.attend_tiles`."""
+    return _without_derivative(TILE_KERNELS, arrays, **settings)
+
+
+def tiles_above(*arrays: Array, **settings: int) -> Array:
+    """Tiles with a score above its bound; as in `gpu_sale.tiles_above`."""
+    return _without_derivative(SALE_KERNELS, arrays, **settings)
 
 
 def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any) -> Any:
