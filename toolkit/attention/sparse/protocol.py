@@ -32,10 +32,12 @@ from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     GROUPS,
     Head,
-    attend_to_forced,
-    attend_to_selected,
+    attend_by_kernel,
+    attend_to,
+    forced_tokens,
     rank,
     rest_of,
+    selected_tokens,
 )
 from toolkit.attention.sparse.selector import Selector
 
@@ -294,7 +296,8 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     start = _each("start", selector, cache.index, length, known)
     head = Head(cache.index, cache.keys, cache.values, q, length, start)
     recent_slots = selector.recent_slots(known_most)
-    read = [_over_heads(lambda s, h: attend_to_forced(s, recent_slots, h), selector, head)]
+    forced = _over_heads(lambda s, h: forced_tokens(s, recent_slots, h), selector, head)
+    read = [attend_to(head, q[:, :, None], *forced)]
 
     slots, logits, is_taken = most - selector.sinks - selector.least_recent(known_most), None, None
     if slots > 0:
@@ -304,8 +307,12 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
         if by_kernel and is_page_table(selector, budget, group):
             selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
         else:
-            select = partial(attend_to_selected, group, slots, budget, by_kernel)
-            selected, is_taken = _over_heads(select, selector, head, ranking, units, read[0], count)
+            select = partial(selected_tokens, group, slots, budget)
+            arguments = head, ranking, units, read[0], count
+            tokens, mask, is_taken = _over_heads(select, selector, *arguments)
+            attend = attend_by_kernel if by_kernel else attend_to
+            queries = q[:, :, :, None] if group == "each" else q[:, :, None]
+            selected = attend(head, queries, tokens, mask)
         read, logits = [*read, selected], ranking.logits
     parts = [(part.out, part.lse) for part in read]
     lse = combine(*parts)[1]
