@@ -27,8 +27,7 @@ NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
     gpu_outputs   what every token reads
     gpu_latent    one query per head against a latent cache
     gpu_pages     one query per head against the pages of a cache that a table names
-    gpu_tokens    one query per head against listed tokens of a cache (Triton, as the next two)
-    gpu_tiles     a whole sequence against the tiles it keeps: block-sparse flash attention
-    gpu_sale      which tiles hold a 4-bit score above its query's bound
+    gpu_tokens    one query per head against listed tokens of a cache (Triton, as the next)
+    gpu_tiles     a whole sequence against the tiles it keeps; which tiles SALE keeps
     gpu_support   chips, sizes, and how a kernel is launched
 """

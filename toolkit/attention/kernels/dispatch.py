@@ -57,9 +57,9 @@ def _gpu_tiles() -> Callable[..., tuple[Array, Array]]:
 
 
 def _gpu_sale() -> Callable[..., Array]:
-    from toolkit.attention.kernels import gpu_sale
+    from toolkit.attention.kernels import gpu_tiles
 
-    return gpu_sale.tiles_above
+    return gpu_tiles.tiles_above
 
 
 # Platform -> its kernels by name, "chunked" or "step"; its kernels of one step against a cache; and
@@ -183,7 +183,7 @@ def attend_tile_list(*arrays: Array, **settings: Any) -> tuple[Array, Array]:
 
 
 def tiles_above(*arrays: Array, **settings: int) -> Array:
-    """Tiles with a score above its bound; as in `gpu_sale.tiles_above`."""
+    """Tiles with a score above its bound; as in `gpu_tiles.tiles_above`."""
     return _without_derivative(SALE_KERNELS, arrays, **settings)
 
 

@@ -1,9 +1,12 @@
-r"""Block-sparse flash attention of a whole sequence: a block of queries meets the tiles it keeps.
+r"""Block-sparse flash attention of a whole sequence, and SALE's choice of its tiles.
 
     o_t = sum_{s in kept tiles of t} exp(x_ts - lse_t) v_s
+    keep tile (i, j)  if  x^_ts >= bound_t  for some query t of i and key s <= t of j
 
-Written for Triton, as `gpu_tokens`: a program takes a block of queries of one head and walks its
-list of tiles, which holds the kept ones first; of the others nothing is read.
+Written for Triton, as `gpu_tokens`. A program takes a block of queries of one head. Attention walks
+its list of tiles, which holds the kept ones first; of the others nothing is read. The choice takes
+4-bit scores x^ and no exponential: products are those of 8-bit integers that hold 15 levels, since
+Pallas has no 4-bit ones, and all that is written is one number per tile.
 """
 
 from typing import Any
@@ -13,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int8
 
 from toolkit._compat import require_jax
+from toolkit.attention._checks import check_choice
 from toolkit.attention.kernels.gpu_latent import LOG2_E, dot, next_softmax
 from toolkit.attention.kernels.gpu_support import BF16, F32
 
@@ -40,7 +44,7 @@ def attend_tiles(
     block of queries. Returns outputs and the logarithms of the sums of exponentials, in float32; 0
     and -inf where nothing is kept.
     """
-    check_blocks("tile", {"q": q, "k": k, "v": v}, query_block, key_block)
+    _check_blocks("tile", {"q": q, "k": k, "v": v}, query_block, key_block)
     rows, time, _ = q.shape
     key_time, value, shared = k.shape[1], v.shape[2], rows // k.shape[0]
     q, k, v = (
@@ -98,7 +102,79 @@ def attend_tiles(
     return out[:, :time], lse[:, :time]
 
 
-def check_blocks(what: str, arrays: dict[str, Array], query_block: int, key_block: int) -> None:
+def tiles_above(
+    q: Int8[Array, "rows time key"],
+    k: Int8[Array, "rows time key"],
+    q_step: Float[Array, "rows time"],
+    k_step: Float[Array, "rows time"],
+    of_mean: Float[Array, "rows time"],
+    bound: Float[Array, "rows time"],
+    *,
+    query_block: int,
+    key_block: int,
+    interpret: Any = False,
+) -> Bool[Array, "rows query_blocks key_blocks"]:
+    """Tiles in which some score, levels times steps and the mean query's part, reaches its bound.
+
+    2 key 8-bit operations per pair of a query and an earlier key.
+    """
+    _check_blocks("SALE", {}, query_block, key_block)
+    rows, time, size = q.shape
+    check_choice("channels of the Pallas SALE kernel", size, SIZES)
+    q, q_step, bound = _padded(query_block, q, q_step, bound)
+    k, k_step, of_mean = _padded(key_block, k, k_step, of_mean)
+    blocks, key_blocks = q.shape[1] // query_block, k.shape[1] // key_block
+
+    def body(q_ref, k_ref, q_step, k_step, of_mean, bound, kept):
+        first = pl.program_id(1) * query_block
+        square = query_block, key_block
+        query = first + lax.broadcasted_iota(jnp.int32, square, 0)
+        down = lambda x: lax.broadcast_in_dim(x, square, (0,))  # noqa: E731
+        across = lambda x: lax.broadcast_in_dim(x, square, (1,))  # noqa: E731
+        q, steps, bounds = q_ref[...], down(q_step[...]), down(bound[...])
+
+        def step(tile, nothing):
+            those = pl.ds(tile * key_block, key_block)
+            levels = jnp.dot(q, k_ref[those, :].T, preferred_element_type=jnp.int32)
+            s = levels.astype(F32) * steps * across(k_step[those]) + across(of_mean[those])
+            key = tile * key_block + lax.broadcasted_iota(jnp.int32, square, 1)
+            is_above = (s >= bounds) & (key <= query) & (query < time)
+            kept[tile] = jnp.max(is_above.astype(jnp.int32))
+            return nothing
+
+        last = jnp.minimum(first + query_block, time) - 1
+        kept[...] = jnp.zeros(kept.shape, jnp.int32)
+        lax.fori_loop(0, last // key_block + 1, step, None)
+
+    of_block = pl.BlockSpec((None, query_block), lambda i, j: (i, j))
+    of_head = pl.BlockSpec((None, k.shape[1]), lambda i, j: (i, 0))
+    kept = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((rows, blocks, key_blocks), jnp.int32),
+        grid=(rows, blocks),
+        in_specs=[
+            pl.BlockSpec((None, query_block, size), lambda i, j: (i, j, 0)),
+            pl.BlockSpec((None, *k.shape[1:]), lambda i, j: (i, 0, 0)),
+            of_block,
+            of_head,
+            of_head,
+            of_block,
+        ],
+        out_specs=pl.BlockSpec((None, None, key_blocks), lambda i, j: (i, j, 0)),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        interpret=bool(interpret),
+    )(q, k, q_step, k_step, of_mean, bound)
+    return kept > 0
+
+
+def _padded(block: int, *arrays: Array) -> list[Array]:
+    """Time filled up to whole blocks."""
+    return [
+        jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2)) for x in arrays
+    ]
+
+
+def _check_blocks(what: str, arrays: dict[str, Array], query_block: int, key_block: int) -> None:
     """Refuse what Triton's products and loads do not take."""
     require_jax("0.10", "The Pallas kernels for GPUs")
     for name, array in arrays.items():
