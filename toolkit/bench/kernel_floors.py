@@ -68,7 +68,10 @@ def _phase_floors() -> str:
     square, tokens, state = chunk**2, chunk * size, size**2
     # Multiply-adds and bytes per chunk; operands are bfloat16, but for A.
     phases = {
-        "`gpu_solve`": (INSTRUCTIONS * 64 * 16**2 + 4 * chunk * tokens, 6 * square + 8 * tokens),
+        "`gpu_prepare`": (
+            INSTRUCTIONS * 64 * 16**2 + 6 * chunk * tokens,
+            4 * square + 14 * tokens + 28 * chunk,
+        ),
         "`gpu_walk`": (2 * size * tokens, 8 * tokens + 2 * state),
         "`gpu_outputs`": (size * tokens + chunk * tokens, 2 * square + 6 * tokens + 2 * state),
         "`gpu_walk`, back": (
@@ -85,7 +88,7 @@ def _phase_floors() -> str:
 compiled, not run on a GPU yet. Inverses by blocks of 16 tokens take {INSTRUCTIONS} products of
 64 x 16 x 16 per chunk, {2 * chunks * INSTRUCTIONS * 64 * 16**2 / 1e9:.0f} GFLOP in all, where \
 doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}.
-What is known of all chunks before the state is, XLA computes.
+Gradients of what `gpu_prepare` computes are XLA's, which copies their inputs.
 
 {_table(lines)}"""
 

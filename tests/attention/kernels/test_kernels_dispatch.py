@@ -21,7 +21,7 @@ TIME = 21
 @pytest.fixture
 def tpu_interpreted(monkeypatch):
     kernels = {
-        "chunked": partial(tpu_chunked.chunked, interpret=True),
+        "chunked": dispatch.over_rows(partial(tpu_chunked.chunked, interpret=True)),
         "step": partial(tpu_step.step, interpret=True),
     }
     monkeypatch.setattr(dispatch, "KERNELS", {"cpu": kernels.get})

@@ -4,6 +4,7 @@ Queries, keys and values are bf16 and so are the operands of every product, so t
 those of bf16: the error's root mean square over the reference's.
 """
 
+import re
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -18,12 +19,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.topologies import get_topology_desc
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
-from toolkit.attention.kernels.gpu_chunked import chunked
+from toolkit.attention.kernels import gpu_chunked
 from toolkit.attention.kernels.gpu_factors import Delta
 from toolkit.attention.kernels.gpu_factors import _scores as scores_of_chunks
 from toolkit.attention.kernels.gpu_solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu_step import step
-from toolkit.attention.kernels.gpu_support import check_chip, launch
+from toolkit.attention.kernels.gpu_support import check_chip, launch, token_place
 from toolkit.attention.linear.engine.decays import exact_sums
 
 # Together they compute for longer than the first tier has time.
@@ -40,6 +41,13 @@ REAL_SHAPES = [
     (4, 4096, 64, 128, 1, False),
     (8, 2048, 32, 256, 1, True),
 ]
+
+
+def chunked(q, k, v, g, beta, state, **options):
+    """The kernels' heads of one sequence as rows."""
+    tokens = [None if x is None else jnp.moveaxis(x, 0, 1)[None] for x in (q, k, v, g, beta)]
+    out, state = gpu_chunked.chunked(*tokens, state[None], **options)
+    return jnp.moveaxis(out[0], 1, 0), state[0]
 
 
 class Inputs(NamedTuple):
@@ -123,19 +131,24 @@ def clean_interpreter():
 
 
 CASES = {
-    "simple decay": {"time": 192, "key": 64, "value": 32, "is_delta": False},
-    "channels": {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
-    "gated delta net": {"time": 192, "key": 64, "value": 32},
-    "kimi delta attention": {"time": 128, "key": 60, "value": 24, "channels": 60},
+    "simple decay": (1, {"time": 192, "key": 64, "value": 32, "is_delta": False}),
+    "channels": (
+        1,
+        {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
+    ),
+    "gated delta net": (2, {"time": 128, "key": 64, "value": 32}),
+    "kimi delta attention": (1, {"time": 128, "key": 60, "value": 24, "channels": 60}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_equal_the_token_loop(name):
-    inputs = make_inputs(1, **CASES[name])
+    heads, sizes = CASES[name]
+    inputs = make_inputs(heads, **sizes)
     documents = None
     if name in ("simple decay", "gated delta net"):  # inside a chunk, and at its edge
-        documents = jnp.searchsorted(jnp.array([30, 64, 130]), jnp.arange(192), side="right")
+        ends = jnp.array([30, 64, 120])
+        documents = jnp.searchsorted(ends, jnp.arange(sizes["time"]), side="right")
         documents = documents[None].astype(jnp.int32)
     got = values_and_gradients(
         lambda x: chunked(*x, documents=documents, interpret=INTERPRETER), inputs
@@ -244,17 +257,30 @@ def abstract(rows, time, size, channels, is_delta) -> Inputs:
 
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
 def test_real_shapes_lower_for_cuda(shape):
-    batch, time, heads, size, channels, is_delta = shape
+    _, time, heads, size, channels, is_delta = shape
 
     def train(x):
         out, pull = jax.vjp(chunked, *x)
         return out, pull(out)
 
-    inputs = abstract(batch * heads, time, size, channels, is_delta)
-    kernels = 4 if is_delta else 3  # solve, walk, outputs, walk backward
+    inputs = abstract(heads, time, size, channels, is_delta)
+    kernels = 4 if channels == 1 or is_delta else 3  # prepare or solve, walk, outputs, walk back
     assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
     token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
     assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
+
+
+def test_tokens_are_read_and_written_where_they_lie():
+    """Nothing puts the heads before the time: XLA would write all tokens once more."""
+    gate, tokens = (jax.ShapeDtypeStruct((2, 128, 3, *n), d) for n, d in (((), F32), ((64,), BF16)))
+    state = jax.ShapeDtypeStruct((2, 3, 64, 64), F32)
+    g = jax.ShapeDtypeStruct((2, 128, 3, 1), F32)
+    program = lowered(gpu_chunked.chunked, tokens, tokens, tokens, g, gate, state)
+    operations = re.findall(r"stablehlo\.(\w+).*xbf16>", program)
+    assert "custom_call" in operations
+    batch, place, head, _ = token_place(5, 2, heads=3)
+    assert (int(batch), place.start, int(head)) == (1, 128, 2)
+    assert not {"transpose", "gather", "concatenate", "pad"} & set(operations)
 
 
 def test_sharded_rows_lower_for_cuda():

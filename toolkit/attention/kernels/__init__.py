@@ -1,4 +1,4 @@
-"""Pallas kernels of the linear-time mixers, one row (a head of a sequence) beside another.
+"""Pallas kernels of the linear-time mixers, one head of a sequence beside another.
 
 Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
 for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,
@@ -6,7 +6,7 @@ interpret)` and `step(q_t, k_t, v_t, g_t, beta_t, state, *, interpret)`, for any
 decays by e^g, per token or per key channel, with (beta) or without the delta rule.
 
 From the mixers
-    dispatch      heads to rows, time to whole chunks, and the device's functions
+    dispatch      time to whole chunks, and the device's functions
     refusals      one line where a derivative is asked for that no kernel has
 
 TPU (Mosaic TPU; v5e and v6e)
@@ -20,7 +20,8 @@ TPU (Mosaic TPU; v5e and v6e)
 NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
     gpu_chunked   chunked: the phases below one after another; and their gradient
     gpu_step      step: decode one token, the state read and written once
-    gpu_factors   what is known of all chunks before the state is, by XLA
+    gpu_prepare   what is known of all chunks before the state is, on chip
+    gpu_factors   the same by XLA, for gradients and where every channel decays apart
     gpu_channels  its scores where every channel decays apart
     gpu_solve     the inverse of each chunk's system, on chip
     gpu_walk      the walk over chunks with the state in registers, and the walk back

@@ -1,7 +1,8 @@
-"""From the mixers to the kernels of this machine: heads to rows, time to whole chunks.
+"""From the mixers to the kernels of this machine: time to whole chunks.
 
-The kernels of every device take [rows, time, ...], where a row is one head of one sequence, and
-the log-decays of `decays.py`, bounded so that they are finite.
+The kernels of chunks take [batch, time, heads, ...] as the mixers do, those of a step [rows, ...],
+where a row is one head of one sequence; and the log-decays of `decays.py`, bounded so that they are
+finite.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,31 @@ from toolkit.attention.linear.engine.rule import Rule, act
 CHUNK = 64
 
 
+def over_rows(chunked: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that takes [rows, time, ...], a row being one head of one sequence, for heads."""
+
+    def run(q, k, v, g, beta, state, *, documents=None, **settings):
+        batch, time, heads, _ = v.shape
+
+        def rows(x: Array) -> Array:
+            return jnp.moveaxis(x, 2, 1).reshape(batch * heads, time, *x.shape[3:])
+
+        if documents is not None:
+            documents = jnp.repeat(documents, heads, axis=0)
+        tokens = [rows(x) for x in (q, k, v, g)]
+        beta = None if beta is None else rows(beta)
+        flat = state.reshape(-1, *state.shape[2:])
+        out, flat = chunked(*tokens, beta, flat, documents=documents, **settings)
+        out = jnp.moveaxis(out.reshape(batch, heads, time, -1), 1, 2)
+        return out, flat.reshape(state.shape)
+
+    return run
+
+
 def _tpu(name: str) -> Callable[..., Any]:
     from toolkit.attention.kernels import tpu_chunked, tpu_step
 
-    return tpu_chunked.chunked if name == "chunked" else tpu_step.step
+    return over_rows(tpu_chunked.chunked) if name == "chunked" else tpu_step.step
 
 
 def _gpu(name: str) -> Callable[..., Any]:
@@ -113,32 +135,29 @@ def run_kernels(
     """Run tokens through the device's chunked kernel."""
     arrays, g, state = gradient_only((tokens.arrays, tokens.g, state))
     tokens = Tokens(arrays, g, tokens.scale)
-    batch, time, heads, _ = g.shape
+    time = g.shape[1]
     size = CHUNK if chunk is None else chunk
     padding = -time % size
 
-    def rows(x: Array, mode: str = "constant") -> Array:
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode=mode)
-        return jnp.moveaxis(x, 2, 1).reshape(batch * heads, time + padding, *x.shape[3:])
+    def whole(x: Array, mode: str = "constant") -> Array:
+        return jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2), mode=mode)
 
     documents = None
     if starts is not None:
-        numbers = jnp.cumsum(starts.astype(jnp.int32), axis=1)[..., None]
-        documents = rows(jnp.broadcast_to(numbers, g.shape[:3]), "edge")
+        documents = whole(jnp.cumsum(starts.astype(jnp.int32), axis=1), "edge")
     q, k, v, beta = _arguments(rule, tokens)
     out, state = by_platform(
         "chunked",
-        rows(q),
-        rows(k),
-        rows(v),
-        rows(_bounded(g)),
-        None if beta is None else rows(beta),
-        state.reshape(-1, *state.shape[2:]),
+        whole(q),
+        whole(k),
+        whole(v),
+        whole(_bounded(g)),
+        None if beta is None else whole(beta),
+        state,
         documents=documents,
         chunk=size,
     )
-    out = out.reshape(batch, heads, time + padding, -1)[:, :, :time]
-    return jnp.moveaxis(out, 1, 2), state.reshape(batch, heads, *state.shape[1:])
+    return out[:, :time], state
 
 
 def step_kernels(

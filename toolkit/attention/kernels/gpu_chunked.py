@@ -7,12 +7,17 @@ inverse is found from products of pairs of bf16 numbers (16 bits).
 
 A chunk is 64 tokens. The work is split where its parallelism changes:
 
-    factors    all chunks at once    scores and decays                   XLA     gpu_factors
-    solve      all chunks at once    T = (I + A)^-1, U, E                Pallas  gpu_solve
-    walk       chunk after chunk     states at boundaries, N             Pallas  gpu_walk
-    outputs    all chunks at once    O = R S + P N                       Pallas  gpu_outputs
-    backward   factors again, the walk in reverse (Pallas), batched products and the pullback of
-               the factors (XLA), from the inputs, T, N and the states at chunk boundaries
+    prepare    all chunks at once    scores, decays, T = (I + A)^-1, U, E   Pallas  gpu_prepare
+    walk       chunk after chunk     states at boundaries, N                Pallas  gpu_walk
+    outputs    all chunks at once    O = R S + P N                          Pallas  gpu_outputs
+    backward   factors again (XLA, gpu_factors), the walk in reverse (Pallas), batched products and
+               the pullback of the factors (XLA), from the inputs, T, N and the states at chunk
+               boundaries
+
+Where channels decay apart, XLA prepares the factors (`gpu_factors`) and `gpu_solve` the rest. Else
+queries, keys and the values of a delta rule are read where they lie, [batch, time, heads, size],
+and outputs are written so: nothing is copied before or after. What XLA computes (channels, values
+of additive rules, all gradients) copies its inputs, heads before time.
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
@@ -32,12 +37,13 @@ What the programs move there, summed over the kernels that XLA compiles for this
 that takes at 4.8 TB/s (modelled, as is the floor):
 
                            forward            forward and backward
-    simple decay            2.4 GB  0.5 ms     8.6 GB  1.8 ms
-    Gated DeltaNet          4.1 GB  0.9 ms    15.6 GB  3.3 ms
-    Kimi Delta Attention    9.6 GB  2.0 ms    35.0 GB  7.3 ms
+    simple decay            2.2 GB  0.5 ms    10.0 GB  2.1 ms
+    Gated DeltaNet          2.7 GB  0.6 ms    15.0 GB  3.1 ms
+    Kimi Delta Attention   16.9 GB  3.5 ms    49.0 GB  10 ms
 
-The Pallas kernels move 2.3 GB of the 4.1; next to gain is the pullback of the factors, whose
-batched products and sums XLA runs one after another, and the scores of channels.
+Next to gain is the pullback of the factors, whose batched products and sums XLA runs one after
+another, and the scores of channels, whose exponentials XLA writes to memory. A mixer's call moves
+1.5 GB more, as it looks for NaN in its inputs and keeps them from spreading.
 
 What bf16 costs: with keys of unit length in directions of their own, outputs and gradients stay
 within 0.005 and 0.008 of the float32 token loop (relative, root mean square). Keys that hardly
@@ -48,7 +54,7 @@ What is proven without a GPU: the interpreter, which runs these very kernels, ag
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
 them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (heads of
-256: 210 in the inverse, 255 and 120 bytes in the walk back). None of this says that they run, or
+256: 211 where chunks are prepared, 255 and 120 bytes in the walk back). None of this says that they run, or
 how fast: the interpreter does WGMMA and stores to global memory at once, so it cannot see a missing
 wait for them, and no time has been measured.
 """
@@ -62,6 +68,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors
 from toolkit.attention.kernels.gpu_outputs import outputs
+from toolkit.attention.kernels.gpu_prepare import prepare
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu_walk import walk, walk_backward
@@ -69,18 +76,18 @@ from toolkit.attention.kernels.refusals import no_derivative
 
 
 def chunked(
-    q: Float[Array, "rows time key"],
-    k: Float[Array, "rows time key"],
-    v: Float[Array, "rows time value"],
-    g: Float[Array, "rows time channels"],
-    beta: Float[Array, "rows time"] | None,
-    initial_state: Float[Array, "rows key value"],
+    q: Float[Array, "batch time heads key"],
+    k: Float[Array, "batch time heads key"],
+    v: Float[Array, "batch time heads value"],
+    g: Float[Array, "batch time heads channels"],
+    beta: Float[Array, "batch time heads"] | None,
+    initial_state: Float[Array, "batch heads key value"],
     *,
     chunk: int = CHUNK,
-    documents: Int[Array, "rows time"] | None = None,
+    documents: Int[Array, "batch time"] | None = None,
     interpret: Any = False,
-) -> tuple[Float[Array, "rows time value"], Float[Array, "rows key value"]]:
-    r"""Mix tokens through a decaying state, with or without a delta rule; a row is one head.
+) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+    r"""Mix tokens through a decaying state, with or without a delta rule.
 
         S <- diag(e^g) S,   S <- S + k u^T,   o = S^T q
         u = v, or beta (v - S^T k) with a delta rule
@@ -113,11 +120,14 @@ def chunked(
     key, value = q.shape[-1], v.shape[-1]
     if g.shape[-1] != 1:
         g = padded(g, 64)
-    state = jnp.pad(initial_state, [(0, 0), (0, -key % 64), (0, -value % 32)])
-    out, state = _differentiable(
-        padded(q, 64), padded(k, 64), padded(v, 32), g, beta, documents, state, interpret
-    )
-    return out[..., :value], state[:, :key, :value]
+    heads, sizes = v.shape[2], initial_state.shape
+    state = jnp.pad(_rows_of_states(initial_state), [(0, 0), (0, -key % 64), (0, -value % 32)])
+    if documents is not None:
+        documents = jnp.repeat(documents, heads, axis=0)
+    beta = None if beta is None else _rows(beta)
+    inputs = padded(q, 64), padded(k, 64), padded(v, 32), _rows(g), beta, documents, state
+    out, state = _differentiable(*inputs, interpret)
+    return out[..., :value], state[:, :key, :value].reshape(sizes)
 
 
 def _values(q, k, v, g, beta, documents, initial_state, interpret) -> tuple[Array, Array]:
@@ -129,13 +139,29 @@ def _kept(q, k, v, g, beta, documents, initial_state, interpret):
     return _forward(*inputs, interpret=interpret)
 
 
+def _rows(x: Array) -> Array:
+    """[batch, time, heads, ...] -> [batch * heads, time, ...]; of tokens that is a copy."""
+    return jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], *x.shape[3:])
+
+
+def _rows_of_states(x: Array) -> Array:
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _factors(q, k, v, g, beta, documents) -> Factors:
+    """In XLA, for channels that decay apart and for gradients, which copy their inputs."""
+    return factors(_rows(q), _rows(k), _rows(v), g, beta, documents)
+
+
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
-    matrices = factors(q, k, v, g, beta, documents)
-    solution = None
-    if matrices.delta is not None:
-        solution = solve(matrices.delta, matrices.values, interpret=interpret)
+    if g.shape[-1] == 1:
+        matrices, solution = prepare(q, k, v, g, beta, documents, interpret=interpret)
+    else:
+        matrices, solution = _factors(q, k, v, g, beta, documents), None
+        if matrices.delta is not None:
+            solution = solve(matrices.delta, matrices.values, interpret=interpret)
     states, written, final_state = walk(matrices, solution, initial_state, interpret=interpret)
-    out = outputs(matrices, states, written, interpret=interpret).reshape(v.shape)
+    out = outputs(matrices, states, written, v.shape[2], interpret=interpret)
     inverse = None if solution is None else solution.inverse
     return (out, final_state), (q, k, v, g, beta, documents, states, written, inverse)
 
@@ -143,8 +169,8 @@ def _forward(q, k, v, g, beta, documents, initial_state, interpret):
 def _backward(interpret, saved, cotangents):
     q, k, v, g, beta, documents, states, written, inverse = saved
     d_out, d_final_state = no_derivative("the gradient", cotangents)
-    matrices, pull = jax.vjp(partial(factors, documents=documents), q, k, v, g, beta)
-    d_out = cut(d_out)
+    matrices, pull = jax.vjp(partial(_factors, documents=documents), q, k, v, g, beta)
+    d_out = cut(_rows(d_out))
     # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
     d_states, d_written, d_initial_state = walk_backward(
         matrices, inverse, d_out, d_final_state, interpret=interpret

@@ -72,7 +72,8 @@ def dot(equation: str, x: Array, y: Array) -> Array:
     return jnp.einsum(equation, x, y, preferred_element_type=F32)
 
 
-def _masks(documents: Int[Array, "rows time"]) -> Masks:
+def document_masks(documents: Int[Array, "rows time"]) -> Masks:
+    """From the numbers of documents, which never fall."""
     token = cut(documents)
     outgoing = token[:, :, -1:]
     incoming = jnp.concatenate([token[:, :1, :1], outgoing[:, :-1]], axis=1)
@@ -113,7 +114,7 @@ def factors(
     entry = jnp.exp(sum(decay))
     leave, through = jnp.exp(sum(x[:, :, -1:] - x for x in decay)), entry[:, :, -1]
     scores = _scores(q, k, decay)
-    masks = None if documents is None else _masks(documents)
+    masks = None if documents is None else document_masks(documents)
     if masks is not None:
         entry = jnp.where(masks.entry, entry, 0)
         leave = jnp.where(masks.leave, leave, 0)

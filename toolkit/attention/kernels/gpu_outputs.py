@@ -16,7 +16,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from toolkit.attention.kernels.gpu_factors import Factors
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, launch, tile_columns
+from toolkit.attention.kernels.gpu_support import (
+    BF16,
+    CHUNK,
+    launch,
+    tile_columns,
+    token_place,
+)
 from toolkit.attention.kernels.gpu_walk import sum_of_products
 
 
@@ -24,10 +30,13 @@ def outputs(
     factors: Factors,
     states: Float[Array, "rows chunks key value"],
     written: Float[Array, "rows chunks C value"],
+    heads: int,
     *,
     interpret: Any = False,
-) -> Float[Array, "rows chunks C value"]:
+) -> Float[Array, "batch time heads value"]:
     """What every token reads, in bf16, of the incoming states and written values from `walk`.
+
+    Bulk copies put it where the tokens lie, between the other heads.
 
     C K V + C^2 V multiply-adds per chunk; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
     """
@@ -41,6 +50,7 @@ def outputs(
         if tile != value:
             columns = pl.ds(lax.axis_index("tile") * tile, tile)
         part = (*place, slice(None), columns)
+        tokens = token_place(*place, heads, columns)
         plgpu.copy_gmem_to_smem(read.at[place], read_smem, loaded)
         plgpu.copy_gmem_to_smem(states.at[part], state_smem, loaded)
         plgpu.copy_gmem_to_smem(scores.at[place], scores_smem, loaded)
@@ -49,12 +59,12 @@ def outputs(
         pairs = [(read_smem, state_smem), (scores_smem, written_smem)]
         out_smem[...] = sum_of_products(shape, pairs).astype(BF16)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_smem, out.at[part])
+        plgpu.copy_smem_to_gmem(out_smem, out.at[tokens])
         plgpu.wait_smem_to_gmem(0)
 
     kernel = launch(
         body,
-        out_type=jax.ShapeDtypeStruct((rows, count, CHUNK, value), BF16),
+        out_type=jax.ShapeDtypeStruct((rows // heads, count * CHUNK, heads, value), BF16),
         scratch_types=[
             plgpu.SMEM((CHUNK, key), BF16),
             plgpu.SMEM((CHUNK, CHUNK), BF16),

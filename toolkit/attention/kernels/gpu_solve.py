@@ -25,7 +25,7 @@ In XLA the same inverse is some twenty kernels, which move six times the 24 KB o
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,14 +54,112 @@ def _tokens(block: int) -> Any:
     return pl.ds(BLOCK * block, BLOCK)
 
 
-def _sum_of_products(
-    shape: tuple[int, int], pairs: Sequence[tuple[Array, Any]], interpret: Any
-) -> Array:
-    """Products of registers and shared memory; the interpreter has no such instruction."""
-    if interpret:
-        products = (jnp.dot(x, y[...], preferred_element_type=F32) for x, y in pairs)
-        return sum(products, jnp.zeros(shape, F32))
-    return sum_of_products(shape, pairs)
+class Scratch(NamedTuple):
+    """Shared memory of an inverse: bf16 strips, two for an operand of 16 bits."""
+
+    below: Any  # right operands that come from A
+    by_turns: Any  # X
+    inverse: Any
+
+
+def scratch() -> Scratch:
+    """What `write_solution` needs."""
+    strip = plgpu.SMEM(STRIP, BF16)
+    pair = [strip, strip]
+    return Scratch([pair] * 6, [pair] * 2, [strip for _ in BLOCKS])
+
+
+def operand(size: int) -> Any:
+    """Keys or values of a chunk in shared memory, as narrow as a block: a WGMMA takes whole periods
+    of the swizzle.
+    """
+    narrow = (plgpu.TilingTransform((8, BLOCK)), plgpu.SwizzleTransform(2 * BLOCK))
+    return plgpu.SMEM((CHUNK, size), BF16, transforms=narrow)
+
+
+def write_solution(system, values, keys, strengths, scratch: Scratch, results, interpret) -> None:
+    """T, U and E of one chunk to global memory; values and keys are overwritten on chip.
+
+    `system` is A in shared memory, and `strengths(i, tokens)` gives those of values, of keys; the
+    `results` are references to the chunk's T, U and E.
+    """
+    row, column = (lax.broadcasted_iota(jnp.int32, STRIP, axis) for axis in (0, 1))
+    distance, own = (row & (BLOCK - 1)) ^ column, row // BLOCK
+    inverse, *applied = results
+
+    def in_block(x, block):
+        return jnp.where(own == block, x, 0.0)
+
+    def store(pair, x):
+        for buffer, half in zip(pair, _halves(x), strict=True):
+            buffer[...] = half
+
+    def product(*terms):
+        """The sum of strips times a block of a strip in shared memory, to 16 bits."""
+        pairs = []
+        for x, (high, low), block in terms:
+            x_high, x_low = _halves(x)
+            right = high.at[_tokens(block)]
+            pairs += [(x_high, right), (x_high, low.at[_tokens(block)]), (x_low, right)]
+        return sum_of_products(STRIP, pairs, interpret)
+
+    def blocks_product(left, right, blocks: Sequence[int] = BLOCKS, below: int = 0):
+        """Every block of the left, `below` blocks lower, times its block of the right."""
+        return product(*((in_block(left, block + below), right, block) for block in blocks))
+
+    # Columns of A. Right operands are stored where no warp can still be reading: at first all
+    # that come from A, then X by turns in two places.
+    columns = [system[:, _tokens(block)] for block in BLOCKS]
+    diagonal = sum(in_block(columns[block], block) for block in BLOCKS)
+    *inside_smem, pairs_smem, left_smem, right_smem = scratch.below
+    for width, pair in zip((2, 4, 8), inside_smem, strict=True):
+        inside = (distance >= width) & (distance < 2 * width)
+        store(pair, jnp.where(inside, diagonal, 0.0))
+    store(pairs_smem, in_block(columns[0], 1) + in_block(columns[2], 3))
+    store(left_smem, columns[0])
+    store(right_smem, columns[1])
+    x = jnp.where(distance == 0, 1.0, 0.0) - jnp.where(distance == 1, diagonal, 0.0)
+    x_smem, other_smem = scratch.by_turns
+    for inside in inside_smem:
+        store(x_smem, x)
+        plgpu.commit_smem()
+        x = x - blocks_product(blocks_product(x, inside), x_smem)
+        x_smem, other_smem = other_smem, x_smem
+    store(x_smem, x)
+    plgpu.commit_smem()
+    read = blocks_product(x, pairs_smem, (1, 3))
+    merged = -blocks_product(read, x_smem, (0, 2), below=1)
+    store(other_smem, merged)
+    plgpu.commit_smem()
+    third, last = in_block(x, 2) + in_block(merged, 3), in_block(x, 3)
+    left, right = (
+        product((third, corner, 2), (last, corner, 3)) for corner in (left_smem, right_smem)
+    )
+    first = in_block(x, 0) + in_block(merged, 1)
+    first -= product((left, x_smem, 0), (right, other_smem, 1))
+    second = in_block(x, 1) - product((right, x_smem, 1))
+    strips = (first, second, third, last)
+
+    def apply(sign, strength, buffer, result):
+        """T diag(strength) times the buffer, into the buffer."""
+        pairs = []
+        for block, strip in enumerate(strips):
+            by_token = sign * strengths(strength, _tokens(block))
+            scaled = strip * lax.broadcast_in_dim(by_token, STRIP, (1,))
+            pairs += [(half, buffer.at[_tokens(block)]) for half in _halves(scaled)]
+        applied = sum_of_products(buffer.shape, pairs, interpret)
+        plgpu.commit_smem()  # whatever was read of the buffer has been read
+        buffer[...] = applied.astype(BF16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer, result)
+
+    for block, (strip, buffer) in enumerate(zip(strips, scratch.inverse, strict=True)):
+        buffer[...] = strip.astype(BF16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer, inverse.at[:, _tokens(block)])
+    apply(1.0, 0, values, applied[0])
+    apply(-1.0, 1, keys, applied[1])
+    plgpu.wait_smem_to_gmem(0)
 
 
 def solve(
@@ -75,107 +173,28 @@ def solve(
     rows, count, _, key = delta.keys.shape
     value = values.shape[-1]
 
-    def body(system, values, keys, strengths, inverse, new_values, erase, *scratch):
-        system_smem, values_smem, keys_smem, strengths_smem, *scratch = scratch
-        below_smem, even_smem, odd_smem, inverse_smem, loaded = scratch
+    def body(*refs):
+        *sources, inverse, new_values, erase = refs[:7]
+        *buffers, strips, loaded = refs[7:]
         place = lax.axis_index("row"), lax.axis_index("chunk")
-        plgpu.copy_gmem_to_smem(system.at[place], system_smem, loaded)
-        plgpu.copy_gmem_to_smem(values.at[place], values_smem, loaded)
-        plgpu.copy_gmem_to_smem(keys.at[place], keys_smem, loaded)
-        plgpu.copy_gmem_to_smem(strengths.at[place], strengths_smem, loaded)
+        for source, buffer in zip(sources, buffers, strict=True):
+            plgpu.copy_gmem_to_smem(source.at[place], buffer, loaded)
         plgpu.barrier_wait(loaded)
-        row, column = (lax.broadcasted_iota(jnp.int32, STRIP, axis) for axis in (0, 1))
-        distance, own = (row & (BLOCK - 1)) ^ column, row // BLOCK
+        system, values, keys, strengths = buffers
+        results = [x.at[place] for x in (inverse, new_values, erase)]
+        by_token = lambda i, tokens: strengths[i, tokens]  # noqa: E731
+        write_solution(system, values, keys, by_token, strips, results, interpret)
 
-        def in_block(x, block):
-            return jnp.where(own == block, x, 0.0)
-
-        def store(pair, x):
-            for buffer, half in zip(pair, _halves(x), strict=True):
-                buffer[...] = half
-
-        def product(*terms):
-            """The sum of strips times a block of a strip in shared memory, to 16 bits."""
-            pairs = []
-            for x, (high, low), block in terms:
-                x_high, x_low = _halves(x)
-                right = high.at[_tokens(block)]
-                pairs += [(x_high, right), (x_high, low.at[_tokens(block)]), (x_low, right)]
-            return _sum_of_products(STRIP, pairs, interpret)
-
-        def blocks_product(left, right, blocks: Sequence[int] = BLOCKS, below: int = 0):
-            """Every block of the left, `below` blocks lower, times its block of the right."""
-            return product(*((in_block(left, block + below), right, block) for block in blocks))
-
-        # Columns of A. Right operands are stored where no warp can still be reading: at first all
-        # that come from A, then X by turns in two places.
-        columns = [system_smem[:, _tokens(block)] for block in BLOCKS]
-        diagonal = sum(in_block(columns[block], block) for block in BLOCKS)
-        *inside_smem, pairs_smem, left_smem, right_smem = below_smem
-        for width, pair in zip((2, 4, 8), inside_smem, strict=True):
-            inside = (distance >= width) & (distance < 2 * width)
-            store(pair, jnp.where(inside, diagonal, 0.0))
-        store(pairs_smem, in_block(columns[0], 1) + in_block(columns[2], 3))
-        store(left_smem, columns[0])
-        store(right_smem, columns[1])
-        x = jnp.where(distance == 0, 1.0, 0.0) - jnp.where(distance == 1, diagonal, 0.0)
-        x_smem, other_smem = even_smem, odd_smem
-        for inside in inside_smem:
-            store(x_smem, x)
-            plgpu.commit_smem()
-            x = x - blocks_product(blocks_product(x, inside), x_smem)
-            x_smem, other_smem = other_smem, x_smem
-        store(x_smem, x)
-        plgpu.commit_smem()
-        read = blocks_product(x, pairs_smem, (1, 3))
-        merged = -blocks_product(read, x_smem, (0, 2), below=1)
-        store(other_smem, merged)
-        plgpu.commit_smem()
-        third, last = in_block(x, 2) + in_block(merged, 3), in_block(x, 3)
-        left, right = (
-            product((third, corner, 2), (last, corner, 3)) for corner in (left_smem, right_smem)
-        )
-        first = in_block(x, 0) + in_block(merged, 1)
-        first -= product((left, x_smem, 0), (right, other_smem, 1))
-        second = in_block(x, 1) - product((right, x_smem, 1))
-        strips = (first, second, third, last)
-
-        def apply(sign, strength, buffer, result):
-            """T diag(strength) times the buffer, into the buffer."""
-            pairs = []
-            for block, strip in enumerate(strips):
-                strengths = sign * strengths_smem[strength, _tokens(block)]
-                scaled = strip * lax.broadcast_in_dim(strengths, STRIP, (1,))
-                pairs += [(half, buffer.at[_tokens(block)]) for half in _halves(scaled)]
-            applied = _sum_of_products(buffer.shape, pairs, interpret)
-            plgpu.commit_smem()  # whatever was read of the buffer has been read
-            buffer[...] = applied.astype(BF16)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffer, result.at[place])
-
-        for block, (strip, buffer) in enumerate(zip(strips, inverse_smem, strict=True)):
-            buffer[...] = strip.astype(BF16)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffer, inverse.at[(*place, slice(None), _tokens(block))])
-        apply(1.0, 0, values_smem, new_values)
-        apply(-1.0, 1, keys_smem, erase)
-        plgpu.wait_smem_to_gmem(0)
-
-    strip, outputs = plgpu.SMEM(STRIP, BF16), [(CHUNK, CHUNK), (CHUNK, value), (CHUNK, key)]
-    # As narrow as a block: a WGMMA takes whole periods of the swizzle.
-    narrow = (plgpu.TilingTransform((8, BLOCK)), plgpu.SwizzleTransform(2 * BLOCK))
+    outputs = [(CHUNK, CHUNK), (CHUNK, value), (CHUNK, key)]
     kernel = launch(
         body,
         out_type=[jax.ShapeDtypeStruct((rows, count, *shape), BF16) for shape in outputs],
         scratch_types=[
             plgpu.SMEM((CHUNK, CHUNK), F32),
-            plgpu.SMEM((CHUNK, value), BF16, transforms=narrow),
-            plgpu.SMEM((CHUNK, key), BF16, transforms=narrow),
+            operand(value),
+            operand(key),
             plgpu.SMEM((2, CHUNK), F32),
-            [[strip, strip] for _ in range(6)],
-            [strip, strip],
-            [strip, strip],
-            [strip for _ in BLOCKS],
+            scratch(),
             plgpu.Barrier(num_arrivals=4),
         ],
         grid=(rows, count),

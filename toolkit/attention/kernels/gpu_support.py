@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
@@ -72,6 +74,12 @@ def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
         return jax.tree.map(lambda x: varying(x, axes), results) if axes else results
 
     return run
+
+
+def token_place(row: Any, chunk: Any, heads: int, columns: Any = slice(None)) -> tuple[Any, ...]:
+    """Where the tokens of a row's chunk lie in [batch, time, heads, size]."""
+    batch, head = lax.div(row, heads), lax.rem(row, heads)
+    return batch, pl.ds(chunk * CHUNK, CHUNK), head, columns
 
 
 def tile_columns(columns: int, limit: int) -> int:

@@ -14,11 +14,11 @@ chunk starts from, and N (or its gradient). While a chunk is computed, bulk copi
 Columns of the state never meet, so tiles are independent, and their width trades parallelism
 against traffic: the [64, key] factors are read once a tile, mostly from the L2 cache. Tiles of 32
 make 128 blocks of 32 rows by 128 columns, for 132 processors; 64 halves the reads where rows
-abound. All left operands come with the contracted axis contiguous, which costs XLA nothing.
+abound. What is contracted over its tokens is read by columns from shared memory.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,8 @@ from toolkit.attention.kernels.gpu_support import (
 
 # Names of the two operands that live on chip: the state a chunk starts from, and what it writes.
 STATE, WRITTEN = "state", "written"
-Products = Sequence[tuple[str, str]]  # pairs (left matrix, right tile) whose products are summed
+# Pairs (left matrix, right tile) whose products are summed; "L^T" is the transpose of matrix "L".
+Products = Sequence[tuple[str, str]]
 
 
 def tile_of_state(rows: int, key: int, value: int) -> int:
@@ -48,11 +49,33 @@ def tile_of_state(rows: int, key: int, value: int) -> int:
     return 64 if fits and rows * value // 64 >= 2 * PROCESSORS else 32
 
 
-def sum_of_products(shape: tuple[int, int], pairs: Sequence[tuple[Any, Any]]) -> Array:
-    """Matrix products of operands in shared memory, summed in float32 registers."""
+class Transposed(NamedTuple):
+    """A matrix in shared memory that a product reads by columns."""
+
+    matrix: Any
+
+    def __getitem__(self, index: Any) -> Array:
+        return jnp.swapaxes(self.matrix[index], 0, 1)
+
+
+def sum_of_products(
+    shape: tuple[int, int], pairs: Sequence[tuple[Any, Any]], interpret: Any = False
+) -> Array:
+    """Matrix products summed in float32 registers, of operands in shared memory.
+
+    A left operand may lie in registers, either be `transposed`; the interpreter of jax 0.10 knows
+    neither.
+    """
+    if interpret:
+        dots = (jnp.dot(x[...], y[...], preferred_element_type=F32) for x, y in pairs)
+        return sum(dots, jnp.zeros(shape, F32))
 
     def multiply(sums):
-        for left, right in pairs:
+        for operands in pairs:
+            left, right = (
+                plgpu.transpose_ref(x.matrix, (1, 0)) if isinstance(x, Transposed) else x
+                for x in operands
+            )
             plgpu.wgmma(sums, left, right)
         return sums[...]
 
@@ -105,8 +128,12 @@ def _walk(
             operand = {name: buffer.at[stage] for name, buffer in zip(names, buffers, strict=True)}
             operand |= {STATE: state_smem, WRITTEN: written_smem}
 
+            def left(name):
+                matrix = operand[name.removesuffix("^T")]
+                return Transposed(matrix) if name.endswith("^T") else matrix
+
             def products(shape, pairs):
-                return sum_of_products(shape, [(operand[x], operand[y]) for x, y in pairs])
+                return sum_of_products(shape, [(left(x), operand[y]) for x, y in pairs], interpret)
 
             plgpu.barrier_wait(loaded.at[stage])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last chunk's results have left
@@ -156,10 +183,6 @@ def _walk(
     return kernel(through, *matrices.values(), *tiles.values(), initial)
 
 
-def _transposed(x: Array) -> Array:
-    return jnp.swapaxes(x, -1, -2)
-
-
 def walk(
     factors: Factors,
     solution: Solution | None,
@@ -173,7 +196,7 @@ def walk(
     without a delta rule). Its longest chain is two dependent WGMMA and two trips of [64, tile] and
     [key, tile] through shared memory.
     """
-    matrices = {"L^T": _transposed(factors.leave)}
+    matrices = {"L": factors.leave}
     if solution is None:
         states, final = _walk(
             factors.through, matrices, {"N": factors.values}, initial_state,
@@ -202,13 +225,13 @@ def walk_backward(
     """
     matrices = {
         "L": factors.leave,
-        "P^T": _transposed(factors.scores),
-        "R^T": _transposed(factors.read),
+        "P": factors.scores,
+        "R": factors.read,
     }
     updates = [("R^T", "dO")]
     if factors.delta is not None and inverse is not None:
         scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
-        matrices["E^T"] = -dot("rnij,rnjk->rnki", scaled, factors.delta.keys).astype(BF16)
+        matrices["E"] = -dot("rnij,rnjk->rnik", scaled, factors.delta.keys).astype(BF16)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,
