@@ -54,8 +54,8 @@ What is proven without a GPU: the interpreter, which runs these very kernels, ag
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
 them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (heads of
-256: 211 where chunks are prepared, 255 and 120 bytes in the walk back). Operands in
-registers, and those read by columns, are multiplied by `jnp.dot` where interpreted. None of this says that the
+256: 211 where chunks are prepared, 255 and 120 bytes in the walk back). Operands in registers, and
+those read by columns, are multiplied by `jnp.dot` where interpreted. None of this says that the
 kernels run, or how fast: the interpreter does WGMMA and stores to global memory at once, so it
 cannot see a missing wait for them, and no time has been measured.
 """
