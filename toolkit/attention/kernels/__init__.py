@@ -22,7 +22,6 @@ NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
     gpu_step      step: decode one token, the state read and written once
     gpu_prepare   what is known of all chunks before the state is, on chip
     gpu_factors   the same by XLA, for gradients and where every channel decays apart
-    gpu_channels  its scores where every channel decays apart
     gpu_solve     the inverse of each chunk's system, on chip
     gpu_walk      the walk over chunks with the state in registers, and the walk back
     gpu_outputs   what every token reads
