@@ -184,7 +184,9 @@ def test_the_modelled_moves_of_a_pair_are_the_textbooks():
         ({"axis": "tensor"}, "axis='tensor': the mesh has 'data', 'model'"),
         ({"axis": "data"}, "axis='data': want another axis than batch_axis"),
         ({"batch": jnp.ones((3, 4))}, r"batch: an array of shape \(3, 4\); want a first dimension"),
-        ({"loss_fn": lambda p, x: x}, "loss_fn: want a function that returns one scalar"),
+        ({"loss_fn": lambda p, x: x}, "loss_fn: want a function that returns one floating"),
+        ({"loss_fn": lambda p, x: jnp.int32(3)}, "loss_fn: want a function that returns one floa"),
+        ({"params": {"w": jnp.ones((4, 4), int)}}, "params, at 'w': got int32, want floating"),
     ],
 )
 def test_what_does_not_fit_is_refused(mesh, change, message):
@@ -194,7 +196,7 @@ def test_what_does_not_fit_is_refused(mesh, change, message):
         "batch": jnp.ones((8, 4)),
         "mesh": mesh,
     }
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         auto_layout(**(given | change))
 
 

@@ -87,6 +87,7 @@ def test_what_is_not_finite_stays_in_its_document(name):
         ({"inputs": ()}, "inputs: got 0 arrays, want 4: q, k, v, g"),
         ({"time": 30}, "time=30 is not divisible by 4 parts .* 32 would be"),
         ({"axis": "model"}, "axis 'model': the mesh has 'context'"),
+        ({"batch_axis": "context"}, "batch_axis='context': want other axes than axis, 'context'"),
         ({"segment_ids": jnp.zeros((2, 3), int)}, "segment_ids have shape"),
     ],
 )

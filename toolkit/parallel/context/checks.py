@@ -27,6 +27,8 @@ def check_cut(
 ) -> None:
     """[batch, time, ...] divides among the axes, time into `pieces` for each device."""
     batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
+    if axis in batch_axes:
+        raise ValueError(f"batch_axis={batch_axis!r}: want other axes than axis, {axis!r}")
     for names, dimension, wanted in (((axis,), 1, pieces), (batch_axes, 0, 1)):
         if unknown := [name for name in names if name not in mesh.shape]:
             raise ValueError(

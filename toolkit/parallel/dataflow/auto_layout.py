@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -58,7 +59,7 @@ def auto_layout(
 
     Raises:
         ValueError: the mesh lacks one of the two axes, or the batch is not divisible.
-        TypeError: a leaf that is not an array.
+        TypeError: a leaf that is not an array of floating point numbers.
 
     Cost:
         Two traces of the loss and two passes over its operations per loop found; nothing is
@@ -82,6 +83,8 @@ def auto_layout(
     if axis == batch_axis:
         raise ValueError(f"axis={axis!r}: want another axis than batch_axis")
     rows = placements_of(params, lambda shape: (PartitionSpec(), ""))
+    if fixed := [row for row in rows if not jnp.issubdtype(row.dtype, jnp.inexact)]:
+        raise TypeError(f"params, at {fixed[0].path!r}: got {fixed[0].dtype}, want floating point")
     model = _Model(loss_fn, params, batch, rows, mesh, batch_axis, machine or Machine())
     index = list(mesh.shape).index(axis)
     loops = Loops(model.forward, mesh.shape[axis])
@@ -121,8 +124,10 @@ class _Model:
         pieces = mesh.shape[batch_axis]
         self._axes = list(mesh.shape)
         self.forward = jax.make_jaxpr(loss_fn)(params, batch)
-        if [one.aval.shape for one in self.forward.jaxpr.outvars] != [()]:
-            raise ValueError("loss_fn: want a function that returns one scalar")
+        results = [one.aval for one in self.forward.jaxpr.outvars]
+        is_float = [jnp.issubdtype(one.dtype, jnp.floating) for one in results]
+        if is_float != [True] or results[0].shape:
+            raise ValueError("loss_fn: want a function that returns one floating point scalar")
         self._program = jax.make_jaxpr(jax.value_and_grad(loss_fn))(params, batch)
         shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(batch)]
         if wrong := [shape for shape in shapes if not shape or shape[0] % pieces]:
