@@ -110,7 +110,7 @@ def test_layers_in_chunks_trade_time_for_memory():
     assert len({each.memory.activations for each in found}) == 1
     seconds = [each.step_seconds for each in found]
     assert seconds == sorted(seconds)
-    assert str(strategies[1]).endswith("layers in 2 chunks")
+    assert str(strategies[1]).endswith("layers in 2 chunks, head in 512 chunks")
 
 
 def test_memory_of_a_step_in_chunks_is_libtpus():

@@ -126,8 +126,8 @@ class Strategy:
             words.append(f"recompute {self.recompute}")
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches")
-        if self.head_chunks > 1:
-            words.append(f"head in {self.head_chunks} chunks")
         if self.block_chunks > 1:
             words.append(f"layers in {self.block_chunks} chunks")
+        if self.head_chunks > 1:
+            words.append(f"head in {self.head_chunks} chunks")
         return ", ".join(words)

@@ -15,7 +15,7 @@ from toolkit.planning.plan import reason, searched, why
 RECORD = "libtpu-0.0.42.jsonl"
 RECORDED = (
     f"toolkit plan --grade data/planning/{RECORD}; compiled by libtpu 0.0.42 for TPU slices, "
-    "on a CPU, 2026-11-22"
+    "on a CPU, 2026-11-22 and 23"
 )
 MOST_PLANS = 32
 _PLANS: dict[tuple[str, str, int, int], Plan] = {}  # of settings come back to
