@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
-from toolkit.looped.layers import rotary_embedding
+from toolkit.looped.layers import SwiGLU, rotary_embedding
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -254,3 +254,20 @@ def test_malformed_tokens(tokens, message):
 def test_segment_ids_must_fit():
     with pytest.raises(ValueError, match="segment_ids"):
         build(small("full"))(some_tokens(), segment_ids=jnp.zeros((2, 3), jnp.int32))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="how XLA compiles for a CPU")
+def test_gradients_of_matrices_are_summed_without_transposed_copies():
+    """Of what flows back, [tokens, hidden], the program holds no copy [hidden, tokens]."""
+    batch, time, width, hidden = 3, 16, 8, 24
+    part = SwiGLU(width, hidden, down_std=1.0, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(part)
+
+    def loss(params, x):
+        return (nnx.merge(graph, params)(x) ** 2).sum()
+
+    x = jnp.ones((batch, time, width))
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, x).compile()
+    program = str(compiled.as_text())
+    assert f"f32[{batch * time},{hidden}]" in program
+    assert f"f32[{hidden},{batch * time}]" not in program

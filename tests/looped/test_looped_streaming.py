@@ -21,17 +21,17 @@ def parts_of(pattern, **options):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "share"),
+    ("pattern", "loops", "share"),
     [
-        ("window", 0.8),
-        pytest.param("full gdn", 0.8, marks=pytest.mark.slow),
+        ("window", 2, 0.8),
+        pytest.param("full gdn", 1, 0.8, marks=pytest.mark.slow),
         # They mix all tokens again at once: the feed-forward layer alone goes in pieces.
-        pytest.param("mla", 0.9, marks=pytest.mark.slow),
-        pytest.param("nsa", 0.9, marks=pytest.mark.nightly),
+        pytest.param("mla", 1, 0.9, marks=pytest.mark.slow),
+        pytest.param("nsa", 1, 0.9, marks=pytest.mark.nightly),
     ],
 )
-def test_gradients_are_the_same_in_less_memory(pattern, share):
-    graph, params = parts_of(pattern)
+def test_gradients_are_the_same_in_less_memory(pattern, loops, share):
+    graph, params = parts_of(pattern, loops=loops)
     tokens = jax.random.randint(jax.random.key(0), (1, TIME + 1), 0, 16)
     batch = tokens[:, :-1], tokens[:, 1:]
     results, memory = [], []

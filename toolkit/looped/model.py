@@ -15,7 +15,7 @@ from toolkit._compat import module_list
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
-from toolkit.looped.layers import linear
+from toolkit.looped.layers import linear, over_tokens
 from toolkit.looped.mixing import LAYERS
 from toolkit.parallel.context.along import check_word
 
@@ -310,7 +310,12 @@ class LoopedLM(nnx.Module):
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
         """Logits in float32: final norm (if no loop took it), then the table of the head."""
-        return jnp.einsum("...d,vd->...v", *self.head_inputs(h), preferred_element_type=jnp.float32)
+        h, table = self.head_inputs(h)
+
+        def logits(h):
+            return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
+
+        return over_tokens(logits, h)
 
     def head_inputs(
         self, h: Float[Array, "... width"]

@@ -44,6 +44,11 @@ def attending(along: Along | None) -> Iterator[None]:
         _ALONG.reset(token)
 
 
+def cuts_time() -> bool:
+    """Whether what is traced here has parts of sequences on its devices."""
+    return _ALONG.get() is not None
+
+
 def sequence_attention(
     q: Float[Array, "batch time heads key"],
     k: Float[Array, "batch time key_value_heads key"],
