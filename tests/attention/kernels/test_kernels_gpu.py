@@ -131,7 +131,7 @@ def clean_interpreter():
 
 
 CASES = {
-    "simple decay": (1, {"time": 192, "key": 64, "value": 32, "is_delta": False}),
+    "simple decay": (2, {"time": 128, "key": 64, "value": 32, "is_delta": False}),
     "channels": (
         1,
         {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
@@ -270,12 +270,15 @@ def test_real_shapes_lower_for_cuda(shape):
     assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
 
 
-def test_tokens_are_read_and_written_where_they_lie():
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_tokens_are_read_and_written_where_they_lie(is_delta):
     """Nothing puts the heads before the time: XLA would write all tokens once more."""
     gate, tokens = (jax.ShapeDtypeStruct((2, 128, 3, *n), d) for n, d in (((), F32), ((64,), BF16)))
     state = jax.ShapeDtypeStruct((2, 3, 64, 64), F32)
     g = jax.ShapeDtypeStruct((2, 128, 3, 1), F32)
-    program = lowered(gpu_chunked.chunked, tokens, tokens, tokens, g, gate, state)
+    program = lowered(
+        gpu_chunked.chunked, tokens, tokens, tokens, g, gate if is_delta else None, state
+    )
     operations = re.findall(r"stablehlo\.(\w+).*xbf16>", program)
     assert "custom_call" in operations
     batch, place, head, _ = token_place(5, 2, heads=3)

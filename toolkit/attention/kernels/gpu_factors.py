@@ -52,7 +52,7 @@ class Factors(NamedTuple):
     leave: Float[Array, "rows chunks C key"]  # L, bf16
     scores: Float[Array, "rows chunks C C"]  # P, bf16
     through: Float[Array, "rows chunks key"]  # float32
-    values: Float[Array, "rows chunks C value"]  # V, bf16
+    values: Float[Array, "rows chunks C value"]  # V, bf16; for the walk as the tokens lie
     delta: Delta | None
 
 

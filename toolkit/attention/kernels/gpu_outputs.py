@@ -29,14 +29,16 @@ from toolkit.attention.kernels.gpu_walk import sum_of_products
 def outputs(
     factors: Factors,
     states: Float[Array, "rows chunks key value"],
-    written: Float[Array, "rows chunks C value"],
+    written: Float[Array, "rows chunks C value"] | Float[Array, "batch time heads value"],
     heads: int,
     *,
+    is_in_place: bool,
     interpret: Any = False,
 ) -> Float[Array, "batch time heads value"]:
     """What every token reads, in bf16, of the incoming states and written values from `walk`.
 
-    Bulk copies put it where the tokens lie, between the other heads.
+    Bulk copies put it where the tokens lie, between the other heads, and read there what is written
+    if that are values.
 
     C K V + C^2 V multiply-adds per chunk; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
     """
@@ -54,7 +56,7 @@ def outputs(
         plgpu.copy_gmem_to_smem(read.at[place], read_smem, loaded)
         plgpu.copy_gmem_to_smem(states.at[part], state_smem, loaded)
         plgpu.copy_gmem_to_smem(scores.at[place], scores_smem, loaded)
-        plgpu.copy_gmem_to_smem(written.at[part], written_smem, loaded)
+        plgpu.copy_gmem_to_smem(written.at[tokens if is_in_place else part], written_smem, loaded)
         plgpu.barrier_wait(loaded)
         pairs = [(read_smem, state_smem), (scores_smem, written_smem)]
         out_smem[...] = sum_of_products(shape, pairs).astype(BF16)

@@ -144,6 +144,5 @@ def prepare(
     )
     read, leave, attention, *solved = kernel(numbers, q, k, *([v] if is_delta else []))
     through = jnp.broadcast_to(through, (rows, count, key))
-    values = v if is_delta else cut(jnp.moveaxis(v, 2, 1).reshape(rows, -1, value))
-    factors = Factors(read, leave, attention, through, values, None)
+    factors = Factors(read, leave, attention, through, v, None)
     return Prepared(factors, Solution(*solved) if solved else None)

@@ -35,6 +35,7 @@ from toolkit.attention.kernels.gpu_support import (
     PROCESSORS,
     SHARED_MEMORY,
     launch,
+    token_place,
 )
 
 # Names of the two operands that live on chip: the state a chunk starts from, and what it writes.
@@ -73,8 +74,7 @@ def sum_of_products(
     def multiply(sums):
         for operands in pairs:
             left, right = (
-                plgpu.transpose_ref(x.matrix, (1, 0)) if isinstance(x, Transposed) else x
-                for x in operands
+                x.matrix.transpose((1, 0)) if isinstance(x, Transposed) else x for x in operands
             )
             plgpu.wgmma(sums, left, right)
         return sums[...]
@@ -85,12 +85,13 @@ def sum_of_products(
 def _walk(
     through: Float[Array, "rows chunks key"],
     matrices: dict[str, Array],  # [rows, chunks, m, n], whole in every thread block
-    tiles: dict[str, Array],  # [rows, chunks, C, value], a tile in every thread block
+    tiles: dict[str, Array],  # [rows, chunks, C, value] or tokens, a tile in every thread block
     initial: Float[Array, "rows key value"],
     *,
     writes: Products,
     updates: Products,
     plus: str | None = None,  # a tile added to what is written
+    heads: int | None = None,  # if the tiles are tokens, which lie as [batch, time, heads, value]
     is_reversed: bool = False,
     interpret: Any = False,
 ) -> list[Array]:
@@ -120,8 +121,10 @@ def _walk(
             chunk, barrier = place(i), loaded.at[stage]
             plgpu.copy_gmem_to_smem(through_hbm.at[row, chunk], through_smem.at[stage], barrier)
             for name, source, buffer in zip(names, sources, buffers, strict=True):
-                whole = (row, chunk) if name in matrices else (row, chunk, slice(None), columns)
-                plgpu.copy_gmem_to_smem(source.at[whole], buffer.at[stage], barrier)
+                part = (row, chunk) if name in matrices else (row, chunk, slice(None), columns)
+                if name in tiles and heads is not None:
+                    part = token_place(row, chunk, heads, columns)
+                plgpu.copy_gmem_to_smem(source.at[part], buffer.at[stage], barrier)
 
         def step(i, state):
             stage, chunk = lax.rem(i, stages), place(i)
@@ -192,6 +195,8 @@ def walk(
 ) -> tuple[Array, Array, Array]:
     """Every chunk's incoming state and written values (bf16), and the final state (float32).
 
+    Without a delta rule what is written are the values, [batch, time, heads, value].
+
     The key size is a multiple of 64, the value size of 32. 2 C K V multiply-adds per chunk (C K V
     without a delta rule). Its longest chain is two dependent WGMMA and two trips of [64, tile] and
     [key, tile] through shared memory.
@@ -200,7 +205,7 @@ def walk(
     if solution is None:
         states, final = _walk(
             factors.through, matrices, {"N": factors.values}, initial_state,
-            writes=[], updates=[("L^T", "N")], interpret=interpret,
+            writes=[], updates=[("L^T", "N")], heads=factors.values.shape[2], interpret=interpret,
         )  # fmt: skip
         return states, factors.values, final
     matrices["E"] = solution.erase
