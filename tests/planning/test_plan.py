@@ -35,20 +35,20 @@ def test_a_plan_is_no_slower_than_any_uniform_strategy():
 
 def test_long_sequences_go_back_through_layers_in_chunks():
     """Brute force over chunks too: what fits no other way is planned so, and is the fastest."""
-    given = {"batch": 8, "sequence_length": 131_072}
-    found = plan("llama-3-8b", "h100:8", **given)
+    given = {"batch": 4, "sequence_length": 65_536}
+    found = plan("llama-3.2-1b", "v5e:4", **given)
     assert found.best.strategy.block_chunks > 1
     assert "layers in" in str(found)
     for fsdp, tensor, recompute, chunks in itertools.product(
-        (1, 2, 4, 8), (1, 2, 4, 8), RECOMPUTE, (1, 2, 4, 8, 16)
+        (1, 2, 4), (1, 2, 4), RECOMPUTE, (1, 2, 4, 8, 16)
     ):
-        if fsdp * tensor > 8 or (chunks > 1 and (recompute != "layer" or tensor > 1)):
+        if fsdp * tensor > 4 or (chunks > 1 and (recompute != "layer" or tensor > 1)):
             continue
         strategy = Strategy(
-            data=8 // fsdp // tensor, fsdp=fsdp, tensor=tensor, recompute=recompute,
-            shard_optimizer=fsdp * tensor < 8, head_chunks=512, block_chunks=chunks,
+            data=4 // fsdp // tensor, fsdp=fsdp, tensor=tensor, recompute=recompute,
+            shard_optimizer=fsdp * tensor < 4, head_chunks=256, block_chunks=chunks,
         )  # fmt: skip
-        other = predict("llama-3-8b", "h100:8", strategy, memory=found.best.limit, **given)
+        other = predict("llama-3.2-1b", "v5e:4", strategy, memory=found.best.limit, **given)
         assert not other.fits or found.best.step_seconds <= other.step_seconds
 
 

@@ -124,10 +124,11 @@ def layer_memory(
     elif strategy.block_chunks == 1:
         gathered, working = weights, shared + unit + attention
     else:
-        # Each part reads the keys and values of all before it, and adds to gradients in float32.
+        # Each part reads the keys and values of all before it, and adds to gradients in float32:
+        # that of the layer's input is there before and after.
         gathered = weights + FLOAT32 * own.used
         all_keys = tokens * (2 + padded) * keys * size
-        working = (shared + unit + attention) // strategy.block_chunks + all_keys + 5 * stream
+        working = (shared + unit + attention) // strategy.block_chunks + all_keys + 7 * stream
     return Layer(own, kept[recompute], gathered, working)
 
 
