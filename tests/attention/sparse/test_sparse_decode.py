@@ -137,6 +137,27 @@ def test_mass_grows_with_every_budget(name):
         assert (mass <= 1 + EXACT).all()
 
 
+def test_what_is_dropped_is_never_touched_and_what_is_read_shows():
+    """In values and gradients; a row without tokens gives 0, whatever lies in its slots."""
+    random, window = np.random.default_rng(0), sparse.SELECTORS["window"]()
+    keys, values, q = (random.standard_normal(shape).astype(np.float32)
+                       for shape in ((3, 1, 64, 8), (3, 1, 64, 8), (3, 2, 8)))  # fmt: skip
+    keys[:, :, 10:30], values[:, :, 10:30] = np.nan, np.inf
+    keys[1, 0, 63, 0] = -np.inf  # of the newest token
+    length = jnp.array([64, 64, 0])
+
+    def out(q):
+        cache = sparse.build(window, jnp.asarray(keys), jnp.asarray(values), length)
+        return sparse.decode_step(cache, q, window, sparse.FixedTokens(24)).out
+
+    found, back = jax.vjp(out, jnp.asarray(q))
+    (gradient,) = back(jnp.ones_like(found))
+    for x in (found, gradient):
+        assert jnp.isfinite(x).all(axis=(1, 2)).tolist() == [True, False, True]
+    assert bool(jnp.isnan(found[1]).all())
+    assert not found[2].any()
+
+
 def test_exact_shares_reach_their_target():
     for share in (0.5, 0.8, 0.95):
         step = decode("oracle", sparse.MassTarget(share), group="each")
