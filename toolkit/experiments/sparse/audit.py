@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from tqdm import tqdm
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector, offloaded_step
 from toolkit.attention.sparse.budget import Budget
@@ -96,14 +97,16 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
         )
     if budget <= 0 or budget >= len(tokens):
         raise ValueError(f"budget must be 1 to {len(tokens) - 1} tokens; got {budget}")
+    selectors = {name: at_small_budgets(name) for name in SELECTORS}
+    for name, selector in selectors.items():
+        if budget <= (forced := selector.sinks + selector.recent):
+            raise ValueError(
+                f"budget must exceed {forced}, the sinks and recent tokens of {name}; got {budget}"
+            )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
     rows = []
-    for name in SELECTORS:
-        selector = at_small_budgets(name)
-        forced = selector.sinks + selector.recent
-        if budget <= forced:
-            raise ValueError(f"budget must exceed {forced}, the sinks and recent tokens of {name}")
+    for name, selector in tqdm(selectors.items(), desc="audit", unit="system"):
         sparsely = [run_sparsely(model, given, selector, start, FixedTokens(n))
                     for n in (budget, len(tokens))]  # fmt: skip
         (logits, seen), (whole, _) = ((out[0], steps) for out, steps in sparsely)
