@@ -126,8 +126,8 @@ class SpeedupView(View):
         record = time.record
         return (
             f"Ringed: {time.kind} on {record.device}; {_versions(time)}; {record.date[:10]}; "
-            f"check {record.check}.\n{record.command}, commit {record.commit}. "
-            "Filled: recorded (square: here). Diamonds: modelled, bfloat16, published peaks."
+            f"check {record.check}.\n{record.command}, commit {record.commit[:8]}. "
+            "Filled: recorded (square: here). Diamonds: modelled, bfloat16."
         )
 
 
