@@ -112,6 +112,7 @@ def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
     assert np.all(shown.view.left.state_norm > before)
 
 
+@pytest.mark.slow
 def test_the_benchmark_times_it():
     from toolkit.bench import mixer_steps, mixers
 

@@ -53,6 +53,7 @@ def test_the_oracle_of_bfloat16_rounds_once(name):
     np.testing.assert_array_equal(got, wanted.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_the_oracle_of_deepseek_sparse_attention_knows_documents_in_a_cache():
     with jax.enable_x64(True):
         inputs = draw_inputs(mixer("dsa"), TIME, dtype=jnp.float64)

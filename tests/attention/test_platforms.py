@@ -18,7 +18,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("nsa", "moba") else [])
+        for name in CASES
+    ],
+)
 def test_heads_are_one_batch_on_accelerators_and_one_by_one_on_a_cpu(name):
     row = mixer(name, **CASES[name])
     inputs = draw_inputs(row, 160, batch=2, heads=2, dtype=jnp.float32)

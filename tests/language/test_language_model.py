@@ -156,6 +156,7 @@ def test_a_batch_that_devices_do_not_divide_is_refused(run, tmp_path):
         train_language_model(uneven, tmp_path)
 
 
+@pytest.mark.slow
 def test_settings_changed_before_the_first_checkpoint_are_the_ones_read_back(run, tmp_path):
     wild = dataclasses.replace(run, learning_rate=1e30)
     with pytest.raises(DivergedError):

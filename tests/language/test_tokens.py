@@ -32,6 +32,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_of_tokens_is_trained_and_writes_text(folder, tmp_path):
     tokenizer = load_tokenizer(folder)
     file = tmp_path / "tokens.npy"

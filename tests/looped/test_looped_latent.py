@@ -56,6 +56,7 @@ def test_rotated_is_the_same_and_sliced_is_not():
     assert float(jnp.abs(stepped - wanted[:, 6]).max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_slices_draft_what_the_whole_verifies():
     model = rotate_latents(build(), TOKENS)
     draft = with_slices(model, 2)

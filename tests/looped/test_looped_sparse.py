@@ -102,7 +102,7 @@ def test_losses_of_indexers_beside_the_logits():
     assert not np.allclose(sparse.loops, dense.loops)
 
 
-@pytest.mark.parametrize("stage", ["dense", "sparse"])
+@pytest.mark.parametrize("stage", [pytest.param("dense", marks=pytest.mark.slow), "sparse"])
 def test_each_loss_trains_its_own_parameters(stage):
     model, tokens = build("dsa", remat=True), some_tokens()
 
@@ -120,6 +120,7 @@ def test_each_loss_trains_its_own_parameters(stage):
                 assert np.any(leaf) == (belongs == is_indexer), jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_training_an_indexer_brings_it_near_the_attention():
     model, tokens = build("dsa", loops=1, dsa={"selected_tokens": 8}), some_tokens(4)
 

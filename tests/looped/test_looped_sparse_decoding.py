@@ -49,6 +49,7 @@ def test_reading_all_of_the_cache_is_dense_and_less_is_reported(model):
     assert (bytes_read > tokens * 2 * 16 * 4).all()
 
 
+@pytest.mark.slow
 def test_generation_reads_sparsely_by_one_word(model):
     whole = generate(model, prompt(), 6)
     np.testing.assert_array_equal(generate(model, prompt(), 6, sparse="oracle:100%"), whole)

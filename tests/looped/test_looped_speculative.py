@@ -33,6 +33,7 @@ def model_of(seed, **fields):
     return LoopedLM(config, rngs=nnx.Rngs(seed))
 
 
+@pytest.mark.slow
 def test_greedy_text_is_that_of_the_exact_model_row_by_row():
     exact, other = model_of(0, pattern="full full"), model_of(1)
     prompts, lengths = pad_prompts([[1, 2, 3], [4], [5, 6]])

@@ -1,6 +1,7 @@
 """Plans for the devices there are, from rates measured here."""
 
 import jax
+import pytest
 
 from toolkit.looped import LoopedConfig
 from toolkit.planning import Strategy, cluster, plan, predict
@@ -8,6 +9,7 @@ from toolkit.planning import Strategy, cluster, plan, predict
 CONFIG = LoopedConfig.tiny("full full", width=64, residual_gate=False)
 
 
+@pytest.mark.slow
 def test_a_plan_for_the_devices_here_counts_on_what_was_measured():
     where = cluster("here")
     assert (where.chips, where.is_measured) == (len(jax.devices()), True)

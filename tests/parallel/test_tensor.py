@@ -118,7 +118,7 @@ def test_the_vocabulary_s_loss_never_gathers_logits(dtype):
         np.testing.assert_allclose(left, right, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_loss_and_embedding_inside_shard_map(check_vma):
     mesh, cut = make_mesh({"model": DEVICES}), P("model")
     table = jax.random.normal(jax.random.key(3), (24, WIDTH))

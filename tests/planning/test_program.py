@@ -48,7 +48,10 @@ def reference():
 @pytest.mark.parametrize(
     ("strategy", "runs"),
     [
-        (Strategy(data=2, fsdp=2, tensor=2, recompute="layer", microbatches=2), (4,)),
+        pytest.param(
+            Strategy(data=2, fsdp=2, tensor=2, recompute="layer", microbatches=2), (4,),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             Strategy(fsdp=8, recompute="1 layer, 3 none", head_chunks=2), (1, 3),
             marks=pytest.mark.nightly,

@@ -33,7 +33,9 @@ def quick(function):
 
 
 @pytest.mark.by_family
-@pytest.mark.parametrize("name", ["mamba2", "gdn", "kda", "hgrn2"])
+@pytest.mark.parametrize(
+    "name", ["mamba2", "gdn", pytest.param("kda", marks=pytest.mark.slow), "hgrn2"]
+)
 def test_equal_to_the_xla_form(tpu_interpreted, name):
     row = mixer(name)
     inputs = draw_inputs(row, TIME, heads=2)

@@ -81,6 +81,7 @@ def test_prompt_and_steps_give_what_the_whole_sequence_gives():
         mla_step(x[:, 0], weights, cache, config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_slots_are_met_in_blocks(monkeypatch):
     """Rows of several lengths, a last block that overlaps the one before, NaN in empty slots."""

@@ -58,6 +58,7 @@ def test_the_reader_computes_what_the_model_computes(pattern: str, gated: bool) 
     np.testing.assert_allclose(seen.logits[loops - 1], logits[0], atol=HIDDEN_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_influence_is_the_gradient_of_the_likeliest_byte() -> None:
     small, token, loops = small_model("gdn full", False), 20, 2
     switches = small.switches(8, True)
