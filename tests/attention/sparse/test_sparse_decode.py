@@ -232,3 +232,18 @@ def test_wrong_calls_are_refused():
     ):
         with pytest.raises(ValueError, match=what):
             call()
+
+
+def test_rows_that_int32_cannot_number_are_refused():
+    selector, room = sparse.SELECTORS["window"](), 2**29
+    rows = jax.ShapeDtypeStruct((2, 2, room, 8), jnp.float32)
+    length = jax.ShapeDtypeStruct((2,), jnp.int32)
+    q = jax.ShapeDtypeStruct((2, 2, 8), jnp.float32)
+
+    def step(k, v, length, q):
+        return sparse.decode_step(
+            sparse.build(selector, k, v, length), q, selector, sparse.FixedTokens(64)
+        ).out
+
+    with pytest.raises(ValueError, match=r"room for 2\^31 rows; got 4 x 536870912"):
+        jax.eval_shape(step, rows, rows, length, q)

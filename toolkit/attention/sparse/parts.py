@@ -151,6 +151,8 @@ def attend_to(
     """
     capacity = head.keys.shape[2]
     newest = jnp.clip(head.length - 1, 0, capacity - 1)
+    if newest.size * capacity >= 2**31:
+        raise ValueError(f"a cache has room for 2^31 rows; got {newest.size} x {capacity}")
     tokens = jnp.where(mask, tokens, newest[..., None, None])
     # Rows of one long matrix, found by one index.
     heads = jnp.arange(newest.size, dtype=jnp.int32).reshape(*newest.shape, 1, 1)
