@@ -39,6 +39,7 @@ from toolkit.attention.sparse.parts import (
     rest_of,
     selected_tokens,
 )
+from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.selector import Selector
 
 
@@ -302,7 +303,11 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     if slots > 0:
         needs_shares = budget.needs_mass or corrects_tail
         ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
-        units = _top(ranking.scores, selector.ranked_units(slots, ranking.scores.shape[-1]))
+        ranked = selector.ranked_units(slots, ranking.scores.shape[-1])
+        if selector.ranks_tokens and not budget.needs_mass:
+            units = _unordered(ranking.scores, ranked, count - read[0].tokens)
+        else:
+            units = _top(ranking.scores, ranked)
         if by_kernel and is_page_table(selector, budget, group):
             selected = attend_to_pages(selector, head, units[:, :, 0], count - read[0].tokens)
         else:
@@ -352,3 +357,10 @@ def _top(scores: Float[Array, "batch heads sets units"], count: int) -> Array:
     """Indices of the largest scores in falling order; XLA's fast form has two axes."""
     flat = scores.reshape(-1, scores.shape[-1])
     return lax.top_k(flat, count)[1].reshape(*scores.shape[:-1], count)
+
+
+def _unordered(scores: Float[Array, "batch heads sets units"], count: int, limit: Array) -> Array:
+    """Indices of as many of the largest scores as a head's limit, then ones that no unit has."""
+    limit = jnp.broadcast_to(limit[..., None], scores.shape[:-1])
+    index, is_unit = largest_indices(scores, count, limit)
+    return jnp.where(is_unit, index, scores.shape[-1])

@@ -73,6 +73,11 @@ class Selector:
         """Tokens in a unit that is a run of tokens."""
         return 1
 
+    @property
+    def ranks_tokens(self) -> bool:
+        """Whether a unit is a token, the one of its number."""
+        return self.unit == 1 and type(self).expand is Selector.expand
+
     def build(
         self, keys: Float[Array, "capacity key"], values: Float[Array, "capacity value"], length
     ) -> Any:
