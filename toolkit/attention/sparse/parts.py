@@ -153,10 +153,14 @@ def attend_to(
     newest = jnp.clip(head.length - 1, 0, capacity - 1)
     if newest.size * capacity >= 2**31:
         raise ValueError(f"a cache has room for 2^31 rows; got {newest.size} x {capacity}")
-    tokens = jnp.where(mask, tokens, newest[..., None, None])
     # Rows of one long matrix, found by one index.
-    heads = jnp.arange(newest.size, dtype=jnp.int32).reshape(*newest.shape, 1, 1)
-    rows = heads * capacity + tokens
+    first = capacity * jnp.arange(newest.size, dtype=jnp.int32).reshape(*newest.shape, 1, 1)
+    # Inside a conditional: XLA would work out a row's number again for every entry of the row.
+    rows = lax.cond(
+        mask.all(),
+        lambda: first + tokens,
+        lambda: first + jnp.where(mask, tokens, newest[..., None, None]),
+    )
     flat = (x.reshape(-1, x.shape[-1]) for x in (head.keys, head.values))
     copies = tuple(x.at[rows].get(mode="promise_in_bounds") for x in flat)
     # Without the barrier XLA makes the copies inside of the products, ten times slower.
