@@ -214,7 +214,7 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
             record(prefix + name, timing.median, "s", samples=timing.samples, check=judged)
         )
         for fact, (value, unit) in facts.get(name, {}).items():
-            line = f"    {fact} {value:,.0f} {unit}"
+            line = f"    {fact} {value:{',.0f' if value >= 100 else '.3g'}} {unit}"
             if case.growth is not None and before is not None:
                 line += _growth(value / facts[before.name][fact][0], case.growth)
             print(line)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention.sparse import attend, selected_indices, top_mask
+from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.train.spread import prefers_gather
 
 TOLERANCE, FLOAT32_TOLERANCE = 1e-12, 1e-5
@@ -43,6 +44,27 @@ def test_exactly_the_largest_and_of_equal_ones_the_first(dtype, count):
     for row, places, is_filled in zip(mask, np.asarray(index), np.asarray(filled), strict=True):
         np.testing.assert_array_equal(places[is_filled], np.flatnonzero(row))
         assert is_filled.sum() == row.sum()
+
+
+@pytest.mark.parametrize(("count", "limit"), [(3, 3), (3, 2), (12, 12), (12, 0), (60, 57)])
+def test_largest_of_blocks_are_the_largest_of_all(count, limit):
+    """60 of 203 scores are searched as one row, fewer in blocks of 4 and 8; the last is short."""
+    random = np.random.default_rng(count)
+    scores = np.stack(
+        [
+            random.standard_normal(203),
+            random.integers(-2, 3, 203),  # ties within blocks and between them
+            np.where(random.random(203) < 0.98, -np.inf, 1.0),  # fewer than wanted
+            np.where(np.arange(203) % 50 == 7, -np.nan, np.arange(203)),
+        ]
+    ).astype(np.float32)
+    found = jax.jit(largest_indices, static_argnums=1)(
+        jnp.asarray(scores), count, jnp.full(4, limit)
+    )
+    by_value = np.where(np.isnan(scores), np.inf, scores)
+    wanted = naive_mask(by_value, by_value > -np.inf, limit)
+    for row, index, is_one in zip(wanted, *map(np.asarray, found), strict=True):
+        np.testing.assert_array_equal(index[is_one], np.flatnonzero(row))
 
 
 def test_a_selection_has_no_gradient():

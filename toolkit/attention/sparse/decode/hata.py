@@ -65,7 +65,8 @@ class HATA(Selector):
         """Hashes of queries, or of keys relative to their mean."""
         weights = self.weights
         if weights is None:
-            weights = jax.random.normal(jax.random.key(self.seed), (x.shape[1], self.bits))
+            with jax.ensure_compile_time_eval():  # once, not in every step
+                weights = jax.random.normal(jax.random.key(self.seed), (x.shape[1], self.bits))
         is_above = x.astype(weights.dtype) @ weights > 0
         bits = is_above.reshape(x.shape[0], -1, WORD).astype(jnp.uint32)
         return (
