@@ -25,7 +25,7 @@ def test_measure_checks_then_times_and_keeps_the_points(monkeypatch) -> None:
         lambda sizes: pieces(sizes, lengths={PREFILL: (64,), DECODE: (64,)}),
     )
     png = panel.png
-    pieces_of_panel = panel._pieces()
+    pieces_of_panel = panel.pieces()
     next(pieces_of_panel)  # stopped after the check: nothing is kept as measured
     pieces_of_panel.close()
     panel.measure()

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from toolkit.figures import ACCENT, Look, log_axes, look
-from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView
+from toolkit.lab.attention.view import SHORT_NAMES, TOKENS, CostView, Counted
 from toolkit.lab.kit.plot import Plot
 
 # Nested, so that markers on the same spot all stay visible.
@@ -25,18 +25,17 @@ class CostCurves(Plot):
         figure: Figure,
         axes: Axes,
         plot: str,  # of the view's
-        unit: str,  # of the vertical axis
-        title: str,
+        counted: Counted,
         *,
         columns: int = 1,
         looks: Mapping[str, Look] = LOOKS,  # line -> look
         name_inches: float = 0.65,
         value_inches: float = 1.9,
-        limits: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(axes)
-        self._plot, self._unit, self._has_fixed_limits = plot, unit, limits is not None
-        log_axes(axes, x_unit="tokens", y_unit=unit)
+        _, self._unit, title, limits = counted
+        self._plot, self._has_fixed_limits = plot, limits is not None
+        log_axes(axes, x_unit="tokens", y_unit=self._unit)
         axes.set(xlim=(TOKENS[0], TOKENS[-1]), ylim=limits, xlabel="context length (tokens)")
         self._mark = self.moving(axes.axvline(TOKENS[0], color=ACCENT, linewidth=1, alpha=0.7))
         box = axes.get_position()
@@ -84,7 +83,9 @@ class CostCurves(Plot):
             self._points[name].set_data([p.tokens for p in own], [p.seconds for p in own])
         if not self._has_fixed_limits:
             seconds = np.array([point.seconds for point in measured])
-            self._set_limits(np.concatenate([*curves.values(), seconds]), view.units[self._plot])
+            self._set_limits(
+                np.concatenate([*curves.values(), seconds]), view.counted[self._plot].unit
+            )
 
     def _set_limits(self, values: np.ndarray, unit: str) -> None:
         # Whole steps, so that the axis stands still while a slider moves within one.

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,9 +15,9 @@ from toolkit.lab.attention.cost_curves import BEHIND_WORDS, CostCurves
 from toolkit.lab.attention.measurement import measure_pieces
 from toolkit.lab.attention.view import (
     CHUNK_OF_THE_KERNEL,
-    DECODE,
     KEPT,
-    PREFILL,
+    MEMORY,
+    PHASES,
     Costs,
     Layer,
     Machine,
@@ -28,7 +27,6 @@ from toolkit.lab.attention.view import (
     decode_memory,
 )
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -61,12 +59,6 @@ def this_machine() -> Machine:
     )
 
 
-def published_machine(peak: Peak) -> Machine:
-    """The roofline of an accelerator by its maker's figures."""
-    name = f"one {peak.name}, published rates"
-    return Machine(name, peak.flops_per_second, peak.bytes_per_second, 2)
-
-
 class CostPanel(Panel):
     """Cost of reading a context and of one more token: full softmax, sliding window, delta rule.
 
@@ -82,6 +74,7 @@ class CostPanel(Panel):
 
     title = "What does a longer context cost?"
     figure_size = (9.6, 4.9)
+    button = "Measure here"
 
     context_length = CONTEXT
     heads = Number("Heads", 4, low=1, high=64)
@@ -110,9 +103,6 @@ class CostPanel(Panel):
     def __init__(self, **values: Any) -> None:
         self.points: dict[Layer, tuple[Point, ...]] = {}
         self._all_measured: set[Layer] = set()
-        self._job = Job(
-            "Measure here", self._pieces, after_piece=self.refresh, on_error=self.show_error
-        )
         super().__init__(**values)
 
     def measure(self) -> None:
@@ -124,23 +114,18 @@ class CostPanel(Panel):
         self._job.run()
 
     def compute(self, *, machine: str, **state: Any) -> Costs:
-        if machine != HERE:
-            return costs(machine=published_machine(_ACCELERATORS[machine]), **state)
+        if peak := _ACCELERATORS.get(machine):
+            rates = peak.flops_per_second, peak.bytes_per_second
+            return costs(machine=Machine(f"one {peak.name}, published rates", *rates, 2), **state)
         measured = self.points.get(measured_layer(**state), ())
         return costs(machine=this_machine(), measured=measured, **state)
 
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.76, bottom=0.18, wspace=0.28)
-        left, right = figure.subplots(1, 2)
-        return [
-            CostCurves(figure, left, PREFILL, "seconds", "Prefill: reading the context"),
-            CostCurves(figure, right, DECODE, "seconds", "Decode: one more token"),
-        ]
+        both = zip(figure.subplots(1, 2), PHASES.items(), strict=True)
+        return [CostCurves(figure, axes, *plot) for axes, plot in both]
 
-    def extra_widgets(self) -> list[widgets.Widget]:
-        return [self._job]
-
-    def _pieces(self) -> Iterator[Progress]:
+    def pieces(self) -> Iterator[Progress]:
         layer = measured_layer(**self.state)
         if layer in self._all_measured:
             yield 1, 1, "already measured with these sizes"
@@ -196,7 +181,7 @@ class MemoryPlot(CostCurves):
     """Bytes kept, the memory of a device, and how many times larger the cache is."""
 
     def __init__(self, figure: Figure, axes: Axes) -> None:
-        super().__init__(figure, axes, KEPT, "bytes", "Memory between two tokens", columns=3)
+        super().__init__(figure, axes, KEPT, MEMORY, columns=3)
         self._capacity = self.moving(axes.axhline(1, color=INK, linewidth=1.3, linestyle=DOTTED))
         self._capacity_name = self.text(
             0.012, 1, fontsize=9.5, va="center", bbox=BEHIND_WORDS,

@@ -4,9 +4,10 @@ A cost formula gives operations and bytes; a machine's two rates turn them into 
 on it can beat (the roofline): seconds = max(operations / peak rate, bytes / memory bandwidth).
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,23 @@ DENSE_BYTES_PER_SCORE = 8
 TOKENS = np.unique(np.geomspace(128, 1 << 20, 27).round().astype(int))
 
 
-@dataclass(frozen=True)
-class Machine:
+class Counted(NamedTuple):
+    """What a plot counts, as `Layer.cost` names it or in seconds, and its heading and limits."""
+
+    what: str
+    unit: str
+    heading: str
+    limits: tuple[float, float] | None = None
+
+
+PHASES = {
+    PREFILL: Counted(PREFILL, "seconds", "Prefill: reading the context"),
+    DECODE: Counted(DECODE, "seconds", "Decode: one more token"),
+}
+MEMORY = Counted(KEPT, "bytes", "Memory between two tokens")
+
+
+class Machine(NamedTuple):
     """The two rates that make a roofline."""
 
     name: str  # with where its rates come from
@@ -47,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Layer:
-    """The sizes on which the cost of one layer depends."""
+    """The sizes on which the cost of one layer depends, or of some that are alike."""
 
     heads: int
     head_size: int
@@ -56,6 +72,7 @@ class Layer:
     sequences: int = 1
     softmax: str = "blockwise"  # or "dense", whose prefill writes and reads every float32 score
     chunk: int = CHUNK_OF_THE_KERNEL  # tokens the gated delta net's prefill takes at once
+    layers: int = 1
 
     def row(self, name: str) -> Mixer:
         """The row of `MIXERS`, with this window where it has one."""
@@ -68,15 +85,15 @@ class Layer:
         sizes = self.sequences, tokens, self.heads, self.head_size, self.head_size
         if unit == "FLOP":
             if what == DECODE:
-                return row.step_flops(*sizes, **row.options)
+                return self.layers * row.step_flops(*sizes, **row.options)
             has_chunks = "xla" in row.implementations and self.chunk != CHUNK_OF_THE_KERNEL
             options = {"chunk": self.chunk} if has_chunks else row.options
-            return row.forward_flops(*sizes, **options)
+            return self.layers * row.forward_flops(*sizes, **options)
         formula = {PREFILL: row.forward_bytes, DECODE: row.step_bytes, KEPT: row.state_bytes}[what]
         moved = formula(*sizes, element_bytes=self.bytes_per_number, **row.options)
         if what == PREFILL and self.softmax == "dense" and "dense" in row.implementations:
             moved += DENSE_BYTES_PER_SCORE * self.heads * tokens**2
-        return moved
+        return self.layers * moved
 
 
 @dataclass(frozen=True)
@@ -84,15 +101,45 @@ class CostView(View):
     """Curves against context length, one context chosen: a plot or more of several lines."""
 
     chosen: int  # one of `tokens`
-    tokens: np.ndarray
-    units: dict[str, str]  # plot -> "seconds", "FLOP" or "bytes"
-    names: dict[str, str]  # line -> its name in words
-    curves: dict[str, dict[str, np.ndarray]]  # plot -> line -> cost at `tokens`
-    measured: tuple[Point, ...]
+    layer: Layer
+    mixers: dict[str, str]  # line -> name in `MIXERS`
+    counted: Mapping[str, Counted]  # by plot
+    machine: Machine | None = None  # whose roofline, where the unit is seconds
+    measured: tuple[Point, ...] = ()
+
+    @functools.cached_property
+    def names(self) -> dict[str, str]:
+        """Line -> its name in words."""
+        return {
+            line: SHORT_NAMES.get(name, mixer(name).title) for line, name in self.mixers.items()
+        }
+
+    @functools.cached_property
+    def tokens(self) -> np.ndarray:
+        """The contexts of the curves, the chosen one and those measured among them."""
+        return np.unique([*TOKENS, self.chosen, *(point.tokens for point in self.measured)])
+
+    @functools.cached_property
+    def curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """Plot -> line -> cost at `tokens`."""
+        return {
+            plot: {
+                line: np.array([self._cost(name, counted, int(n)) for n in self.tokens])
+                for line, name in self.mixers.items()
+            }
+            for plot, counted in self.counted.items()
+        }
+
+    def _cost(self, name: str, counted: Counted, tokens: int) -> float:
+        what, unit, *_ = counted
+        if self.machine is None:
+            return self.layer.cost(name, what, unit, tokens)
+        flop, moved = (self.layer.cost(name, what, one, tokens) for one in ("FLOP", "bytes"))
+        return max(flop / self.machine.flops_per_second, moved / self.machine.bytes_per_second)
 
     @property
     def at_chosen(self) -> dict[str, dict[str, Any]]:
-        """plot -> line -> cost at the chosen context."""
+        """Plot -> line -> cost at the chosen context."""
         row = self._chosen_row
         return {
             plot: {line: curve[row] for line, curve in lines.items()}
@@ -121,7 +168,7 @@ class CostView(View):
         columns: Data = {"tokens": self.tokens}
         for plot, lines in self.curves.items():
             for line, curve in lines.items():
-                columns[f"{self.heading(plot, line)} ({self.units[plot]})"] = curve
+                columns[f"{self.heading(plot, line)} ({self.counted[plot].unit})"] = curve
         found = {(p.phase, p.mixer, p.tokens): (p.seconds, p.spread / 2) for p in self.measured}
         for phase, name in dict.fromkeys((p.phase, p.mixer) for p in self.measured):
             heading = f"{self.heading(phase, name)}, measured (seconds)"
@@ -129,30 +176,8 @@ class CostView(View):
         return columns
 
 
-def at_contexts(
-    cost: Callable[[str, str, int], float],
-    units: dict[str, str],
-    names: dict[str, str],
-    chosen: int,
-    measured: tuple[Point, ...] = (),
-) -> dict[str, Any]:
-    """The fields of a `CostView`, from the cost of (plot, line, tokens)."""
-    tokens = np.unique([*TOKENS, chosen, *(point.tokens for point in measured)])
-    curves = {
-        plot: {line: np.array([cost(plot, line, int(n)) for n in tokens]) for line in names}
-        for plot in units
-    }
-    return {
-        "chosen": chosen, "tokens": tokens, "units": units, "names": names, "curves": curves,
-        "measured": measured,
-    }  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Costs(CostView):
     """What reading a context costs, and one more token."""
-
-    machine: Machine | None  # whose roofline, None unless the unit is seconds
 
     def sentence(self) -> str:
         parts = []
@@ -203,38 +228,31 @@ def costs(
         The cost formulas of `toolkit.attention.MIXERS`; Williams, Waterman, Patterson 2009,
         "Roofline", for the time.
     """
-    layer = Layer(bytes_per_number=machine.bytes_per_number, **sizes)
-
-    def cost(phase: str, name: str, tokens: int) -> float:
-        if unit != "seconds":
-            return layer.cost(name, phase, unit, tokens)
-        flop, moved = (layer.cost(name, phase, one, tokens) for one in ("FLOP", "bytes"))
-        return max(flop / machine.flops_per_second, moved / machine.bytes_per_second)
-
-    units, is_time = {PREFILL: unit, DECODE: unit}, unit == "seconds"
-    shown = measured if is_time else ()
+    layer, is_time = Layer(bytes_per_number=machine.bytes_per_number, **sizes), unit == "seconds"
     return Costs(
-        **at_contexts(cost, units, _short_names(mixers), context_length, shown),
-        machine=machine if is_time else None,
-    )
+        context_length, layer, dict(zip(mixers, mixers, strict=True)),
+        {phase: counted._replace(unit=unit) for phase, counted in PHASES.items()},
+        machine if is_time else None, measured if is_time else (),
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Memory(CostView):
     """What a model keeps to write its next token, beside the memory of a device."""
 
     capacity_bytes: float
     capacity_name: str
-    described: str  # the sizes in words
 
     def sentence(self) -> str:
+        layer = self.layer
         cache, state = (self.at_chosen[KEPT][name] for name in ("full", self.last))
         words = ("the cache", "the state") if cache >= state else ("the state", "the cache")
         ratio = in_words(max(cache, state) / min(cache, state), "times")
         said = (
             f"At {self.chosen:,} tokens the key-value cache holds {self.said(KEPT, 'full')}, the "
             f"{self.names[self.last]}'s state {self.said(KEPT, self.last)}: {words[0]} is {ratio} "
-            f"{words[1]} (modelled; {self.described})."
+            f"{words[1]} (modelled; {layer.layers} layers, {layer.heads} heads of "
+            f"{layer.head_size}, {layer.sequences} at once)."
         )
         share = cache / self.capacity_bytes
         if share >= 1:
@@ -247,26 +265,13 @@ class Memory(CostView):
 def decode_memory(
     *,
     context_length: int,
-    layers: int,
     capacity_bytes: float,
     capacity_name: str,
     mixers: tuple[str, ...] = MIXER_NAMES,
     **sizes: Any,
 ) -> Memory:
     """Bytes kept between tokens by a whole model; `sizes` are those of a `Layer`."""
-    layer = Layer(**sizes)
-
-    def kept(_: str, name: str, tokens: int) -> float:
-        return float(layers * layer.cost(name, KEPT, "bytes", tokens))
-
     return Memory(
-        **at_contexts(kept, {KEPT: "bytes"}, _short_names(mixers), context_length),
-        capacity_bytes=capacity_bytes,
-        capacity_name=capacity_name,
-        described=f"{layers} layers, {layer.heads} heads of {layer.head_size}, "
-        f"{layer.sequences} at once",
-    )
-
-
-def _short_names(mixers: tuple[str, ...]) -> dict[str, str]:
-    return {name: SHORT_NAMES.get(name, mixer(name).title) for name in mixers}
+        context_length, Layer(**sizes), dict(zip(mixers, mixers, strict=True)), {KEPT: MEMORY},
+        capacity_bytes=capacity_bytes, capacity_name=capacity_name,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import base64
 import functools
 import html
 import inspect
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -21,8 +22,9 @@ from matplotlib.figure import Figure
 from toolkit.figures import Picture, new_figure, style
 from toolkit.figures.style import magnification
 from toolkit.lab.kit.controls import Control, Number
+from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.plot import Plot
-from toolkit.lab.kit.view import Data, View, as_html
+from toolkit.lab.kit.view import Data, Progress, View, as_html
 
 PIXELS_PER_INCH_ON_PAGE = 100
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -41,6 +43,7 @@ class Panel(widgets.VBox):
         title: heading of the panel.
         figure_size: inches, (width, height).
         has_palette: whether 256 colours suffice for the picture; see `Picture`.
+        button: what the button says that starts its long work, `pieces`; empty where there is none.
         state: the controls' values, read-only.
         view: the view now shown.
         picture: the figure and what moves in it.
@@ -57,6 +60,7 @@ class Panel(widgets.VBox):
     title: str = ""
     figure_size: tuple[float, float] = (9.6, 4.4)
     has_palette = False
+    button = ""
     _is_built = False
     _controls: dict[str, Control]
 
@@ -75,6 +79,10 @@ class Panel(widgets.VBox):
 
     def __init__(self, **values: Any) -> None:
         self._followers: list[Panel] = []
+        if self.button:
+            self._job = Job(
+                self.button, self.pieces, after_piece=self.after_piece, on_error=self.show_error
+            )
         self._state = {name: control.default for name, control in self._controls.items()}
         self._state.update(self._checked(values))
         self._control_widgets = {
@@ -140,8 +148,22 @@ class Panel(widgets.VBox):
         raise NotImplementedError
 
     def extra_widgets(self) -> list[widgets.Widget]:
-        """Widgets between the caption and the table, such as a `Job`."""
-        return []
+        """Widgets between the caption and the table."""
+        return [self._job] if self.button else []
+
+    def pieces(self) -> Iterator[Progress]:
+        """The long work that the button starts, in pieces of at most a second or two."""
+        raise NotImplementedError
+
+    def after_piece(self) -> None:
+        """Show what a piece of the long work has found."""
+        self.refresh()
+
+    def work(self) -> None:
+        """Do all the long work that is left, and show it at the end only."""
+        for _ in self.pieces():
+            pass
+        self.after_piece()
 
     def adjust(self, view: Any) -> None:
         """Adapt widgets to the view, such as a button that has nothing left to do."""

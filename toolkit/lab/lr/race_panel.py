@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice
 from toolkit.lab.kit.curve import Points
 from toolkit.lab.kit.curve_control import Curve, CurveWidgets
-from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -38,6 +36,7 @@ class RacePanel(Panel):
     title = "Draw a schedule and race it"
     figure_size = (9.6, 5.2)
     has_palette = True
+    button = "Race"
 
     problem = Choice("Problem", "quadratic 10", PROBLEMS)
     budget = Choice(
@@ -49,14 +48,11 @@ class RacePanel(Panel):
     def __init__(self, **values: Any) -> None:
         # (problem, budget) -> what has run, and searches under way.
         self._races: dict[tuple[str, int], tuple[dict[str, Run], dict[str, Search]]] = {}
-        self._job = Job("Race", self._pieces, after_piece=self.refresh, on_error=self.show_error)
         super().__init__(**values)
 
     def race(self) -> None:
         """Run all that have not run, what the button does; results are kept."""
-        for _ in self._pieces():
-            pass
-        self.refresh()
+        self.work()
 
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
         finished, searches = self._so_far(problem, budget)
@@ -82,10 +78,7 @@ class RacePanel(Panel):
         assert isinstance(curve, CurveWidgets)
         curve.editor.top = task(view.problem).lr_range[1]
 
-    def extra_widgets(self) -> list[widgets.Widget]:
-        return [self._job]
-
-    def _pieces(self) -> Iterator[Progress]:
+    def pieces(self) -> Iterator[Progress]:
         name, budget, points = (self.state[part] for part in ("problem", "budget", "points"))
         yield from race_pieces(name, budget, points, *self._so_far(name, budget))
 

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -46,6 +45,7 @@ class SearchPanel(Panel):
     title = "Watch a search think"
     figure_size = (9.6, 6.8)
     has_palette = True
+    button = "Run to the end"
 
     problem = Choice("Problem", "quadratic 10", PROBLEMS)
     method = Choice("Method", "autolrs", METHODS)
@@ -66,9 +66,6 @@ class SearchPanel(Panel):
 
     def __init__(self, **values: Any) -> None:
         self._searches: dict[Settings, Search] = {}
-        self._job = Job(
-            "Run to the end", self._pieces, after_piece=self._show_last, on_error=self.show_error
-        )
         self._step = self._button("Step", "step-forward", "search-step", self.step)
         self._reset = self._button("Start again", "fast-backward", "search-reset", self.reset)
         super().__init__(**values)
@@ -81,19 +78,17 @@ class SearchPanel(Panel):
     def step(self) -> None:
         """Take one round and look at it; nothing happens when the search is over."""
         self._searches[_settings(self.state)] = next_round(self.search)
-        self._show_last()
+        self.after_piece()
 
     def run(self) -> None:
         """Take all rounds that are left, and look at the last."""
-        for _ in self._pieces():
-            pass
-        self._show_last()
+        self.work()
 
     def reset(self) -> None:
         """Forget all rounds but the first."""
         self._job.stop()
         del self._searches[_settings(self.state)]
-        self._show_last()
+        self.after_piece()
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> Self:
         """Go on from a search taken from a panel before, from its `search.arrays()`."""
@@ -138,7 +133,7 @@ class SearchPanel(Panel):
         self._step.disabled = view.is_over
 
     def extra_widgets(self) -> list[widgets.Widget]:
-        return [widgets.HBox([self._step, self._reset]), self._job]
+        return [widgets.HBox([self._step, self._reset]), *super().extra_widgets()]
 
     def _button(self, label: str, icon: str, name: str, action: Any) -> widgets.Button:
         def press(_: Any) -> None:
@@ -159,10 +154,10 @@ class SearchPanel(Panel):
             self._searches[settings] = next_round(begin(settings))
         return self._searches[settings]
 
-    def _show_last(self) -> None:
+    def after_piece(self) -> None:
         self.change(round=len(self.search.rounds))
 
-    def _pieces(self) -> Iterator[Progress]:
+    def pieces(self) -> Iterator[Progress]:
         settings = _settings(self.state)
         # Buttons and menus work between two pieces: take what is there, and only while it is shown.
         while settings == _settings(self.state):

@@ -42,11 +42,6 @@ class MixerCostPanel(Panel):
     def plots(self, figure: Figure) -> list[Plot]:
         figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
         return [
-            CostCurves(
-                figure, axes, what, counted.unit, counted.heading, looks=LOOKS, name_inches=0.45,
-                value_inches=1.62, limits=counted.limits,
-            )
-            for (what, counted), axes in zip(
-                COUNTED.items(), figure.subplots(1, len(COUNTED)), strict=True
-            )
-        ]  # fmt: skip
+            CostCurves(figure, axes, *plot, looks=LOOKS, name_inches=0.45, value_inches=1.62)
+            for plot, axes in zip(COUNTED.items(), figure.subplots(1, 3), strict=True)
+        ]

@@ -3,41 +3,28 @@
 Every number comes from the cost formulas in a mixer's row of `MIXERS`: no program is run.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 from toolkit.attention import mixer
-from toolkit.lab.attention.view import DECODE, KEPT, CostView, Layer, at_contexts
+from toolkit.lab.attention.view import DECODE, KEPT, CostView, Counted, Layer
 
 REFERENCE = "full"
-
-
-class Counted(NamedTuple):
-    """One of the things counted: what `Layer.cost` calls it, and heading and limits of its axes.
-
-    The limits hold every size that can be set, so that a moved slider is seen to move the lines.
-    """
-
-    what: str
-    unit: str
-    heading: str
-    limits: tuple[float, float]
-
-
+# Limits hold every size that can be set, so that a moved slider is seen to move the lines.
 _BYTES = (2.0**10, 2.0**38)
-COUNTED: dict[str, Counted] = {
+COUNTED = {
     "operations": Counted(DECODE, "FLOP", "Operations per token", (1e3, 1e12)),
     "moved": Counted(DECODE, "bytes", "Bytes moved per token", _BYTES),
     "kept": Counted(KEPT, "bytes", "Bytes kept", _BYTES),
 }
 
 
-@dataclass(frozen=True)
 class DecodeCosts(CostView):
     """Of one layer and one sequence; the lines are `"full"`, `"left"` and `"right"`."""
 
-    mixers: dict[str, str]  # line -> name in `MIXERS`
-    layer: Layer
+    @functools.cached_property
+    def names(self) -> dict[str, str]:
+        return self.mixers | {REFERENCE: "softmax"}
 
     def heading(self, plot: str, line: str) -> str:
         """The two sides by their sides too, for they may show one mixer."""
@@ -69,11 +56,5 @@ def decode_costs(*, left: str, right: str, context_length: int, **sizes: Any) ->
 
     `sizes` are those of a `Layer`.
     """
-    layer, sides = Layer(**sizes), {REFERENCE: REFERENCE, "left": left, "right": right}
-
-    def cost(plot: str, side: str, tokens: int) -> float:
-        return float(layer.cost(sides[side], COUNTED[plot].what, COUNTED[plot].unit, tokens))
-
-    units = {plot: counted.unit for plot, counted in COUNTED.items()}
-    names = {REFERENCE: "softmax", "left": left, "right": right}
-    return DecodeCosts(**at_contexts(cost, units, names, context_length), mixers=sides, layer=layer)
+    sides = {REFERENCE: REFERENCE, "left": left, "right": right}
+    return DecodeCosts(context_length, Layer(**sizes), sides, COUNTED)

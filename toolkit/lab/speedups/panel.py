@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
-from toolkit.lab.kit.job import Job
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -44,6 +42,7 @@ class SpeedupPanel(Panel):
 
     title = "Who is how fast, and how fast could it be?"
     figure_size = (9.6, 5.2)
+    button = "Measure here"
 
     method = Choice("Method", EVERY, {"every method": EVERY, **_METHODS})
     work = Choice(
@@ -65,9 +64,6 @@ class SpeedupPanel(Panel):
 
     def __init__(self, **values: Any) -> None:
         self.times: tuple[Time, ...] = _TIMES
-        self._job = Job(
-            "Measure here", self._pieces, after_piece=self.refresh, on_error=self.show_error
-        )
         super().__init__(**values)
 
     def measure(self) -> None:
@@ -86,10 +82,7 @@ class SpeedupPanel(Panel):
         right = figure.add_axes((0.6, 0.215, 0.235, 0.66))
         return [TimesPlot(left), RivalsPlot(right)]
 
-    def extra_widgets(self) -> list[widgets.Widget]:
-        return [self._job]
-
-    def _pieces(self) -> Iterator[Progress]:
+    def pieces(self) -> Iterator[Progress]:
         chosen: Any = self.view
         if not can_measure(chosen.time):
             command = "" if chosen.time is None else f"; run: {chosen.time.record.command}"
