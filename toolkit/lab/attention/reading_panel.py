@@ -1,8 +1,9 @@
 """Two memories read one sentence: the map of softmax beside the state of the delta rule."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -71,19 +72,9 @@ class ReadingPanel(Panel):
 class MatrixPlot(Plot):
     """A matrix with a scale of colours beside it; the base of two plots."""
 
-    def __init__(
-        self,
-        axes: Axes,
-        title: str,
-        shape: tuple[int, int],
-        colours: Colormap,
-        limits: tuple[float, float],
-    ) -> None:
-        super().__init__(axes)
-        axes.set_title(title)
-        axes.grid(False)
-        axes.set(xticks=[], yticks=[])
-        self.matrix = self.image(shape, colours, *limits)
+    def __init__(self, axes: Axes, matrix: tuple[Any, ...], **settings: Any) -> None:
+        super().__init__(axes, grid="", xticks=[], yticks=[], **settings)
+        self.matrix = self.image(*matrix)
         self.scale_beside(self.matrix, 0.008, 0.01).ax.tick_params(labelsize=8, length=2)
 
 
@@ -92,7 +83,7 @@ class WeightMap(MatrixPlot):
 
     def __init__(self, axes: Axes) -> None:
         title, shape = "Softmax: a weight for every earlier token", (MAX_TOKENS, MAX_TOKENS)
-        super().__init__(axes, title, shape, WEIGHTS, (0, 1))
+        super().__init__(axes, (shape, WEIGHTS, 0, 1), title=title)
         row = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
         self._row = self.moving(axes.add_patch(row))
         self._pointer = self.marks(ACCENT, ">", markersize=9, clip_on=False)
@@ -111,9 +102,9 @@ class StateMap(MatrixPlot):
 
     def __init__(self, axes: Axes) -> None:
         title = f"Gated delta net: one {KEY_SIZE} × {VALUE_SIZE} state"
-        shape = KEY_SIZE, VALUE_SIZE
-        super().__init__(axes, title, shape, SIGNED, (-STATE_SCALE, STATE_SCALE))
-        axes.set(xlabel="value channel", ylabel="key channel")
+        matrix = (KEY_SIZE, VALUE_SIZE), SIGNED, -STATE_SCALE, STATE_SCALE
+        labels = {"xlabel": "value channel", "ylabel": "key channel"}
+        super().__init__(axes, matrix, title=title, **labels)
 
     def show(self, view: Reading) -> None:
         self.matrix.set_data(view.states[view.token])
@@ -123,12 +114,9 @@ class BarPlot(Plot):
     """One column of the data, a bar per token."""
 
     def __init__(self, axes: Axes, column: str, name: str, label: str) -> None:
-        super().__init__(axes)
+        super().__init__(axes, grid="y", ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
         self._column = column
-        axes.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
-        axes.grid(axis="x", visible=False)
-        nothing = np.zeros(MAX_TOKENS)
-        bars = axes.bar(np.arange(MAX_TOKENS), nothing, width=0.78, color=look(name).colour)
+        bars = axes.bar(range(MAX_TOKENS), 0, width=0.78, color=look(name).colour)
         self._bars = [self.moving(bar) for bar in bars]
 
     def show(self, view: Reading) -> None:

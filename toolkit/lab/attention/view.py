@@ -124,7 +124,7 @@ class CostView(View):
         """Plot -> line -> cost at `tokens`."""
         return {
             plot: {
-                line: np.array([self._cost(name, counted, int(n)) for n in self.tokens])
+                line: np.array([self._cost(name, counted, int(n)) for n in self.tokens], float)
                 for line, name in self.mixers.items()
             }
             for plot, counted in self.counted.items()

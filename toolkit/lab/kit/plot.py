@@ -14,10 +14,16 @@ from matplotlib.text import Text
 
 
 class Plot:
-    """Axes and what moves in them; artists made first are drawn lowest."""
+    """Axes and what moves in them; artists made first are drawn lowest.
 
-    def __init__(self, axes: Axes) -> None:
+    `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines.
+    """
+
+    def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes
+        for axis in {"x", "y"} - {*grid}:
+            axes.grid(False, axis=axis)
+        axes.set(**settings)
         self._artists: list[Artist] = []
         self._names: dict[str, Sequence[str]] = {}
 
@@ -59,6 +65,11 @@ class Plot:
         box, figure = self.axes.get_position(), self.axes.figure
         bar = figure.add_axes((box.x1 + gap, box.y0, width, box.height))
         return figure.colorbar(image, cax=bar, **look)
+
+    def name_rows(self, names: Sequence[str], **look: Any) -> None:
+        """Name the whole numbers of y once and for all, without ticks."""
+        self.axes.set_yticks(range(len(names)), names, **look)
+        self.axes.tick_params(axis="y", length=0)
 
     def name_places(self, axis: str, names: Sequence[str], **look: Any) -> None:
         """Name the whole numbers of an axis, `"x"` or `"y"`, and end it half a step beyond them.

@@ -23,10 +23,8 @@ MONOSPACE = "DejaVu Sans Mono"
 class RowPlot(Plot):
     """A row per loop with words in its middle; the base of four plots."""
 
-    def __init__(self, axes: Axes, title: str) -> None:
-        super().__init__(axes)
-        axes.set_title(title)
-        axes.set(ylim=(1, 0), yticks=[])
+    def __init__(self, axes: Axes, title: str, **settings: Any) -> None:
+        super().__init__(axes, title=title, ylim=(1, 0), yticks=[], **settings)
 
     def words(self, **look: Any) -> list[Any]:
         """Words for as many rows as there may be."""
@@ -46,9 +44,7 @@ class LoopMap(RowPlot):
     def __init__(
         self, axes: Axes, title: str, limits: tuple[float, float], ticks: dict[float, str]
     ) -> None:
-        super().__init__(axes, title)
-        axes.grid(False)
-        axes.set_facecolor(NO_PATH)
+        super().__init__(axes, title, grid="", facecolor=NO_PATH)
         axes.tick_params(axis="x", length=0, pad=2)
         colours = WEIGHTS.with_extremes(bad=NO_PATH)
         self.matrix = self.image((1, 1), colours, *limits, extent=(-0.5, 0.5, 1, 0))
@@ -119,11 +115,10 @@ class BestPlot(RowPlot):
     """The likeliest next bytes with their chances."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes, "Likeliest next bytes")
-        axes.set(xlim=(-0.5, BEST - 0.5), xticks=[])
-        axes.grid(False)
+        limits = (-0.5, BEST - 0.5)
+        super().__init__(axes, "Likeliest next bytes", grid="", xlim=limits, xticks=[])
         # Up to 2, so that no chance is too dark for the words on it.
-        self._chances = self.image((1, BEST), WEIGHTS, 0, 2, extent=(-0.5, BEST - 0.5, 1, 0))
+        self._chances = self.image((1, BEST), WEIGHTS, 0, 2, extent=(*limits, 1, 0))
         self.bytes = self.words(ha="center", fontsize=8.8, family=MONOSPACE)
 
     def show(self, view: LoopView) -> None:

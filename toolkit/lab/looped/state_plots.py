@@ -35,10 +35,9 @@ class LoopPlot(Plot):
         unit: str = "",
         **legend: Any,
     ) -> None:
-        super().__init__(axes)
+        ticks = range(1, MAX_LOOPS + 1)
+        super().__init__(axes, title=title, xlim=(0.6, MAX_LOOPS + 0.4), xticks=ticks)
         self._limits, self._unit, self._spread = limits, unit, spread
-        axes.set_title(title)
-        axes.set(xlim=(0.6, MAX_LOOPS + 0.4), xticks=range(1, MAX_LOOPS + 1))
         axes.set_xlabel("loop", labelpad=1)
         axes.axvspan(TRAINED_LOOPS + 0.5, MAX_LOOPS + 0.4, color=UNTRAINED)
         self.nothing = self.text(

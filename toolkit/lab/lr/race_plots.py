@@ -1,5 +1,7 @@
 """The plots of `RacePanel`: rates and losses of every racer, and where each ends."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -20,8 +22,8 @@ RACER_LOOKS = {
 class RacerPlot(Plot):
     """A line for each racer, the hand's last, above all others; the base of three plots."""
 
-    def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
+    def __init__(self, axes: Axes, **settings: Any) -> None:
+        super().__init__(axes, **settings)
         self.lines: dict[str, Line2D] = {}
         for name in sorted(RACERS, key=lambda name: name == "yours"):
             look, width = RACER_LOOKS[name], 2.8 if name == "yours" else 1.6
@@ -38,8 +40,7 @@ class RatePlot(RacerPlot):
     """The learning rates."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Learning rate")
+        super().__init__(axes, title="Learning rate")
         axes.tick_params(axis="x", labelbottom=False)
 
     def show(self, view: RaceView) -> None:
@@ -51,10 +52,8 @@ class LossPlot(RacerPlot):
     """The losses on the way."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(yscale="log")
+        super().__init__(axes, yscale="log", ylabel="loss")
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
-        axes.set_ylabel("loss")
         count_ticks(axes.xaxis, 6)
         middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
         self.waiting = self.text(0.5, 0.5, color=FAINT, **middle)
@@ -75,10 +74,8 @@ class EndPlot(RacerPlot):
     """Final losses over that of the reference."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(xscale="log", ylim=(len(RACERS) - 0.4, -0.6))
-        axes.set_yticks(range(len(RACERS)), list(RACERS.values()))
-        axes.tick_params(axis="y", length=0)
+        super().__init__(axes, xscale="log", ylim=(len(RACERS) - 0.4, -0.6))
+        self.name_rows([*RACERS.values()])
         axes.spines["left"].set_visible(False)
         self._dots, self._words = {}, {}
         for row, (name, look) in enumerate((name, RACER_LOOKS[name]) for name in RACERS):

@@ -138,8 +138,7 @@ class LandscapePlot(RoundPlot):
     """Loss against rate: pins, and what the search makes of them."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(xscale="log")
+        super().__init__(axes, xscale="log")
         axes.set_xlabel("learning rate", labelpad=2)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         self.moving(axes.yaxis)

@@ -24,9 +24,7 @@ class SchedulePlot(RoundPlot):
     """Rates against evaluations spent, beside the best schedule."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(yscale="log")
-        axes.set_title("The schedule so far")
+        super().__init__(axes, title="The schedule so far", yscale="log")
         axes.set_xlabel("gradient evaluations, candidates included", labelpad=2)
         axes.set_ylabel("learning rate", labelpad=1)
         log_ticks(axes.yaxis, count=8)
@@ -67,11 +65,8 @@ class LedgerPlot(RoundPlot):
     """What was spent on what."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(ylim=(-0.5, 0.5), yticks=[])
-        axes.grid(False)
+        super().__init__(axes, title="Evaluations", grid="", ylim=(-0.5, 0.5), yticks=[])
         axes.spines["left"].set_visible(False)
-        axes.set_title("Evaluations")
         count_ticks(axes.xaxis, 5)
         looks: dict[str, Any] = {
             "facecolor": (FAINT, INK, "white"), "edgecolor": ("white", INK, INK),
@@ -106,11 +101,8 @@ class BoughtPlot(RoundPlot):
     """The loss that was bought with it, beside those of known schedules."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set(xscale="log", ylim=(LOSSES - 0.45, -0.55))
-        axes.set_title("Loss")
+        super().__init__(axes, title="Loss", xscale="log", ylim=(LOSSES - 0.45, -0.55))
         axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
         self.dots = [
             self.marks(colour, marker, markersize=8)
             for colour, marker in ((FAINT, "o"), (ACCENT, "D"), (KNOWN, "s"), (KNOWN, "*"))
@@ -124,7 +116,7 @@ class BoughtPlot(RoundPlot):
         few_log_ticks(self.axes.xaxis, lowest, highest)
         last = "best there is" if view.best else "best: not known"
         names = ["at the start", "now", "tuned linear", last]
-        self.axes.set_yticks(range(LOSSES), names, fontsize=9)
+        self.name_rows(names, fontsize=9)
 
     def move(self, view: SearchView) -> None:
         for row, value in enumerate(self._losses(view)):

@@ -24,15 +24,23 @@ NORM_LIMITS = (1e-3, 1e2)
 SHARES = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
-class NormPlot(Plot):
+class SidePlot(Plot):
+    """Of one mixer, over the tokens: words on the left only, and none below."""
+
+    def __init__(self, axes: Axes, side: str, label: str, **settings: Any) -> None:
+        super().__init__(axes, grid="y", **settings)
+        self._side = side
+        axes.tick_params(axis="x", bottom=False, labelbottom=False)
+        axes.tick_params(axis="y", labelleft=side == "left")
+        axes.set_ylabel(label if side == "left" else "")
+
+
+class NormPlot(SidePlot):
     """The norm of the state of each head."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes)
-        self._side = side
-        axes.set(yscale="log", ylim=NORM_LIMITS)
+        super().__init__(axes, side, "state norm", yscale="log", ylim=NORM_LIMITS)
         log_ticks(axes.yaxis, count=12)
-        _share_labels(axes, side, "state norm")
         self.heading = axes.text(
             0, 1.06, "", color=SIDES[side].colour, fontsize=12, fontweight="bold",
             transform=axes.transAxes,
@@ -55,20 +63,17 @@ class NormPlot(Plot):
         set_limits(self.axes, x=_width(view), y=(NORM_LIMITS[0], top))
 
 
-class ReachPlot(Plot):
+class ReachPlot(SidePlot):
     """The share of each token in what reaches the output, and how far back most of it lies."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes)
-        self._side = side
+        super().__init__(axes, side, "effective memory\n(share of gradient)")
         # A root: shares of one and of ninety per cent are both seen, and zero is there.
         axes.set_yscale("function", functions=(np.sqrt, np.square))
         axes.set(ylim=(0, 1.5), yticks=SHARES)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        _share_labels(axes, side, "effective memory\n(share of gradient)")
-        positions = np.arange(MAX_TOKENS)
         # One step line with gaps instead of a patch per bar: a fifth of the drawing time.
-        edges = np.stack([positions - 0.39, positions + 0.39], axis=1).ravel()
+        edges = np.add.outer(np.arange(MAX_TOKENS), (-0.39, 0.39)).ravel()
         # The line ends below the words, so that both can be read.
         self._mark = self.line(color=ACCENT, linewidth=1.2)
         self.bars = self.moving(
@@ -109,9 +114,8 @@ class DecayPlot(Plot):
     """The half-life of each head at each token, and beside it the median."""
 
     def __init__(self, axes: Axes, side: str) -> None:
-        super().__init__(axes)
+        super().__init__(axes, grid="")
         self._side = side
-        axes.grid(False)
         axes.set_yticks(range(HEADS), [f"head {h}" for h in range(HEADS)], fontsize=8.5)
         limits = np.log10([SHORTEST, LONGEST])
         self.matrix = self.image((HEADS, MAX_TOKENS), WEIGHTS, *limits)
@@ -150,15 +154,6 @@ def name_heads(figure: Figure) -> None:
         samples, [f"head {h}" for h in range(HEADS)], loc="upper right", ncols=HEADS,
         bbox_to_anchor=(0.91, 1.008), handlelength=2.6, columnspacing=1.4,
     )  # fmt: skip
-
-
-def _share_labels(axes: Axes, side: str, label: str) -> None:
-    """Words on the left only, and none below: the lowest plot has them."""
-    axes.grid(axis="x", visible=False)
-    axes.tick_params(axis="x", bottom=False, labelbottom=False)
-    axes.tick_params(axis="y", labelleft=side == "left")
-    if side == "left":
-        axes.set_ylabel(label)
 
 
 def _width(view: Comparison) -> tuple[float, float]:
