@@ -140,6 +140,17 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], A
     return lambda: function(*args)
 
 
+def in_place(step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Callable[[], Any]:
+    """`step(state, *args) -> (out, state)` as a contender; each call updates the state in place."""
+    jitted, held = jax.jit(step, donate_argnums=0), [state]
+
+    def call() -> Any:
+        out, held[0] = jitted(held[0], *args)
+        return jax.block_until_ready((out, held[0]))[0]
+
+    return call
+
+
 def weighted_gradient(form: Callable[..., jax.Array], inputs: int) -> Callable[..., Any]:
     """The forward and backward pass of `form`, every output with a gradient of its own.
 

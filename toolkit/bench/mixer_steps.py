@@ -28,7 +28,7 @@ from toolkit.attention.latent import (
 )
 from toolkit.attention.latent.slots import Implementation, attend_slots
 from toolkit.bench.agreement import agree, finite
-from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
+from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound, in_place
 from toolkit.bench.mixer_inputs import mixer_inputs
 from toolkit.bench.mixers_gpu import Work
 from toolkit.bench.peers import torch_sdpa
@@ -71,38 +71,26 @@ def step_case(row: Mixer, batch: int, name: str) -> Case:
     """One mixer's step, its state updated in place, beside x <- c x over as many bytes."""
     token = [x[:, 0] for x in mixer_inputs(row, 1, HEADS, SIZE, batch=batch)]
     start = jax.random.normal(jax.random.key(2), (batch, HEADS, SIZE, SIZE)) / SIZE**0.5
-    step = jax.jit(
-        lambda state, *token: row.step(*token, state, **row.options),
-        donate_argnums=0,
-    )
-    # c = -1: with any other the numbers would run out of range, and a processor slows on those.
-    scale = jax.jit(lambda x: (None, -x), donate_argnums=0)
+
+    def step(state: jax.Array, *token: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return row.step(*token, state, **row.options)
+
+    def scale(x: jax.Array) -> tuple[None, jax.Array]:
+        return None, -x  # with c other than -1 numbers would run out of range, which is slow
+
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
     return Case(
         name=name,
-        contenders={OURS: _in_place(step, start, token)},
+        contenders={OURS: in_place(step, jnp.copy(start), *token)},
         check=_check(row, token, start),
         ours=OURS,
         yardstick=Yardstick(
-            PASS, _in_place(scale, start, ()), work=2 * state, ours=2 * state, unit="byte",
+            PASS, in_place(scale, jnp.copy(start)), work=2 * state, ours=2 * state, unit="byte",
             least=1 / SLOWEST,
         ),
         note=f"state {state / 2**20:.0f} MiB, modelled traffic of a step "
         f"{row.step_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options) / 2**20:.0f} MiB",
     )  # fmt: skip
-
-
-def _in_place(
-    function: Callable[..., Any], state: jax.Array, token: list[jax.Array] | tuple[()]
-) -> Callable[[], Any]:
-    """The function as a contender that feeds its state back, and returns the rest."""
-    held = [jnp.copy(state)]
-
-    def call() -> jax.Array:
-        out, held[0] = function(held[0], *token)
-        return jax.block_until_ready((out, held[0]))[0]
-
-    return call
 
 
 def _check(
@@ -173,13 +161,7 @@ def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Ar
         out, new = mixer("full").step(*token, cache)
         return out, replace(new, length=cache.length)
 
-    jitted, held = jax.jit(step, donate_argnums=0), [cache]
-
-    def call() -> jax.Array:
-        out, held[0] = jitted(held[0])
-        return out
-
-    return call
+    return in_place(step, cache)
 
 
 def latent_cases(cores: int) -> Iterator[PlannedCase]:
@@ -246,13 +228,7 @@ def _latent_step(
         y, new = step(held, x, weights)
         return y, replace(new, length=held.length)
 
-    jitted, held = jax.jit(same_length, donate_argnums=0), [jax.tree.map(jnp.copy, cache)]
-
-    def call() -> jax.Array:
-        y, held[0] = jitted(held[0], x, weights)
-        return jax.block_until_ready((y, held[0]))[0]
-
-    return call
+    return in_place(same_length, jax.tree.map(jnp.copy, cache), x, weights)
 
 
 def shard_work(slices: int, batch: int, slots: int, element_bytes: int = 2) -> Work:

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention import Mixer, draw_inputs
+from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
+from toolkit.bench.harness import bound, in_place
+from toolkit.bench.mixer_inputs import mixer_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
 
@@ -35,7 +37,7 @@ def measure_pieces(
     mixers: tuple[str, ...] = MIXER_NAMES,
     rounds: int = 5,
 ) -> Iterator[Piece]:
-    """Check every mixer, then time each phase at its lengths, one piece at a time.
+    """Check every mixer, then time each phase at its lengths.
 
     Yields (pieces done, pieces in all, what was just done, new points); a piece takes a second or
     two, nearly all of it compilation.
@@ -72,16 +74,39 @@ def check_against_reference(name: str, layer: Layer) -> None:
 
     # The references loop over tokens in Python, so compiling them would take minutes.
     expected = row.reference(*inputs, **row.options)[0]
-    prefilled, decoded = prefill_and_decode(*inputs)
-    for phase, ours, theirs in (
-        (PREFILL, prefilled, expected), (DECODE, decoded, expected[:, -1]),
-    ):  # fmt: skip
+    checked = prefill_and_decode(*inputs), (expected, expected[:, -1])
+    for phase, ours, theirs in zip((PREFILL, DECODE), *checked, strict=True):
         agree(TOLERANCE)({"its reference": theirs, f"{row.title}, {phase}": ours})
 
 
+def prefill_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
+    """A mixer that reads a context and returns the outputs."""
+    row = layer.row(name)
+    options = _options(row, layer)
+    function = jax.jit(lambda *arrays: row.function(*arrays, **options)[0])
+    return bound(function, tuple(_inputs(row, tokens, layer)))
+
+
+def decode_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
+    """A mixer that writes the last token of a context, again and again."""
+    row = replace(layer, window=min(layer.window, tokens)).row(name)
+    token = [array[:, 0] for array in _inputs(row, 1, layer)]
+    random = np.random.default_rng(1)
+
+    def filled(x: jax.Array) -> jax.Array:
+        is_float = x.dtype.kind == "f"
+        return jnp.asarray(random.standard_normal(x.shape, np.float32)) if is_float else x
+
+    def step(state: Any, *token: jax.Array) -> tuple[Any, Any]:
+        if hasattr(state, "length"):  # full to the last slot, whatever the step before wrote
+            state = replace(state, length=jnp.full_like(state.length, tokens - 1))
+        return row.step(*token, state, **row.options)
+
+    return in_place(step, jax.tree.map(filled, _empty_state(row, tokens, layer)), *token)
+
+
 def _inputs(row: Mixer, tokens: int, layer: Layer) -> list[jax.Array]:
-    size = layer.head_size
-    return draw_inputs(row, tokens, batch=1, heads=layer.heads, key=size, value=size)
+    return mixer_inputs(row, tokens, layer.heads, layer.head_size)
 
 
 def _empty_state(row: Mixer, tokens: int, layer: Layer) -> Any:
@@ -92,40 +117,3 @@ def _empty_state(row: Mixer, tokens: int, layer: Layer) -> Any:
 def _options(row: Mixer, layer: Layer) -> dict[str, Any]:
     form = layer.softmax if layer.softmax in row.implementations else None
     return {**row.options, "implementation": form}
-
-
-def prefill_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
-    """A function of no arguments in which a mixer reads a context and returns the outputs."""
-    row = layer.row(name)
-    inputs, options = _inputs(row, tokens, layer), _options(row, layer)
-    function = jax.jit(lambda *arrays: row.function(*arrays, **options)[0])
-    return lambda: function(*inputs)
-
-
-def decode_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
-    """A function of no arguments in which a mixer writes the last token of a context.
-
-    Always at the same place; its state is updated in place.
-    """
-    row = replace(layer, window=min(layer.window, tokens)).row(name)
-    token = [array[:, 0] for array in _inputs(row, 1, layer)]
-    random = np.random.default_rng(1)
-    state = jax.tree.map(
-        lambda x: (
-            jnp.asarray(random.standard_normal(x.shape, np.float32)) if x.dtype.kind == "f" else x
-        ),
-        _empty_state(row, tokens, layer),
-    )
-
-    def step(state: Any) -> tuple[Any, Any]:
-        if hasattr(state, "length"):  # full to the last slot, whatever the step before wrote
-            state = replace(state, length=jnp.full_like(state.length, tokens - 1))
-        return row.step(*token, state, **row.options)
-
-    jitted, held = jax.jit(step, donate_argnums=0), [state]
-
-    def call() -> Any:
-        out, held[0] = jitted(held[0])
-        return out
-
-    return call

@@ -104,12 +104,7 @@ class SearchPanel(Panel):
         super().change(**values)
 
     def compute(self, *, round: int, **settings: Any) -> SearchView:
-        search = self._search(settings)
-        if round > len(search.rounds):
-            raise ValueError(
-                f"round: got {round}, wanted 1 to {len(search.rounds)}; step() takes another"
-            )
-        return view_round(search, round)
+        return view_round(self._search(settings), round)
 
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(

@@ -127,12 +127,10 @@ class SearchView(View):
 
 
 def view_round(search: Search, number: int) -> SearchView:
-    """What a search knew, asked and was told in one of its rounds, from 1; at most the last.
-
-    The first look at a round fits a Gaussian process and makes a few forecasts: 100 ms.
-    """
-    if number < 1 or not search.rounds:
-        raise ValueError(f"round: got {number}, wanted one of 1 to {len(search.rounds)}")
+    """What a search knew, asked and was told in a round, from 1; its first look takes 100 ms."""
+    rounds = len(search.rounds)
+    if not 1 <= number <= rounds:
+        raise ValueError(f"round: got {number}, wanted 1 to {rounds}; step() takes another")
     taken = search.rounds[:number]
     now, run, settings = taken[-1], kept(taken), search.settings
     # Training that follows candidates of its own stage is shown beside their forecasts.
@@ -142,14 +140,14 @@ def view_round(search: Search, number: int) -> SearchView:
     of_stage = now.losses[0] if now.is_kept else NONE
     return SearchView(
         search=search,
-        round=len(taken),
+        round=number,
         horizon=int(now.before.stage_steps) if has_forecasts else 0,
         candidates=candidates,
         outlook=_outlook(candidates, now) if has_forecasts else Outlook(),
         trained=of_stage if candidates else run.losses,
-        landscape=landscape(search, len(taken)),
+        landscape=landscape(search, number),
         run=run,
-        planned=_planned(search, len(taken)),
+        planned=_planned(search, number),
         best=best_known(settings.problem, settings.budget),
         linear=tuned(settings.problem, "linear", settings.budget),
     )
