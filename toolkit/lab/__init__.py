@@ -57,12 +57,10 @@ if TYPE_CHECKING:
     from toolkit.lab.latent.slice_panel import SlicePanel
     from toolkit.lab.lessons.lesson import Lesson
     from toolkit.lab.lessons.pages import gather
-    from toolkit.lab.looped.panel import LoopPanel
-    from toolkit.lab.looped.state_panel import LoopStatePanel
+    from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
     from toolkit.lab.lr.race_panel import RacePanel
     from toolkit.lab.lr.search_panel import SearchPanel
-    from toolkit.lab.mixers.cost_panel import MixerCostPanel
-    from toolkit.lab.mixers.panel import MixerPanel
+    from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
     from toolkit.lab.notebooks.execute import NotebookRun, run_notebook
     from toolkit.lab.planning.fits_panel import FitsPanel
     from toolkit.lab.planning.memory_panel import ChipMemoryPanel
@@ -88,12 +86,10 @@ _HOMES = {
     "lab.latent.slice_panel": ("SlicePanel",),
     "lab.lessons.lesson": ("Lesson",),
     "lab.lessons.pages": ("gather",),
-    "lab.looped.panel": ("LoopPanel",),
-    "lab.looped.state_panel": ("LoopStatePanel",),
+    "lab.looped.panel": ("LoopPanel", "LoopStatePanel"),
     "lab.lr.race_panel": ("RacePanel",),
     "lab.lr.search_panel": ("SearchPanel",),
-    "lab.mixers.cost_panel": ("MixerCostPanel",),
-    "lab.mixers.panel": ("MixerPanel",),
+    "lab.mixers.panel": ("MixerCostPanel", "MixerPanel"),
     "lab.notebooks.execute": ("NotebookRun", "run_notebook"),
     "lab.planning.fits_panel": ("FitsPanel",),
     "lab.planning.memory_panel": ("ChipMemoryPanel",),

@@ -1,4 +1,4 @@
-"""How many parameters a configuration has, and how to give two the same number.
+"""How many parameters and operations a configuration has, and how to give two as many parameters.
 
 Counted on shapes: nothing is allocated.
 """
@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from typing import Any
 
 import jax
 from flax import nnx
 
 from toolkit._checks import checked
+from toolkit.attention import mixer
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
@@ -56,6 +58,31 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
     elsewhere = {"windows": None, "prelude": "", "coda": ""}
     return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere))
+
+
+def token_flops(config: LoopedConfig, context: int) -> int:
+    """FLOPs of one more token after `context` others (modelled), without prelude and coda.
+
+    loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
+    """
+    total = 2 * config.vocabulary * config.width
+    for word in config.layers:
+        matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
+        total += config.loops * (2 * matrices + _mixing_flops(word, config, context))
+    return total
+
+
+def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
+    own: Any = LAYERS[word].sizes_of(config)
+    if word == "mla":  # absorbed: all heads meet the latents, whose up-projections are matrices
+        return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
+    if word in ("full", "window"):
+        heads, _, size = own
+        window = LAYERS[word].window_of(config)
+        row, sizes = mixer(word, sliding_window=window) if window else mixer(word), (size, size)
+    else:
+        (_, heads, *sizes), row = own, mixer(word)
+    return row.step_flops(1, context, heads, *sizes, **row.options)
 
 
 def _all_layers(config):

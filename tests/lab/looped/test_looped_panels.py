@@ -7,9 +7,8 @@ from panel_moves import assert_quick_update
 pytest.importorskip("ipywidgets")
 
 from toolkit.lab.looped.models import PATTERNS
-from toolkit.lab.looped.panel import LoopPanel
+from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
 from toolkit.lab.looped.reader import MAX_LOOPS
-from toolkit.lab.looped.state_panel import LoopStatePanel
 from toolkit.lab.looped.state_plots import binary, coarse
 
 # Together they compute for longer than the first tier has time.

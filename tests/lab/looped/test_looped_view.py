@@ -13,7 +13,7 @@ from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.looped import reader
 from toolkit.lab.looped.models import PATTERNS, small_model
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS, influence, loop_gates, trace
-from toolkit.lab.looped.state_view import EVEN, first_byte, look_inside, loop_costs, sink_heading
+from toolkit.lab.looped.state_view import EVEN, first_byte, look_inside, sink_heading
 from toolkit.lab.looped.view import BEST, MOST, look, read
 from toolkit.looped import (
     LoopedCache,
@@ -24,6 +24,7 @@ from toolkit.looped import (
     load_model,
     parameter_count,
 )
+from toolkit.looped.parameters import token_flops
 from toolkit.looped.theory import tokens_reached
 from toolkit.measure import program_cost
 
@@ -173,7 +174,7 @@ def test_costs_are_those_of_the_library_and_of_the_compiler(pattern: str) -> Non
     columns = look_inside(TEXT, **INSIDE | {"pattern": pattern}).columns
     config = small_model(pattern, False).config.with_options(window={"sliding_window": 4})
     assert columns["cache (bytes)"][3] == cache_bytes_per_sequence(config, 4096)
-    operations, _ = loop_costs(config, 4096)
+    operations = token_flops(config, 4096)
     assert columns["operations per token (FLOP)"][3] == operations
     steps = np.diff(columns["operations per token (FLOP)"])
     np.testing.assert_array_equal(steps, steps[0])
@@ -188,7 +189,7 @@ def test_operations_of_latent_attention_are_those_of_a_compiled_step() -> None:
     step = jax.jit(lambda m, t, c: decode_step(m, t, c)[0])
     counted = program_cost(step.lower(model, token, cache).compile()).flops
     counted -= 2 * config.heads * 32 * 64  # a branch that is taken where an empty slot holds NaN
-    assert counted == pytest.approx(loop_costs(config, 64)[0], rel=COST_SHARE)
+    assert counted == pytest.approx(token_flops(config, 64), rel=COST_SHARE)
 
 
 def test_operations_agree_with_the_compiled_program() -> None:
@@ -198,7 +199,7 @@ def test_operations_agree_with_the_compiled_program() -> None:
     time = 32
     compiled = jax.jit(lambda m, t: m(t)).lower(model, jnp.zeros((1, time), jnp.int32)).compile()
     counted = program_cost(compiled).flops / time
-    assert counted == pytest.approx(loop_costs(config, time)[0], rel=COST_SHARE)
+    assert counted == pytest.approx(token_flops(config, time), rel=COST_SHARE)
 
 
 @every_model

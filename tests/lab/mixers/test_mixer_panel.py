@@ -8,10 +8,9 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from toolkit.attention import mixer
-from toolkit.lab.mixers.cost_panel import MixerCostPanel
 from toolkit.lab.mixers.costs import COUNTED, decode_costs
 from toolkit.lab.mixers.inputs import recurrent_mixers
-from toolkit.lab.mixers.panel import MixerPanel
+from toolkit.lab.mixers.panel import MixerCostPanel, MixerPanel
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow

@@ -38,6 +38,7 @@ _ACCELERATORS: dict[str, Peak] = {
     key: peak for key in ("h100", "h200", "tpu v6e") if (peak := published_peak(key)) is not None
 }
 DOTTED = (0, (1, 2))
+PRECISION = {"float32": 4, "bfloat16": 2, "8 bit": 1}
 HEAD_SIZES = {str(size): size for size in (32, 64, 128, 256)}
 CONTEXT = Number(
     "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
@@ -165,7 +166,7 @@ class MemoryPanel(Panel):
     window = Number("Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True)
     layers = Number("Layers", 32, low=1, high=128)
     sequences = Number("Sequences", 8, low=1, high=256, powers_of_two=True)
-    bytes_per_number = Choice("Cache precision", 2, {"float32": 4, "bfloat16": 2, "8 bit": 1})
+    bytes_per_number = Choice("Cache precision", 2, PRECISION)
     device = Choice("Compare with", "h100", {p.name: k for k, p in _ACCELERATORS.items()})
 
     def compute(self, *, device: str, **state: Any) -> Memory:

@@ -1,4 +1,4 @@
-"""A text in a looped model: what a byte's prediction rests on, and what it is, loop by loop."""
+"""A text in a looped model, loop by loop: what a prediction rests on, what is carried and costs."""
 
 import functools
 from typing import Any
@@ -11,6 +11,8 @@ from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.plots import BestPlot, ChancePlot, InfluencePlot, LossPlot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
+from toolkit.lab.looped.state_plots import loop_plots
+from toolkit.lab.looped.state_view import StateView, look_inside
 from toolkit.lab.looped.view import LoopView, look
 
 TEXT = "The class statement defines a class object. The class"
@@ -71,6 +73,34 @@ class LoopPanel(TextPanel):
         )  # fmt: skip
         plots = (InfluencePlot, BestPlot, ChancePlot, LossPlot)
         return [plot(figure.add_subplot(grid[place])) for place, plot in enumerate(plots)]
+
+
+class LoopStatePanel(TextPanel):
+    """Hidden state, recurrent state, residual gate, attention sink and cost, loop by loop.
+
+    Example:
+        >>> panel = LoopStatePanel(pattern="gdn full", loops=3)
+        >>> panel.context_length = 4096
+        >>> [len(column) for column in panel.data().values()][:2]
+        [3, 3]
+    """
+
+    title = "What a loop changes, carries and costs"
+    figure_size = (9.6, 5.4)
+
+    context_length = Number(
+        "Context (tokens)", 16384, low=64, high=1 << 20, powers_of_two=True, is_continuous=False,
+        explanation="Of the two plots of cost; the slider doubles, the box takes any number",
+    )  # fmt: skip
+
+    def compute(self, **state: Any) -> StateView:
+        return look_inside(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        figure.subplots_adjust(
+            left=0.07, right=0.985, top=0.925, bottom=0.125, wspace=0.37, hspace=0.5
+        )
+        return [*loop_plots(figure.subplots(2, 3).flat)]
 
 
 @functools.cache

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.attention import mixer
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.reader import MAX_LOOPS, loop_gates
 from toolkit.lab.looped.view import Reading, read, visible
-from toolkit.looped import LAYERS, LoopedConfig, cache_bytes_per_sequence
-from toolkit.looped.parameters import layer_parameters
+from toolkit.looped import LoopedConfig, cache_bytes_per_sequence
+from toolkit.looped.parameters import token_flops
 from toolkit.measure.words import counted, in_words
 
 SETTLED = 8
@@ -73,27 +72,18 @@ def sink_heading(has_gate: bool, layer: int) -> str:
 
 
 def look_inside(
-    text: str,
-    *,
-    token: int,
-    loops: int,
-    pattern: str,
-    window: int,
-    output_gate: bool,
-    residual_gate: bool,
-    context_length: int,
+    text: str, *, token: int, loops: int, output_gate: bool, context_length: int, **model: Any
 ) -> StateView:
-    """Read a text with a model and its twin with or without output gate; arguments as `look`.
+    """Read a text as `read` does with a model and its twin with or without output gate.
 
     `output_gate` says which of the two is looked into, `context_length` how many tokens to cost.
     """
-    both = {gate: read(text, pattern, window, gate, residual_gate) for gate in (False, True)}
+    both = {gate: read(text, output_gate=gate, **model) for gate in (False, True)}
     reading = both[output_gate]
-    count = len(reading.raw)
+    config, pattern, count = reading.config, reading.config.pattern, len(reading.raw)
     at = min(token, count) - 1
     hidden = np.asarray(reading.seen.hidden)[:, :count]
-    rho = np.asarray(loop_gates(reading.small.model, residual_gate))
-    config = reading.small.config.with_options(window={"sliding_window": window})
+    rho = np.asarray(loop_gates(reading.small.model, reading.switches.has_residual_gate))
     everywhere = {
         "size of h": np.linalg.norm(hidden[1:], axis=-1),
         "change of h": np.linalg.norm(np.diff(hidden, axis=0), axis=-1),
@@ -109,7 +99,7 @@ def look_inside(
         for layer, first in enumerate(first_byte(one), 1):
             if not np.isnan(first).any():
                 columns[sink_heading(gate, layer)] = first
-    even = _even_share(count, window if "full" not in config.layers else None)
+    even = _even_share(count, None if "full" in config.layers else config.window.sliding_window)
     columns[EVEN] = np.full(MAX_LOOPS, even)
     for layers, what in ((pattern, ""), (REFERENCE, ", full attention twice")):
         operations, cache = _costs(dataclasses.replace(config, pattern=layers), context_length)
@@ -133,32 +123,7 @@ def _even_share(count: int, window: int | None) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _costs(config: LoopedConfig, context: int) -> np.ndarray:
-    """`loop_costs` of 1, 2, ... loops: [2, MAX_LOOPS]."""
+    """FLOPs of one more token and bytes of the cache with 1, 2, ... loops: [2, MAX_LOOPS]."""
     every = (dataclasses.replace(config, loops=loop + 1) for loop in range(MAX_LOOPS))
-    return np.array([loop_costs(one, context) for one in every]).T
-
-
-def loop_costs(config: LoopedConfig, context: int) -> tuple[int, int]:
-    """FLOPs of all loops of a model for one more token (modelled), and bytes of its cache.
-
-    operations = loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
-    """
-    total = 2 * config.vocabulary * config.width
-    for word in config.layers:
-        matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
-        own: Any = LAYERS[word].sizes_of(config)
-        if word == "mla":  # absorbed: all heads meet the latents, whose up-projections are matrices
-            mixing = 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
-            total += config.loops * (2 * matrices + mixing)
-            continue
-        if word in ("full", "window"):
-            heads, _, size = own
-            window = LAYERS[word].window_of(config)
-            sizes = heads, size, size
-            row = mixer(word, sliding_window=window) if window else mixer(word)
-        else:
-            _, *sizes = own
-            row = mixer(word)
-        mixing = row.step_flops(1, context, *sizes, **row.options)
-        total += config.loops * (2 * matrices + mixing)
-    return total, cache_bytes_per_sequence(config, context)
+    both = token_flops, cache_bytes_per_sequence
+    return np.array([[cost(one, context) for cost in both] for one in every]).T

@@ -6,14 +6,15 @@ number of loops only looks at another part of it.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from toolkit.lab.kit.view import Data, View
 from toolkit.lab.looped.models import SmallModel, small_model
-from toolkit.lab.looped.reader import MAX_TOKENS, Trace, influence, trace
-from toolkit.looped import tokens_reached
+from toolkit.lab.looped.reader import MAX_TOKENS, Switches, Trace, influence, trace
+from toolkit.looped import LoopedConfig, tokens_reached
 from toolkit.measure.words import counted
 
 BEST = 3
@@ -30,6 +31,8 @@ class Reading:
     """A text in a model, every loop of `MAX_LOOPS`."""
 
     small: SmallModel
+    config: LoopedConfig  # with the window it was read with
+    switches: Switches
     raw: bytes  # those read, at most `MAX_TOKENS`
     seen: Trace
     log_probabilities: np.ndarray  # of every byte after each loop, [loops, time, vocabulary]
@@ -144,28 +147,15 @@ class LoopView(View):
         return said
 
 
-def look(
-    text: str,
-    *,
-    token: int,
-    loops: int,
-    pattern: str,
-    window: int,
-    output_gate: bool,
-    residual_gate: bool,
-) -> LoopView:
-    """Read a text (at least two bytes) with a small model and look back from byte `token`, from 1.
-
-    `window` is what "window" layers see; `output_gate` picks the model that was trained with
-    output gates; without `residual_gate` rho of the trained model is zero.
-    """
-    reading = read(text, pattern, window, output_gate, residual_gate)
+def look(text: str, *, token: int, loops: int, **model: Any) -> LoopView:
+    """Read a text as `read` does, and look back from byte `token`, from 1."""
+    reading = read(text, **model)
     count, small = len(reading.raw), reading.small
-    at, switches = min(token, count) - 1, small.switches(window, residual_gate)
-    moved = influence(small.model, reading.seen, jnp.asarray(at), jnp.asarray(loops), switches)
+    at = min(token, count) - 1
+    places = jnp.asarray(at), jnp.asarray(loops)
+    moved = influence(small.model, reading.seen, *places, reading.switches)
     share = np.asarray(moved)[:loops, :count]
-    config = small.config.with_options(window={"sliding_window": window})
-    reach = (tokens_reached(dataclasses.replace(config, loops=n + 1)) for n in range(loops))
+    reach = (tokens_reached(dataclasses.replace(reading.config, loops=n + 1)) for n in range(loops))
     return LoopView(
         reading, len(text.encode()) - count, at, share / share.sum(1, keepdims=True), tuple(reach)
     )
@@ -173,17 +163,22 @@ def look(
 
 @functools.lru_cache(maxsize=32)
 def read(text: str, pattern: str, window: int, output_gate: bool, residual_gate: bool) -> Reading:
-    """Run a text through `MAX_LOOPS` loops of a small model; arguments as `look`, remembered."""
+    """Run a text (at least two bytes) through `MAX_LOOPS` loops of a small model; remembered.
+
+    `window` is what "window" layers see; `output_gate` picks the model that was trained with
+    output gates; without `residual_gate` rho of the trained model is zero.
+    """
+    from scipy.special import log_softmax
+
     raw = text.encode()[:MAX_TOKENS]
     if len(raw) < 2:
         raise ValueError(f"text: got {text!r}, wanted at least two bytes")
     small = small_model(pattern, output_gate)
-    tokens = jnp.asarray(list(raw.ljust(MAX_TOKENS)), jnp.int32)
-    seen = trace(small.model, tokens, small.switches(window, residual_gate))
+    switches = small.switches(window, residual_gate)
+    seen = trace(small.model, jnp.asarray(list(raw.ljust(MAX_TOKENS)), jnp.int32), switches)
     logits = np.asarray(seen.logits, np.float64)
-    highest = logits.max(axis=-1, keepdims=True)
-    total = np.log(np.exp(logits - highest).sum(axis=-1, keepdims=True)) + highest
-    return Reading(small, raw, seen, logits - total)
+    config = small.config.with_options(window={"sliding_window": window})
+    return Reading(small, config, switches, raw, seen, log_softmax(logits, axis=-1))
 
 
 def visible(byte: int) -> str:

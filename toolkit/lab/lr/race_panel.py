@@ -12,10 +12,9 @@ from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
 from toolkit.lab.lr.race_plots import EndPlot, LossPlot, RatePlot
-from toolkit.lab.lr.race_view import RaceView, race_pieces, race_view
-from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS, Run
+from toolkit.lab.lr.race_view import Race, RaceView
+from toolkit.lab.lr.search_problems import BUDGETS, PROBLEMS
 from toolkit.lab.lr.search_problems import problem as task
-from toolkit.lab.lr.search_rounds import Search
 
 START = ((0.0, 0.5), (1.0, 0.0))
 
@@ -46,8 +45,7 @@ class RacePanel(Panel):
     points = Curve("Your schedule: drag a point, or draw", START, "(part of the run, share)")
 
     def __init__(self, **values: Any) -> None:
-        # (problem, budget) -> what has run, and searches under way.
-        self._races: dict[tuple[str, int], tuple[dict[str, Run], dict[str, Search]]] = {}
+        self._races: dict[tuple[str, int], Race] = {}
         super().__init__(**values)
 
     def race(self) -> None:
@@ -55,11 +53,11 @@ class RacePanel(Panel):
         self.work()
 
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
-        finished, searches = self._so_far(problem, budget)
+        race = self._races.setdefault((problem, budget), Race(problem, budget))
         if task(problem).is_exact:  # quick enough to follow the hand
-            for _ in race_pieces(problem, budget, points, finished, searches):
+            for _ in race.pieces(points):
                 pass
-        return race_view(problem, budget, points, finished)
+        return race.view(points)
 
     def plots(self, figure: Figure) -> list[Plot]:
         grid = figure.add_gridspec(
@@ -79,8 +77,4 @@ class RacePanel(Panel):
         curve.editor.top = task(view.problem).lr_range[1]
 
     def pieces(self) -> Iterator[Progress]:
-        name, budget, points = (self.state[part] for part in ("problem", "budget", "points"))
-        yield from race_pieces(name, budget, points, *self._so_far(name, budget))
-
-    def _so_far(self, name: str, budget: int) -> tuple[dict[str, Run], dict[str, Search]]:
-        return self._races.setdefault((name, budget), ({}, {}))
+        yield from self._races[self.problem, self.budget].pieces(self.points)

@@ -134,47 +134,49 @@ def drawn_run(name: str, steps: int, points: Points) -> Run:
     return follow(problem(name), drawn_rates(name, steps, points))
 
 
-def race_pieces(
-    name: str, steps: int, points: Points, finished: dict[str, Run], searches: dict[str, Search]
-) -> Iterator[Progress]:
-    """Runs every racer that has not run, piece by piece; stopped, it can be taken up again.
-
-    Runs in `finished` are not made again, and what is run is put there; in the same manner
-    `searches` under way. On the network there are 13 runs for each tuned shape, and one for every
-    other racer.
-    """
-    tries = peaks(name) if name == "network" else []
-    waiting = [one for one in racers(name) if one == "yours" or one not in finished]
-    pieces = [(one, peak) for one in waiting for peak in [*(tries if one in SHAPES else []), None]]
-    for done, (racer, peak) in enumerate(pieces, 1):
-        title = RACERS[racer]
-        if peak is not None:
-            run_peak(name, racer, steps, peak)  # remembered, so that tuning finds it done
-            title += f", peak {peak:.2g}"
-        elif racer in SEARCHED:
-            search = searches.get(racer) or begin(settings_of(racer, name, steps))
-            for further in further_rounds(search):
-                searches[racer] = search = further
-                yield done - 1, len(pieces), f"{title}, round {len(search.rounds)}"
-            finished[racer] = kept(search.rounds)
-        elif racer == "yours":
-            finished[racer] = drawn_run(name, steps, points)
-        elif racer in SHAPES:
-            finished[racer] = tuned(name, racer, steps)
-        elif (best := best_known(name, steps)) is not None:
-            finished[racer] = best
-        yield done, len(pieces), title
-
-
 def settings_of(racer: str, name: str, steps: int) -> Settings:
     """The search by which a racer finds its schedule, with the constants it comes with."""
     return Settings(name, steps, racer, SEARCHED[racer], 1000.0, "together")
 
 
-def race_view(name: str, steps: int, points: Points, finished: dict[str, Run]) -> RaceView:
-    """A race as far as it has been run; a run along another drawing is not shown."""
-    rates = drawn_rates(name, steps, points)
-    runs = {one: finished[one] for one in racers(name) if one in finished}
-    if "yours" in runs and not np.array_equal(runs["yours"].rates, rates):
-        del runs["yours"]
-    return RaceView(name, steps, rates, runs)
+@dataclasses.dataclass
+class Race:
+    """All racers of one problem and budget; stopped anywhere, it can be taken up again."""
+
+    problem: str  # a value of `PROBLEMS`
+    steps: int
+    runs: dict[str, Run] = dataclasses.field(default_factory=dict)
+    searches: dict[str, Search] = dataclasses.field(default_factory=dict)  # those under way
+
+    def pieces(self, points: Points) -> Iterator[Progress]:
+        """Run every racer that has not run: on the network each of 13 peaks of a tuned shape."""
+        tries = peaks(self.problem) if self.problem == "network" else []
+        waiting = [one for one in racers(self.problem) if one == "yours" or one not in self.runs]
+        every = [(one, at) for one in waiting for at in [*(tries if one in SHAPES else []), None]]
+        for done, (racer, peak) in enumerate(every, 1):
+            title = RACERS[racer]
+            if peak is not None:
+                run_peak(self.problem, racer, self.steps, peak)  # so that tuning finds it done
+                title += f", peak {peak:.2g}"
+            elif racer in SEARCHED:
+                settings = settings_of(racer, self.problem, self.steps)
+                search = self.searches.get(racer) or begin(settings)
+                for further in further_rounds(search):
+                    self.searches[racer] = search = further
+                    yield done - 1, len(every), f"{title}, round {len(search.rounds)}"
+                self.runs[racer] = kept(search.rounds)
+            elif racer == "yours":
+                self.runs[racer] = drawn_run(self.problem, self.steps, points)
+            elif racer in SHAPES:
+                self.runs[racer] = tuned(self.problem, racer, self.steps)
+            elif (best := best_known(self.problem, self.steps)) is not None:
+                self.runs[racer] = best
+            yield done, len(every), title
+
+    def view(self, points: Points) -> RaceView:
+        """As far as it has been run; a run along another drawing is not shown."""
+        rates = drawn_rates(self.problem, self.steps, points)
+        runs = {one: self.runs[one] for one in racers(self.problem) if one in self.runs}
+        if "yours" in runs and not np.array_equal(runs["yours"].rates, rates):
+            del runs["yours"]
+        return RaceView(self.problem, self.steps, rates, runs)

@@ -1,12 +1,16 @@
-"""Two linear-time mixers side by side on one text: state, reach and decay, head by head."""
+"""Two linear-time mixers side by side: what they make of one text, and what a token costs."""
 
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from toolkit.figures import FAINT, Look
+from toolkit.lab.attention.cost_curves import CostCurves
+from toolkit.lab.attention.instrument import CONTEXT, HEAD_SIZES, PRECISION
 from toolkit.lab.kit.controls import Choice, Number, Words
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.mixers.costs import COUNTED, REFERENCE, DecodeCosts, decode_costs
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS, Settings, recurrent_mixers
 from toolkit.lab.mixers.plots import SIDES, DecayPlot, NormPlot, ReachPlot, name_heads
 from toolkit.lab.mixers.view import Comparison, compare
@@ -66,4 +70,35 @@ class MixerPanel(Panel):
             plot(figure.add_subplot(grid[row, column]), side)
             for column, side in enumerate(SIDES)
             for row, plot in enumerate((NormPlot, ReachPlot, DecayPlot))
+        ]
+
+
+class MixerCostPanel(Panel):
+    """Operations, bytes moved and bytes kept of one decoded token, against context length.
+
+    Example:
+        >>> panel = MixerCostPanel(left="retention", right="gdn")
+        >>> panel.follow(MixerPanel(left="linear")).left
+        'linear'
+    """
+
+    title = "What does one more token cost them?"
+    figure_size = (9.6, 4.2)
+
+    left = LEFT
+    right = RIGHT
+    context_length = CONTEXT
+    heads = Number("Heads", 16, low=1, high=64)
+    head_size = Choice("Head size", 128, HEAD_SIZES)
+    bytes_per_number = Choice("Precision", 2, PRECISION)
+
+    def compute(self, **state: Any) -> DecodeCosts:
+        return decode_costs(**state)
+
+    def plots(self, figure: Figure) -> list[Plot]:
+        figure.subplots_adjust(left=0.1, right=0.975, top=0.72, bottom=0.2, wspace=0.42)
+        looks = {REFERENCE: Look(FAINT, (0, (5, 2)), "o", ""), **SIDES}
+        return [
+            CostCurves(figure, axes, *plot, looks=looks, name_inches=0.45, value_inches=1.62)
+            for plot, axes in zip(COUNTED.items(), figure.subplots(1, 3), strict=True)
         ]
