@@ -1,5 +1,8 @@
 """Axes whose ticks speak the unit."""
 
+import math
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -54,6 +57,12 @@ def count_ticks(axis: Axis, count: int) -> None:
     """At most so many ticks with commas between thousands."""
     axis.set_major_locator(MaxNLocator(count))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def round_up(value: float, steps: Sequence[float] = (1, 2, 5, 10), base: int = 10) -> float:
+    """The next of 1, 2, 5, 10, 20, ... for a limit that seldom moves; or of others."""
+    power = float(base) ** math.floor(math.log(value, base))
+    return next(step * power for step in steps if step * power >= value * (1 - 1e-9))
 
 
 def set_limits(axes: Axes, **limits: tuple[float, float]) -> bool:

@@ -6,10 +6,12 @@ from panel_moves import assert_quick_update
 
 pytest.importorskip("ipywidgets")
 
+from toolkit.figures.axes import round_up
 from toolkit.lab.looped.models import PATTERNS
 from toolkit.lab.looped.panel import LoopPanel, LoopStatePanel
 from toolkit.lab.looped.reader import MAX_LOOPS
-from toolkit.lab.looped.state_plots import binary, coarse
+
+BINARY = (1, 1.5, 2), 2
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -116,8 +118,8 @@ def test_the_token_slider_is_as_long_as_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounded", "value", "wanted"),
-    [(coarse, 0.03, 0.05), (coarse, 1.0, 1.0), (coarse, 51, 100), (binary, 5, 6), (binary, 8, 8)],
+    ("value", "wanted", "others"),
+    [(0.03, 0.05, ()), (1.0, 1.0, ()), (51, 100, ()), (5, 6, BINARY), (8, 8, BINARY)],
 )
-def test_limits_move_in_coarse_steps(rounded, value: float, wanted: float) -> None:
-    assert rounded(value) == pytest.approx(wanted)
+def test_limits_move_in_coarse_steps(value: float, wanted: float, others: tuple) -> None:
+    assert round_up(value, *others) == pytest.approx(wanted)

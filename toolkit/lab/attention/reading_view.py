@@ -7,7 +7,6 @@ keys and similar words similar ones, and what the figure shows follows from the 
 import functools
 import zlib
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit.attention import gated_delta_net_step
-from toolkit.lab.kit.view import Data, View
+from toolkit.lab.kit.text import TextView, looked_at
+from toolkit.lab.kit.view import Data
 from toolkit.measure.words import counted, in_words
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
@@ -25,32 +25,6 @@ VALUE_SIZE = 16
 # Length of the queries: large enough that equal words stand out, small enough to see the rest.
 SHARPNESS = 5.0
 _LETTER_PAIRS = 512
-
-
-@dataclass(frozen=True)
-class TextView(View):
-    """A text of which one token is looked at."""
-
-    words: tuple[str, ...]  # the tokens
-    left_out: int  # words at the end that did not fit
-    token: int  # index of the one looked at
-
-    @property
-    def left_out_in_words(self) -> str:
-        """The last sentence, if anything did not fit."""
-        words = f" The last {counted(self.left_out, 'token')} did not fit and are left out."
-        return words if self.left_out else ""
-
-
-def split_text(text: str, token: int, most: int) -> dict[str, Any]:
-    """The fields of a `TextView`; `token` counts from 1, more than there are means the last."""
-    words = tuple(text.split())
-    if not words:
-        raise ValueError("text: got no words, wanted at least one")
-    shown = words[:most]
-    return {
-        "words": shown, "left_out": len(words) - len(shown), "token": min(token, len(shown)) - 1,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,13 +42,12 @@ class Reading(TextView):
         out_of_reach = count - self.window
         unseen = f" and cannot see {counted(out_of_reach, 'token')} before its window"
         return (
-            f"At “{words[-1]}” (token {count} of {len(self.words)}) softmax attention gives its "
-            f"largest weight, {in_words(weights[most], 'share')}, to “{words[most]}” (token "
-            f"{most + 1}){unseen if out_of_reach > 0 else ''}. The state of the gated delta net, "
-            f"{KEY_SIZE} × {VALUE_SIZE} numbers whatever the length, still returns at least half "
-            f"of the value of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of "
-            f"“{words[0]}” (token 1) it returns {in_words(returned[0], 'share')}."
-            f"{self.left_out_in_words}"
+            f"{self.place_in_words} softmax attention gives its largest weight, "
+            f"{in_words(weights[most], 'share')}, to “{words[most]}” (token {most + 1})"
+            f"{unseen if out_of_reach > 0 else ''}. The state of the gated delta net, {KEY_SIZE} × "
+            f"{VALUE_SIZE} numbers whatever the length, still returns at least half of the value "
+            f"of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of “{words[0]}” (token "
+            f"1) it returns {in_words(returned[0], 'share')}.{self.left_out_in_words}"
         )
 
     def data(self) -> Data:
@@ -107,7 +80,7 @@ def read_sentence(
         Vaswani et al. 2017, section 3.2; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
         equation 10.
     """
-    given = split_text(text, token, MAX_TOKENS)
+    given = looked_at(text.split(), token, MAX_TOKENS)
     numbers = map(jnp.float32, (window, write_strength, keep))
     read = _both_memories(word_keys(given["words"], MAX_TOKENS), _values(), *numbers)
     weights, states, recall = map(np.asarray, read)

@@ -21,8 +21,9 @@ class Plot:
 
     def __init__(self, axes: Axes, *, grid: str = "xy", **settings: Any) -> None:
         self.axes = axes
-        for axis in {"x", "y"} - {*grid}:
-            axes.grid(False, axis=axis)
+        for one in ("x", "y"):
+            if one not in grid:
+                axes.grid(False, axis=one)
         axes.set(**settings)
         self._artists: list[Artist] = []
         self._names: dict[str, Sequence[str]] = {}

@@ -24,7 +24,7 @@ class TextPanel(Panel):
 
     text = Words("Text", TEXT, f"Up to {MAX_TOKENS} bytes; press Enter")
     token = Number(
-        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, maximum=lambda view: view.count,
+        "Byte", MAX_TOKENS, low=1, high=MAX_TOKENS, maximum=lambda view: len(view.words),
         explanation="Whose prediction is traced",
     )  # fmt: skip
     loops = Number(

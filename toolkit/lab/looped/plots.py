@@ -13,7 +13,7 @@ from toolkit.figures import ACCENT, INK, WEIGHTS
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS
-from toolkit.lab.looped.view import BEST, LoopView, visible
+from toolkit.lab.looped.view import BEST, LoopView
 
 SMALLEST_SHARE = 1e-6
 NO_PATH = "#eceff2"
@@ -60,9 +60,9 @@ class LoopMap(RowPlot):
         raise NotImplementedError
 
     def show(self, view: LoopView) -> None:
-        self.name_places("x", [*map(visible, view.raw)], fontsize=8.5, family=MONOSPACE)
+        self.name_places("x", view.words, fontsize=8.5, family=MONOSPACE)
         self.matrix.set_data(np.ma.masked_invalid(self.values(view)))
-        self.matrix.set_extent((-0.5, len(view.raw) - 0.5, 1, 0))
+        self.matrix.set_extent((-0.5, len(view.words) - 0.5, 1, 0))
         self._mark.set_x(view.token - 0.5)
         names = [f"loop {n + 1}" for n in range(view.loops)]
         self.write(self.names, names, [-0.008] * view.loops)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from toolkit.figures import FAINT, INK, look, short
-from toolkit.figures.axes import set_limits
+from toolkit.figures.axes import round_up, set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.looped.reader import MAX_LOOPS
 from toolkit.lab.looped.state_view import EVEN, StateView, sink_heading
@@ -110,45 +110,31 @@ def loop_plots(six: Iterable[Axes]) -> list[LoopPlot]:
         LoopPlot(
             state, "Size of the recurrent state",
             {f"state, layer {n}": ("", GATED.colour, m, "-") for n, m in LAYER_MARKERS.items()},
-            lambda values: (0, coarse(values.max())),
+            lambda values: (0, round_up(values.max())),
         ),
         LoopPlot(
             rho, "Residual gate rho", {"rho, mean": ("mean", INK, "o", "-")},
-            lambda values: (-(most := coarse(max(0.05, np.abs(values).max()))), most),
+            lambda values: (-(most := round_up(max(0.05, np.abs(values).max()))), most),
             spread="rho, spread",
         ),
         LoopPlot(
             sink, "Attention to the first byte",
             {EVEN: ("even share", FAINT, "", (0, (4, 3))), **sinks},
-            lambda values: (0, coarse(1.6 * max(0.01, values.max()))),  # room for the legend
+            lambda values: (0, round_up(1.6 * max(0.01, values.max()))),  # room for the legend
             unit="%", fontsize=7.6, ncols=2, handlelength=1.5, columnspacing=1.1,
         ),
         LoopPlot(
             operations, "Operations per token", costs[0],
-            lambda values: (0, coarse(1.3 * values.max())), unit="FLOP", fontsize=8.5,
+            lambda values: (0, round_up(1.3 * values.max())), unit="FLOP", fontsize=8.5,
         ),
         LoopPlot(
             cache, "Bytes kept per sequence", costs[1],
-            lambda values: (0, binary(1.1 * values.max())), unit="bytes", fontsize=8.5,
+            lambda values: (0, round_up(1.1 * values.max(), (1, 1.5, 2), 2)),
+            unit="bytes", fontsize=8.5,
         ),
     ]  # fmt: skip
-
-
-# Limits in coarse steps.
 
 
 def decades(values: np.ndarray) -> tuple[float, float]:
     """The powers of ten around all values."""
     return 10 ** np.floor(np.log10(values.min())), 10 ** np.ceil(np.log10(values.max()))
-
-
-def coarse(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ... times a power of ten."""
-    power = 10 ** np.floor(np.log10(value))
-    return float(power * next(step for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)))
-
-
-def binary(value: float) -> float:
-    """The next of 2, 3, 4, 6, 8, 12, ...: its quarters are whole numbers of a binary unit."""
-    power = 2 ** np.floor(np.log2(value))
-    return float(power * next(step for step in (1, 1.5, 2) if step * power >= value))

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.lab.kit.view import Data, View
+from toolkit.lab.kit.text import TextView
+from toolkit.lab.kit.view import Data
 from toolkit.lab.looped.reader import MAX_LOOPS, loop_gates
-from toolkit.lab.looped.view import Reading, read, visible
+from toolkit.lab.looped.view import Reading, byte_looked_at, read
 from toolkit.looped import LoopedConfig, cache_bytes_per_sequence
 from toolkit.looped.parameters import token_flops
 from toolkit.measure.words import counted, in_words
@@ -22,12 +23,10 @@ EVEN = "first byte, even share (share)"
 
 
 @dataclasses.dataclass(frozen=True)
-class StateView(View):
+class StateView(TextView):
     """What every loop of `MAX_LOOPS` does, of which the first `loops` are shown."""
 
     loops: int
-    here: str  # the byte looked at
-    count: int  # bytes of the text read
     pattern: str
     context: int  # tokens the costs are for
     columns: Data  # heading -> numbers of each loop
@@ -45,7 +44,7 @@ class StateView(View):
     def sentence(self) -> str:
         data, last = self.data(), {name: cells[-1] for name, cells in self.cells().items()}
         share = in_words(data["change of h"][-1] / data["size of h"][-1], "share")
-        sink = "The windows have moved past the first byte."
+        here, sink = self.words[self.token], "The windows have moved past the first byte."
         if data[EVEN][-1]:
             without, with_gate = (
                 in_words(max(data[name].max() for name in data if name.endswith(end)), "share")
@@ -56,7 +55,7 @@ class StateView(View):
                 f"{with_gate} with it; an even share is {last['first byte, even share']}."
             )
         return (
-            f"At “{self.here}”, loop {self.loops} of “{self.pattern}” changes the hidden state by "
+            f"At “{here}”, loop {self.loops} of “{self.pattern}” changes the hidden state by "
             f"{last['change of h']}, {share} of the norm of {last['size of h']} that it then has; "
             f"its residual gate has mean {last['rho, mean']}, spread {last['rho, spread']}. {sink} "
             f"Measured here. Modelled at {self.context:,} tokens: {counted(self.loops, 'loop')} "
@@ -81,7 +80,8 @@ def look_inside(
     both = {gate: read(text, output_gate=gate, **model) for gate in (False, True)}
     reading = both[output_gate]
     config, pattern, count = reading.config, reading.config.pattern, len(reading.raw)
-    at = min(token, count) - 1
+    given = byte_looked_at(text, token)
+    at = given["token"]
     hidden = np.asarray(reading.seen.hidden)[:, :count]
     rho = np.asarray(loop_gates(reading.small.model, reading.switches.has_residual_gate))
     everywhere = {
@@ -104,8 +104,8 @@ def look_inside(
     for layers, what in ((pattern, ""), (REFERENCE, ", full attention twice")):
         operations, cache = _costs(dataclasses.replace(config, pattern=layers), context_length)
         columns |= {f"operations per token{what} (FLOP)": operations, f"cache{what} (bytes)": cache}
-    here = visible(reading.raw[at])
-    return StateView(loops, here, count, pattern, context_length, columns, everywhere)
+    shown = {"loops": loops, "pattern": pattern, "context": context_length}
+    return StateView(**given, **shown, columns=columns, everywhere=everywhere)
 
 
 def first_byte(reading: Reading) -> np.ndarray:

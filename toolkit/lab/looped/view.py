@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.lab.kit.view import Data, View
+from toolkit.lab.kit.text import TextView, looked_at
+from toolkit.lab.kit.view import Data
 from toolkit.lab.looped.models import SmallModel, small_model
 from toolkit.lab.looped.reader import MAX_TOKENS, Switches, Trace, influence, trace
 from toolkit.looped import LoopedConfig, tokens_reached
@@ -39,23 +40,17 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopView(View):
+class LoopView(TextView):
     """What one byte's prediction rests on, loop by loop. Arrays have a row per loop shown."""
 
+    unit = "byte"
     reading: Reading
-    left_out: int  # bytes at the end that did not fit
-    token: int  # index of the byte looked at
     share: np.ndarray  # of the influence on the prediction, [loops, time]; 0 where no path leads
     reach: tuple[int | None, ...]  # bytes a path can lead from, itself included; None: all
 
     @property
     def raw(self) -> bytes:
         return self.reading.raw
-
-    @property
-    def count(self) -> int:
-        """Bytes read."""
-        return len(self.raw)
 
     @property
     def loops(self) -> int:
@@ -65,18 +60,13 @@ class LoopView(View):
     @functools.cached_property
     def losses(self) -> np.ndarray:
         """Nats of each byte but the first, [loops, time - 1]."""
-        ahead = np.arange(self.count - 1)
+        ahead = np.arange(len(self.raw) - 1)
         return -self.reading.log_probabilities[: self.loops, ahead, [*self.raw[1:]]]
 
     @property
     def loss(self) -> np.ndarray:
         """Mean over the text, nats per byte."""
         return self.losses.mean(axis=1)
-
-    @property
-    def held_out_loss(self) -> float:
-        """Recorded after training, nats per byte."""
-        return self.reading.small.held_out_loss
 
     @property
     def chances(self) -> np.ndarray:
@@ -111,8 +101,8 @@ class LoopView(View):
             ),
         ]
         for what, values in (("share of influence", self.share), ("chance it had", self.chances)):
-            named = (f"{at} {visible(byte)}" for at, byte in enumerate(self.raw, 1))
-            rows += zip([what] * self.count, named, values.T, strict=True)
+            named = (f"{at} {byte}" for at, byte in enumerate(self.words, 1))
+            rows += zip([what] * len(self.words), named, values.T, strict=True)
         what, byte, values = zip(*rows, strict=True)
         columns = {f"loop {n + 1}": [row[n] for row in values] for n in loops}
         return {"what": what, "byte": byte, **columns}
@@ -124,41 +114,31 @@ class LoopView(View):
         )
 
     def sentence(self) -> str:
-        reach, config = self.reach[-1], self.reading.small.config
-        can = (
-            "every byte before it"
-            if reach is None
-            else f"{counted(reach, 'byte')}, itself included"
-        )
+        reach, small = self.reach[-1], self.reading.small
+        can = f"{counted(reach, 'byte')}, itself included" if reach else "every byte before it"
         byte, chance = self.best[-1][0]
         said = (
-            f"At “{visible(self.raw[self.token])}” (byte {self.token + 1} of {self.count}), "
-            f"after {counted(self.loops, 'loop')} of “{config.pattern}”: the prediction can rest "
-            f"on {can}; {MOST:.0%} of the influence comes from it and the "
-            f"{counted(self.distance(-1), 'byte')} before it. It would write “{byte}” "
-            f"({chance:.0%}). Mean loss of the text after each loop: "
+            f"{self.place_in_words}, after {counted(self.loops, 'loop')} of "
+            f"“{small.config.pattern}”: the prediction can rest on {can}; {MOST:.0%} of the "
+            f"influence comes from it and the {counted(self.distance(-1), 'byte')} before it. It "
+            f"would write “{byte}” ({chance:.0%}). Mean loss of the text after each loop: "
             f"{', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; the "
-            f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
+            f"reach is modelled. Recorded after training: {small.held_out_loss:.2f} on unseen text."
         )
-        if self.loops > config.loops:
-            said += f" Trained with {counted(config.loops, 'loop')}: more is new to it."
-        if self.left_out:
-            said += f" The last {counted(self.left_out, 'byte')} did not fit and are left out."
-        return said
+        if self.loops > small.config.loops:
+            said += f" Trained with {counted(small.config.loops, 'loop')}: more is new to it."
+        return said + self.left_out_in_words
 
 
 def look(text: str, *, token: int, loops: int, **model: Any) -> LoopView:
     """Read a text as `read` does, and look back from byte `token`, from 1."""
-    reading = read(text, **model)
-    count, small = len(reading.raw), reading.small
-    at = min(token, count) - 1
-    places = jnp.asarray(at), jnp.asarray(loops)
-    moved = influence(small.model, reading.seen, *places, reading.switches)
-    share = np.asarray(moved)[:loops, :count]
+    reading, given = read(text, **model), byte_looked_at(text, token)
+    places = jnp.asarray(given["token"]), jnp.asarray(loops)
+    moved = influence(reading.small.model, reading.seen, *places, reading.switches)
+    share = np.asarray(moved)[:loops, : len(reading.raw)]
+    share = share / share.sum(1, keepdims=True)
     reach = (tokens_reached(dataclasses.replace(reading.config, loops=n + 1)) for n in range(loops))
-    return LoopView(
-        reading, len(text.encode()) - count, at, share / share.sum(1, keepdims=True), tuple(reach)
-    )
+    return LoopView(**given, reading=reading, share=share, reach=tuple(reach))
 
 
 @functools.lru_cache(maxsize=32)
@@ -179,6 +159,11 @@ def read(text: str, pattern: str, window: int, output_gate: bool, residual_gate:
     logits = np.asarray(seen.logits, np.float64)
     config = small.config.with_options(window={"sliding_window": window})
     return Reading(small, config, switches, raw, seen, log_softmax(logits, axis=-1))
+
+
+def byte_looked_at(text: str, token: int) -> dict[str, Any]:
+    """The fields of a `TextView` of bytes."""
+    return looked_at([*map(visible, text.encode())], token, MAX_TOKENS)
 
 
 def visible(byte: int) -> str:

@@ -1,7 +1,4 @@
-"""What a search sees in a round: its candidates' losses, and loss against rate.
-
-Artists are made once and moved to the view data.
-"""
+"""What a search sees in a round: its candidates' losses, and loss against rate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,12 +54,7 @@ class CandidatePlot(RoundPlot):
         # The axes move too, since every round has its own, and so does the title.
         self.moving(axes.xaxis)
         self.moving(axes.yaxis)
-        self._title = self.moving(
-            axes.annotate(
-                "", (0, 1), (0, 9), xycoords="axes fraction", textcoords="offset points",
-                fontsize=11.5, fontweight="bold",
-            )
-        )  # fmt: skip
+        self._title = self.moving(axes.set_title(""))
         band = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
         self._band: Any = self.moving(band)
         self.curves = self.moving(axes.add_collection(LineCollection([])))

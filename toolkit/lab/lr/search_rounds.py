@@ -42,17 +42,12 @@ class Settings:
     proposals: str  # a value of `PROPOSALS`; AutoLRS only
 
     def build(self) -> Searcher:
-        """The searcher with its constants.
-
-        AutoLRS with the paper's constants in stages for this budget; the same with forecasts that
-        know their variance and a last decay; or probe-then-decay.
-        """
+        """The searcher; AutoLRS with the paper's constants, its stages made for this budget."""
         lr_range = problem(self.problem).lr_range
         if self.method == "probe":
             return ProbeThenDecay(lr_range, self.budget, candidates=self.candidates)
-        own: dict[str, Any] = {
-            name: getattr(self, name) for name in ("candidates", "kappa", "proposals")
-        }
+        names = "candidates", "kappa", "proposals"
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.method == "robust":
             return AutoLRS.scaled(lr_range, self.budget, **own)
         if self.method != "autolrs":

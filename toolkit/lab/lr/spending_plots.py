@@ -1,7 +1,4 @@
-"""What a search has paid by a round: its schedule, its ledger, and the loss it has bought.
-
-Artists are made once and moved to the view data.
-"""
+"""What a search has paid by a round: its schedule, its ledger, and the loss it has bought."""
 
 from typing import Any
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import mixer
-from toolkit.lab.attention.reading_view import TextView, split_text, word_key
+from toolkit.lab.attention.reading_view import word_key
+from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.lab.mixers.inputs import (
     HEADS,
@@ -82,9 +83,8 @@ class Comparison(TextView):
             for side, memory in self.sides.items()
         ]
         return (
-            f"At “{at['word']}” (token {at['token']} of {len(self.words)}), head {self.head}. "
-            f"{' '.join(parts)} Measured here on this text, with random projections: nothing is "
-            f"trained.{self.left_out_in_words}"
+            f"{self.place_in_words}, head {self.head}. {' '.join(parts)} Measured here on this "
+            f"text, with random projections: nothing is trained.{self.left_out_in_words}"
         )
 
     def footnote(self) -> str:
@@ -126,7 +126,7 @@ def compare(
 
     `left` and `right` are names of `recurrent_mixers()`; `head` counts from 0.
     """
-    given = split_text(text, token, MAX_TOKENS)
+    given = looked_at(text.split(), token, MAX_TOKENS)
     both = (read(name, given["words"], settings) for name in (left, right))
     return Comparison(**given, head=head, **dict(zip(("left", "right"), both, strict=True)))
 
