@@ -202,7 +202,7 @@ class MemoryPlot(CostCurves):
         name = f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
         self._capacity_name.set_y(min(view.capacity_bytes, top / 2))
         self._capacity_name.set_text(name if view.capacity_bytes < top else f"{name} ↑")
-        cache, state = (view.at_chosen[KEPT][name] for name in ("full", "gdn"))
+        cache, state = (float(view.at_chosen[KEPT][name]) for name in ("full", "gdn"))
         self._gap.xy, self._gap.xyann = (view.chosen, cache), (view.chosen, state)
         is_left = view.chosen < 1 << 17
         beside = view.chosen * (1.15 if is_left else 0.87)

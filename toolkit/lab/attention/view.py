@@ -124,7 +124,7 @@ class CostView(View):
         """Plot -> line -> cost at `tokens`."""
         return {
             plot: {
-                line: np.array([self._cost(name, counted, int(n)) for n in self.tokens], float)
+                line: np.array([self._cost(name, counted, int(n)) for n in self.tokens])
                 for line, name in self.mixers.items()
             }
             for plot, counted in self.counted.items()
@@ -140,15 +140,15 @@ class CostView(View):
     @property
     def at_chosen(self) -> dict[str, dict[str, Any]]:
         """Plot -> line -> cost at the chosen context."""
-        row = self._chosen_row
+        row = self.row_of(self.chosen)
         return {
             plot: {line: curve[row] for line, curve in lines.items()}
             for plot, lines in self.curves.items()
         }
 
-    @property
-    def _chosen_row(self) -> int:
-        return int(np.searchsorted(self.tokens, self.chosen))
+    def row_of(self, tokens: int) -> int:
+        """The row of one of `tokens` in the table."""
+        return int(np.searchsorted(self.tokens, tokens))
 
     @property
     def last(self) -> str:
@@ -161,7 +161,7 @@ class CostView(View):
 
     def said(self, plot: str, line: str) -> str:
         """The cost at the chosen context, as the table has it."""
-        return self.row(self._chosen_row)[self.heading(plot, line)]
+        return self.row(self.row_of(self.chosen))[self.heading(plot, line)]
 
     def data(self) -> Data:
         """Modelled costs, then pairs (seconds, error) where there is a measured time."""
@@ -200,7 +200,7 @@ class Costs(CostView):
         if not self.measured:
             return ""
         longest = max(point.tokens for point in self.measured)
-        row, parts = self.row(int(np.searchsorted(self.tokens, longest))), []
+        row, parts = self.row(self.row_of(longest)), []
         for phase in (PREFILL, DECODE):
             ours, peer = (
                 row.get(f"{self.heading(phase, name)}, measured") for name in (self.last, "full")

@@ -8,6 +8,7 @@ and no output lands in another cell. From Python, `run()` does all of it and ret
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -16,6 +17,16 @@ from toolkit.lab.kit.view import Progress
 
 # Long enough for the kernel to take the messages that came in meanwhile.
 PAUSE_SECONDS = 0.02
+
+
+def button(
+    label: str, icon: str, name: str, press: Callable[[], Any], width: str = "120px"
+) -> widgets.Button:
+    """A button; on the page, `name` is its class."""
+    made = widgets.Button(description=label, icon=icon, layout=widgets.Layout(width=width))
+    made.add_class(name)
+    made.on_click(lambda _: press())
+    return made
 
 
 class Job(widgets.HBox):
@@ -35,18 +46,13 @@ class Job(widgets.HBox):
         on_error: Callable[[Exception], None],
     ) -> None:
         self._pieces, self._after_piece, self._on_error = pieces, after_piece, on_error
-        self._run, self._stop = (
-            widgets.Button(description=name, icon=icon, layout=widgets.Layout(width=width))
-            for name, icon, width in ((label, "play", "180px"), ("Stop", "stop", "90px"))
-        )
+        self._run = button(label, "play", "job-run", self.start, "180px")
+        self._stop = button("Stop", "stop", "job-stop", self.stop, "90px")
         self._bar = widgets.IntProgress(
             max=1, layout=widgets.Layout(width="200px"), **tooltip("progress")
         )
         self._text = widgets.Label()
-        for widget, name in ((self._run, "run"), (self._stop, "stop"), (self._text, "text")):
-            widget.add_class(f"job-{name}")
-        self._run.on_click(lambda _: self.start())
-        self._stop.on_click(lambda _: self.stop())
+        self._text.add_class("job-text")
         self.is_running, self._stop.disabled = False, True
         self._task: asyncio.Task | None = None
         super().__init__([self._run, self._stop, self._bar, self._text])

@@ -11,7 +11,7 @@ import base64
 import functools
 import html
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -224,6 +224,13 @@ class Panel(widgets.VBox):
             f"background:#fdf0f4'>&#9888; {html.escape(self.error)}</div>"
         )
 
+    def attempt(self, action: Callable[..., Any], **values: Any) -> None:
+        """What a user does on the page: an error is shown, not raised."""
+        try:
+            action(**values)
+        except Exception as error:
+            self.show_error(error)
+
     # The machinery.
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -234,10 +241,7 @@ class Panel(widgets.VBox):
         return {name: self._controls[name].check(value) for name, value in values.items()}
 
     def _user_moved(self, name: str, value: Any) -> None:
-        try:
-            self.change(**{name: value})
-        except Exception as error:
-            self.show_error(error)
+        self.attempt(self.change, **{name: value})
 
     def _accept(self, state: dict[str, Any]) -> None:
         """Compute, draw, and only then take the new state: a failure leaves the old one whole."""

@@ -67,9 +67,9 @@ def find_schedules(name: str, steps: int) -> list[Record]:
     task = problem(name)
     assert not isinstance(task, NetworkProblem)
     best = task.quadratic.best_rates(steps, STABLE, pieces=PIECES)[:: steps // PIECES]
+    found = {"best": best} | {shape: [_best_peak(name, shape, steps)] for shape in SHAPES}
     # Five digits: what they leave out changes the loss in the ninth.
-    found = {"best": [float(f"{rate:.5g}") for rate in best]}
-    found |= {shape: [float(f"{_best_peak(name, shape, steps):.5g}")] for shape in SHAPES}
+    found = {which: [float(f"{one:.5g}") for one in rates] for which, rates in found.items()}
     runs = {shape: run_peak(name, shape, steps, found[shape][0]) for shape in SHAPES}
     runs["best"] = follow(task, np.repeat(found["best"], steps // PIECES))
     return [

@@ -1,5 +1,6 @@
 """Watch a search think, one round at a time: candidates, loss against rate, schedule, ledger."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -8,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from toolkit.lab.kit.controls import Choice, Number
+from toolkit.lab.kit.job import button
 from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.kit.view import Progress
@@ -66,8 +68,9 @@ class SearchPanel(Panel):
 
     def __init__(self, **values: Any) -> None:
         self._searches: dict[Settings, Search] = {}
-        self._step = self._button("Step", "step-forward", "search-step", self.step)
-        self._reset = self._button("Start again", "fast-backward", "search-reset", self.reset)
+        step, reset = (functools.partial(self.attempt, do) for do in (self.step, self.reset))
+        self._step = button("Step", "step-forward", "search-step", step)
+        self._reset = button("Start again", "fast-backward", "search-reset", reset)
         super().__init__(**values)
 
     @property
@@ -129,18 +132,6 @@ class SearchPanel(Panel):
 
     def extra_widgets(self) -> list[widgets.Widget]:
         return [widgets.HBox([self._step, self._reset]), *super().extra_widgets()]
-
-    def _button(self, label: str, icon: str, name: str, action: Any) -> widgets.Button:
-        def press(_: Any) -> None:
-            try:
-                action()
-            except Exception as error:
-                self.show_error(error)
-
-        button = widgets.Button(description=label, icon=icon, layout=widgets.Layout(width="120px"))
-        button.add_class(name)
-        button.on_click(press)
-        return button
 
     def _search(self, state: Any) -> Search:
         settings = _settings(state)
