@@ -95,8 +95,7 @@ class FasterPlot(Plot):
     """Step time of `replicate` over each scheme's, along the context; published points beside."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Times as fast as replicate")
+        super().__init__(axes, title="Times as fast as replicate")
         log_axes(axes, x_unit="tokens", y_unit="")
         axes.set(xlim=(CONTEXTS[0] / 1.1, CONTEXTS[-1] * 1.1), ylim=(_LEAST, _MOST))
         axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])

@@ -20,12 +20,12 @@ class SoftmaxPlot(Plot):
     """The true weights as bars, those of every slice as marks, letter by letter."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Weights of the chosen query: true (bars) and of each slice")
+        super().__init__(
+            axes, title="Weights of the chosen query: true (bars) and of each slice", grid=""
+        )
         axes.set(xlim=(-0.7, len(TEXT) - 0.3), ylim=(0, 1))
         axes.set_xticks(range(len(TEXT)), TEXT.replace(" ", "·"), fontsize=9)
         axes.tick_params(axis="x", length=0)
-        axes.grid(False)
         self.bars = list(map(self.moving, axes.bar(range(len(TEXT)), 0, color="#cfd6dc")))
         self._query = self.line(color=ACCENT, linewidth=1.2)
         self.marks_of = [
@@ -50,12 +50,9 @@ class ErrorPlot(Plot):
     """Error of the layer's output by basis and norm; the chosen one is framed."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Error of what the layer adds to the stream")
-        axes.grid(False)
-        axes.set_yticks(range(len(BASES)), BASES)
+        super().__init__(axes, title="Error of what the layer adds to the stream", grid="")
         axes.set(xlim=(0, 1.15), ylim=(len(BASES) - 0.5, -0.5), xticks=[])
-        axes.tick_params(axis="y", length=0)
+        self.name_rows(BASES)
         axes.spines["bottom"].set_visible(False)
         self.bars, self._words = {}, {}
         styles: tuple[dict[str, Any], ...] = (

@@ -28,8 +28,7 @@ class Cells(Plot):
     """
 
     def __init__(self, axes: Axes, columns: Sequence[str], fontsize: float) -> None:
-        super().__init__(axes)
-        axes.grid(False)
+        super().__init__(axes, grid="")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(MODELS) - 0.5, -0.5))

@@ -18,8 +18,7 @@ class CascadePlot(Plot):
         super().__init__(axes)
         axes.set_title("Bytes on the chip that holds most (modelled)", pad=24)
         axes.grid(False)
-        axes.set_yticks(range(len(ROWS)), ROWS)
-        axes.tick_params(axis="y", length=0)
+        self.name_rows(ROWS)
         # Shares of the longer of total and limit: limits that stay make a redraw cheap.
         axes.set(xticks=[], xlim=(0, 1.1), ylim=(len(ROWS) - 0.5, -0.5))
         axes.spines["bottom"].set_visible(False)

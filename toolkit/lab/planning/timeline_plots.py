@@ -24,9 +24,8 @@ class LanesPlot(Plot):
     """Lanes from above: a chip's computing, the slow chip's if there is one, the link."""
 
     def __init__(self, axes: Axes, *, is_close: bool) -> None:
-        super().__init__(axes)
+        super().__init__(axes, grid="")
         self._is_close = is_close
-        axes.grid(False)
         # One picture: a step has thousands of spans, which would take half a second to draw.
         colours = ListedColormap([*COLOURS.values()])
         self.lanes = self.image((_ROWS * len(LANES), _CELLS), colours, 0, len(COLOURS) - 1)

@@ -17,9 +17,7 @@ class Boxes(Plot):
     """As many boxes with words in them as there are devices; those not needed are hidden."""
 
     def __init__(self, axes: Axes, fontsize: float) -> None:
-        super().__init__(axes)
-        axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
-        axes.grid(False)
+        super().__init__(axes, grid="", xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         boxes = (Rectangle((0, 0), 1, 1, linewidth=0.8, clip_on=False) for _ in range(DEVICES))
         self.boxes = [self.moving(axes.add_patch(box)) for box in boxes]
@@ -93,11 +91,8 @@ class BytesPlot(Plot):
     """What the chosen device holds of each state, beside what one device alone would."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Bytes per device")
-        axes.grid(False)
-        axes.set_yticks(range(len(COPIES)), [*COPIES])
-        axes.tick_params(axis="y", length=0)
+        super().__init__(axes, title="Bytes per device", grid="")
+        self.name_rows([*COPIES])
         axes.set(xticks=[], ylim=(len(COPIES) - 0.3, -0.4))
         axes.spines["bottom"].set_visible(False)
         whole = axes.barh(range(len(COPIES)), 0, 0.45, color="white", edgecolor=FAINT, hatch="//")

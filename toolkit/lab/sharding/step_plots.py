@@ -22,11 +22,8 @@ class KindsPlot(Plot):
     """Bytes that a device sends and the runs, by kind: compiled above, textbook below."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Sent by each device in one step")
-        axes.grid(False)
-        axes.set_yticks(range(len(KINDS)), KINDS)
-        axes.tick_params(axis="y", length=0)
+        super().__init__(axes, title="Sent by each device in one step", grid="")
+        self.name_rows(KINDS)
         # Shares of the longest: limits that stay make a redraw cheap.
         axes.set(xticks=[], xlim=(0, 1.3), ylim=(len(KINDS) - 0.4, -0.6))
         axes.spines["bottom"].set_visible(False)
@@ -61,11 +58,8 @@ class LanesPlot(Plot):
     """Compute and collectives one after the other; the chosen collective is framed."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("The step in time (modelled, nothing overlaps)")
-        axes.grid(False)
-        axes.set_yticks(range(len(LANES)), LANES)
-        axes.tick_params(axis="y", length=0)
+        super().__init__(axes, title="The step in time (modelled, nothing overlaps)", grid="")
+        self.name_rows(LANES)
         axes.set(xticks=[], xlim=(0, 1), ylim=(len(LANES) - 0.5, -0.5))
         axes.set_xlabel("time", loc="right", fontsize=9)
         self.boxes = [

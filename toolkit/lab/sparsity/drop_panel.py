@@ -25,8 +25,7 @@ class TilePlot(Plot):
     """All tokens of the text as tiles, a row per question: blue if read, red if missed."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.grid(False)
+        super().__init__(axes, grid="")
         axes.set_ylabel("question", fontsize=9)
         axes.set_yticks(range(QUESTIONS), _NUMBERS, fontsize=8)
         axes.tick_params(length=0)
@@ -120,10 +119,8 @@ class BytesPlot(Plot):
     """Bytes of a step against reading everything, those of the index with them."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.grid(False)
+        super().__init__(axes, grid="", xlim=(0, 1), ylim=(1.6, -0.6), xticks=[])
         axes.spines[:].set_visible(False)
-        axes.set(xlim=(0, 1), ylim=(1.6, -0.6), xticks=[])
         axes.set_title("Bytes read per head and step", fontsize=10)
         axes.set_yticks((0, 1), ("everything", "this system"), fontsize=8)
         axes.tick_params(length=0)

@@ -22,8 +22,7 @@ class ListPlot(Plot):
     """Weights in Tactic's order, the fit through two segments, and where reading stops."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Weights in the order of the clusters")
+        super().__init__(axes, title="Weights in the order of the clusters")
         axes.set(xscale="log", yscale="log", ylim=(_LEAST, 2), xlabel="place in the list")
         axes.set_ylabel("weight, over the largest")
         self.exact = self.marks(FAINT, "o", markersize=3, label="exact")
@@ -48,8 +47,7 @@ class MassPlot(Plot):
     """Share of the softmax held after so many tokens, and the share that was asked for."""
 
     def __init__(self, axes: Axes) -> None:
-        super().__init__(axes)
-        axes.set_title("Softmax held")
+        super().__init__(axes, title="Softmax held")
         axes.set(xscale="log", ylim=(0, 1.02), xlabel="listed tokens read")
         self.own = self.line(color=look("full").colour, label="in this order")
         self.best = self.line(**look("window").line, linewidth=1.6, label="in the best order")
