@@ -159,7 +159,7 @@ class Panel(widgets.VBox):
         """Show what a piece of the long work has found."""
         self.refresh()
 
-    def work(self) -> None:
+    def finish(self) -> None:
         """Do all the long work that is left, and show it at the end only."""
         for _ in self.pieces():
             pass

@@ -50,7 +50,7 @@ class RacePanel(Panel):
 
     def race(self) -> None:
         """Run all that have not run, what the button does; results are kept."""
-        self.work()
+        self.finish()
 
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
         race = self._races.setdefault((problem, budget), Race(problem, budget))

@@ -85,7 +85,7 @@ class SearchPanel(Panel):
 
     def run(self) -> None:
         """Take all rounds that are left, and look at the last."""
-        self.work()
+        self.finish()
 
     def reset(self) -> None:
         """Forget all rounds but the first."""

@@ -1,7 +1,6 @@
 """What a search sees in a round: its candidates' losses, and loss against rate."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -55,8 +54,7 @@ class CandidatePlot(RoundPlot):
         self.moving(axes.xaxis)
         self.moving(axes.yaxis)
         self._title = self.moving(axes.set_title(""))
-        band = axes.fill_between([0.0], [0.0], color=BAND, linewidth=0)
-        self._band: Any = self.moving(band)
+        self._band = self.moving(axes.fill_between([0.0], [0.0], color=BAND, linewidth=0))
         self.curves = self.moving(axes.add_collection(LineCollection([])))
         self._trained = self.line(color=INK, linewidth=1.6)
         self._outlook = self.line(color=ACCENT, linewidth=1.6, linestyle=PLAN)
@@ -95,9 +93,8 @@ class CandidatePlot(RoundPlot):
         if view.horizon:
             title = f"{stage}: loss, and forecast for step {view.horizon:,}"
         else:
-            title = (
-                f"{stage}: annealed probes and their scores" if curves else "The training so far"
-            )
+            scores = f"{stage}: annealed probes and their scores"
+            title = scores if curves else "The training so far"
         self._title.set_text(title)
 
     def _show_axes(
@@ -134,8 +131,7 @@ class LandscapePlot(RoundPlot):
         axes.set_xlabel("learning rate", labelpad=2)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         self.moving(axes.yaxis)
-        band = axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0)
-        self._band: Any = self.moving(band)
+        self._band = self.moving(axes.fill_between([1.0], [0.0], color=POSTERIOR, linewidth=0))
         # The bound is thousands of deviations below: it has a scale of its own.
         own_scale = axes.twinx()
         own_scale.set(ylim=(0, 1), yticks=[])
