@@ -53,10 +53,18 @@ def test_every_public_name_has_an_example(room):
     assert not faults, f"toolkit.{room}: {faults}"
 
 
+# A panel's tests open it too, and these compile for longer than all others of their rooms.
+LONG = {"mixture_of_block_attention", "context_attention", "export_language_model", "token_batches"}
+
+
+def waits(name):
+    return pytest.mark.nightly if name in LONG or name.endswith("Panel") else ()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "name"),
-    [(room, name) for room in ROOMS for name in exported(room)],
+    [pytest.param(room, name, marks=waits(name)) for room in ROOMS for name in exported(room)],
 )
 def test_example_runs(room, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ def results_of(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.nightly), "bfloat16"])
 def test_a_looped_step_is_that_of_plain_jax(dtype):
     case = utilisation_case(dataclasses.replace(CONFIG, dtype=dtype), 2, 16, "small")
     for _ in range(2):

@@ -218,7 +218,7 @@ run_experiment(dataclasses.replace(inner, execute=execute), Path(sys.argv[1]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_share_the_work(tmp_path):
     both = [start(SHARE, tmp_path) for _ in range(2)]
     said = [process.communicate()[0] for process in both]

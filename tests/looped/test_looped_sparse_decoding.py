@@ -57,7 +57,9 @@ def test_generation_reads_sparsely_by_one_word(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["quest:24", "tactic:0.8"])
+@pytest.mark.parametrize(
+    "words", ["quest:24", pytest.param("tactic:0.8", marks=pytest.mark.nightly)]
+)
 def test_sparse_drafts_lose_nothing(words):
     config = LoopedConfig.tiny("full", loops=2, vocabulary=50, width=32, heads=2)
     model = LoopedLM(config, rngs=nnx.Rngs(0))

@@ -23,7 +23,7 @@ def parts_of(pattern, **options):
 @pytest.mark.parametrize(
     ("pattern", "loops", "share"),
     [
-        pytest.param("window", 2, 0.8, marks=pytest.mark.slow),
+        pytest.param("window", 2, 0.8, marks=pytest.mark.nightly),
         pytest.param("full gdn", 1, 0.8, marks=pytest.mark.slow),
         # They mix all tokens again at once: the feed-forward layer alone goes in pieces.
         pytest.param("mla", 1, 0.9, marks=pytest.mark.slow),

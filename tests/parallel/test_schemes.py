@@ -191,7 +191,9 @@ def test_models_equal_one_device(pattern, mesh, scheme):
 @pytest.mark.parametrize(
     ("pattern", "mesh", "scheme"),
     [
-        ("window gdn", {"data": 2, "model": 4}, "zero3+tensor"),
+        pytest.param(
+            "window gdn", {"data": 2, "model": 4}, "zero3+tensor", marks=pytest.mark.nightly
+        ),
         ("full", {"data": 2, "context": 4}, "zero1+ring"),
     ],
 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hopper import lowered, relative_error
+from tiers import by_night
 
 from toolkit.attention import sparse
 from toolkit.attention.kernels import dispatch
@@ -50,7 +51,7 @@ def test_it_is_attention_to_the_tokens_asked_for():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", by_night({"quest"}, SYSTEMS))
 def test_a_step_is_that_of_the_gathered_rows(name, monkeypatch, request):
     """Rows of unequal lengths, by every system that ranks tokens, and by small pages."""
     kernel = {"cpu": lambda: partial(attend_tokens, interpret=True)}

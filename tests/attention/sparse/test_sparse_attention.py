@@ -224,7 +224,10 @@ def test_reference_continues_a_cache():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), [("nsa", "masked"), ("dsa", "gathered")])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [pytest.param("nsa", "masked", marks=pytest.mark.nightly), ("dsa", "gathered")],
+)
 def test_memory_of_training_is_linear_in_time(name, form):
     options = {"nsa": {"block_size": 16, "selected_blocks": 4, "sliding_window": 32}}
     row = mixer(name, **options.get(name, {"selected_tokens": 64}))

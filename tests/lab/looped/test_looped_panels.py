@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from panel_moves import assert_quick_update
+from tiers import by_night
 
 pytest.importorskip("ipywidgets")
 
@@ -17,7 +18,7 @@ BINARY = (1, 1.5, 2), 2
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("pattern", PATTERNS.values())
+@pytest.mark.parametrize("pattern", by_night({"full full", "window window"}, PATTERNS.values()))
 @pytest.mark.parametrize(
     ("kind", "control", "values"),
     [
