@@ -29,6 +29,7 @@ FAST_FLAGS = (
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (FAST_FLAGS if COMPILE_FAST else "")
 jax.config.update("jax_num_cpu_devices", 8)
 # The lines of Python that a program came from: a tenth of what the suite costs.
+LINES = jax.config.jax_traceback_in_locations_limit
 jax.config.update("jax_traceback_in_locations_limit", 0)
 if not hasattr(jax, "enable_x64"):  # jax 0.7
     jax.enable_x64 = jax.experimental.enable_x64
@@ -81,6 +82,14 @@ def programs(request):
     )
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def source_lines():
+    """From here to the end of a file programs know their lines, as outside of the tests."""
+    jax.config.update("jax_traceback_in_locations_limit", LINES)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from toolkit.parallel import explain, make_mesh
 
 HERE = Path(__file__)
 LAYERS = 3
+pytestmark = pytest.mark.usefixtures("source_lines")
 
 
 @pytest.fixture(scope="module")

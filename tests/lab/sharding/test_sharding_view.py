@@ -63,6 +63,7 @@ def test_stored_layouts_are_those_of_the_library(mesh, scheme):
     assert {one.kind for one in stored.collectives} <= set(KINDS)
 
 
+@pytest.mark.usefixtures("source_lines")
 def test_a_stored_step_is_what_the_compiler_makes():
     if f"jax {jax.__version__}," not in compiled_with():
         pytest.skip(f"stored: {compiled_with()}")
