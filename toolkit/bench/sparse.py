@@ -7,6 +7,7 @@ What the index costs is told, too: beside an update the same without an index, w
 token and no more, and the time to build it as a share of a dense prefill.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -129,7 +130,6 @@ def _case(name: str, context: int, label: str) -> Case:
     tokens = int(np.mean([np.asarray(read.tokens).sum() for read in steps]))
     read = int(np.mean([np.asarray(each.bytes_read).sum() for each in steps]))
     by_time = [x[None].swapaxes(2, 3) for x in (keys, values)]
-    q = queries[0][None]
     whole = _repeated(dense, KVCache(by_time[0], by_time[1], length))
     add = _repeated(appending(selector), again[0])
     plain = sparse.Selector()
@@ -147,10 +147,10 @@ def _case(name: str, context: int, label: str) -> Case:
     return Case(
         name=label,
         contenders={
-            name: lambda: step(q).out,
-            DENSE: lambda: whole(q),
-            "index update": lambda: add(q),
-            "append alone": lambda: append(q),
+            name: _in_turn(lambda q: step(q).out, queries),
+            DENSE: _in_turn(whole, queries),
+            "index update": _in_turn(add, queries),
+            "append alone": _in_turn(append, queries),
         },
         check=_bounded_error(name, float(mass[0].min()), values),
         ours=name,
@@ -223,6 +223,12 @@ def _repeated(function: Callable[..., tuple[Any, Any]], state: Any) -> Callable[
         return jax.block_until_ready(out)
 
     return call
+
+
+def _in_turn(call: Callable[[Array], Any], queries: Array) -> Callable[[], Any]:
+    """A contender that asks another query every time: what one read, the next finds in no cache."""
+    turns = itertools.cycle(queries[:, None])
+    return lambda: call(next(turns))
 
 
 def _quality(steps: list[sparse.Decoded], context: int) -> tuple[np.ndarray, float]:
