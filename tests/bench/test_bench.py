@@ -57,12 +57,16 @@ def test_a_contender_alone_that_fails_its_check_gets_no_figure(capsys):
 def test_ours_is_held_against_the_machine_and_the_floor(capsys):
     stick = Yardstick("rate", lambda: "not compared", work=4.0, ours=1.0, unit="FLOP", least=2.0)
     assert stick.fraction(our_seconds=0.5, call_seconds=1.0) == 0.5
-    records = run_case(replace(case(0.0), yardstick=stick, floor=1e-30), rounds=1, cores=1)
+    parts = {"a part": lambda: "not compared either"}
+    whole = replace(case(0.0), yardstick=stick, parts=parts, floor=1e-30)
+    records = run_case(whole, rounds=1, cores=1)
     printed = capsys.readouterr().out
     assert "of rate   (wanted >= 200%: NOT reached)" in printed
     assert "0% of the modelled floor" in printed
     names = [r.name.removeprefix("add one | 1 cores | ") for r in records]
-    assert names == ["ours", "peer", "rate", "fraction of floor", "fraction of rate"]
+    assert names == ["ours", "peer", "a part", "rate", "fraction of floor", "fraction of rate"]
+    assert [r.check for r in records[:4]] == ["passed", "passed", "absent", "absent"]
+    assert "% of the time of ours" in printed
 
 
 def test_growth_is_judged_from_one_size_to_the_next(capsys):

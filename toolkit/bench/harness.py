@@ -72,6 +72,8 @@ class Case:
         limit: most seconds wanted of ours, when that is the aim; None otherwise.
         note: a fact to print beside the figures, such as counted FLOPs.
         yardstick: the machine at its best, to which the rate of ours is compared.
+        parts: name -> function that does a part of the work of ours, timed in the same rounds; its
+            result is not compared.
         floor: least seconds the work can take by a chip's published peaks (modelled), or None.
         growth: when the contenders are sizes, each twice the one before: most wanted ratio of
             one to the one before, of seconds and of each of `facts`.
@@ -92,6 +94,7 @@ class Case:
     limit: float | None = None
     note: str = ""
     yardstick: Yardstick | None = None
+    parts: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     floor: float | None = None
     growth: float | None = None
     facts: Callable[[], Mapping[str, Mapping[str, tuple[float, str]]]] = dict
@@ -174,7 +177,7 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
 
     Returns:
         One record a contender: median seconds, with all samples; its check is "passed". One more
-        for the yardstick, one for our fraction of it, and one a fact.
+        for the yardstick, one for our fraction of it, one a part, and one a fact.
 
     Raises:
         UncheckedRatioError: when the check fails; nothing is printed or recorded then.
@@ -189,7 +192,7 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
           ours ... ms  +- ...
           peer ... ms  +- ...   ...x the time of ours
     """
-    calls = dict(case.contenders)
+    calls = {**case.contenders, **case.parts}
     if case.yardstick is not None:
         calls[case.yardstick.name] = case.yardstick.call
 
@@ -219,6 +222,8 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
             line += f"   {ratio:.2f}x the time of ours"
             if (target := case.targets.get(name)) is not None:
                 line += _verdict(f">= {target:.3g}", ratio >= target)
+        if name in case.parts:
+            line += f"   {timing.median / timings[case.ours].median:.1%} of the time of ours"
         print(line, flush=True)
         judged = timing.check if name in case.contenders else ABSENT
         records.append(

@@ -134,8 +134,9 @@ def _case(name: str, context: int, label: str) -> Case:
     add = _repeated(appending(selector), again[0])
     plain = sparse.Selector()
     append = _repeated(appending(plain), sparse.build(plain, keys[None], values[None], length))
+    mine, theirs = f"toolkit, {name}", f"toolkit, {DENSE}"
     facts: Mapping[str, Mapping[str, tuple[float, str]]] = {
-        name: {
+        mine: {
             "recovered mass": (100 * float(mass.mean()), "percent"),
             "recovered mass, 5th percentile": (100 * float(np.percentile(mass, 5)), "percent"),
             "output error": (100 * error, "percent"),
@@ -147,14 +148,16 @@ def _case(name: str, context: int, label: str) -> Case:
     return Case(
         name=label,
         contenders={
-            name: _in_turn(lambda q: step(q).out, queries),
-            DENSE: _in_turn(whole, queries),
+            mine: _in_turn(lambda q: step(q).out, queries),
+            theirs: _in_turn(whole, queries),
+        },
+        parts={
             "index update": _in_turn(add, queries),
             "append alone": _in_turn(append, queries),
         },
-        check=_bounded_error(name, float(mass[0].min()), values),
-        ours=name,
-        targets={DENSE: least} if context == max(BUDGETS) else {},
+        check=_bounded_error(mine, theirs, float(mass[0].min()), values),
+        ours=mine,
+        targets={theirs: least} if context == max(BUDGETS) else {},
         note=f"mass {mass.mean():.3f} (5th percentile {np.percentile(mass, 5):.3f}), output error "
         f"{error:.3f}, {tokens // HEADS} tokens, {read / 2**20:.1f} of "
         f"{8 * context * HEADS * SIZE / 2**20:.0f} MiB; built in {again[1]:.2g} s, "
@@ -248,13 +251,13 @@ def _quality(steps: list[sparse.Decoded], context: int) -> tuple[np.ndarray, flo
 
 
 def _bounded_error(
-    name: str, least_mass: float, values: Array
+    name: str, dense: str, least_mass: float, values: Array
 ) -> Callable[[Mapping[str, Any]], None]:
     """An output may be off by 2 (1 - mass) max |v|: exact attention to what was selected is not."""
     largest = float(jnp.linalg.norm(values, axis=-1).max())
 
     def check(results: Mapping[str, Any]) -> None:
-        off = np.linalg.norm(np.asarray(results[name]) - np.asarray(results[DENSE]), axis=-1).max()
+        off = np.linalg.norm(np.asarray(results[name]) - np.asarray(results[dense]), axis=-1).max()
         bound = 2 * (1 - least_mass) * largest + 1e-4
         if not off <= bound:
             raise ValueError(f"{name!r} is off by {off:.3f}; its mass allows {bound:.3f}")
