@@ -1,8 +1,10 @@
 """Every notebook runs top to bottom within its budget and is saved so that it reads anywhere."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from yardstick import slowness
@@ -58,6 +60,18 @@ def test_runs_within_its_budget(path: Path, tmp_path, monkeypatch) -> None:
     assert len(made) == len(pictures(json.loads(path.read_text())))
     panels = [output for output in made if WIDGET_VIEW in output["data"]]
     assert len(made) - len(panels) == FIGURES.get(path.stem, 0)
+
+
+@every_notebook
+def test_asks_views_for_what_they_have(path: Path) -> None:
+    lab = pytest.importorskip("toolkit.lab")
+    pytest.importorskip("anywidget")
+    cells = json.loads(path.read_text())["cells"]
+    source = "\n".join("".join(one["source"]) for one in cells if one["cell_type"] == "code")
+    for name, kind in re.findall(r"(?m)^(\w+) = (\w+Panel)\(", source):
+        view = get_type_hints(getattr(lab, kind).compute)["return"]
+        asked = {*re.findall(rf"\b{name}\.view\.(\w+)", source)}
+        assert asked <= {*dir(view), *view.__dataclass_fields__}, kind
 
 
 @every_notebook

@@ -44,11 +44,6 @@ class SmallModel:
             jnp.asarray(has_residual_gate),
         )
 
-    @property
-    def held_out_loss(self) -> float:
-        """Recorded: nats per byte on text that training did not see."""
-        return self.record["result"]["held_out_loss"]
-
 
 @functools.cache
 def small_model(pattern: str, has_output_gate: bool) -> SmallModel:

@@ -57,6 +57,11 @@ class LoopView(TextView):
         """Loops shown."""
         return len(self.reach)
 
+    @property
+    def held_out_loss(self) -> float:
+        """Recorded after training: nats per byte on text that it did not see."""
+        return self.reading.small.record["result"]["held_out_loss"]
+
     @functools.cached_property
     def losses(self) -> np.ndarray:
         """Nats of each byte but the first, [loops, time - 1]."""
@@ -123,7 +128,7 @@ class LoopView(TextView):
             f"influence comes from it and the {counted(self.distance(-1), 'byte')} before it. It "
             f"would write “{byte}” ({chance:.0%}). Mean loss of the text after each loop: "
             f"{', '.join(f'{loss:.2f}' for loss in self.loss)} nats per byte. Measured here; the "
-            f"reach is modelled. Recorded after training: {small.held_out_loss:.2f} on unseen text."
+            f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
         )
         if self.loops > small.config.loops:
             said += f" Trained with {counted(small.config.loops, 'loop')}: more is new to it."
