@@ -64,6 +64,28 @@ def test_equal_to_the_xla_form(tpu_interpreted, name):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_a_fault_spares_the_head_that_shares_its_key(tpu_interpreted):
+    """NaN in one head's value, then in the key and the query of both."""
+    row = mixer("gdn")
+    q, k, v, g, beta = draw_inputs(row, TIME, batch=1, heads=2)
+    v = v.at[0, 3, 0].set(jnp.nan)
+    k, q = k.at[0, 15, 0].set(jnp.nan), q.at[0, 6, 0].set(jnp.nan)
+
+    def outputs_and_gradients(implementation):
+        def loss(*inputs):
+            out, state = row.function(*inputs, implementation=implementation, chunk=16)
+            return jnp.nansum(out) + jnp.nansum(state), (out, state)
+
+        run = jax.grad(loss, argnums=range(5), has_aux=True)
+        gradients, values = quick(run)(q[:, :, :1], k[:, :, :1], v, g, beta)
+        return *values, *gradients
+
+    got, wanted = outputs_and_gradients("pallas"), outputs_and_gradients("xla")
+    assert np.isnan(got[0]).any(axis=-1).sum() == 2 * (TIME - 15) + (15 - 3) + 1
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["retention", "gdn"])
 def test_the_decode_step_equals_the_xla_form(tpu_interpreted, name):
     row = mixer(name)

@@ -165,6 +165,23 @@ def test_chunks_equal_the_token_loop(name):
             assert relative_error(value, reference) < limit, field
 
 
+@pytest.mark.parametrize("channels", [1, pytest.param(64, marks=pytest.mark.nightly)])
+def test_heads_of_values_may_share_keys(channels):
+    """As if each had a copy, whose gradients are summed."""
+    inputs = make_inputs(2, 64, 64, 32, channels=channels)
+    shared = inputs._replace(q=inputs.q[:1], k=inputs.k[:1])
+
+    def copied(x):
+        q, k = (jnp.repeat(z, 2, axis=0) for z in (x.q, x.k))
+        return chunked(*x._replace(q=q, k=k), interpret=INTERPRETER)
+
+    got = values_and_gradients(lambda x: chunked(*x, interpret=INTERPRETER), shared)
+    assert_no_races()
+    want = values_and_gradients(copied, shared)
+    for value, reference in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert relative_error(value, reference) < OUTPUT
+
+
 @pytest.mark.parametrize("channels", [1, 16])
 def test_scores_lose_nothing_beside_abrupt_gates(channels):
     random = np.random.default_rng(0)
@@ -271,20 +288,23 @@ def test_real_shapes_lower_for_cuda(shape):
     assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
 
 
+@pytest.mark.parametrize("key_heads", [6, 2])
 @pytest.mark.parametrize("is_delta", [False, True])
-def test_tokens_are_read_and_written_where_they_lie(is_delta):
-    """Nothing puts the heads before the time: XLA would write all tokens once more."""
-    gate, tokens = (jax.ShapeDtypeStruct((2, 128, 3, *n), d) for n, d in (((), F32), ((64,), BF16)))
-    state = jax.ShapeDtypeStruct((2, 3, 64, 64), F32)
-    g = jax.ShapeDtypeStruct((2, 128, 3, 1), F32)
-    program = lowered(
-        gpu_chunked.chunked, tokens, tokens, tokens, g, gate if is_delta else None, state
-    )
+def test_tokens_are_read_and_written_where_they_lie(is_delta, key_heads):
+    """Nothing puts the heads before the time, or repeats a key for several heads of values: XLA
+    would write all tokens once more.
+    """
+    gate, v = (jax.ShapeDtypeStruct((2, 128, 6, *n), d) for n, d in (((), F32), ((64,), BF16)))
+    state = jax.ShapeDtypeStruct((2, 6, 64, 64), F32)
+    g = jax.ShapeDtypeStruct((2, 128, 6, 1), F32)
+    q = jax.ShapeDtypeStruct((2, 128, key_heads, 64), BF16)
+    program = lowered(gpu_chunked.chunked, q, q, v, g, gate if is_delta else None, state)
     operations = re.findall(r"stablehlo\.(\w+).*xbf16>", program)
     assert "custom_call" in operations
-    batch, place, head, _ = token_place(5, 2, heads=3)
-    assert (int(batch), place.start, int(head)) == (1, 128, 2)
-    assert not {"transpose", "gather", "concatenate", "pad"} & set(operations)
+    batch, place, head, _ = token_place(11, 2, heads=6, group=6 // key_heads)
+    assert (int(batch), place.start, int(head)) == (1, 128, key_heads - 1)
+    copies = {"transpose", "gather", "concatenate", "pad", "broadcast_in_dim"}
+    assert not copies & set(operations)
 
 
 def test_sharded_rows_lower_for_cuda():

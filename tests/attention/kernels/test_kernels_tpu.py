@@ -154,6 +154,23 @@ def test_values_and_gradients(family):
     assert_same(draw(family, decay=0.01, likeness=0.99, seed=2))
 
 
+@pytest.mark.parametrize(
+    ("family", "group"),
+    [("gated delta", 2), ("gated delta", 6), ("additive", 3), ("kimi delta", 6)],
+)
+def test_rows_of_values_may_share_keys(family, group):
+    """Whole groups in a program, and parts of one, whose gradients are summed after it."""
+    q, k, *others = draw(family)
+    q, k = q[::group], k[::group]
+    (_, got), gradients = kernel_with_gradients((q, k, *others), None)
+    copied = [jnp.repeat(x, group, axis=0) for x in (q, k)]
+    (_, wanted), wanted_gradients = kernel_with_gradients((*copied, *others), None)
+    summed = [x.reshape(-1, group, *x.shape[1:]).sum(axis=1) for x in wanted_gradients[:2]]
+    pairs = zip((*got, *gradients), (*wanted, *summed, *wanted_gradients[2:]), strict=True)
+    for x, y in pairs:
+        assert relative_error(x, y) < VALUE
+
+
 @pytest.mark.parametrize("family", ["gated delta", "kimi delta"])
 def test_documents_do_not_meet(family):
     lengths = ([7, 25, 31, 33], [64, 1, 1, 30]) * (ROWS // 2)  # borders inside chunks and on one
@@ -312,7 +329,10 @@ COMPILE = textwrap.dedent(
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("chip", "dtype"),
-    [("v5e", "bfloat16"), pytest.param("v6e", "float32", marks=pytest.mark.nightly)],
+    [
+        ("v5e", "bfloat16"),
+        *(pytest.param("v6e", x, marks=pytest.mark.nightly) for x in ("bfloat16", "float32")),
+    ],
 )
 def test_compiles_for_real_chips(chip, dtype):
     libtpu = importlib.import_module("libtpu")

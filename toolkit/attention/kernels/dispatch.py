@@ -28,7 +28,7 @@ def over_rows(chunked: Callable[..., Any]) -> Callable[..., Any]:
         batch, time, heads, _ = v.shape
 
         def rows(x: Array) -> Array:
-            return jnp.moveaxis(x, 2, 1).reshape(batch * heads, time, *x.shape[3:])
+            return jnp.moveaxis(x, 2, 1).reshape(-1, time, *x.shape[3:])
 
         if documents is not None:
             documents = jnp.repeat(documents, heads, axis=0)

@@ -16,8 +16,8 @@ A chunk is 64 tokens. The work is split where its parallelism changes:
 
 Where channels decay apart, XLA prepares the factors (`gpu_factors`) and `gpu_solve` the rest. Else
 queries, keys and values are read where they lie, [batch, time, heads, size], and outputs written
-so: nothing is copied before or after. What XLA computes (channels, all gradients) copies its
-inputs, heads before time.
+so: nothing is copied before or after, or repeated where heads of values share a query and key. What
+XLA computes (channels, all gradients) copies its inputs, heads before time.
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
@@ -67,7 +67,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors
+from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors, shared
 from toolkit.attention.kernels.gpu_outputs import outputs
 from toolkit.attention.kernels.gpu_prepare import prepare
 from toolkit.attention.kernels.gpu_solve import solve
@@ -77,8 +77,8 @@ from toolkit.attention.kernels.refusals import no_derivative
 
 
 def chunked(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
+    q: Float[Array, "batch time key_heads key"],
+    k: Float[Array, "batch time key_heads key"],
     v: Float[Array, "batch time heads value"],
     g: Float[Array, "batch time heads channels"],
     beta: Float[Array, "batch time heads"] | None,
@@ -187,14 +187,16 @@ def _backward(interpret, saved, cotangents):
         d_right = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
         d_keys = -dot("rniv,rnkv->rnik", d_right, states)
         strength, key_strength = jnp.moveaxis(matrices.delta.strengths[..., None], 2, 0)
+        own = lambda x: shared(x.astype(F32), len(d_keys))  # noqa: E731
+        keys, of_keys = jax.vjp(own, matrices.delta.keys)
         d_strengths = [
             jnp.sum(matrices.values.astype(F32) * d_right.astype(F32), axis=-1),
-            jnp.sum(matrices.delta.keys.astype(F32) * d_keys, axis=-1),
+            jnp.sum(keys * d_keys, axis=-1),
         ]
         d_values = (strength * d_right.astype(F32)).astype(BF16)
         d_delta = Delta(
             system=-dot("rniv,rnjv->rnij", d_right, written),
-            keys=(key_strength * d_keys).astype(BF16),
+            keys=of_keys(key_strength * d_keys)[0],
             strengths=jnp.stack(d_strengths, axis=2),
         )
     d_matrices = Factors(

@@ -18,6 +18,9 @@ pair, and products run at the platform's default precision (TF32 on Hopper). Sco
 x and in k, and every exponential stands between an x and a k, so their gradient keeps nothing but
 the inputs and needs no derivative of an exponential: dG = x dx - k dk.
 
+Heads of values that share a query and key are rows beside each other: scores without their decay
+are found once for all, and elsewhere XLA reads the shared row in what it computes of it.
+
 Where documents meet, the same factors are masked. Products of bf16 queries and keys are exact
 before they are summed in float32; `gpu_solve` finds T.
 """
@@ -41,7 +44,8 @@ class Delta(NamedTuple):
     """What a delta rule adds: the system of equations of what a chunk writes."""
 
     system: Float[Array, "rows chunks C C"]  # A, float32
-    keys: Float[Array, "rows chunks C key"]  # K, or e^G * K if channels decay apart, bf16
+    # K, or e^G * K if channels decay apart, bf16; K may have a row for several
+    keys: Float[Array, "key_rows chunks C key"]
     strengths: Float[Array, "rows chunks 2 C"]  # of V: beta; of `keys`: what they lack; float32
 
 
@@ -76,6 +80,12 @@ class Masks(NamedTuple):
 def cut(x: Array) -> Array:
     """[rows, time, ...] -> [rows, chunks, C, ...]."""
     return x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
+
+
+def shared(x: Float[Array, "key_rows *rest"], rows: int) -> Float[Array, "rows *rest"]:
+    """What is one row for several, as one for each."""
+    group = rows // x.shape[0]
+    return x if group == 1 else jnp.repeat(x, group, axis=0)
 
 
 def dot(equation: str, x: Array, y: Array) -> Array:
@@ -166,15 +176,17 @@ def _scores(x: Array, k: Array, decay: Sums) -> Array:
         between = sum(part - jnp.swapaxes(part, -1, -2) for part in decay)
         causal = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))
         survives = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        return dot("rnik,rnjk->rnij", x, k) * survives
-    shape = (-1, *k.shape[2:])
-    x, k_wide, coarse, fine = (z.astype(F32).reshape(shape) for z in (x, k, *decay))
-    return channel_scores(x, k_wide, (coarse, fine)).reshape(*k.shape[:2], CHUNK, CHUNK)
+        return shared(dot("rnik,rnjk->rnij", x, k), len(survives)) * survives
+    rows, count, _, key = decay[0].shape
+    x, k, coarse, fine = (
+        shared(z.astype(F32), rows).reshape(-1, CHUNK, key) for z in (x, k, *decay)
+    )
+    return channel_scores(x, k, (coarse, fine)).reshape(rows, count, CHUNK, CHUNK)
 
 
 def factors(
-    q: Float[Array, "rows time key"],
-    k: Float[Array, "rows time key"],
+    q: Float[Array, "key_rows time key"],
+    k: Float[Array, "key_rows time key"],
     v: Float[Array, "rows time value"],
     g: Float[Array, "rows time channels"],
     beta: Float[Array, "rows time"] | None,
@@ -195,8 +207,8 @@ def factors(
         leave = jnp.where(masks.leave, leave, 0)
         through = jnp.where(masks.through, through, 0)
         scores = jnp.where(masks.pair, scores, 0)
-    through = jnp.broadcast_to(through, (*k.shape[:2], k.shape[-1]))
-    wide_q, wide_k = q.astype(F32), k.astype(F32)
+    through = jnp.broadcast_to(through, (*v.shape[:2], k.shape[-1]))
+    wide_q, wide_k = (shared(x.astype(F32), len(v)) for x in (q, k))
     read, leave = (entry * wide_q).astype(BF16), (leave * wide_k).astype(BF16)
     scores = scores.astype(BF16)
     if beta is None:

@@ -2,8 +2,9 @@ r"""What is known of all chunks before the state is, on chip, where one decay se
 
 The factors of `gpu_factors`, and under a delta rule the solution of `gpu_solve`, in one kernel with
 one thread block per chunk, from the tokens where they lie: queries, keys and values [batch, time,
-heads, size] are read once, by bulk copies of [64, size] that step over the other heads. Neither a
-copy with the heads before the time nor scores in float32 pass through memory:
+heads, size] are read once, by bulk copies of [64, size] that step over the other heads. Heads of
+values that share a query and key read the same one. Neither a copy with the heads before the time,
+or with keys repeated, nor scores in float32 pass through memory:
 
     between_ij = e^(G_i - G_j), 0 for j > i and between documents
     P = (Q K^T) * between,   A = beta * (K K^T) * between below the diagonal
@@ -56,8 +57,8 @@ def _numbers(g, beta, documents) -> tuple[Array, Array]:
 
 
 def prepare(
-    q: Float[Array, "batch time heads key"],
-    k: Float[Array, "batch time heads key"],
+    q: Float[Array, "batch time key_heads key"],
+    k: Float[Array, "batch time key_heads key"],
     v: Float[Array, "batch time heads value"],
     g: Float[Array, "rows time 1"],
     beta: Float[Array, "rows time"] | None,
@@ -71,8 +72,8 @@ def prepare(
     2 C (2 K + V) bytes and writes 2 (2 C K + C^2), with a delta rule 2 (C^2 + C K + C V) more.
     """
     numbers, through = _numbers(g, beta, documents)
-    (rows, count, kinds, _), (_, _, heads, key) = numbers.shape, q.shape
-    value, is_delta = v.shape[-1], beta is not None
+    (rows, count, kinds, _), (_, _, heads, value) = numbers.shape, v.shape
+    key, is_delta = q.shape[-1], beta is not None
 
     def body(*refs):
         inputs, outputs = 3 + is_delta, 3 + 3 * is_delta
@@ -80,9 +81,9 @@ def prepare(
         q_smem, k_smem, leave_smem, scores_smem, numbers_smem, *rest = refs[inputs + outputs :]
         *rest, loaded = rest
         place = lax.axis_index("row"), lax.axis_index("chunk")
-        tokens = token_place(*place, heads)
         plgpu.copy_gmem_to_smem(sources[0].at[place], numbers_smem, loaded)
         for source, buffer in zip(sources[1:], (q_smem, k_smem, *rest[:1]), strict=True):
+            tokens = token_place(*place, heads, group=heads // source.shape[2])
             plgpu.copy_gmem_to_smem(source.at[tokens], buffer, loaded)
         plgpu.barrier_wait(loaded)
 

@@ -76,9 +76,15 @@ def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
     return run
 
 
-def token_place(row: Any, chunk: Any, heads: int, columns: Any = slice(None)) -> tuple[Any, ...]:
-    """Where the tokens of a row's chunk lie in [batch, time, heads, size]."""
+def token_place(
+    row: Any, chunk: Any, heads: int, columns: Any = slice(None), group: int = 1
+) -> tuple[Any, ...]:
+    """Where the tokens of a row's chunk lie in [batch, time, heads / group, size].
+
+    `group` heads, one row each, share one that lies there.
+    """
     batch, head = lax.div(row, heads), lax.rem(row, heads)
+    head = head if group == 1 else lax.div(head, group)
     return batch, pl.ds(chunk * CHUNK, CHUNK), head, columns
 
 

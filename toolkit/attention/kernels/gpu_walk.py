@@ -236,7 +236,10 @@ def walk_backward(
     updates = [("R^T", "dO")]
     if factors.delta is not None and inverse is not None:
         scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
-        matrices["E"] = -dot("rnij,rnjk->rnik", scaled, factors.delta.keys).astype(BF16)
+        keys = factors.delta.keys
+        by_key = scaled.reshape(len(keys), -1, *scaled.shape[1:])  # rows that share one, together
+        erase = -dot("rgnij,rnjk->rgnik", by_key, keys).astype(BF16)
+        matrices["E"] = erase.reshape(factors.leave.shape)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,

@@ -40,11 +40,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_rank, check_same_dtype, check_shape
+from toolkit.attention._checks import check_multiple, check_rank, check_same_dtype, check_shape
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention.kernels.refusals import no_derivative
 from toolkit.attention.kernels.tpu_blocks import EXACT, ROUNDED, Products
@@ -62,7 +63,10 @@ ROWS = 4
 
 
 def _load(refs: Chunk) -> Chunk:
-    return jax.tree.map(lambda ref: ref[...], refs)
+    """Every row with its own query and key."""
+    chunk = jax.tree.map(lambda ref: ref[...], refs)
+    q, k = (jnp.repeat(x, len(chunk.v) // len(x), axis=0) for x in (chunk.q, chunk.k))
+    return chunk._replace(q=q, k=k)
 
 
 def _forward_kernel(products, refs: Chunk, initial_ref, out_ref, states_ref, final_ref, state_ref):
@@ -100,6 +104,8 @@ def _backward_kernel(
         _load(refs), states_ref[...], d_out_ref[...], d_state_ref[...]
     )
     for d_ref, d in zip(jax.tree.leaves(d_refs), jax.tree.leaves(d_chunk), strict=True):
+        if d.shape != d_ref.shape:  # of a query or key that rows share
+            d = jnp.sum(d.reshape(len(d_ref), -1, *d.shape[1:]), axis=1)
         d_ref[...] = d.astype(d_ref.dtype)
     d_state_ref[...] = d_state
 
@@ -109,10 +115,15 @@ def _backward_kernel(
 
 
 class _Grid(NamedTuple):
-    """Blocks of a grid (groups of rows, chunks), whose second axis runs one after another."""
+    """Blocks of a grid (groups of rows, chunks), whose second axis runs one after another.
+
+    Rows whose values differ may share a query and key. A program's `row_block` rows share
+    `key_block` of them, whole groups or a part of one.
+    """
 
     rows: int
     row_block: int
+    key_block: int
     chunks: int
     size: int
     interpret: "bool | pltpu.InterpretParams"
@@ -122,11 +133,20 @@ class _Grid(NamedTuple):
     def _number(self, c):
         return self.chunks - 1 - c if self.is_reversed else c
 
+    @property
+    def programs(self) -> int:
+        return self.rows // self.row_block
+
     def tokens(self, x: Any) -> pl.BlockSpec:
-        """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk."""
+        """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk.
+
+        Of fewer rows than values have, each serves several programs or, in gradients, one.
+        """
         if x.ndim == 3:
+            block = self.row_block if x.shape[0] == self.rows else self.key_block
+            share = self.programs * block // x.shape[0]
             return pl.BlockSpec(
-                (self.row_block, self.size, x.shape[2]), lambda r, c: (r, self._number(c), 0)
+                (block, self.size, x.shape[2]), lambda r, c: (lax.div(r, share), self._number(c), 0)
             )
         return pl.BlockSpec(
             (self.row_block, None, *x.shape[2:]), lambda r, c: (r, self._number(c), 0, 0)
@@ -140,6 +160,14 @@ class _Grid(NamedTuple):
         return pl.BlockSpec((self.row_block, *x.shape[1:]), lambda r, c: (r, 0, 0))
 
 
+def _blocks(state: Array, group: int) -> tuple[int, int]:
+    """Rows of a program, and how many queries and keys those share, `group` rows each."""
+    rows = rows_per_program(state, ROWS)
+    if rows % group and group % rows:
+        rows = math.gcd(rows, group)
+    return rows, max(1, rows // group)
+
+
 def _products(chunk: Chunk, state: Array, size: int) -> int:
     """Multiply-adds of the forward pass, one for each product whatever its dtypes."""
     readers = 1 if chunk.beta is None else 2
@@ -147,7 +175,7 @@ def _products(chunk: Chunk, state: Array, size: int) -> int:
     products = readers * size**2 * key + (readers + 1) * size * key * value + size**2 * value
     if chunk.beta is not None:
         products += size**2 * value + size**3 * int(math.log2(size / 8))
-    return products * chunk.q.shape[0] * chunk.q.shape[1] // size
+    return products * chunk.v.shape[0] * chunk.v.shape[1] // size
 
 
 def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs, products):
@@ -156,7 +184,7 @@ def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs
     exponentials = chunk.g.size * (16 if chunk.g.ndim == 3 else 2 * grid.size)
     return pl.pallas_call(
         partial(kernel, grid.products),
-        grid=(grid.rows // grid.row_block, grid.chunks),
+        grid=(grid.programs, grid.chunks),
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=shapes_of(outputs, like=state),
@@ -172,7 +200,7 @@ def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs
 
 def _cut(q, k, v, g, beta, documents, size: int) -> Chunk:
     """The kernels' form of the inputs: numbers that are one per token lie along lanes."""
-    rows, time = q.shape[:2]
+    rows, time = v.shape[:2]
     by_chunk = (rows, time // size, 1, size)
     if documents is not None:
         documents = documents.reshape(by_chunk)
@@ -218,7 +246,11 @@ def _chunked_backward(grid, saved, cotangents):
     d_out, d_final_state = no_derivative("the gradient", cotangents)
     d_out, d_final_state, states = vary_alike((d_out, d_final_state, states))
     grid = grid._replace(is_reversed=True)
-    differentiable = chunk._replace(documents=None)
+    # A part of a group sums what it adds to the gradient of its query and key.
+    partial_sums = grid.programs * grid.key_block // chunk.q.shape[0]
+    shape = (chunk.q.shape[0] * partial_sums, *chunk.q.shape[1:])
+    shared = jax.ShapeDtypeStruct(shape, jnp.float32 if partial_sums > 1 else chunk.q.dtype)
+    differentiable = chunk._replace(q=shared, k=shared, documents=None)
     d_chunk, d_initial_state = _call(
         "chunked_backward",
         _backward_kernel,
@@ -230,6 +262,12 @@ def _chunked_backward(grid, saved, cotangents):
         [differentiable, d_final_state],
         3 * _products(chunk, d_final_state, grid.size),
     )
+    if partial_sums > 1:
+        d_q, d_k = (
+            jnp.sum(x.reshape(-1, partial_sums, *x.shape[1:]), axis=1).astype(chunk.q.dtype)
+            for x in (d_chunk.q, d_chunk.k)
+        )
+        d_chunk = d_chunk._replace(q=d_q, k=d_k)
     if chunk.documents is not None:
         d_chunk = d_chunk._replace(documents=jnp.zeros_like(chunk.documents))
     return d_chunk, d_initial_state
@@ -239,10 +277,13 @@ _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _check(q, k, v, g, beta, initial_state, documents, chunk: int) -> None:
-    check_rank("q", q, "rows time key")
-    rows, time, key = q.shape
-    check_shape("k", k, q.shape, "rows time key")
-    check_shape("v", v, (rows, time, *v.shape[2:]), "rows time value")
+    check_rank("q", q, "key_rows time key")
+    check_rank("v", v, "rows time value")
+    _, time, key = q.shape
+    rows = v.shape[0]
+    check_multiple("rows of v", rows, "rows of q", q.shape[0])
+    check_shape("k", k, q.shape, "key_rows time key")
+    check_shape("v", v, (rows, time, v.shape[2]), "rows time value")
     check_shape("g", g, (rows, time, 1 if g.shape[2:] == (1,) else key), "rows time channels")
     wanted = (rows, key, v.shape[2])
     check_shape("initial_state", initial_state, wanted, "rows key value")
@@ -262,8 +303,8 @@ def _check(q, k, v, g, beta, initial_state, documents, chunk: int) -> None:
 
 
 def chunked(
-    q: Float[Array, "rows time key"],
-    k: Float[Array, "rows time key"],
+    q: Float[Array, "key_rows time key"],
+    k: Float[Array, "key_rows time key"],
     v: Float[Array, "rows time value"],
     g: Float[Array, "rows time channels"],
     beta: Float[Array, "rows time"] | None,
@@ -296,9 +337,9 @@ def chunked(
     """
     _check(q, k, v, g, beta, initial_state, documents, chunk)
     inputs = _cut(q, k, v, g, beta, documents, chunk)
-    rows, time, _ = q.shape
-    row_block = rows_per_program(initial_state, ROWS)
+    rows, time, _ = v.shape
+    row_block, key_block = _blocks(initial_state, rows // q.shape[0])
     is_rounded = product_precision(v.dtype) is BFLOAT16_PRODUCTS
     products = ROUNDED if is_rounded else EXACT
-    grid = _Grid(rows, row_block, time // chunk, chunk, interpret, products)
+    grid = _Grid(rows, row_block, key_block, time // chunk, chunk, interpret, products)
     return _chunked(*vary_alike((inputs, initial_state)), grid)

@@ -44,7 +44,8 @@ STEP_IMPLEMENTATIONS = ("xla", "pallas")
 class Tokens(NamedTuple):
     """What runs through time: the arrays (q, k, v, *others) of a rule's action, and the decay.
 
-    The tokens of a sequence; those of one step have no axis `time`.
+    The tokens of a sequence; those of one step have no axis `time`. Queries and keys may have fewer
+    heads than values: each serves as many heads in a row (`own_keys`).
     """
 
     arrays: tuple[Float[Array, "batch time heads *size"], ...]
@@ -67,17 +68,22 @@ def gather_tokens(
     g: Array | None,
     scale: float | None,
 ) -> Tokens:
-    """Give every value head its own q and k, g its axes, the outputs a scale (key**-0.5 if None).
+    """Give g its axes and the outputs a scale (key**-0.5 if None).
 
     The tokens of a sequence, or one. Without g the state forgets nothing.
     """
-    default_scale = q.shape[-1] ** -0.5
-    q, k = (_for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
     if g is None:
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
     g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
-    return Tokens((q, k, v, *others), g, default_scale if scale is None else scale)
+    return Tokens((q, k, v, *others), g, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def own_keys(tokens: Tokens) -> Tokens:
+    """Every value head with its own q and k: copies, where heads share them."""
+    q, k, v, *others = tokens.arrays
+    q, k = (_for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
+    return tokens._replace(arrays=(q, k, v, *others))
 
 
 def _for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
@@ -106,6 +112,9 @@ def run(
 def _run(rule, implementation, chunk, cores, *arrays) -> Outputs:
     form = lambda implementation: partial(_run_share, rule, implementation, chunk)  # noqa: E731
     share = partial(in_best_form, "recurrent", implementation, form)
+    if cores is not None:  # heads that share keys can go to different cores
+        tokens, *others = arrays
+        arrays = own_keys(tokens), *others
     return over_cores(cores, share, arrays, heads=(2, 1, None), heads_out=(2, 1))
 
 
@@ -117,6 +126,8 @@ def _run_share(
     initial_state: State | None,
     segment_ids: SegmentIds | None,
 ) -> Outputs:
+    if implementation != "pallas":  # the kernels read the key of a head wherever it is shared
+        tokens = own_keys(tokens)
     _, k, v, *_ = tokens.arrays
     key, value = k.shape[-1], v.shape[-1]
     state = _initial((*tokens.arrays, tokens.g), initial_state, (key, value))
@@ -137,7 +148,7 @@ def step(rule: Rule, token: Tokens, state: State, implementation: str | None = N
     """Run one checked token: one read and one write of the state."""
     check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
     state = state.astype(token.g.dtype)
-    token = token._replace(g=_log_decay(token.g))
+    token = own_keys(token)._replace(g=_log_decay(token.g))
     if implementation == "pallas":
         state, out = _kernels(rule).step_kernels(rule, token, state)
     else:
@@ -223,15 +234,20 @@ def _quarantine(
     """
     (query, *others), g, scale = tokens
 
-    reads = _are_finite(query)
+    own = partial(_for_value_heads, value_heads=g.shape[2])
+    reads, finite = _are_finite(query), [_are_finite(x) for x in others]
     keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
-    for x in others:
-        keeps &= _are_finite(x)
+    for is_finite in finite:
+        keeps &= own(is_finite)
 
     def blank(x: Array, ok: Array) -> Array:
         return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
 
-    arrays = (blank(query, reads), *(blank(x, keeps) for x in others))
+    # A key that heads share stays for the others: where the value is 0, it writes nothing.
+    places = (
+        keeps if x.shape[2] == g.shape[2] else ok for x, ok in zip(others, finite, strict=True)
+    )
+    arrays = (blank(query, reads), *map(blank, others, places))
     clean = Tokens(arrays, blank(g, keeps), scale)
     faulty = ~keeps
     if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
@@ -239,7 +255,7 @@ def _quarantine(
         faulty = faulty.at[:, 0].set(faulty[:, 0] | ~is_state)
         state = blank(state, is_state)
     reach = _until_document_ends(faulty, starts)
-    return clean, state, Poison(reach | ~reads, reach[:, -1])
+    return clean, state, Poison(reach | ~own(reads), reach[:, -1])
 
 
 def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batch time heads"]:
