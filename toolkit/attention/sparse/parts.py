@@ -155,25 +155,31 @@ def attend_to(
         raise ValueError(f"a cache has room for 2^31 rows; got {newest.size} x {capacity}")
     # Rows of one long matrix, found by one index.
     first = capacity * jnp.arange(newest.size, dtype=jnp.int32).reshape(*newest.shape, 1, 1)
-    # Inside a conditional: XLA would work out a row's number again for every entry of the row.
-    rows = lax.cond(
-        mask.all(),
-        lambda: first + tokens,
-        lambda: first + jnp.where(mask, tokens, newest[..., None, None]),
-    )
-    flat = (x.reshape(-1, x.shape[-1]) for x in (head.keys, head.values))
-    copies = tuple(x.at[rows].get(mode="promise_in_bounds") for x in flat)
-    # Without the barrier XLA makes the copies inside of the products, ten times slower.
-    k, v = lax.optimization_barrier(copies)
-    precise = accumulator(q.dtype)
-    scores = jnp.einsum("...gk,...sk->...gs", q, k, preferred_element_type=precise)
-    visible = mask[..., None, :]
-    exponentials, total, lse = masked_softmax(scores, visible)
-    weights = exponentials.astype(v.dtype)
-    out = jnp.einsum("...gs,...sv->...gv", weights, v, preferred_element_type=precise)
-    is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1, keepdims=True)
-    out = jnp.where(lse == -jnp.inf, 0, jnp.where(is_sound, out / total, jnp.nan))
-    sums = (jnp.where(mask[..., None], x, 0).sum(axis=3, dtype=precise) for x in (k, v))
+    rows = first + jnp.where(mask, tokens, newest[..., None, None])
+    keys, values = (x.reshape(-1, x.shape[-1]) for x in (head.keys, head.values))
+
+    def of_head(q: Array, rows: Array, mask: Array) -> tuple[Array, ...]:
+        copies = tuple(x.at[rows].get(mode="promise_in_bounds") for x in (keys, values))
+        # Without the barrier XLA makes the copies inside of the products, ten times slower.
+        k, v = lax.optimization_barrier(copies)
+        precise = accumulator(q.dtype)
+        scores = jnp.einsum("...gk,...sk->...gs", q, k, preferred_element_type=precise)
+        visible = mask[..., None, :]
+        exponentials, total, lse = masked_softmax(scores, visible)
+        weights = exponentials.astype(v.dtype)
+        out = jnp.einsum("...gs,...sv->...gv", weights, v, preferred_element_type=precise)
+        is_sound = (jnp.isfinite(scores) | ~visible).all(axis=-1, keepdims=True)
+        out = jnp.where(lse == -jnp.inf, 0, jnp.where(is_sound, out / total, jnp.nan))
+        sums = (jnp.where(mask[..., None], x, 0).sum(axis=-2, dtype=precise) for x in (k, v))
+        return out, lse, *sums
+
+    def in_turn(*arrays: Array) -> tuple[Array, ...]:
+        each = (x.reshape(-1, *x.shape[2:]) for x in arrays)
+        parts = lax.map(lambda head: of_head(*head), tuple(each))
+        return tuple(x.reshape(*arrays[0].shape[:2], *x.shape[1:]) for x in parts)
+
+    # The copies of one head fit the caches of a core, those of all heads do not.
+    out, lse, *sums = lax.platform_dependent(q, rows, mask, cpu=in_turn, default=of_head)
     return _part(out, lse, mask, *sums)
 
 
