@@ -73,8 +73,9 @@ def product_forward_flops(batch, time, heads, key, value, *, steps=2, chunk=None
 
 
 def product_step_flops(batch, context, heads, key, value, *, steps=2):
-    """Those of a delta rule, `steps` times."""
-    return steps * delta_step_flops(batch, context, heads, key, value)
+    """One token that corrects `steps` times."""
+    # Read for q and every k, 2 (steps + 1) K V; decay; an outer product and a sum per correction.
+    return (4 * steps + 3) * batch * heads * key * value
 
 
 def rwkv7_forward_flops(batch, time, heads, key, value, *, chunk=None):

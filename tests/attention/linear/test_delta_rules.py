@@ -16,6 +16,8 @@ from toolkit.attention import (
     gated_delta_net_2,
     gated_delta_net_reference,
     gated_delta_product,
+    gated_delta_product_reference,
+    gated_delta_product_step,
     kimi_delta_attention,
     mixer,
     rwkv7,
@@ -111,6 +113,27 @@ def test_correlated_keys(strength):
     for a, b in zip(got, wanted, strict=True):
         error = np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()
         assert error < HARD_KEYS_TOLERANCE
+
+
+def test_delta_product_reads_the_state_once_however_often_it_corrects():
+    with jax.enable_x64(True):
+        keys = iter(jax.random.split(jax.random.key(0), 5))
+        q, k, v, g, beta = (
+            jax.random.uniform(next(keys), (2, *shape), jnp.float64)
+            for shape in ((2, 8), (2, 3, 8), (4, 3, 6), (4,), (4, 3))
+        )
+        token, state = (q, k, v, -g, beta), random_state(4, jnp.float64, key=8, value=6)
+
+        def sequence(*args):
+            *token, state = args
+            token = [x[:, None] for x in token]
+            out, state = gated_delta_product_reference(*token, initial_state=state)
+            return out[:, 0], state
+
+        wanted = results(sequence, [*token, state])
+        assert_close(results(gated_delta_product_step, [*token, state]), wanted, FLOAT64_TOLERANCE)
+        program = jax.jit(gated_delta_product_step).lower(*token, state).as_text()
+    assert program.count("dot_general") == 1
 
 
 def test_delta_product_follows_a_rotation():

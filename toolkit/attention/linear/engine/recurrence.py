@@ -6,7 +6,7 @@ grouped values, documents that share a sequence, and the ways through time.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral
 from types import ModuleType
@@ -144,15 +144,28 @@ def _run_share(
     return out.astype(v.dtype), jnp.where(poison.state[..., None, None], jnp.nan, state)
 
 
-def step(rule: Rule, token: Tokens, state: State, implementation: str | None = None) -> Output:
-    """Run one checked token: one read and one write of the state."""
+def step(
+    rule: Rule,
+    token: Tokens,
+    state: State,
+    implementation: str | None = None,
+    *,
+    again: Sequence[Tokens] = (),
+) -> Output:
+    """Run one checked token: one read and one write of the state.
+
+    A token may correct `again`, by rules that only correct: each time without decay, and the query
+    reads what the last one leaves.
+    """
     check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
     state = state.astype(token.g.dtype)
     token = own_keys(token)._replace(g=_log_decay(token.g))
     if implementation == "pallas":
         state, out = _kernels(rule).step_kernels(rule, token, state)
+        for correction in again:
+            state, out = _kernels(rule).step_kernels(rule, correction, state)
     else:
-        state, out = _update(rule, state, token)
+        state, out = _update(rule, state, token, again)
     return _scaled(out, token.scale).astype(token.arrays[2].dtype), state
 
 
@@ -275,34 +288,44 @@ def _until_document_ends(faulty: Array, starts: Array | None) -> Array:
     return last_fault >= lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)
 
 
-def _update(rule: Rule, state: Array, token: Tokens) -> tuple[Array, Array]:
+def _update(
+    rule: Rule, state: Array, token: Tokens, again: Sequence[Tokens] = ()
+) -> tuple[Array, Array]:
     """One token; where it corrects, all reads meet the old state, so that it is read once."""
-    action = act(rule, state.dtype, token.arrays)
-    correction, addition = action.correction, action.addition
+    query, correction, addition = act(rule, state.dtype, token.arrays)
+    more = (act(rule, state.dtype, x.arrays).correction for x in again)
+    corrections = [x for x in (correction, *more) if x]
     decay = jnp.exp(token.g)
-    if addition and not correction:
+    if addition and not corrections:
         # The output reads the new state. Nothing else would make the compiler read the old one
         # before it writes over it, and it would keep a copy.
         state = decay[..., None] * state + addition.key[..., None] * addition.value[..., None, :]
-        return state, precise_einsum("bhk,bhkv->bhv", action.query, state)
-    readers = [decay * action.query]
-    if correction:
-        erase = correction.erase
-        readers.append(erase if rule.erases_before_decay else decay * erase)
+        return state, precise_einsum("bhk,bhkv->bhv", query, state)
+    readers = [decay * query]
+    for x in corrections:
+        readers.append(x.erase if rule.erases_before_decay else decay * x.erase)
     reads = precise_einsum("bhrk,bhkv->bhrv", jnp.stack(readers, axis=2), state)
     out, state = reads[:, :, 0], decay[..., None] * state
-    if correction:
-        written = -reads[:, :, 1]
-        if correction.value is not None:
-            written += correction.value
-        if correction.strength is not None:
-            written *= correction.strength[..., None]
-        out += jnp.sum(action.query * correction.write, axis=-1, keepdims=True) * written
-        state += correction.write[..., None] * written[..., None, :]
+    differences = []
+    for i, x in enumerate(corrections):
+        written = -reads[:, :, 1 + i]
+        for before, difference in zip(corrections, differences, strict=False):
+            written -= _overlap(x.erase, before.write) * difference
+        if x.value is not None:
+            written += x.value
+        if x.strength is not None:
+            written *= x.strength[..., None]
+        out += _overlap(query, x.write) * written
+        state += x.write[..., None] * written[..., None, :]
+        differences.append(written)
     if addition:
-        out += jnp.sum(action.query * addition.key, axis=-1, keepdims=True) * addition.value
+        out += _overlap(query, addition.key) * addition.value
         state += addition.key[..., None] * addition.value[..., None, :]
     return state, out
+
+
+def _overlap(reader: Array, writer: Array) -> Array:
+    return jnp.sum(reader * writer, axis=-1, keepdims=True)
 
 
 def _scan_rule(
