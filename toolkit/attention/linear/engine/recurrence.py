@@ -159,7 +159,8 @@ def step(
     """
     check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
     state = state.astype(token.g.dtype)
-    token = own_keys(token)._replace(g=_log_decay(token.g))
+    token, *again = map(own_keys, (token, *again))
+    token = token._replace(g=_log_decay(token.g))
     if implementation == "pallas":
         state, out = _kernels(rule).step_kernels(rule, token, state)
         for correction in again:
