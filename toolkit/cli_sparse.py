@@ -1,7 +1,7 @@
 """The command `toolkit audit-sparse`: sparse decoding on a model and a text of the user's."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,6 +13,7 @@ def audit_sparse(
     tokens: int = 1024,
     steps: int = 32,
     lossless: int = 0,
+    dtype: Literal["float32", "bfloat16"] | None = None,
     page: Path = Path("audit-sparse.html"),
 ) -> None:
     """Run every system of sparse decoding on a model and a text; says what each one drops.
@@ -25,6 +26,7 @@ def audit_sparse(
         steps: how many of these, the last, are decoded sparsely.
         lossless: tokens to write after the text with sparse drafts that dense attention verifies;
             says whether the text is the same, and whether it pays (0: not asked).
+        dtype: what a published checkpoint computes in (None: float32).
         page: the page to write, with the dropped tokens shown.
     """
     from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of
@@ -33,7 +35,7 @@ def audit_sparse(
 
     if lossless < 0:
         raise ValueError(f"lossless must be at least 0 tokens; got {lossless}")
-    model = load_any(checkpoint)
+    model = load_any(checkpoint, dtype)
     ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
     rows = audit(model, ids[:tokens], budget, steps)
     print(audit_table(rows))

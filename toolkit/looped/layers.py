@@ -3,6 +3,7 @@
 RMSNorm, Linear and Embed are flax's own (`nnx.RMSNorm` takes its mean square in float32).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,15 @@ from toolkit.parallel.context.along import cuts_time
 
 
 def linear(
-    inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs, *, std: float
+    inputs: int,
+    outputs: int,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+    *,
+    std: float,
+    has_bias: bool = False,
 ) -> nnx.Linear:
-    """A projection without bias, drawn from a normal distribution cut at three deviations (LT2)."""
+    """A projection, drawn from a normal distribution cut at three deviations (LT2); a bias is 0."""
     initializer = (
         nnx.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
         if std
@@ -27,7 +34,7 @@ def linear(
     return nnx.Linear(
         inputs,
         outputs,
-        use_bias=False,
+        use_bias=has_bias,
         kernel_init=initializer,
         dtype=dtype,
         dot_general=_project,
@@ -79,12 +86,46 @@ class SwiGLU(nnx.Module):
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """Rotary wavelengths of a longer context, as Llama 3.1 has them.
+
+        f' = f (s + (1 - s) / factor)       s = clip((turns - low) / (high - low), 0, 1)
+
+    with `turns` the turns that a pair of channels of frequency f makes in `original_length` tokens.
+
+    Attributes:
+        factor: what frequencies are divided by that turn `low` times or less.
+        low, high: turns; from `high` on a frequency is kept.
+        original_length: tokens of the context before.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original_length: int
+
+    def __post_init__(self):
+        if not (self.factor >= 1 and 0 < self.low < self.high):
+            raise ValueError(
+                "rotary scaling wants a factor of at least 1 and 0 < low < high; got "
+                f"{self.factor}, {self.low} and {self.high}."
+            )
+
+    def __call__(self, frequencies: Float[Array, "pairs"]) -> Float[Array, "pairs"]:
+        """The frequencies of the longer context."""
+        turns = frequencies * (self.original_length / (2 * math.pi))
+        kept = jnp.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
 def rotary_embedding(
     x: Float[Array, "... heads size"],
     positions: Int[Array, "..."],
     *,
     theta: float,
     fraction: float = 1.0,
+    scaling: RotaryScaling | None = None,
 ) -> Float[Array, "... heads size"]:
     """Turn channel pairs (x_i, x_{i + size/2}) by position * theta^(-2i/size) (RoFormer, 2021)."""
     # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours
@@ -92,6 +133,7 @@ def rotary_embedding(
     # Scores depend on differences of positions only, so packed documents need no restart at 0.
     half = round(fraction * x.shape[-1]) // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = frequencies if scaling is None else scaling(frequencies)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second, still = jnp.split(x, [half, 2 * half], axis=-1)

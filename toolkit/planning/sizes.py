@@ -34,6 +34,8 @@ def layer_tensors(
     size = options.head_size or width // config.heads
     queries, keys = config.heads * size, (options.key_value_heads or config.heads) * size
     mixer = [((width, queries), 1), ((width, keys), 1), ((width, keys), 1), ((queries, width), 0)]
+    if options.projection_biases:
+        mixer += [((size,), None) for size in (queries, keys, keys)]
     if options.output_gate:
         mixer.append(((width, queries), 1))
     if options.query_key_norm:

@@ -87,11 +87,23 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 MODELS = {
     "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "rope_parameters": YARN}),
-    "llama": ("Llama", {"head_dim": 12, "tie_word_embeddings": True}),
+    "llama": (
+        "Llama",
+        {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
     "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 8}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 12}),
     "qwen3_next": ("Qwen3Next", {**QWEN, "mlp_only_layers": [0, 1], "num_experts": 2}),
     "qwen3_5": ("Qwen3_5", QWEN),
@@ -136,7 +148,7 @@ def assert_same_text(model, tokens, wanted):
         np.testing.assert_allclose(logits, wanted[:, position], **LOGITS_TOLERANCE)
 
 
-@pytest.mark.parametrize("style", by_night({"deepseek_v2", "mistral"}, MODELS))
+@pytest.mark.parametrize("style", by_night({"deepseek_v2", "llama", "mistral", "qwen2"}, MODELS))
 def test_logits_of_transformers(style, tmp_path):
     theirs, tokens = published(style, tmp_path), some_tokens()
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -335,7 +347,13 @@ def test_layers_where_the_file_does_not_list_them():
         ({"model_type": "gpt2"}, {}, ["style must be one of", "'ouro'", "'gpt2'"]),
         ({"hidden_size": None}, {}, ["config.json does not say 'hidden_size'"]),
         ({"hidden_act": "gelu"}, {}, ["hidden_act 'gelu'", "'silu'"]),
-        ({"rope_scaling": {"rope_type": "llama3"}}, {}, ["rope_type 'llama3'", "'default'"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, {}, ["rope_type 'linear'", "'llama3'"]),
+        ({"rope_scaling": {"rope_type": "llama3"}}, {}, ["'factor' of its llama3 rope"]),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            {},
+            ["full: rotary scaling wants", "low < high", "got 8.0, 1.0 and 1.0"],
+        ),
         ({"layer_types": ["conv", "conv"]}, {}, ["layer_types 'conv'", "'full_attention'"]),
         ({"num_hidden_layers": 3, "layer_types": None}, {}, ["missing model.layers.2.input_"]),
         ({}, {"lm_head.weight": None}, ["missing lm_head.weight"]),

@@ -94,6 +94,7 @@ def test_styles_fill_every_parameter_once(style):
         switches = everywhere(
             query_key_norm=style.startswith("qwen3"),
             output_gate=style in ("qwen3_next", "qwen3_5"),
+            projection_biases=style == "qwen2",
             query_latent_size=6 if style == "deepseek_v3" else None,
         )
         layer = empty_layer(word, CONFIG.with_options(**switches))

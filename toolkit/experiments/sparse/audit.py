@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -22,11 +21,17 @@ from toolkit.attention.sparse import SELECTORS, FixedTokens, Selector, offloaded
 from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.decode.pqcache import PQCache
 from toolkit.conversion.student import with_mixers
-from toolkit.experiments.sparse.quality import Quality, at_small_budgets, quality_of, read_sparsely
+from toolkit.experiments.sparse.quality import (
+    Quality,
+    Steps,
+    at_small_budgets,
+    quality_of,
+    read_sparsely,
+)
 from toolkit.language import load_language_model
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.layers import token_positions
-from toolkit.looped.model import run_blocks
+from toolkit.looped.model import row_of, run_blocks
 from toolkit.measure.tables import text_table
 
 LEAST_BEFORE = 32  # tokens that are read densely first
@@ -59,11 +64,18 @@ class Row(NamedTuple):
     lost: Float[np.ndarray, "time"]
 
 
-def load_any(path: Path) -> LoopedLM:
-    """A run's folder, an exported file, or a folder with a published checkpoint."""
+def load_any(path: Path, dtype: str | None = None) -> LoopedLM:
+    """A run's folder, an exported file, or a folder with a published checkpoint.
+
+    `dtype` is what a published one computes in, float32 if None; a run's is that of its training.
+    """
     is_published = path.is_dir() and (path / "config.json").is_file()
     is_ours = (path / "run.json").is_file() or path.is_file()
-    return load_checkpoint(path) if is_published and not is_ours else load_language_model(path)
+    if is_published and not is_ours:
+        return load_checkpoint(path, dtype=dtype or "float32")
+    if dtype is not None:
+        raise ValueError(f"dtype is for a published checkpoint; {path} says its own")
+    return load_language_model(path)
 
 
 def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "time"], list[str]]:
@@ -107,17 +119,14 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
     rows = []
     for name, selector in tqdm(selectors.items(), desc="audit", unit="system"):
-        sparsely = [run_sparsely(model, given, selector, start, FixedTokens(n))
-                    for n in (budget, len(tokens))]  # fmt: skip
-        (logits, seen), (whole, _) = ((out[0], steps) for out, steps in sparsely)
-        loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits, dense))
-        parts = [[getattr(steps, field) for steps in seen] for field in seen[0]._fields]
-        named = dict(zip(seen[0]._fields, parts, strict=True))
-        exact = [steps.exact[:, start:] for steps in seen]
-        quality = quality_of(
-            *(np.stack(x) for x in (named["mass"], named["out"], exact)),
-            *(np.stack(x) for x in (named["tokens"], named["bytes_read"])),
+        logits, seen = run_sparsely(
+            model, given, selector, start, FixedTokens(budget), tells_lost=True
         )
+        whole, _ = run_sparsely(model, given, selector, start, FixedTokens(len(tokens)))
+        logits, whole = logits[0], whole[0]
+        loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits, dense))
+        parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
+        quality = quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
         _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
         dense_bytes = (start + (steps + 1) / 2) * 2 * size * config.compute_dtype.itemsize
         lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
@@ -155,30 +164,31 @@ class _Sparse(nnx.Module):
         return self.mixer._finish(x, out), steps
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
 def run_sparsely(
     model: LoopedLM,
     tokens: Array,
     selector: Selector,
     start: int,
     budget: Budget,
-    corrects_tail: bool = False,
-):
-    """Logits of the last tokens, and what each softmax layer of each loop saw and dropped."""
-    how = {"selector": selector, "start": start, "budget": budget, "corrects_tail": corrects_tail}
-    attend = partial(read_sparsely, **how)
+    **how: bool,
+) -> tuple[Array, list[Steps]]:
+    """Logits of the last tokens, and what each softmax layer of each loop saw and dropped.
+
+    Layer after layer, for the attention to be compiled once and not with every layer again.
+    """
+    attend = partial(read_sparsely, selector=selector, start=start, budget=budget, **how)
     full = [layer for layer, word in enumerate(model.config.layers) if word == "full"]
     sparse = with_mixers(model, {i: _Sparse(model.blocks[i].mixer, attend) for i in full})
     injected, _ = run_blocks(sparse.prelude, sparse.embedding(tokens))
     # A sparse layer hands on what it saw where other layers hand on a cache.
     places = (None,) * len(sparse.blocks)
-
-    def body(tau, h, row):
-        return sparse.loop(h, *row, tau=tau, injected=injected, caches=places)
-
-    h, loops = sparse.run_loops(body, sparse.start(injected))
+    h, rows, seen = sparse.start(injected), sparse.loop_rows(), []
+    for tau in range(model.config.loops):
+        h, loop = sparse.loop(h, *row_of(rows, tau), tau=tau, injected=injected, caches=places)
+        assert loop is not None  # there were places
+        seen += [loop[layer] for layer in full]
     h, _ = run_blocks(sparse.coda, h)
-    return sparse.head(h)[:, start:], [loop[layer] for loop in loops for layer in full]
+    return sparse.head(h[:, start:]), seen
 
 
 def audit_table(rows: list[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -149,7 +150,8 @@ class Steps(NamedTuple):
         mass: share of the softmax that was read [batch, steps, heads].
         tokens: tokens read [steps, batch, key_value_heads].
         bytes_read: likewise, with the index.
-        lost: share of the softmax of the last query on each token not read [batch, heads, time].
+        lost: share of the softmax of the last query on each token not read [batch, heads, time],
+            where asked for.
     """
 
     exact: Array
@@ -157,13 +159,23 @@ class Steps(NamedTuple):
     mass: Array
     tokens: Array
     bytes_read: Array
-    lost: Array
+    lost: Array | None
 
 
+@partial(jax.jit, static_argnames=("start", "budget", "corrects_tail", "tells_lost"))
 def read_sparsely(
-    seen: Any, selector: Selector, start: int, budget: Budget, corrects_tail: bool = False
+    seen: Any,
+    selector: Selector,
+    start: int,
+    budget: Budget,
+    *,
+    corrects_tail: bool = False,
+    tells_lost: bool = False,
 ) -> Steps:
-    """Attention of a sequence (q, k, v) whose tokens from `start` on are decoded one by one."""
+    """Attention of a sequence (q, k, v) whose tokens from `start` on are decoded one by one.
+
+    Compiled alone, and so once for all layers of a model.
+    """
     exact, _, lse = softmax_attention(*seen, return_residual=True)
     keys, values = (jnp.moveaxis(rows, 2, 1) for rows in seen[1:])
     cache = build(selector, keys, values, jnp.full(keys.shape[0], start, jnp.int32))
@@ -177,9 +189,8 @@ def read_sparsely(
     cache, done = lax.scan(step, cache, rows)
     out = jnp.moveaxis(done.out, 0, 1)
     mass = recovered_mass(jnp.moveaxis(done.lse, 0, 1), lse[:, start:].astype(done.lse.dtype))
-    return Steps(
-        exact, out, mass, done.tokens, done.bytes_read, _lost(cache, seen, selector, budget)
-    )
+    lost = _lost(cache, seen, selector, budget) if tells_lost else None
+    return Steps(exact, out, mass, done.tokens, done.bytes_read, lost)
 
 
 def _lost(cache: SparseCache, seen: Any, selector: Selector, budget: Budget) -> Array:

@@ -6,7 +6,6 @@ passages are drawn from the tenth of its corpus that it was not trained on.
 
 import functools
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +38,11 @@ def _model() -> LoopedLM:
     return load_model(FILE.with_name("full-full.safetensors"))
 
 
-@partial(jax.jit, static_argnums=(3, 4))
 def _loss(
     model: LoopedLM, text: jax.Array, selector: Selector, budget: Budget, corrects_tail: bool
 ) -> jax.Array:
     """Nats per byte: the logits before each of the last bytes are those of sparse steps."""
-    logits, _ = run_sparsely(model, text, selector, LENGTH - STEPS - 1, budget, corrects_tail)
+    start = LENGTH - STEPS - 1
+    logits, _ = run_sparsely(model, text, selector, start, budget, corrects_tail=corrects_tail)
     losses = optax.softmax_cross_entropy_with_integer_labels
     return losses(logits[:, :-1], text[:, -STEPS:]).mean()

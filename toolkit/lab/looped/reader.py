@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import MIXERS
 from toolkit.looped import LoopedLM
-from toolkit.looped.layers import rotary_embedding
 
 MAX_TOKENS = 64
 MAX_LOOPS = 8
@@ -140,7 +139,7 @@ def _softmax(layer, x, window, has_output_gate) -> tuple[Array, Inside]:
         project(x).reshape(1, time, -1, layer.head_size)
         for project in (layer.query, layer.key, layer.value)
     )
-    q, k = (rotary_embedding(a, positions, theta=layer.rope_theta) for a in (q, k))
+    q, k = (layer.turn(a, positions) for a in (q, k))
     k, v = (jnp.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
     distance = positions[:, None] - positions
     scores = jnp.einsum("bthk,bshk->bhts", q, k) * layer.head_size**-0.5

@@ -87,6 +87,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("deepseek_v3", word="mla"),
     "llama": Family("llama"),
     "mistral": Family("llama"),
+    "qwen2": Family("qwen2", attention={"projection_biases": True}),
     "qwen3": Family("qwen3", attention={"query_key_norm": True}),
     "ouro": Family("llama", switches=_LOOPS),
     "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4),
@@ -160,7 +161,7 @@ def fields_of(
     _check_settings(settings, most_layers)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
-    _only("rope_type", kind, ("default", *["yarn"] * (family.word == "mla"), None))
+    _only("rope_type", kind, ("default", "yarn" if family.word == "mla" else "llama3", None))
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
     rope = {**settings, **rope}
     said = {
@@ -181,6 +182,7 @@ def fields_of(
             head_size=settings.get("head_dim"),
             rotary_fraction=rope.get("partial_rotary_factor"),
         ),
+        **(_rotary_options(rope) if kind == "llama3" else {}),
     }
     options = {
         "full": attention,
@@ -197,6 +199,28 @@ def fields_of(
         options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
     used = said["pattern"].split()
     return fixed | _given(**said) | {"options": {word: options[word] for word in used}}
+
+
+def _rotary_options(rope) -> dict[str, Any]:
+    """Options of softmax layers whose wavelengths are those of Llama 3.1."""
+    fields = {
+        "rotary_factor": "factor",
+        "rotary_low": "low_freq_factor",
+        "rotary_high": "high_freq_factor",
+        "rotary_original_length": "original_max_position_embeddings",
+    }
+    return _numbers(rope, fields, "llama3 rope")
+
+
+def _numbers(settings, fields: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """Numbers of a config.json by our names for them, lengths as integers."""
+    for name in fields.values():
+        if not isinstance(settings.get(name), int | float):
+            raise ValueError(f"config.json does not say {name!r} of its {owner} in a number.")
+    return {
+        ours: int(settings[theirs]) if ours.endswith("original_length") else float(settings[theirs])
+        for ours, theirs in fields.items()
+    }
 
 
 def _latent_options(settings, yarn) -> dict[str, Any]:
@@ -216,21 +240,10 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
     found |= _given(query_latent_size=settings.get("q_lora_rank"))
     if yarn is None:
         return found
-    fields = {
-        "factor": "factor",
-        "original_length": "original_max_position_embeddings",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "mscale": "mscale",
-        "mscale_all_dim": "mscale_all_dim",
-    }
-    for name in fields.values():
-        if not isinstance(yarn.get(name), int | float):
-            raise ValueError(f"config.json does not say {name!r} of its YaRN in a number.")
-    return found | {
-        f"yarn_{ours}": int(yarn[theirs]) if ours == "original_length" else float(yarn[theirs])
-        for ours, theirs in fields.items()
-    }
+    own = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    fields = {f"yarn_{name}": name for name in own}
+    fields["yarn_original_length"] = "original_max_position_embeddings"
+    return found | _numbers(yarn, fields, "YaRN")
 
 
 def _check_settings(settings, most_layers):

@@ -99,6 +99,13 @@ _ATTENTION = (
     projection("output", "o_proj.weight"),
 )
 
+_QWEN2_ATTENTION = (
+    *_ATTENTION,
+    vector("query.bias", "q_proj.bias"),
+    vector("key.bias", "k_proj.bias"),
+    vector("value.bias", "v_proj.bias"),
+)
+
 _QWEN3_ATTENTION = (
     *_ATTENTION,
     vector("query_norm.scale", "q_norm.weight"),
@@ -142,6 +149,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
         )
     },
     "llama": {"full": _ATTENTION, "window": _ATTENTION},
+    "qwen2": {"full": _QWEN2_ATTENTION, "window": _QWEN2_ATTENTION},
     "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},
     "qwen3_next": {
         "gdn": (

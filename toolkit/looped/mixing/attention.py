@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
-from toolkit.looped.layers import linear, rotary_embedding, token_positions
+from toolkit.looped.layers import RotaryScaling, linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse_memory import SparseMemory
 from toolkit.parallel.context.along import sequence_attention
@@ -23,7 +23,12 @@ class AttentionOptions(LayerOptions):
         key_value_heads: heads of keys and values (None: as many as the model's `heads`).
         head_size: size of a head (None: width / heads).
         query_key_norm: RMSNorm of every query and key head before they turn.
+        projection_biases: biases of the projections to queries, keys and values, as in Qwen2.
         rotary_fraction: share of a head's channels, the first ones, that turn with the position.
+        rotary_factor: what slow rotary frequencies are divided by, as in Llama 3.1; None: by
+            nothing, and the following three say nothing. `RotaryScaling` has the equation.
+        rotary_low, rotary_high: turns in the original context between which they are.
+        rotary_original_length: tokens of that context.
         output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
         quantised_cache: keep the keys and values of a text in int8, with a scale per token and
             head; `attention.quantisation_error` says what that costs.
@@ -32,9 +37,22 @@ class AttentionOptions(LayerOptions):
     key_value_heads: int | None = None
     head_size: int | None = None
     query_key_norm: bool = False
+    projection_biases: bool = False
     rotary_fraction: float = 1.0
+    rotary_factor: float | None = None
+    rotary_low: float = 1.0
+    rotary_high: float = 4.0
+    rotary_original_length: int = 8192
     output_gate: bool = False
     quantised_cache: bool = False
+
+    @property
+    def rotary_scaling(self) -> RotaryScaling | None:
+        """How rotary wavelengths are stretched; None: not at all."""
+        if self.rotary_factor is None:
+            return None
+        turns = self.rotary_low, self.rotary_high
+        return RotaryScaling(self.rotary_factor, *turns, self.rotary_original_length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +98,11 @@ class AttentionLayer(MixingLayer):
         width, dtype, std = config.width, config.compute_dtype, config.width**-0.5
         heads, key_value_heads, size = self.sizes_of(config)
         options = self.options_of(config)
-        self.query = linear(width, heads * size, dtype, rngs, std=std)
-        self.key = linear(width, key_value_heads * size, dtype, rngs, std=std)
-        self.value = linear(width, key_value_heads * size, dtype, rngs, std=std)
+        project = functools.partial(linear, width, dtype=dtype, rngs=rngs, std=std)
+        project = functools.partial(project, has_bias=options.projection_biases)
+        self.query = project(heads * size)
+        self.key = project(key_value_heads * size)
+        self.value = project(key_value_heads * size)
         self.output = linear(heads * size, width, dtype, rngs, std=std)
         self.gate = (
             linear(width, heads * size, dtype, rngs, std=0.0)
@@ -97,6 +117,7 @@ class AttentionLayer(MixingLayer):
         )
         self.head_size = size
         self.rope_theta, self.rotary_fraction = config.rope_theta, options.rotary_fraction
+        self.rotary_scaling = options.rotary_scaling
         self.sliding_window = self.window_of(config)
 
     @classmethod
@@ -142,6 +163,10 @@ class AttentionLayer(MixingLayer):
                 f"{cls.word}.rotary_fraction is {options.rotary_fraction!r}; it must lie in (0, 1] "
                 f"and turn an even number of the {head_size} channels of a head."
             )
+        try:
+            _ = options.rotary_scaling
+        except ValueError as error:
+            raise ValueError(f"{cls.word}: {error}") from None
 
     def __call__(
         self,
@@ -195,9 +220,12 @@ class AttentionLayer(MixingLayer):
         q, k, v = (p(x).reshape(split) for p in (self.query, self.key, self.value))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        rotation = {"theta": self.rope_theta, "fraction": self.rotary_fraction}
-        q, k = (rotary_embedding(x, positions, **rotation) for x in (q, k))
-        return q, k, v
+        return self.turn(q, positions), self.turn(k, positions), v
+
+    def turn(self, x: Float[Array, "... heads size"], positions: Int[Array, "..."]) -> Array:
+        """Queries or keys, turned by their positions."""
+        rotation = {"fraction": self.rotary_fraction, "scaling": self.rotary_scaling}
+        return rotary_embedding(x, positions, theta=self.rope_theta, **rotation)
 
     def _finish(self, x, out):
         out = out.reshape(*x.shape[:-1], -1)
