@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, SIGNED, WEIGHTS, look
 from toolkit.figures.axes import set_limits
@@ -84,8 +83,7 @@ class WeightMap(MatrixPlot):
     def __init__(self, axes: Axes) -> None:
         title, shape = "Softmax: a weight for every earlier token", (MAX_TOKENS, MAX_TOKENS)
         super().__init__(axes, (shape, WEIGHTS, 0, 1), title=title)
-        row = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
-        self._row = self.moving(axes.add_patch(row))
+        self._row = self.frame(0, 0, 1, 1, linewidth=2)
         self._pointer = self.marks(ACCENT, ">", markersize=9, clip_on=False)
 
     def show(self, view: Reading) -> None:
@@ -117,7 +115,7 @@ class BarPlot(Plot):
         super().__init__(axes, grid="y", ylim=(0, 1.05), yticks=(0, 0.5, 1), ylabel=label)
         self._column = column
         bars = axes.bar(range(MAX_TOKENS), 0, width=0.78, color=look(name).colour)
-        self._bars = [self.moving(bar) for bar in bars]
+        self._bars = [*map(self.moving, bars)]
 
     def show(self, view: Reading) -> None:
         heights = np.zeros(MAX_TOKENS)

@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+
+from toolkit.figures import ACCENT
 
 
 class Plot:
@@ -48,6 +52,15 @@ class Plot:
     def marks(self, colour: str, marker: str, **look: Any) -> Line2D:
         """Markers that move."""
         return self.line(color=colour, marker=marker, linestyle="none", **look)
+
+    def segments(self, **look: Any) -> LineCollection:
+        """Straight lines that move, and may be more or fewer."""
+        return self.moving(self.axes.add_collection(LineCollection([], **look)))
+
+    def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> Rectangle:
+        """A frame around what is chosen."""
+        look = {"fill": False, "edgecolor": ACCENT} | look
+        return self.moving(self.axes.add_patch(Rectangle((x, y), width, height, **look)))
 
     def text(self, x: float = 0, y: float = 0, **look: Any) -> Text:
         """Words that move."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 
 from toolkit.figures import FAINT, INK, look, short
 from toolkit.figures.axes import round_up, set_limits
@@ -43,8 +42,7 @@ class LoopPlot(Plot):
         self.nothing = self.text(
             0.5, 0.5, ha="center", va="center", color=FAINT, transform=axes.transAxes
         )
-        bars = LineCollection([], colors=FAINT, linewidths=1.8)
-        self._bars = self.moving(axes.add_collection(bars))
+        self._bars = self.segments(colors=FAINT, linewidths=1.8)
         self.lines = {
             heading: self.line(
                 label=label, color=colour, marker=marker, linestyle=dashes, linewidth=1.8,

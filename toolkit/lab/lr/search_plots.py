@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 
 from toolkit.figures import ACCENT, FAINT, INK, look
@@ -55,7 +54,7 @@ class CandidatePlot(RoundPlot):
         self.moving(axes.yaxis)
         self._title = self.moving(axes.set_title(""))
         self._band = self.moving(axes.fill_between([0.0], [0.0], color=BAND, linewidth=0))
-        self.curves = self.moving(axes.add_collection(LineCollection([])))
+        self.curves = self.segments()
         self._trained = self.line(color=INK, linewidth=1.6)
         self._outlook = self.line(color=ACCENT, linewidth=1.6, linestyle=PLAN)
         self._expected = self.marks(FAINT, "o"), self.marks(ACCENT, "D")
@@ -140,8 +139,7 @@ class LandscapePlot(RoundPlot):
         (bound,) = own_scale.plot([], [], color=INK, linewidth=1.1, linestyle=(0, (1, 1)))
         self._bound = self.moving(bound)
         self._mean = self.line(color=KNOWN, linewidth=1.8)
-        bars = LineCollection([], colors=FAINT, linewidths=1.3)
-        self._bars = self.moving(axes.add_collection(bars))
+        self._bars = self.segments(colors=FAINT, linewidths=1.3)
         self.pins = [
             self.marks(INK, marker, markersize=5.5, markerfacecolor=face)
             for marker, face in (("o", INK), ("s", "white"), ("v", FAINT))

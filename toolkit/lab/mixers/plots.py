@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
@@ -124,10 +123,7 @@ class DecayPlot(Plot):
         self._medians = [
             self.text(1.01, h, fontsize=8.5, va="center", transform=beside) for h in range(HEADS)
         ]
-        mark = Rectangle(
-            (0, -0.5), 1, HEADS, fill=False, edgecolor=ACCENT, linewidth=1.8, clip_on=False
-        )
-        self._mark = self.moving(axes.add_patch(mark))
+        self._mark = self.frame(0, -0.5, 1, HEADS, linewidth=1.8, clip_on=False)
         if side == "left":
             axes.set_ylabel("half-life")
             return

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from toolkit.figures import ACCENT, FAINT, INK, look
+from toolkit.figures import FAINT, INK, look
 from toolkit.figures.axes import set_limits
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.sharding.mesh_view import COPIES, MeshView, Placed, box_of
@@ -21,8 +21,7 @@ class Boxes(Plot):
         axes.spines[:].set_visible(False)
         boxes = (Rectangle((0, 0), 1, 1, linewidth=0.8, clip_on=False) for _ in range(DEVICES))
         self.boxes = [self.moving(axes.add_patch(box)) for box in boxes]
-        self._frame = Rectangle((0, 0), 1, 1, fill=False, edgecolor=ACCENT, linewidth=2)
-        self.moving(axes.add_patch(self._frame))
+        self._frame = self.frame(0, 0, 1, 1, linewidth=2)
         self._frame.set_clip_on(False)
         look = {"fontsize": fontsize, "ha": "center", "va": "center"}
         self.words = [self.text(**look) for _ in range(DEVICES)]
