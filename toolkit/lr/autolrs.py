@@ -12,6 +12,7 @@ import numpy as np
 from toolkit.lr.constants import AutoLRSConstants
 from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
 from toolkit.lr.gaussian_process import (
+    GaussianProcess,
     finite_values,
     fit_gaussian_process,
     lowest_confidence_bound,
@@ -123,19 +124,24 @@ def _proposals(searcher: AutoLRS, controller: AutoLRSController) -> np.ndarray:
     if searcher.proposals == "together":
         grid = np.linspace(low, high, searcher.candidates)
         return np.exp(grid if searcher.candidates > 1 else np.array([(low + high) / 2]))
-    rows = _rows_of_stage(controller)
-    if not len(rows):
+    tried = len(_rows_of_stage(controller))
+    if not tried:
         place = np.random.default_rng([searcher.seed, int(controller.stage)]).uniform()
     else:
-        table = controller.table
-        process = fit_gaussian_process(
-            (np.log(table["rate"][rows]) - low) / (high - low),
-            finite_values(table["forecast"][rows]),
-            table["variance"][rows],
-        )
-        resolution = max(1001, 4 * len(rows))
+        process, resolution = posterior(searcher, controller), max(1001, 4 * tried)
         place = lowest_confidence_bound(process, searcher.kappa, resolution=resolution)
     return np.exp([low + place * (high - low)])
+
+
+def posterior(searcher: AutoLRS, controller: AutoLRSController) -> GaussianProcess:
+    """Loss at the stage's end as its candidates tell it, over log rate, `lr_range` being [0, 1]."""
+    low, high = np.log(searcher.lr_range)
+    rows, table = _rows_of_stage(controller), controller.table
+    return fit_gaussian_process(
+        (np.log(table["rate"][rows]) - low) / (high - low),
+        finite_values(table["forecast"][rows]),
+        table["variance"][rows],
+    )
 
 
 def _validate_every(searcher: AutoLRS, controller: AutoLRSController) -> int:
@@ -150,31 +156,38 @@ def _with_candidates(
     first_loss = controller.first_loss
     if not len(controller.table["rate"]) and np.isfinite(losses[0, 0]):
         first_loss = float(losses[0, 0])
-    forecasts = [_forecast(searcher, controller, request, curve) for curve in losses]
+    every = request.validate_every
+    horizon = controller.stage_steps / (every or 1)
+    forecasts = [
+        forecast_candidate(searcher, controller, curve, horizon, every > 0) for curve in losses
+    ]
     table = with_rows(
         controller.table,
         stage=controller.stage,
         steps=request.rates.shape[1],
         shape=SHAPES.index("constant"),
         rate=request.rates[:, 0],
-        forecast=[forecast.mean for forecast in forecasts],
-        variance=[forecast.variance for forecast in forecasts],
+        forecast=[one.mean for one in forecasts],
+        variance=[one.variance for one in forecasts],
     )
     tried = controller.tried + len(losses)
     return replace(controller, table=table, tried=tried, first_loss=first_loss)
 
 
-def _forecast(
-    searcher: AutoLRS, controller: AutoLRSController, request: Request, curve: np.ndarray
+def forecast_candidate(
+    searcher: AutoLRS,
+    controller: AutoLRSController,
+    curve: np.ndarray,
+    horizon: float,
+    is_validation: bool = False,
 ) -> Forecast:
-    every = request.validate_every
-    horizon = controller.stage_steps / (every or 1)
+    """Where a candidate's loss goes, by the forecast that the searcher's constants name."""
     if searcher.forecast == "published":
         return published_forecast(
-            curve, horizon, is_validation=every > 0, ceiling=controller.first_loss
+            curve, horizon, is_validation=is_validation, ceiling=controller.first_loss
         )
-    # The first training loss is that before any step, the first validation loss after `every`.
-    return forecast_loss(curve, max(horizon - 1, 0) if every else horizon)
+    # The first training loss is that before any step, the first validation loss after some.
+    return forecast_loss(curve, max(horizon - 1, 0) if is_validation else horizon)
 
 
 def _chosen(searcher: AutoLRS, controller: AutoLRSController) -> tuple[int | None, float]:

@@ -49,21 +49,21 @@ def test_time_is_the_roofline_of_operations_and_bytes() -> None:
 
 def test_dense_softmax_moves_its_scores() -> None:
     dense, blocks = (
-        costs(machine=MACHINE, unit="bytes", softmax=softmax, **SIZES).at_chosen
+        costs(machine=MACHINE, unit="bytes", softmax=softmax, **SIZES)
         for softmax in ("dense", "blockwise")
     )
-    assert dense[PREFILL]["full"] - blocks[PREFILL]["full"] == 8 * 4 * 4096**2
-    assert dense[PREFILL]["gdn"] == blocks[PREFILL]["gdn"]
-    assert dense[DECODE] == blocks[DECODE]
+    assert dense.cost(PREFILL, "full") - blocks.cost(PREFILL, "full") == 8 * 4 * 4096**2
+    assert dense.cost(PREFILL, "gdn") == blocks.cost(PREFILL, "gdn")
+    assert all(dense.cost(DECODE, name) == blocks.cost(DECODE, name) for name in MIXER_NAMES)
 
 
 def test_larger_chunks_cost_more_operations_in_prefill_only() -> None:
     small, large = (
-        costs(machine=MACHINE, unit="FLOP", chunk=chunk, **SIZES).at_chosen for chunk in (32, 256)
+        costs(machine=MACHINE, unit="FLOP", chunk=chunk, **SIZES) for chunk in (32, 256)
     )
-    assert small[PREFILL]["gdn"] < large[PREFILL]["gdn"]
-    assert small[PREFILL]["full"] == large[PREFILL]["full"]
-    assert small[DECODE] == large[DECODE]
+    assert small.cost(PREFILL, "gdn") < large.cost(PREFILL, "gdn")
+    assert small.cost(PREFILL, "full") == large.cost(PREFILL, "full")
+    assert all(small.cost(DECODE, name) == large.cost(DECODE, name) for name in MIXER_NAMES)
 
 
 def test_measured_points_belong_to_time_only() -> None:
@@ -110,9 +110,9 @@ MEMORY = {
 def test_memory_of_cache_and_state() -> None:
     view = decode_memory(context_length=32768, **MEMORY)
     per_token = 2 * 8 * 128 * 2  # keys and values, heads, size, bytes
-    assert view.at_chosen[KEPT]["full"] == 32 * 8 * 32768 * per_token
-    assert view.at_chosen[KEPT]["window"] == 32 * 8 * 1024 * per_token
-    assert view.at_chosen[KEPT]["gdn"] == 32 * 8 * 8 * 128 * 128 * 4
+    assert view.cost(KEPT, "full") == 32 * 8 * 32768 * per_token
+    assert view.cost(KEPT, "window") == 32 * 8 * 1024 * per_token
+    assert view.cost(KEPT, "gdn") == 32 * 8 * 8 * 128 * 128 * 4
     assert "At 32,768 tokens" in view.sentence()
     assert "the cache is 256× the state" in view.sentence()
 

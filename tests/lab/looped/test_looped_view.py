@@ -10,11 +10,12 @@ from flax import nnx
 
 from toolkit.attention import MIXERS
 from toolkit.lab.kit.stored import stored_folder
+from toolkit.lab.kit.text import MOST
 from toolkit.lab.looped import reader
 from toolkit.lab.looped.models import PATTERNS, small_model
 from toolkit.lab.looped.reader import MAX_LOOPS, MAX_TOKENS, influence, loop_gates, trace
 from toolkit.lab.looped.state_view import EVEN, first_byte, look_inside, sink_heading
-from toolkit.lab.looped.view import BEST, MOST, look, read
+from toolkit.lab.looped.view import BEST, look, read
 from toolkit.looped import (
     LoopedCache,
     LoopedConfig,
@@ -225,7 +226,7 @@ def test_short_and_long_texts() -> None:
     with pytest.raises(ValueError, match="text: got 'a', wanted at least two bytes"):
         look("a", **SETTINGS)
     view = look("word " * 20, **SETTINGS | {"token": 99})
-    assert len(view.raw) == MAX_TOKENS
+    assert len(view.reading.raw) == MAX_TOKENS
     assert view.token == MAX_TOKENS - 1
     assert "last 36 bytes did not fit" in view.sentence()
     short = look_inside("ab", **INSIDE)

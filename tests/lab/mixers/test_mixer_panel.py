@@ -84,7 +84,7 @@ def test_costs_are_those_of_the_table_and_fit_the_axes(name, heads, head_size, n
         "kept": row.state_bytes(*sizes, element_bytes=number, **row.options),
     }
     for what, counted in COUNTED.items():
-        assert view.at_chosen[what]["left"] == wanted[what]
+        assert view.cost(what, "left") == wanted[what]
         low, high = counted.limits
         for curve in view.curves[what].values():
             assert low <= curve.min() <= curve.max() <= high

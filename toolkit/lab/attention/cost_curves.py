@@ -66,7 +66,7 @@ class CostCurves(Plot):
         )  # fmt: skip
 
     def show(self, view: CostView) -> None:
-        curves, values = view.curves[self._plot], view.at_chosen[self._plot]
+        curves = view.curves[self._plot]
         measured = [point for point in view.measured if point.phase == self._plot]
         self._mark.set_xdata([view.chosen, view.chosen])
         self._mark_name.set_x(view.chosen)
@@ -76,7 +76,7 @@ class CostCurves(Plot):
         self._mark_name.set_text(f"{view.chosen:,} tokens")
         for name, line in self._lines.items():
             line.set_data(view.tokens, curves[name])
-            self._dots[name].set_data([view.chosen], [values[name]])
+            self._dots[name].set_data([view.chosen], [view.cost(self._plot, name)])
             self._titles[name].set_text(view.names[name])
             self._values[name].set_text(view.said(self._plot, name))
             own = [point for point in measured if point.mixer == name]

@@ -1,7 +1,4 @@
-"""The attention instrument: what a context costs to read, to continue and to remember.
-
-`CostPanel` and `MemoryPanel` are here; the third panel, `ReadingPanel`, has its own file.
-"""
+"""What a context costs to read, to continue and to remember, by softmax and by the delta rule."""
 
 import functools
 from collections.abc import Iterator
@@ -202,7 +199,7 @@ class MemoryPlot(CostCurves):
         name = f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
         self._capacity_name.set_y(min(view.capacity_bytes, top / 2))
         self._capacity_name.set_text(name if view.capacity_bytes < top else f"{name} ↑")
-        cache, state = (float(view.at_chosen[KEPT][name]) for name in ("full", "gdn"))
+        cache, state = (view.cost(KEPT, name) for name in ("full", "gdn"))
         self._gap.xy, self._gap.xyann = (view.chosen, cache), (view.chosen, state)
         is_left = view.chosen < 1 << 17
         beside = view.chosen * (1.15 if is_left else 0.87)

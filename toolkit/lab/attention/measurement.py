@@ -14,7 +14,7 @@ import numpy as np
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import bound, in_place
-from toolkit.bench.mixer_inputs import mixer_inputs
+from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
 
@@ -67,7 +67,7 @@ def check_against_reference(name: str, layer: Layer) -> None:
     @jax.jit
     def prefill_and_decode(*inputs):
         before, last = [x[:, :-1] for x in inputs], [x[:, -1] for x in inputs]
-        prefilled = row.function(*inputs, **_options(row, layer))[0]
+        prefilled = _prefill(row, layer)(*inputs)
         state = _empty_state(row, CHECKED_TOKENS, layer)
         _, state = row.function(*before, initial_state=state, **row.options)
         return prefilled, row.step(*last, state, **row.options)[0]
@@ -82,9 +82,7 @@ def check_against_reference(name: str, layer: Layer) -> None:
 def prefill_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
     """A mixer that reads a context and returns the outputs."""
     row = layer.row(name)
-    options = _options(row, layer)
-    function = jax.jit(lambda *arrays: row.function(*arrays, **options)[0])
-    return bound(function, tuple(_inputs(row, tokens, layer)))
+    return bound(jax.jit(_prefill(row, layer)), tuple(_inputs(row, tokens, layer)))
 
 
 def decode_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
@@ -114,6 +112,6 @@ def _empty_state(row: Mixer, tokens: int, layer: Layer) -> Any:
     return row.empty_state(1, *sizes, tokens, jnp.float32, **row.options)
 
 
-def _options(row: Mixer, layer: Layer) -> dict[str, Any]:
+def _prefill(row: Mixer, layer: Layer) -> Callable[..., jax.Array]:
     form = layer.softmax if layer.softmax in row.implementations else None
-    return {**row.options, "implementation": form}
+    return mixer_form(row, form, backward=False)

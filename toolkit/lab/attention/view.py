@@ -137,14 +137,9 @@ class CostView(View):
         flop, moved = (self.layer.cost(name, what, one, tokens) for one in ("FLOP", "bytes"))
         return max(flop / self.machine.flops_per_second, moved / self.machine.bytes_per_second)
 
-    @property
-    def at_chosen(self) -> dict[str, dict[str, Any]]:
-        """Plot -> line -> cost at the chosen context."""
-        row = self.row_of(self.chosen)
-        return {
-            plot: {line: curve[row] for line, curve in lines.items()}
-            for plot, lines in self.curves.items()
-        }
+    def cost(self, plot: str, line: str) -> float:
+        """The cost at the chosen context."""
+        return float(self.curves[plot][line][self.row_of(self.chosen)])
 
     def row_of(self, tokens: int) -> int:
         """The row of one of `tokens` in the table."""
@@ -160,7 +155,7 @@ class CostView(View):
         return f"{plot}, {self.names[line]}"
 
     def said(self, plot: str, line: str) -> str:
-        """The cost at the chosen context, as the table has it."""
+        """The same as the table has it."""
         return self.row(self.row_of(self.chosen))[self.heading(plot, line)]
 
     def data(self) -> Data:
@@ -182,7 +177,7 @@ class Costs(CostView):
     def sentence(self) -> str:
         parts = []
         for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
-            ratio = self.at_chosen[phase]["full"] / self.at_chosen[phase][self.last]
+            ratio = self.cost(phase, "full") / self.cost(phase, self.last)
             parts.append(
                 f"{what} costs {self.said(phase, 'full')} with full softmax and "
                 f"{self.said(phase, self.last)} with the {self.names[self.last]} "
@@ -245,7 +240,7 @@ class Memory(CostView):
 
     def sentence(self) -> str:
         layer = self.layer
-        cache, state = (self.at_chosen[KEPT][name] for name in ("full", self.last))
+        cache, state = (self.cost(KEPT, name) for name in ("full", self.last))
         words = ("the cache", "the state") if cache >= state else ("the state", "the cache")
         ratio = in_words(max(cache, state) / min(cache, state), "times")
         said = (

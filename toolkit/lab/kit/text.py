@@ -4,8 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from toolkit.lab.kit.view import View
 from toolkit.measure.words import counted
+
+MOST = 0.9
+"""The part of all influence on a token whose distance is told."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,11 @@ class TextView(View):
         """The last sentence, if anything did not fit."""
         words = f" The last {counted(self.left_out, self.unit)} did not fit and are left out."
         return words if self.left_out else ""
+
+
+def back_to_most(share: np.ndarray, token: int) -> int:
+    """Tokens back within which `MOST` of all shares lies; 0 is the token itself."""
+    return int(np.argmax(np.cumsum(share[token::-1]) >= MOST))
 
 
 def looked_at(words: Sequence[str], token: int, most: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.lab.kit.text import TextView, looked_at
+from toolkit.lab.kit.text import MOST, TextView, back_to_most, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.lab.looped.models import SmallModel, small_model
 from toolkit.lab.looped.reader import MAX_TOKENS, Switches, Trace, influence, trace
@@ -20,9 +20,6 @@ from toolkit.measure.words import counted
 
 BEST = 3
 """Likeliest bytes shown for each loop."""
-
-MOST = 0.9
-"""The part of the influence that the words and the brackets speak of."""
 
 STAND_INS = {" ": "␣", "\n": "⏎"}
 
@@ -49,10 +46,6 @@ class LoopView(TextView):
     reach: tuple[int | None, ...]  # bytes a path can lead from, itself included; None: all
 
     @property
-    def raw(self) -> bytes:
-        return self.reading.raw
-
-    @property
     def loops(self) -> int:
         """Loops shown."""
         return len(self.reach)
@@ -65,8 +58,8 @@ class LoopView(TextView):
     @functools.cached_property
     def losses(self) -> np.ndarray:
         """Nats of each byte but the first, [loops, time - 1]."""
-        ahead = np.arange(len(self.raw) - 1)
-        return -self.reading.log_probabilities[: self.loops, ahead, [*self.raw[1:]]]
+        known, following = self.reading.log_probabilities, self.reading.raw[1:]
+        return -known[: self.loops, np.arange(len(following)), [*following]]
 
     @property
     def loss(self) -> np.ndarray:
@@ -90,7 +83,7 @@ class LoopView(TextView):
 
     def distance(self, loop: int) -> int:
         """Bytes back within which `MOST` of the influence lies; 0 is the byte itself."""
-        return int(np.argmax(np.cumsum(self.share[loop, self.token :: -1]) >= MOST))
+        return back_to_most(self.share[loop], self.token)
 
     def data(self) -> Data:
         """A column per loop; a row per number of the loop, then one per byte of the text."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from toolkit.lab.lr.search_rounds import Candidate, Round, Search
-from toolkit.lr import AutoLRS, fit_gaussian_process
+from toolkit.lr import AutoLRS
+from toolkit.lr.autolrs import posterior
 from toolkit.lr.gaussian_process import finite_values
 
 POINTS = 161
@@ -48,7 +49,7 @@ def _posterior(searcher: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarr
         next_rates, chosen = NONE, float(now.request.rates[0, 0])
     else:
         chosen = None if len(next_rates) else min(pins, key=lambda one: one.expected).rate
-    mean, deviation = _process(pins, searcher.lr_range)
+    mean, deviation = _process(searcher, last)
     goes_by_bound = searcher.proposals == "sequential" and len(next_rates)
     return Landscape(
         "Gaussian process: loss at stage's end", (pins,), next_rates, chosen,
@@ -58,15 +59,8 @@ def _posterior(searcher: AutoLRS, taken: tuple[Round, ...], next_rates: np.ndarr
 
 
 @functools.lru_cache(maxsize=512)
-def _process(
-    pins: tuple[Candidate, ...], lr_range: tuple[float, float]
-) -> tuple[np.ndarray, np.ndarray]:
-    low, high = np.log(lr_range)
-    rates, expected, deviations = columns(pins)
-    process = fit_gaussian_process(
-        (np.log(rates) - low) / (high - low), finite_values(expected), deviations**2
-    )
-    return process.predict(np.linspace(0.0, 1.0, POINTS))
+def _process(searcher: AutoLRS, last: Round) -> tuple[np.ndarray, np.ndarray]:
+    return posterior(searcher, last.after).predict(np.linspace(0.0, 1.0, POINTS))
 
 
 def _scores(taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:

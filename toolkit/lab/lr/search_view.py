@@ -11,7 +11,8 @@ from toolkit.lab.lr.known_schedules import best_known, tuned
 from toolkit.lab.lr.search_landscape import NONE, Landscape, landscape
 from toolkit.lab.lr.search_problems import PROBLEMS, Run, problem
 from toolkit.lab.lr.search_rounds import METHODS, Candidate, Round, Search, Settings, kept
-from toolkit.lr import AutoLRS, forecast_loss, published_forecast
+from toolkit.lr import AutoLRS
+from toolkit.lr.autolrs import forecast_candidate
 
 OUTLOOK_POINTS = 4
 
@@ -143,7 +144,7 @@ def view_round(search: Search, number: int) -> SearchView:
         round=number,
         horizon=int(now.before.stage_steps) if has_forecasts else 0,
         candidates=candidates,
-        outlook=_outlook(candidates, now) if has_forecasts else Outlook(),
+        outlook=_outlook(search.searcher, candidates, now) if has_forecasts else Outlook(),
         trained=of_stage if candidates else run.losses,
         landscape=landscape(search, number),
         run=run,
@@ -153,21 +154,18 @@ def view_round(search: Search, number: int) -> SearchView:
     )
 
 
-def _outlook(candidates: tuple[Candidate, ...], now: Round) -> Outlook:
+def _outlook(searcher: Any, candidates: tuple[Candidate, ...], now: Round) -> Outlook:
     """Of the newest candidate; where several are new, or training follows, of the best."""
     new = now.candidates
     chosen = new[0] if len(new) == 1 else min(candidates, key=lambda one: one.expected)
-    return _forecasts(chosen) if np.isfinite(chosen.expected) else Outlook()
+    return _forecasts(searcher, chosen) if np.isfinite(chosen.expected) else Outlook()
 
 
 @functools.lru_cache(maxsize=512)
-def _forecasts(one: Candidate) -> Outlook:
-    end = int(one.taken.before.stage_steps)
+def _forecasts(searcher: AutoLRS, one: Candidate) -> Outlook:
+    then, end = one.taken.before, int(one.taken.before.stage_steps)
     steps = np.unique(np.geomspace(len(one.losses), end, OUTLOOK_POINTS).round())
-    # The published forecast claims to be exact, and says so in the table.
-    is_robust = any(mate.deviation for mate in one.taken.candidates)
-    make = forecast_loss if is_robust else published_forecast
-    made = [make(one.losses, step) for step in steps]
+    made = [forecast_candidate(searcher, then, one.losses, step) for step in steps]
     means, variances = (np.array([getattr(f, name) for f in made]) for name in ("mean", "variance"))
     return Outlook(steps, means, np.sqrt(variances))
 

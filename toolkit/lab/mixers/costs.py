@@ -40,8 +40,8 @@ class DecodeCosts(CostView):
             f"state of {self.said('kept', side)}"
             for side in ("left", "right")
         ]
-        kept = self.at_chosen["kept"]
-        outgrown = min(kept["left"], kept["right"]) * self.chosen / kept[REFERENCE]
+        left, right, cache = (self.cost("kept", line) for line in ("left", "right", REFERENCE))
+        outgrown = min(left, right) * self.chosen / cache
         return (
             f"At {self.chosen:,} tokens of context softmax attention moves "
             f"{self.said('moved', REFERENCE)} for one more token and keeps a cache of "

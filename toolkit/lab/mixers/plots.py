@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 from toolkit.figures import ACCENT, FAINT, INK, WEIGHTS, Look, look
 from toolkit.figures.axes import log_ticks, set_limits
 from toolkit.lab.kit.plot import Plot
+from toolkit.lab.kit.text import MOST
 from toolkit.lab.mixers.inputs import HEADS, MAX_TOKENS
-from toolkit.lab.mixers.view import MOST, Comparison, is_same, two_digits
+from toolkit.lab.mixers.view import Comparison, is_same, two_digits
 from toolkit.measure.words import counted
 
 SIDES: dict[str, Look] = {"left": look("full"), "right": look("gdn")}

@@ -14,7 +14,7 @@ import numpy as np
 
 from toolkit.attention import mixer
 from toolkit.lab.attention.reading_view import word_key
-from toolkit.lab.kit.text import TextView, looked_at
+from toolkit.lab.kit.text import MOST, TextView, back_to_most, looked_at
 from toolkit.lab.kit.view import Data
 from toolkit.lab.mixers.inputs import (
     HEADS,
@@ -27,9 +27,6 @@ from toolkit.lab.mixers.inputs import (
     recurrent_mixers,
 )
 from toolkit.measure.words import counted
-
-# The effective memory is the distance within which this part of the gradient lies.
-MOST = 0.9
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,9 @@ class Memory:
         return row / total if total > 0 else np.zeros_like(row)
 
     def distance(self, token: int, head: int) -> int | None:
-        """Tokens back within which `MOST` of the reach lies; 0 is the token itself.
-
-        None when no value reaches the output at all.
-        """
-        backwards = np.cumsum(self.share(token, head)[token::-1])
-        return int(np.argmax(backwards >= MOST)) if backwards[-1] > 0 else None
+        """The effective memory, in tokens back; None when no value reaches the output at all."""
+        share = self.share(token, head)
+        return back_to_most(share, token) if share.any() else None
 
     def half_life(self) -> np.ndarray:
         """Tokens in which the decay alone halves the state, [token, head]; inf without decay."""
