@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tiers import by_night
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
@@ -69,6 +70,15 @@ def test_the_oracle_keeps_most_and_all_tokens_are_everything():
     assert whole.mass == pytest.approx(1, abs=1e-5)
     assert whole.worst_mass == pytest.approx(1, abs=1e-5)
     assert whole.error < 1e-5
+
+
+@pytest.mark.parametrize("name", by_night(set(SELECTORS) - {"window"}, SELECTORS))
+def test_a_tail_lowers_the_error_on_heavy_tails(name):
+    drawn, selector, budget = heavy_tailed(1, **SMALL), at_small_budgets(name), FixedTokens(64)
+    plain, corrected = (
+        of_drawn(drawn, selector, budget, corrects_tail=is_on) for is_on in (False, True)
+    )
+    assert corrected.error < plain.error
 
 
 def test_the_law_that_is_calibrated_is_the_one_that_stops_a_step():

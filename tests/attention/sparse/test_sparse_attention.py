@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from toolkit.attention import (
+    BlockCache,
     IndexedCache,
     deepseek_sparse_attention,
     deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
     draw_inputs,
     mixer,
+    mixture_of_block_attention,
+    mixture_of_block_attention_step,
     native_sparse_attention,
     native_sparse_attention_reference,
     softmax_attention,
@@ -144,6 +147,20 @@ def test_a_selection_that_holds_the_context_is_softmax_attention():
         wanted, _ = softmax_attention(*inputs[:3])
         np.testing.assert_allclose(got[:, :-1], wanted[:, :-1], atol=TOLERANCE)
         assert not np.allclose(got[:, -1], wanted[:, -1])
+
+
+def test_means_of_blocks_grown_are_those_of_blocks_read():
+    """MoBA's cache after a prompt and tokens one by one is that of all of them at once."""
+    q, k, v = (x.astype(jnp.float32) for x in attention_inputs())
+    sizes = 2, GROUPS, KEY, VALUE, TIME
+    read = partial(mixture_of_block_attention, block_size=4, selected_blocks=2)
+    step = jax.jit(partial(mixture_of_block_attention_step, block_size=4, selected_blocks=2))
+    empty = BlockCache.empty(*sizes, block_size=4)
+    wanted = read(q, k, v, initial_state=empty)[1]
+    grown = read(q[:, :18], k[:, :18], v[:, :18], initial_state=empty)[1]
+    for token in range(18, TIME):
+        _, grown = step(q[:, token], k[:, token], v[:, token], grown)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=FLOAT32_TOLERANCE), grown, wanted)
 
 
 def test_of_equal_index_scores_the_earliest_tokens_are_read():
