@@ -115,4 +115,4 @@ def test_sentence_and_table_agree_with_the_arrays() -> None:
     assert "token 4 of 10" in view.sentence()
     table = view.table()
     assert len(table.rows) == 4
-    assert table.rows[0][2] == in_words(view.weights[3, 0])
+    assert table.rows[0][2] == in_words(view.weights[3, 0], "share")

@@ -41,6 +41,10 @@ CONTEXT = Number(
     "Context (tokens)", 16384, low=128, high=1 << 20, powers_of_two=True,
     explanation="Tokens already read; the slider doubles, the box takes any number",
 )  # fmt: skip
+WINDOW = Number(
+    "Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True,
+    explanation="What the sliding window sees",
+)  # fmt: skip
 
 
 @functools.cache
@@ -77,10 +81,7 @@ class CostPanel(Panel):
     context_length = CONTEXT
     heads = Number("Heads", 4, low=1, high=64)
     head_size = Choice("Head size", 64, HEAD_SIZES)
-    window = Number(
-        "Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True,
-        explanation="What the sliding window sees",
-    )  # fmt: skip
+    window = WINDOW
     softmax = Choice(
         "Softmax prefill", "blockwise", {"in blocks": "blockwise", "scores in memory": "dense"},
         explanation="In blocks, a score never leaves the processor",
@@ -160,7 +161,7 @@ class MemoryPanel(Panel):
     context_length = CONTEXT
     heads = Number("Key-value heads", 8, low=1, high=64)
     head_size = Choice("Head size", 128, HEAD_SIZES)
-    window = Number("Window (tokens)", 1024, low=16, high=1 << 16, powers_of_two=True)
+    window = WINDOW
     layers = Number("Layers", 32, low=1, high=128)
     sequences = Number("Sequences", 8, low=1, high=256, powers_of_two=True)
     bytes_per_number = Choice("Cache precision", 2, PRECISION)

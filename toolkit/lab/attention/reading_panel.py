@@ -11,7 +11,9 @@ from toolkit.figures.axes import set_limits
 from toolkit.lab.attention.reading_view import (
     KEY_SIZE,
     MAX_TOKENS,
+    RETURNED,
     VALUE_SIZE,
+    WEIGHT,
     Reading,
     read_sentence,
 )
@@ -63,8 +65,8 @@ class ReadingPanel(Panel):
         return [
             WeightMap(weights),
             StateMap(state),
-            BarPlot(weight, "softmax weight", "full", "weight in\nmarked row"),
-            BarPlot(recall, "returned by the state", "gdn", "returned\nby the state"),
+            BarPlot(weight, WEIGHT, "full", "weight in\nmarked row"),
+            BarPlot(recall, RETURNED, "gdn", "returned\nby the state"),
         ]
 
 

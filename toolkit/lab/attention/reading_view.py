@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from toolkit.attention import gated_delta_net_step
 from toolkit.lab.kit.text import TextView, looked_at
 from toolkit.lab.kit.view import Data
-from toolkit.measure.words import counted, in_words
+from toolkit.measure.words import counted
 
 # Shapes of the one program that is compiled: shorter sentences are padded, longer ones cut.
 MAX_TOKENS = 24
@@ -25,6 +25,7 @@ VALUE_SIZE = 16
 # Length of the queries: large enough that equal words stand out, small enough to see the rest.
 SHARPNESS = 5.0
 _LETTER_PAIRS = 512
+WEIGHT, RETURNED = "softmax weight (share)", "returned by the state (share)"
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,17 @@ class Reading(TextView):
     recall: np.ndarray  # part of value s that the state after t returns for key s, [t, s]
 
     def sentence(self) -> str:
-        _, words, weights, returned = self.data().values()
-        most, count = int(np.argmax(weights)), self.token + 1
+        data, count = self.data(), self.token + 1
+        first, most = (self.row(place) for place in (0, int(np.argmax(data[WEIGHT]))))
         out_of_reach = count - self.window
         unseen = f" and cannot see {counted(out_of_reach, 'token')} before its window"
         return (
             f"{self.place_in_words} softmax attention gives its largest weight, "
-            f"{in_words(weights[most], 'share')}, to “{words[most]}” (token {most + 1})"
+            f"{most['softmax weight']}, to “{most['word']}” (token {most['token']})"
             f"{unseen if out_of_reach > 0 else ''}. The state of the gated delta net, {KEY_SIZE} × "
             f"{VALUE_SIZE} numbers whatever the length, still returns at least half of the value "
-            f"of {np.sum(returned >= 0.5)} of {counted(count, 'token')}; of “{words[0]}” (token "
-            f"1) it returns {in_words(returned[0], 'share')}.{self.left_out_in_words}"
+            f"of {np.sum(data[RETURNED] >= 0.5)} of {counted(count, 'token')}; of “{first['word']}”"
+            f" (token 1) it returns {first['returned by the state']}.{self.left_out_in_words}"
         )
 
     def data(self) -> Data:
@@ -55,8 +56,8 @@ class Reading(TextView):
         return {
             "token": np.arange(self.token + 1) + 1,
             "word": self.words[read],
-            "softmax weight": self.weights[self.token, read],
-            "returned by the state": self.recall[self.token, read],
+            WEIGHT: self.weights[self.token, read],
+            RETURNED: self.recall[self.token, read],
         }
 
 

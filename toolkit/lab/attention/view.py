@@ -1,7 +1,8 @@
 """What a mixer costs as the context grows: modelled from its row of `MIXERS`. Pure functions.
 
 A cost formula gives operations and bytes; a machine's two rates turn them into a time no program
-on it can beat (the roofline): seconds = max(operations / peak rate, bytes / memory bandwidth).
+on it can beat: seconds = max(operations / peak rate, bytes / memory bandwidth), the roofline of
+Williams, Waterman, Patterson 2009.
 """
 
 import functools
@@ -218,10 +219,6 @@ def costs(
 
     `unit` is `"seconds"` (roofline on `machine`), `"FLOP"` or `"bytes"`; `measured` are times with
     these very sizes, those of a `Layer`; `mixers` are `"full"` and any other rows.
-
-    Source:
-        The cost formulas of `toolkit.attention.MIXERS`; Williams, Waterman, Patterson 2009,
-        "Roofline", for the time.
     """
     layer, is_time = Layer(bytes_per_number=machine.bytes_per_number, **sizes), unit == "seconds"
     return Costs(

@@ -65,12 +65,9 @@ def _process(searcher: AutoLRS, last: Round) -> tuple[np.ndarray, np.ndarray]:
 
 def _scores(taken: tuple[Round, ...], next_rates: np.ndarray) -> Landscape:
     # Scores of runs of another length are no values of the same curve.
-    groups: dict[int, tuple[Candidate, ...]] = {}
-    for one in taken:
-        if one.candidates:
-            steps = one.losses.shape[1]
-            groups[steps] = groups.get(steps, ()) + one.candidates
-    pins = tuple(groups[steps] for steps in sorted(groups))
+    tried = [candidate for one in taken for candidate in one.candidates]
+    lengths = sorted({len(one.losses) for one in tried})
+    pins = tuple(tuple(one for one in tried if len(one.losses) == steps) for steps in lengths)
     plan = [*taken[-1].after.plan, *(one.request.rates.max() for one in taken if one.is_kept)]
     chosen = float(max(plan)) if plan else None
     if not pins:

@@ -27,8 +27,6 @@ from toolkit.lab.lr.search_rounds import (
 from toolkit.lab.lr.search_view import SearchView, view_round
 from toolkit.lab.lr.spending_plots import BoughtPlot, LedgerPlot, SchedulePlot
 
-MOST_ROUNDS = 500
-
 
 class SearchPanel(Panel):
     """A search of the learning rate, stepped and looked at.
@@ -64,7 +62,10 @@ class SearchPanel(Panel):
         "Kappa", 1000, low=1, high=1 << 20, powers_of_two=True, is_continuous=False,
         explanation="Optimism of AutoLRS one by one, in standard deviations: 1000 in the paper",
     )  # fmt: skip
-    round = Number("Round", 1, low=1, high=MOST_ROUNDS, explanation="An earlier one, again")
+    round = Number(
+        "Round", 1, low=1, high=500, maximum=lambda view: len(view.search.rounds),
+        explanation="An earlier one, again",
+    )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
         self._searches: dict[Settings, Search] = {}
@@ -127,7 +128,6 @@ class SearchPanel(Panel):
         ]
 
     def adjust(self, view: SearchView) -> None:
-        self._control_widgets["round"].set_maximum(len(view.search.rounds))
         self._step.disabled = view.is_over
 
     def extra_widgets(self) -> list[widgets.Widget]:

@@ -1,7 +1,4 @@
-"""What one more token costs two mixers, beside softmax attention. Modelled, pure functions.
-
-Every number comes from the cost formulas in a mixer's row of `MIXERS`: no program is run.
-"""
+"""What one more token costs two mixers, beside softmax attention. Modelled, pure functions."""
 
 import functools
 from typing import Any
@@ -52,9 +49,6 @@ class DecodeCosts(CostView):
 
 
 def decode_costs(*, left: str, right: str, context_length: int, **sizes: Any) -> DecodeCosts:
-    """Cost of one decoded token in one layer, and what is kept until the next one.
-
-    `sizes` are those of a `Layer`.
-    """
+    """Cost of one decoded token, and what is kept until the next; `sizes` are a `Layer`'s."""
     sides = {REFERENCE: REFERENCE, "left": left, "right": right}
     return DecodeCosts(context_length, Layer(**sizes), sides, COUNTED)

@@ -116,10 +116,7 @@ class Comparison(TextView):
 def compare(
     text: str, *, left: str, right: str, token: int, head: int, settings: Settings
 ) -> Comparison:
-    """Let two mixers read one text with the same queries, keys, values and rates.
-
-    `left` and `right` are names of `recurrent_mixers()`; `head` counts from 0.
-    """
+    """Let two of `recurrent_mixers()` read one text with the same queries, keys, values, rates."""
     given = looked_at(text.split(), token, MAX_TOKENS)
     both = (read(name, given["words"], settings) for name in (left, right))
     return Comparison(**given, head=head, **dict(zip(("left", "right"), both, strict=True)))
@@ -127,15 +124,13 @@ def compare(
 
 @functools.lru_cache(maxsize=64)
 def read(name: str, words: tuple[str, ...], settings: Settings) -> Memory:
-    r"""One mixer reads the words, from an empty state.
+    r"""One mixer reads the words, from an empty state; remembered.
 
         state_norm[t] = |S_t|,   reach[t, s] = |d o_t / d v_s|
 
     The output is linear in the values, and no value channel mixes with another: d o_t / d v_s is
     diagonal. So the gradient of the sum of all output channels, one vector-Jacobian product per
     token, holds it all, and the norm is its largest channel.
-
-    The result is remembered.
     """
     if name not in recurrent_mixers():
         known = ", ".join(map(repr, recurrent_mixers()))
