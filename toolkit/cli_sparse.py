@@ -35,6 +35,8 @@ def audit_sparse(
 
     if lossless < 0:
         raise ValueError(f"lossless must be at least 0 tokens; got {lossless}")
+    if not page.absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {page.parent} for the page")
     model = load_any(checkpoint, dtype)
     ids, pieces = tokens_of(model, checkpoint, text.read_text(encoding="utf-8", errors="replace"))
     rows = audit(model, ids[:tokens], budget, steps)

@@ -124,11 +124,32 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     assert "&lt;" in page.split("<h2>window")[1]
     with pytest.raises(ValueError, match="too short"):
         audits.audit(language, tokens[:30], budget=28, steps=4)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        audits.audit(language, tokens, budget=28, steps=0)
     with pytest.raises(ValueError, match="budget must exceed 20"):
         audits.audit(language, tokens, budget=20, steps=4)
     recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs softmax layers"):
         audits.audit(recurrent, tokens, budget=28, steps=4)
+
+
+def test_pieces_of_a_text_are_the_text(tmp_path):
+    """Where a character is several tokens, too, as it is to tokenizers of bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level, tokenizers.decoders.ByteLevel()
+    letters = tokenizers.trainers.BpeTrainer(initial_alphabet=byte_level.alphabet(), vocab_size=256)
+    tokenizer.train_from_iterator([""], letters)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    language = LoopedLM(LoopedConfig.tiny(width=16, heads=2, vocabulary=257), rngs=nnx.Rngs(0))
+    tokens, pieces = audits.tokens_of(language, tmp_path, "a “word” \n")
+    assert len(tokens) == len(pieces) == len("a “word” \n".encode())
+    assert "".join(pieces) == "a “word” \n"
+    assert pieces[:4] == ["a", " ", "“", ""]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: "):
+        audits.tokens_of(language, tmp_path, "a")
 
 
 def test_whether_lossless_decoding_pays_is_said_plainly():

@@ -5,6 +5,7 @@ layer of every loop attending sparsely, as decoding would: what a layer drops ch
 one sees, and at last what the model says.
 """
 
+import itertools
 import math
 from functools import partial
 from pathlib import Path
@@ -90,9 +91,14 @@ def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "
         from tokenizers import Tokenizer
     except ImportError:
         raise ValueError("a checkpoint's tokenizer needs: pip install tokenizers") from None
-    tokenizer = Tokenizer.from_file(str(file))
-    ids = tokenizer.encode(text).ids
-    return np.array(ids, np.int32), [tokenizer.decode([token]) for token in ids]
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"{file} is no tokenizer: {error}") from None
+    encoded = tokenizer.encode(text)
+    # A character of several tokens is the first one's; what no token has goes to the next.
+    ends = np.maximum.accumulate([0, *(end for _, end in encoded.offsets)]).tolist()
+    return np.array(encoded.ids, np.int32), [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: int) -> list[Row]:
@@ -103,7 +109,9 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
             "an audit needs softmax layers that see everything; "
             f"got pattern {config.pattern!r}, windows {config.windows!r}"
         )
-    if steps < 1 or len(tokens) < steps + LEAST_BEFORE:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+    if len(tokens) < steps + LEAST_BEFORE:
         raise ValueError(
             f"a text of {len(tokens)} tokens is too short for {steps} steps after {LEAST_BEFORE}"
         )

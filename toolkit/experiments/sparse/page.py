@@ -7,8 +7,8 @@ import numpy as np
 
 from toolkit.experiments.sparse.audit import Row, audit_table
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;color:#1f2933}
-pre{overflow-x:auto;background:#f5f7fa;padding:1rem}
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;color:#1f2933}
+pre{overflow-x:auto;font-size:11px;background:#f5f7fa;padding:1rem}
 .text{white-space:pre-wrap;font:13px/1.6 monospace}
 .text b{font-weight:normal;border-radius:2px}"""
 _MOST = 10
