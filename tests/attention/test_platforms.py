@@ -54,6 +54,28 @@ def test_the_cheaper_selection_is_the_platforms():
     assert gathers[0] > gathers[1]
 
 
+@pytest.mark.parametrize(
+    "name", ["full", *(pytest.param(x, marks=pytest.mark.slow) for x in ("nsa", "moba", "dsa"))]
+)
+def test_attention_multiplies_bfloat16_in_bfloat16_on_nvidia_gpus(name):
+    """Gradients too, whose cotangents are float32. What remains in TF32 are means of blocks, which
+    are float32, and the sum over index heads.
+    """
+    row = mixer(name, **CASES[name])
+    inputs = draw_inputs(row, 160, batch=1, heads=2, dtype=jnp.bfloat16)
+
+    def loss(q, *others):
+        return row.function(q, *others, **row.options)[0].astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(*inputs)
+    lines = re.findall("dot_general.*", traced.lower(lowering_platforms=("cuda",)).as_text())
+    is_rounded = re.compile(r"lhs_precision_type = bf16|\(tensor<[0-9x]*bf16>, tensor<[0-9x]*bf16>")
+    others = [line for line in lines if not is_rounded.search(line)]
+    assert len(lines) > len(others)
+    small = re.compile(r"x10x" if name in ("nsa", "moba") else r"tensor<(1x)?64x2xf32>")
+    assert all(small.search(line) for line in others), others
+
+
 @pytest.mark.parametrize("name", ["gdn", "mamba2", "kda", "rwkv7"])
 def test_products_of_half_precision_are_as_the_device_prefers(name):
     """But the inverse of a correction; and `jax.default_matmul_precision` asks for more."""

@@ -6,6 +6,7 @@ A query that sees no key gives 0. A number that is not finite shows in the queri
 nowhere else, neither in outputs nor in gradients.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from toolkit._checks import checked
-from toolkit.attention._precision import accumulator
+from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 
 
 class Softmax(NamedTuple):
@@ -95,7 +96,7 @@ def attend(
         >>> attend(q, k, k, jnp.array([[True, True, False]]), scale=1.0).weights.tolist()
         [[[0.5, 0.5, 0.0]]]
     """
-    precise = accumulator(q.dtype)
+    product = partial(precise_einsum, precision=half_precision(q.dtype))
     # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
     q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))
     is_finite = k_is_finite.all(axis=-1) & v_is_finite.all(axis=-1)
@@ -104,10 +105,8 @@ def attend(
     q = jnp.where(q_is_finite, q, 0)
     k, v = jnp.where(k_is_finite, k, 0), jnp.where(v_is_finite, v, 0)
     keys, values = ("qsk", "qsv") if k.ndim == 3 else ("sk", "sv")
-    scores = scale * jnp.einsum(f"qgk,{keys}->qgs", q, k, preferred_element_type=precise)
+    scores = scale * product(f"qgk,{keys}->qgs", q, k)
     exponentials, total, lse = masked_softmax(scores, mask[:, None])
     weights = exponentials / total
-    out = jnp.einsum(
-        f"qgs,{values}->qgv", weights.astype(v.dtype), v, preferred_element_type=precise
-    )
+    out = product(f"qgs,{values}->qgv", weights.astype(v.dtype), v)
     return Attended(out + jnp.where(is_sound, 0, jnp.nan)[..., None], weights, lse[..., 0])

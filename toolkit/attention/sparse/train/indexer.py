@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import attend
 from toolkit.attention._checks import check_inputs, check_same_dtype
-from toolkit.attention._precision import accumulator
+from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
 from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.selection import top_mask
@@ -59,7 +59,8 @@ def index_scores(
         [[8.0, 8.0, 8.0]]
     """
     precise = accumulator(index_q.dtype)
-    products = jnp.einsum("qhi,si->qhs", index_q, index_k, preferred_element_type=precise)
+    precision = half_precision(index_q.dtype)
+    products = precise_einsum("qhi,si->qhs", index_q, index_k, precision=precision)
     return jnp.einsum("qh,qhs->qs", index_weights.astype(precise), jax.nn.relu(products))
 
 
