@@ -4,6 +4,10 @@ XLA's CPU backend spreads single large products over cores, never a scan whose b
 core walks through time. Sequences are independent, and so are heads, so each core takes its share
 of them. Nothing is spread before `toolkit.parallel.use_cores` says so, nor inside a program that
 has placed its arrays on a mesh of its own (`jax.shard_map`, `jax.set_mesh`).
+
+A caller's arrays on one device are first cut and copied to the others: 3 of 12 ms for the forward
+pass of Gated DeltaNet (2,048 tokens, 8 heads of 64, two cores). Shares that lie on their cores
+already stay there.
 """
 
 from collections.abc import Callable

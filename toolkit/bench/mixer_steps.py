@@ -1,5 +1,10 @@
 """One decoded token: a recurrent mixer's, against reading and writing its state once; softmax's.
 
+A CPU's program reads the state for all its reads, then reads and writes it for the update: nothing
+joins the two. Reading alone takes a core as long as reading and writing, so that beyond the caches
+a step costs two passes at the least (2.2 to 2.5 measured at 64 MiB on two cores; a loop in C that
+updates each head while a cache holds it, 1.35 of a pass on one core).
+
 `cases` is a part of suite `mixers`; `decode_cases` is suite `decode`: a state costs the same after
 any context, a cache is read at the speed of memory. `latent_cases` is suite `latent`: absorbed
 latent attention at DeepSeek-V2-Lite's sizes, against reading weights and cache once. With 16 heads

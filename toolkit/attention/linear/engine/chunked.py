@@ -169,6 +169,10 @@ def chunked(
     inverse at most C^3 / 2. Backward about 2.3 times as many. Kept for the backward pass: the
     inputs, a K x V state per chunk, and T and N of a correction.
 
+    On a CPU the walk takes as long as its products. Those of 16 tokens run at half (heads of 64) or
+    two thirds (heads of 128) of the rate of large ones, and alone take 0.85 of the time of Gated
+    DeltaNet's walk forward, which is two thirds of the whole.
+
     Source: Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for decaying and adding;
     Yang, Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
     """

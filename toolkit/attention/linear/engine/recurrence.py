@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from toolkit.attention._checks import check_choice
 from toolkit.attention._cores import free_cores, over_cores
-from toolkit.attention._precision import accumulator, precise_einsum
+from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Key,
     Keys,
@@ -35,6 +35,7 @@ from toolkit.attention._shapes import (
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
+from toolkit.attention.linear.engine.reading import read_state
 from toolkit.attention.linear.engine.rule import Rule, act
 
 IMPLEMENTATIONS = ("xla", "scan", "pallas")
@@ -301,11 +302,11 @@ def _update(
         # The output reads the new state. Nothing else would make the compiler read the old one
         # before it writes over it, and it would keep a copy.
         state = decay[..., None] * state + addition.key[..., None] * addition.value[..., None, :]
-        return state, precise_einsum("bhk,bhkv->bhv", query, state)
+        return state, read_state(query[:, :, None], state)[:, :, 0]
     readers = [decay * query]
     for x in corrections:
         readers.append(x.erase if rule.erases_before_decay else decay * x.erase)
-    reads = precise_einsum("bhrk,bhkv->bhrv", jnp.stack(readers, axis=2), state)
+    reads = read_state(jnp.stack(readers, axis=2), state)
     out, state = reads[:, :, 0], decay[..., None] * state
     differences = []
     for i, x in enumerate(corrections):
