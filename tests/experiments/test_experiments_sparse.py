@@ -72,6 +72,23 @@ def test_the_oracle_keeps_most_and_all_tokens_are_everything():
     assert whole.error < 1e-5
 
 
+@pytest.mark.slow
+def test_finer_indices_keep_more_and_pages_of_normal_keys_are_any_tokens():
+    heavy, flat = heavy_tailed(0), gaussian(0)
+
+    def mass(drawn, name, **settings):
+        return of_drawn(drawn, SELECTORS[name](**settings), FixedTokens(256)).mass
+
+    fine, coarse = {"parts": 4, "bits": 8}, {"parts": 2, "bits": 6}
+    for drawn in (heavy, flat):
+        assert mass(drawn, "pqcache", **fine) > mass(drawn, "pqcache", **coarse)
+    clusters = [mass(heavy, "tactic", refresh_every=32, cluster_size=size) for size in (16, 32)]
+    assert clusters[0] > clusters[1]
+    assert mass(heavy, "hata") > mass(heavy, "hata", uses_norms=False)
+    assert mass(flat, "quest") == pytest.approx(mass(flat, "random"), abs=0.03)
+    assert mass(heavy, "quest") > 2 * mass(heavy, "random")
+
+
 @pytest.mark.parametrize("name", by_night(set(SELECTORS) - {"window"}, SELECTORS))
 def test_a_tail_lowers_the_error_on_heavy_tails(name):
     drawn, selector, budget = heavy_tailed(1, **SMALL), at_small_budgets(name), FixedTokens(64)

@@ -30,6 +30,8 @@ def in_words(value: float, unit: str = "") -> str:
         ('3.50 ms', '64.0 MiB', '12,000 tokens')
         >>> in_words(0.125, "share"), in_words(128.4, "times"), in_words(0.123456)
         ('12.5%', '128×', '0.1235')
+        >>> in_words(1e-9, "share")
+        'under 0.001%'
     """
     if unit == "seconds":
         scale, name = next(((s, n) for s, n in reversed(_TIMES) if abs(value) >= s), _TIMES[0])
@@ -41,7 +43,7 @@ def in_words(value: float, unit: str = "") -> str:
             value, power = value / base, power + 1
         return f"{_three_digits(value)} {names[power]}"
     if unit == "share":
-        return f"{100 * value:.3g}%"
+        return "under 0.001%" if 0 < value < 5e-6 else f"{100 * value:.3g}%"
     if unit == "times":
         return f"{value:,.0f}×" if value >= 9.95 else f"{value:.2g}×"
     is_whole = isinstance(value, Integral) or 1000 <= abs(value) < 1e9

@@ -95,6 +95,12 @@ def test_attribute_and_slider_do_the_same(panel: LinePanel) -> None:
     assert panel._image.value == panel.png
 
 
+def test_a_sum_of_a_sliders_steps_is_the_number_it_means(panel: LinePanel) -> None:
+    slider, box = inputs_of(panel, "share")
+    slider.value = 0.1 + 0.2
+    assert (panel.share, slider.value, box.value) == (0.3, 0.3, 0.3)
+
+
 def test_doubling_slider_takes_numbers_between_from_the_box(panel: LinePanel) -> None:
     slider, box = inputs_of(panel, "doubling")
     box.value = 100

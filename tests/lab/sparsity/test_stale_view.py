@@ -1,5 +1,7 @@
 """AdaSpa's maps on a video transformer, as they age: drawn as the library has them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,9 @@ def test_adaspa_on_attention_of_a_trained_video_transformer():
                       policy="uniform")  # fmt: skip
     fresh, lse, old = (view.of.mass[kind][view.shown] for kind in ("fresh", "lse", "map"))
     assert fresh + 1e-6 >= lse >= old
+    assert "80% of all tiles are dropped" in view.sentence()
+    assert view.sentence().endswith("are not on the map that was searched with the old LSE.")
+    assert replace(view, kind="map").sentence().endswith("are not on the old map.")
 
 
 def test_moving_digits_move_and_come_back_from_patches():

@@ -161,7 +161,8 @@ class Number(Control):
         number = float(value)
         if not self.low <= number <= self.high:
             raise self.refuse(value, f"{self.low} to {self.high}")
-        return round(number) if self.is_integer else number
+        # A browser's sums of steps, such as 0.9099999999999999, as they are meant.
+        return round(number) if self.is_integer else float(f"{number:.12g}")
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:
         look = {"readout": False, "continuous_update": self.is_continuous, **self.look("348px")}

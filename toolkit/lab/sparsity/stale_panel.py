@@ -51,9 +51,12 @@ class AgePlot(Plot):
         super().__init__(axes)
         self._of = of
         axes.set_title(title, fontsize=10.5)
-        axes.set(xlim=(0.5, STEPS + 0.5), ylim=(0, 1.02))
+        # Outputs of few tiles are off by up to twice their size.
+        self._top = 1.02 if of == "mass" else 2.2
+        axes.set(xlim=(0.5, STEPS + 0.5), ylim=(0, self._top))
         axes.set_xticks(range(1, STEPS + 1))
-        axes.set_yticks((0, 0.5, 1), ("0%", "50%", "100%"))
+        ticks = np.array([0, 0.5, 1]) if of == "mass" else np.arange(3)
+        axes.set_yticks(ticks, [f"{tick:.0%}" for tick in ticks])
         axes.tick_params(labelsize=8)
         self.cached = self.line(color="#8a949e", linewidth=1.2, linestyle=":")
         self.now = self.line(color=ACCENT, linewidth=1.2)
@@ -73,8 +76,8 @@ class AgePlot(Plot):
         later = np.arange(view.searched, STEPS)
         for kind, line in self.lines.items():
             line.set_data(later + 1, getattr(view.of, self._of)[kind][later])
-        self.cached.set_data([view.searched + 1] * 2, [0, 1.02])
-        self.now.set_data([view.shown + 1] * 2, [0, 1.02])
+        self.cached.set_data([view.searched + 1] * 2, [0, self._top])
+        self.now.set_data([view.shown + 1] * 2, [0, self._top])
 
 
 class StalePanel(Panel):

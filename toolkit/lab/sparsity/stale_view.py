@@ -145,16 +145,18 @@ class StaleView(View):
             {k: of[k][self.shown] for k in KINDS} for of in (self.of.mass, self.of.error)
         )
         new, old = (self.of.maps[kind][self.shown] for kind in ("fresh", self.kind))
+        how = {kind: words.replace("old map", "by the old map") for kind, words in KINDS.items()}
         says = ", ".join(
             f"{in_words(mass[kind], 'share')} {words} (error {in_words(error[kind], 'share')})"
-            for kind, words in KINDS.items()
+            for kind, words in how.items()
         )
+        other = {"lse": "the map that was searched with the old LSE", "map": "the old map"}
         return (
             f"Layer {self.layer + 1}, head {self.head + 1} at denoising step {self.shown + 1}, "
-            f"{self.age} after the search at step {self.searched + 1}; a share "
-            f"{in_words(self.sparsity, 'share')} of all tiles is dropped. Of its softmax it keeps "
+            f"{self.age} after the search at step {self.searched + 1}; "
+            f"{in_words(self.sparsity, 'share')} of all tiles are dropped. Of its softmax it keeps "
             f"{says}. {int((new & ~old).sum())} of the {int(new.sum())} tiles of a fresh search "
-            f"are not on the map that was {KINDS[self.kind].removeprefix('old ')}."
+            f"are not on {other[self.kind]}."
         )
 
     def footnote(self) -> str:
