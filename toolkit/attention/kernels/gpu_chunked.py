@@ -174,13 +174,13 @@ def _backward(interpret, saved, cotangents):
     q, k, v, g, beta, documents, states, written, inverse = saved
     d_out, d_final_state = no_derivative("the gradient", cotangents)
     matrices, pull = jax.vjp(partial(_factors, documents=documents), q, k, v, g, beta)
-    d_out = cut(_rows(d_out))
     if matrices.delta is None:
         written = matrices.values
     # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
     d_states, d_written, d_initial_state = walk_backward(
         matrices, inverse, d_out, d_final_state, interpret=interpret
     )
+    d_out = cut(_rows(d_out))
     d_values, d_delta = d_written, None
     if matrices.delta is not None:
         # N = T (beta V - strength * keys S), so one product with T^T serves every gradient.

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Factors, Solution, dot
+from toolkit.attention.kernels.gpu_factors import Factors, Solution, dot, shared
 from toolkit.attention.kernels.gpu_support import (
     BF16,
     CHUNK,
@@ -219,7 +219,7 @@ def walk(
 def walk_backward(
     factors: Factors,
     inverse: Float[Array, "rows chunks C C"] | None,
-    d_out: Float[Array, "rows chunks C value"],
+    d_out: Float[Array, "batch time heads value"],
     d_final_state: Float[Array, "rows key value"],
     *,
     interpret: Any = False,
@@ -236,14 +236,12 @@ def walk_backward(
     updates = [("R^T", "dO")]
     if factors.delta is not None and inverse is not None:
         scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
-        keys = factors.delta.keys
-        by_key = scaled.reshape(len(keys), -1, *scaled.shape[1:])  # rows that share one, together
-        erase = -dot("rgnij,rnjk->rgnik", by_key, keys).astype(BF16)
-        matrices["E"] = erase.reshape(factors.leave.shape)
+        keys = shared(factors.delta.keys, len(scaled))
+        matrices["E"] = -dot("rnij,rnjk->rnik", scaled, keys).astype(BF16)
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,
-        writes=[("L", STATE), ("P^T", "dO")], updates=updates, is_reversed=True,
-        interpret=interpret,
+        writes=[("L", STATE), ("P^T", "dO")], updates=updates,
+        heads=d_out.shape[2], is_reversed=True, interpret=interpret,
     )  # fmt: skip
     return d_states, d_written, d_initial
