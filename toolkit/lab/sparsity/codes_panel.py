@@ -26,6 +26,7 @@ class CountPlot(Plot):
         self._pair, self._is_hash = names, names[0] == "alike"
         axes.set(title=titles[0], xlabel=titles[1], ylabel=titles[2])
         axes.grid(False)
+        axes.locator_params(axis="y", nbins=5)  # for short words beside the axis
         self.image_of = self.image((BINS, BINS), WEIGHTS, 0, 1, origin="lower")
         label = "SimHash law" if self._is_hash else "exact"
         self.law = self.line(color=INK, linewidth=1.1, linestyle="--", label=label)

@@ -117,6 +117,8 @@ class CodesView(View):
         bits: of the token, whether each is the question's.
         products: of the question with every centroid; `codes` are the token's.
         recall: share of the `TOP` heaviest tokens among the `TOP` that rank highest.
+        heaviest: tokens in falling order of weight.
+        ends: smallest and largest of the four numbers over all questions to the head.
     """
 
     rank: int
@@ -131,12 +133,21 @@ class CodesView(View):
     codes: Int[np.ndarray, "parts"]
     recall: dict[str, float]
     heaviest: Int[np.ndarray, "listed"]
+    ends: dict[str, tuple[float, float]]
 
     def counts(self, x: str, y: str) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-        """Tokens by two numbers: log(1 + count) in `BINS` x `BINS` cells, and where these lie."""
-        xs, ys = getattr(self, x), getattr(self, y)
-        found, left, low = np.histogram2d(xs, ys, BINS)
-        return np.log1p(found.T), (left[0], left[-1], low[0], low[-1])
+        """Tokens by two numbers: log(1 + count) in `BINS` x `BINS` cells, and where these lie.
+
+        The same for all questions of a text, so that they compare.
+        """
+        numbers, ends = (getattr(self, x), getattr(self, y)), (self.ends[x], self.ends[y])
+        # As `np.histogram2d`, in a tenth of its time.
+        column, row = (
+            np.minimum((values - low) * (BINS / max(high - low, 1e-9)), BINS - 1).astype(int)
+            for values, (low, high) in zip(numbers, ends, strict=True)
+        )
+        found = np.bincount(BINS * row + column, minlength=BINS**2).reshape(BINS, BINS)
+        return np.log1p(found), (*ends[0], *ends[1])
 
     def data(self) -> Data:
         at = self.heaviest
@@ -183,4 +194,15 @@ def codes_view(
         found.cosines[at], found.estimates[at], found.exact[at],
         found.asked[at] == found.held[head - 1, :, token], found.table[at],
         found.codes[head - 1][:, token], recall, order[:LISTED],
+        _ends(context, bits, parts, head - 1),
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _ends(context: int, bits: int, parts: int, head: int) -> dict[str, tuple[float, float]]:
+    found = codes_of(context, bits, parts)
+    return {
+        name: (float(values[head].min()), float(values[head].max()))
+        for name in ("alike", "cosines", "estimates", "exact")
+        for values in (getattr(found, name),)
+    }
