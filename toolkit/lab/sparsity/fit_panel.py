@@ -27,7 +27,7 @@ class ListPlot(Plot):
         axes.set_ylabel("weight, over the largest")
         self.exact = self.marks(FAINT, "o", markersize=3, label="exact")
         self.fit = self.line(color=look("full").colour, linewidth=1.8, label="a / x + b")
-        self.segments = self.marks(
+        self.looked_at = self.marks(
             look("gdn").colour, "D", markersize=7, label="the two segments looked at"
         )
         self.stop = self.line(color=ACCENT, linewidth=1.6, linestyle="--", label="stops here")
@@ -38,7 +38,7 @@ class ListPlot(Plot):
         self.exact.set_data(at + 1, np.maximum(view.exact[at], _LEAST))
         fitted = at[at >= view.seen[0]]
         self.fit.set_data(fitted + 1, np.maximum(view.curve[fitted], _LEAST))
-        self.segments.set_data(view.seen[1:], np.maximum(view.levels, _LEAST))
+        self.looked_at.set_data(view.seen[1:], np.maximum(view.levels, _LEAST))
         self.stop.set_data([max(view.count, 1)] * 2, [_LEAST, 2])
         set_limits(self.axes, x=(0.9, 1.1 * len(view.exact)))
 
