@@ -40,7 +40,8 @@ def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM
 
     Raises:
         ValueError: if the teacher has a recurrent layer, the pattern has another number of words
-            or one of a layer that has no queries, keys and values.
+            or one of a layer that has no queries, keys and values, or if these have biases, which
+            new layers lack.
 
     Cost: allocates the new layers only.
 
@@ -143,6 +144,11 @@ def _options_of_attention(config: LoopedConfig, old: str, word: str) -> dict[str
         return {name: getattr(getattr(config, old), name) for name in shared}
     replaced = LAYERS[old]
     assert issubclass(replaced, AttentionLayer)  # nothing else is replaced
+    if replaced.options_of(config).projection_biases:
+        raise ValueError(
+            f"the teacher's queries, keys and values have biases, and a {word!r} layer has none to "
+            "start from them."
+        )
     size = replaced.sizes_of(config).head_size
     return {"heads": None, "value_heads": None, "key_size": size, "value_size": size}
 
