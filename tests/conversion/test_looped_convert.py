@@ -309,7 +309,7 @@ def test_stages_can_be_left_out_and_layers_named(teacher):
         (lambda t: student_from(t, "gdn", rngs=nnx.Rngs(0)), "1 layers, the teacher 2"),
         (lambda t: student_from(t, "gdn mamba2", rngs=nnx.Rngs(0)), "'mamba2', which has no"),
         (lambda t: run(t, word="rwkv7"), "'rwkv7', which has no"),
-        (lambda t: run(build(options={"full": {"projection_biases": True}})), "layer has none to start"),
+        (lambda t: run(build(options={"full": {"projection_biases": True}})), "has none to start"),
         (lambda t: run(t, word="full"), "has already"),
         (lambda t: run(t, restored=2), "below the teacher's 2 layers"),
         (lambda t: run(t, restored=(0, 5)), "restored is .0, 5.; wanted"),
