@@ -156,7 +156,8 @@ def _step_after(context: int) -> Callable[[], Any]:
     read, step, state = jax.jit(row.function), jax.jit(row.step), None
     for _ in range(max(1, context // PREFILLED)):
         _, state = read(*arrays, initial_state=state)
-    return lambda: step(*(x[:, -1] for x in arrays), state)
+    token = [x[:, -1] for x in arrays]
+    return lambda: step(*token, state)
 
 
 def _softmax_step(token: list[jax.Array], cache: KVCache) -> Callable[[], jax.Array]:
