@@ -69,6 +69,7 @@ def test_info_prints_versions_devices_and_memory(toolkit):
         assert word in out
 
 
+@pytest.mark.slow
 def test_train_resumes_and_generate_continues_a_prompt(toolkit, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog sat on the log. " * 40)

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 from safetensors.flax import save_file
+from tiers import by_night
 from yardstick import assert_quick
 
 from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, load_model, save_model
@@ -68,7 +69,7 @@ def written() -> LoopedLM:
     return model_of(" ".join(LAYERS), prelude="full", **switches)
 
 
-@pytest.mark.parametrize("dtype", RELATIVE_ROUNDING)
+@pytest.mark.parametrize("dtype", by_night({"float16"}, RELATIVE_ROUNDING))
 def test_every_parameter_comes_back_as_the_dtype_rounds_it(dtype, written, tmp_path) -> None:
     file = tmp_path / "model.safetensors"
     written = written if dtype == "float32" else model_of()

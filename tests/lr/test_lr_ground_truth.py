@@ -52,7 +52,10 @@ def run(quadratic, searcher):
     return quadratic.loss(moment), controller
 
 
-@pytest.mark.parametrize(("batch", "pieces"), OPTIMUM)
+@pytest.mark.parametrize(
+    ("batch", "pieces"),
+    [pytest.param(*x, marks=[pytest.mark.nightly] if x[1] == 50 else []) for x in OPTIMUM],
+)
 def test_the_global_optimum(batch, pieces):
     quadratic = problem(batch)
     rates = quadratic.best_rates(STEPS, 1.95, pieces=pieces, iterations=50)

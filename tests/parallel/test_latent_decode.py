@@ -63,10 +63,10 @@ def decoded(config, folded, sliced, x, mesh, scheme, steps=2, capacity=T + 4, **
     ("mesh", "scheme", "how"),
     [
         ((1, 8), "mla", {}),
-        ((2, 4), "tpla", {"norm": "sliced"}),
+        pytest.param((2, 4), "tpla", {"norm": "sliced"}, marks=pytest.mark.nightly),
         ((4, 2), "tpla", {"norm": "exact", "layout": "lean"}),
         ((2, 2), "tpla", {"norm": "exact", "softmax": "summed"}),
-        ((8, 1), "tpla", {"norm": "exact"}),
+        pytest.param((8, 1), "tpla", {"norm": "exact"}, marks=pytest.mark.nightly),
         ((1, 4), "dcp", {}),
         ((2, 4), "tpla+dcp", {"norm": "exact"}),
     ],

@@ -221,7 +221,9 @@ def test_half_precision_is_as_near_on_many_devices_as_on_one(pattern, mesh, sche
         ("ring", "full", {"collective-permute": (2 + 4) * 7 - 2}),
         ("ulysses", "full", {"all-to-all": 8}),
         # LASP-2: all states at once, and back; the convolution's last tokens, one hop each way.
-        ("ring", "gla", {"all-gather": 1, "reduce-scatter": 1}),
+        pytest.param(
+            *("ring", "gla", {"all-gather": 1, "reduce-scatter": 1}), marks=pytest.mark.nightly
+        ),
         (
             "ring",
             "gdn",

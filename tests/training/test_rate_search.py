@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tiers import by_night
 
 from toolkit.lr import AutoLRS, ProbeThenDecay
 from toolkit.parallel import fully_sharded, make_mesh
@@ -140,7 +141,7 @@ def on_mesh():
     return TrainState.create(params, OPTIMIZER), NamedSharding(mesh, PartitionSpec("data"))
 
 
-@pytest.mark.parametrize("evaluation", ["loop", "vmap"])
+@pytest.mark.parametrize("evaluation", by_night({"loop"}, ["loop", "vmap"]))
 def test_on_a_sharded_mesh(whole, tmp_path, evaluation):
     state, batch_sharding = on_mesh()
     options = {"evaluation": evaluation, "batch_sharding": batch_sharding}

@@ -130,7 +130,7 @@ def test_derivatives_that_kernels_lack_are_refused(tpu_interpreted):
     ("name", "platform", "kernel"),
     [
         ("linear", "cuda", "mosaic_gpu"),
-        ("delta", "cuda", "mosaic_gpu"),
+        pytest.param("delta", "cuda", "mosaic_gpu", marks=pytest.mark.nightly),
         ("kda", "cuda", "mosaic_gpu"),
         ("gdn", "tpu", "tpu_custom_call"),
     ],

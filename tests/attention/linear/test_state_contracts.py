@@ -66,6 +66,7 @@ def test_not_finite_numbers_show_in_their_own_document_only(row):
     assert np.isfinite(out[0, 20:]).all()
 
 
+@pytest.mark.by_family
 def test_a_positive_log_decay_gives_nan_where_it_cannot_be_refused(row):
     """From its token on, packed or not, in every form: only a concrete one can be refused."""
     if "g" not in row.names:

@@ -55,10 +55,10 @@ def assert_close(got, wanted, tolerance):
     ("time", "options"),
     [
         (1, {}),
-        (7, {"is_causal": False}),
-        (127, {}),
+        pytest.param(7, {"is_causal": False}, marks=pytest.mark.nightly),
+        pytest.param(127, {}, marks=pytest.mark.nightly),
         (129, {"sliding_window": 20, "scale": 0.7}),
-        (300, {"is_causal": False}),
+        pytest.param(300, {"is_causal": False}, marks=pytest.mark.nightly),
         (300, {"sliding_window": 33, "is_causal": False}),
         (520, {"sliding_window": 400}),
     ],

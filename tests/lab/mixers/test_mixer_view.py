@@ -42,6 +42,7 @@ def test_every_mixer_with_a_state_is_offered_and_no_cache() -> None:
     assert set(MIXERS) - set(recurrent_mixers()) == {"full", "window", "nsa", "moba", "dsa"}
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", EVERY)
 def test_reach_and_state_are_those_of_the_library(name: str) -> None:
     row, given, _ = inputs(name, write_strength=0.7)
