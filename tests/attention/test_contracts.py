@@ -265,6 +265,7 @@ def test_a_second_call_does_not_compile_again(row):
     assert run._cache_size() == programs
 
 
+@pytest.mark.by_family
 def test_the_shapes_in_the_signatures_hold(row):
     def check(function):
         checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)(function)

@@ -53,6 +53,7 @@ def forward(model, tokens):
     return model(tokens)
 
 
+@pytest.mark.slow
 def test_a_quantised_cache_is_a_quarter_and_writes_almost_the_same_logits():
     options = {"key_value_heads": 1, "head_size": 64}
     model = build("full window", options=everywhere(**options))

@@ -52,6 +52,7 @@ def test_unit_length():
     np.testing.assert_allclose(jnp.linalg.norm(unit_length(draw(5, 4)), axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize(
     "name",
     [row.name for row in MIXERS.values() if "normalize_qk" in signature(row.step).parameters],
