@@ -18,10 +18,13 @@ CASES = {
 }
 
 
+WAITS = {"nsa": "slow", "moba": "nightly"}  # they are traced for longer
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("nsa", "moba") else [])
+        pytest.param(name, marks=[getattr(pytest.mark, WAITS[name])] if name in WAITS else [])
         for name in CASES
     ],
 )
@@ -55,7 +58,12 @@ def test_the_cheaper_selection_is_the_platforms():
 
 
 @pytest.mark.parametrize(
-    "name", ["full", *(pytest.param(x, marks=pytest.mark.slow) for x in ("nsa", "moba", "dsa"))]
+    "name",
+    [
+        "full",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("nsa", "dsa")),
+        pytest.param("moba", marks=pytest.mark.nightly),
+    ],
 )
 def test_attention_multiplies_bfloat16_in_bfloat16_on_nvidia_gpus(name):
     """Gradients too, whose cotangents are float32. What remains in TF32 are means of blocks, which

@@ -59,7 +59,9 @@ def forward(model, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"key_value_heads": 1}, LT2])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"key_value_heads": 1}, marks=pytest.mark.nightly), LT2]
+)
 def test_prefill_and_steps_equal_the_parallel_form(options):
     model, tokens = build("nsa dsa", dsa=options), some_tokens()
     wanted = forward(model, tokens)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import by_night
 
 from toolkit.attention import MIXERS, draw_inputs
 from toolkit.parallel import context_mixer, make_mesh
@@ -64,7 +65,7 @@ def test_a_state_passes_from_device_to_device(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", by_night({"gla"}, FIRST))
 def test_what_is_not_finite_stays_in_its_document(name):
     """NaN in one value: seen to the end of its document, in no gradient of what comes before."""
     inputs = inputs_of(name)

@@ -162,9 +162,7 @@ def test_every_mixer_equals_one_device(word):
 @pytest.mark.parametrize(
     "word",
     [
-        pytest.param(
-            word, marks=pytest.mark.slow if word in ("gdn", "mla") else pytest.mark.nightly
-        )
+        pytest.param(word, marks=pytest.mark.slow if word == "gdn" else pytest.mark.nightly)
         for word, layer in LAYERS.items()
         if layer.can_cut_time
     ],

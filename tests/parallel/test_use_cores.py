@@ -40,7 +40,7 @@ def value_and_gradients(row, inputs, segment_ids, state):
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "name",
-    ["gdn", pytest.param("kda", marks=pytest.mark.slow), "full", "nsa", "moba", "dsa"],
+    ["gdn", pytest.param("kda", marks=pytest.mark.nightly), "full", "nsa", "moba", "dsa"],
 )
 def test_values_and_gradients_stay_and_lie_on_both_cores(name, batch, two_cores):
     row = mixer(name, **OPTIONS.get(name, {}))

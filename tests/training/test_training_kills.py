@@ -17,7 +17,11 @@ LONGEST_DELAY_SECONDS = 0.3
 
 
 def start(directory):
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "PYTHONPATH": str(REPOSITORY),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
     command = [sys.executable, "-W", "error", str(SCRIPT), str(directory)]
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import by_night
 
 from toolkit.attention.sparse import FixedTokens, build, decode_step, output_error, update
 from toolkit.lab.sparsity import drop_view as views
@@ -21,7 +22,7 @@ def view_of(**changes):
 
 
 @slow
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", by_night(set(SYSTEMS) - {"quest", "tactic", "pqcache"}, SYSTEMS))
 def test_what_is_drawn_is_what_a_decode_step_reads(system):
     text, selector = read_text(CONTEXT), index_of(system, CONTEXT).selector
     q, k, v = ask(params(), 0, text.first)
@@ -67,27 +68,27 @@ def test_pages_lose_needles_that_single_tokens_keep():
     )
 
 
+RANKING = ("tactic", "hata", "pqcache", "oracle")
+
+
 @slow
-def test_the_tail_helps_systems_that_rank_keys_and_hurts_pages():
+@pytest.mark.parametrize("system", ["quest", *by_night(set(RANKING) - {"hata"}, RANKING)])
+def test_the_tail_helps_systems_that_rank_keys_and_hurts_pages(system):
     text = read_text(CONTEXT)
     exact = read_sparsely("oracle", CONTEXT + 1, CONTEXT)[0]
     x = finish(params(), 0, text.first, jnp.asarray(exact[0].exact))
     q, _, _ = ask(params(), 1, x)
     keys, values = text.keys[1], text.values[1]
     wanted = attend_to(q, keys, values)
-    ratios = {}
-    for system in ("quest", "tactic", "hata", "pqcache", "oracle"):
-        selector = index_of(system, CONTEXT).selector
-        cache = build(selector, keys[None], values[None], jnp.full(1, CONTEXT, jnp.int32))
-        off = []
-        for corrects_tail in (False, True):
-            how = {"corrects_tail": corrects_tail}
-            outs = [decode_step(cache, one[None], selector, FixedTokens(64), **how).out[0]
-                    for one in q]  # fmt: skip
-            off.append(float(output_error(jnp.stack(outs), wanted)))
-        ratios[system] = off[1] / off[0]
-    assert ratios.pop("quest") > 1.1
-    assert max(ratios.values()) < 1
+    selector = index_of(system, CONTEXT).selector
+    cache = build(selector, keys[None], values[None], jnp.full(1, CONTEXT, jnp.int32))
+    off = []
+    for corrects_tail in (False, True):
+        how = {"corrects_tail": corrects_tail}
+        outs = [decode_step(cache, one[None], selector, FixedTokens(64), **how).out[0] for one in q]
+        off.append(float(output_error(jnp.stack(outs), wanted)))
+    ratio = off[1] / off[0]
+    assert ratio > 1.1 if system == "quest" else ratio < 1
 
 
 def attend_to(q, keys, values):
