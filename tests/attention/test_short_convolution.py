@@ -49,7 +49,7 @@ def test_gradient():
     jax.tree.map(assert_close, gradient(kernel, x), wanted)
     with jax.enable_x64(True):
         wide = [a.astype(jnp.float64) for a in (kernel, x)]
-        check_grads(loss, wide, order=2, atol=1e-5, rtol=1e-5)
+        check_grads(jax.jit(loss), wide, order=2, atol=1e-5, rtol=1e-5)
     # The kernel is whole on every device and the batch is not: its gradient is summed over both.
     mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spread = jax.shard_map(

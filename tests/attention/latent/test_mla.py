@@ -1,5 +1,6 @@
 """MLA: two forms that are one function, a cache, documents, gradients, and transformers' layers."""
 
+import functools
 import importlib
 from dataclasses import replace
 
@@ -134,8 +135,13 @@ def test_gradients_are_those_of_differences():
     config = small(heads=2)
     weights, x = drawn(config), stream(config, 1, 4)
     turn = jnp.asarray(np.random.default_rng(5).normal(size=(1, 4, config.width)))
-    loss = lambda w, form: (turn * mla(x, w, config, form=form)[0]).sum()  # noqa: E731
-    gradients = [jax.grad(loss)(weights, form) for form in ("expanded", "absorbed")]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def loss(w, form):
+        return (turn * mla(x, w, config, form=form)[0]).sum()
+
+    gradients = [jax.jit(jax.grad(loss), static_argnums=1)(weights, form)
+                 for form in ("expanded", "absorbed")]  # fmt: skip
     direction = drawn(config, seed=3)
     moved = [
         loss(jax.tree.map(lambda w, d, e=e: w + e * d, weights, direction), "expanded")

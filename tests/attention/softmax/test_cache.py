@@ -18,6 +18,12 @@ FLOAT64_TOLERANCE = 1e-12
 BATCH, HEADS, KEY_HEADS, KEY, VALUE = 2, 4, 2, 8, 6
 IMPLEMENTATIONS = ["dense", "blockwise"]
 
+# As one program; eagerly each of its steps would be one.
+reference = jax.jit(
+    softmax_attention_reference,
+    static_argnames=("is_causal", "sliding_window", "logits_soft_cap", "return_residual"),
+)
+
 
 def draw(time, dtype=np.float32, seed=0):
     rng = np.random.default_rng(seed)
@@ -47,7 +53,7 @@ def assert_same_tokens(got, wanted):
 def test_pieces_and_steps_equal_the_parallel_form(implementation, sliding_window, capacity):
     with jax.enable_x64(True):
         inputs = draw(41, np.float64)
-        wanted, _ = softmax_attention_reference(*inputs, sliding_window=sliding_window)
+        wanted, _ = reference(*inputs, sliding_window=sliding_window)
         prefill = jax.jit(
             partial(softmax_attention, sliding_window=sliding_window, implementation=implementation)
         )
@@ -76,7 +82,7 @@ def test_steps_with_every_option_equal_the_reference(sliding_window):
             "sliding_window": sliding_window,
             "return_residual": True,
         }
-        wanted, _, wanted_residual = softmax_attention_reference(*inputs, **options)
+        wanted, _, wanted_residual = reference(*inputs, **options)
         step = jax.jit(partial(softmax_attention_step, **options))
         cache = empty(19 if sliding_window is None else 7, jnp.float64)
         for time in range(19):
@@ -126,7 +132,7 @@ def test_tokens_of_a_piece_may_see_each_other_when_not_causal(implementation):
     out, _ = softmax_attention(
         *piece(inputs, 12, 20), is_causal=False, initial_state=cache, implementation=implementation
     )
-    wanted, _ = softmax_attention_reference(*inputs, is_causal=False)
+    wanted, _ = reference(*inputs, is_causal=False)
     np.testing.assert_allclose(out, wanted[:, 12:], rtol=0, atol=FLOAT32_TOLERANCE)
 
 
@@ -164,7 +170,7 @@ def test_gradient_flows_through_the_prefilled_cache():
         return (out**2).sum()
 
     def at_once(*arrays):
-        return (softmax_attention_reference(*arrays)[0][:, 12:] ** 2).sum()
+        return (reference(*arrays)[0][:, 12:] ** 2).sum()
 
     for got, wanted in zip(
         jax.jit(jax.grad(in_pieces, (0, 1, 2)))(*inputs),
@@ -235,7 +241,7 @@ def test_every_row_has_a_length_of_its_own(sliding_window):
     inputs, lengths = draw(20), np.array([9, 4])
     capacity = 24 if sliding_window is None else 6
     options = {"sliding_window": sliding_window}
-    wanted, _ = softmax_attention_reference(*inputs, **options)
+    wanted, _ = reference(*inputs, **options)
     # What fills the shorter row up in front is a document of its own.
     aligned = [jnp.stack([x[0, :9], jnp.roll(x[1, :9], 5, axis=0)]) for x in inputs]
     segment_ids = jnp.asarray(np.arange(9) >= 9 - lengths[:, None], jnp.int32)
@@ -295,7 +301,7 @@ QUANTISED_ERROR = 0.015
 def test_a_quantised_cache_holds_what_a_float_cache_holds(sliding_window):
     inputs, options = draw(20), {"sliding_window": sliding_window}
     capacity = 20 if sliding_window is None else 7
-    wanted, _ = softmax_attention_reference(*inputs, **options)
+    wanted, _ = reference(*inputs, **options)
     small = KVCache.empty(BATCH, KEY_HEADS, KEY, VALUE, capacity, is_quantised=True)
     assert small.keys.dtype == small.values.dtype == jnp.int8
     out, cache = softmax_attention(*piece(inputs, 0, 12), initial_state=small, **options)

@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention.sparse import attend, selected_indices, top_mask
+from toolkit.attention import sparse
+from toolkit.attention.sparse import selected_indices, top_mask
 from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.train.spread import prefers_gather
+
+attend = jax.jit(sparse.attend)  # as one program; eagerly each of its steps would be one
 
 TOLERANCE, FLOAT32_TOLERANCE = 1e-12, 1e-5
 BOTH = pytest.mark.parametrize("dtype", [np.float32, np.float64])

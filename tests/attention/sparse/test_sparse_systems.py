@@ -40,13 +40,13 @@ def test_a_page_bounds_the_scores_of_its_keys():
 )
 def test_an_index_grown_is_an_index_built(name, settings):
     own, keys = system(name, **settings), rows()
-    grown = own.build(keys, keys, jnp.int32(64))
-    step = jax.jit(own.update)
+    build, step = jax.jit(own.build), jax.jit(own.update)
+    grown = build(keys, keys, jnp.int32(64))
     for token in range(64, TOKENS):
         grown = step(grown, keys[token], keys[token], token)
         if own.is_due(grown, token + 1) is not None and own.is_due(grown, token + 1):
             grown = own.refresh(grown, keys, keys, jnp.int32(token + 1))
-    built = own.build(keys, keys, jnp.int32(TOKENS))
+    built = build(keys, keys, jnp.int32(TOKENS))
     for one, other in zip(jax.tree.leaves(grown), jax.tree.leaves(built), strict=True):
         one, other = (np.asarray(x, np.float64) for x in (one, other))
         np.testing.assert_allclose(one, other, atol=1e-6)
