@@ -126,7 +126,7 @@ def shown(value: Any) -> str:
     """A value as an error shows it: type and shape of an array, the start of a long text."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:40]}... ({type(value).__name__})"
 
 

@@ -9,9 +9,14 @@ import pytest
 
 from toolkit.attention import (
     MIXERS,
+    BlockCache,
+    IndexedCache,
+    KVCache,
     draw_inputs,
     gated_linear_attention,
+    indexer_loss,
     mamba2,
+    merge_attention,
     mixer,
     native_sparse_attention,
     native_sparse_attention_reference,
@@ -20,6 +25,7 @@ from toolkit.attention import (
     rwkv7,
     softmax_attention,
     softmax_attention_reference,
+    unit_lower_inverse,
 )
 
 TOLERANCE = 1e-5
@@ -105,3 +111,61 @@ def test_a_text_shorter_than_a_block_is_no_wrong_call():
     out, _ = native_sparse_attention(*inputs, block_size=8)
     wanted, _ = jax.jit(functools.partial(native_sparse_attention_reference, block_size=8))(*inputs)
     np.testing.assert_allclose(out, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_arguments_that_no_annotation_describes():
+    q, k, v = draw_inputs(mixer("full"), 4)
+    call = functools.partial(softmax_attention, q, k, v)
+    number = "query_offset must be one number, or one per sequence"
+    refused(lambda: call(query_offset=jnp.zeros((2, 1), int)), ValueError, number)
+    refused(lambda: call(query_offset=1 << 40), ValueError, "query_offset must be within")
+    for key in (jnp.ones(2), jax.random.split(jax.random.key(0))):
+        dropped = functools.partial(call, dropout_rate=0.5, dropout_key=key)
+        refused(dropped, ValueError, "dropout_key must be one random key")
+    for name in ("logits_soft_cap", "dropout_rate"):
+        traced = jax.jit(lambda number, name=name: call(**{name: number}))
+        refused(lambda traced=traced: traced(0.5), TypeError, f"{name} must be known when compil")
+    refused(lambda: retention_log_decay(0), ValueError, "heads must be at least 1; got 0")
+    refused(lambda: unit_lower_inverse(jnp.ones((3, 4))), ValueError, "a must be square")
+    rows, index = draw_inputs(mixer("dsa"), 4), {"selected_tokens": 0}
+    refused(lambda: indexer_loss(*rows[:2], *rows[3:], **index), ValueError, "selected_tokens must")
+
+
+def test_parts_that_do_not_fit_each_other():
+    out, residual = jnp.ones((1, 4, 2, 3)), jnp.ones((1, 4, 2))
+    refused(lambda: merge_attention(out), TypeError, "a part must be a pair")
+    refused(lambda: merge_attention((out, out)), ValueError, "the residual of a part must have")
+    halves = (out, residual), (out[:, :2], residual[:, :2])
+    refused(lambda: merge_attention(*halves), ValueError, "must have one shape")
+
+
+CACHES = {
+    "softmax": KVCache.empty,
+    "blocks": functools.partial(BlockCache.empty, block_size=2),
+    "indexed": functools.partial(IndexedCache.empty, index_size=3),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_rows_that_a_cache_does_not_have(name):
+    empty = functools.partial(CACHES[name], key_value_heads=1, key_size=4, value_size=4)
+    cache, one, place = empty(2, capacity=8), empty(1, capacity=8), jnp.array([1])
+    for rows in (0, [0], jnp.asarray(0)):
+        refused(lambda rows=rows: cache.free(rows), TypeError, "rows must be an array of row")
+    for rows in (jnp.array([2]), jnp.array([-3])):
+        refused(lambda rows=rows: cache.free(rows), ValueError, "rows must be those of a cache")
+        refused(lambda rows=rows: cache.insert(rows, one), ValueError, "rows must be those of a")
+    refused(lambda: cache.free(jnp.array([0.5])), TypeError, "rows must be integers")
+    refused(lambda: cache.insert(jnp.arange(2), one), ValueError, "other.keys must be float32.2, ")
+    refused(lambda: cache.insert(place, None), TypeError, "other must be a ")
+    for other in (empty(1, capacity=9), empty(1, capacity=8, dtype=jnp.bfloat16)):
+        refused(lambda other=other: cache.insert(place, other), ValueError, "other.keys must be")
+    refused(lambda: empty(1, capacity=1.5), TypeError, "capacity of .* must be an int; got 1.5")
+    refused(lambda: empty(1, capacity=8, dtype=int), TypeError, "dtype must be floating point")
+    refused(lambda: cache.free(jnp.array([True])), ValueError, "rows, of True and False, must be 2")
+
+
+def test_a_quantised_cache_takes_in_quantised_ones_alone():
+    cache = KVCache.empty(1, 1, 4, 4, capacity=8, is_quantised=True)
+    other = KVCache.empty(1, 1, 4, 4, capacity=8)
+    refused(lambda: cache.insert(jnp.array([0]), other), TypeError, "both caches quantised")

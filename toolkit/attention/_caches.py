@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import core, lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
+from toolkit._checks import check_integers, shown
 from toolkit.attention._checks import check_same_dtype, check_shapes
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
@@ -30,11 +31,55 @@ class Rows:
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> Self:
         """Forget the tokens of some rows, so that other sequences can take their place."""
-        return replace(self, length=self.length.at[rows].set(0))  # type: ignore[type-var]
+        return replace(self, length=cleared(self.length, rows))  # type: ignore[type-var]
 
     def insert(self, rows: Int[Array, "rows"], other: Self) -> Self:
         """Put the rows of `other`, a cache of the same capacity, in the place of some rows."""
+        check_rows(rows, self.length.shape[0])
+        _check_other(self, rows, other)
         return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
+
+
+def cleared(held: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "batch *rest"]:
+    """An array of a cache with zeros in some rows, named by number or by True and False."""
+    check_rows(rows, held.shape[0])
+    if rows.dtype != bool:
+        return held.at[rows].set(0)
+    return jnp.where(rows.reshape(-1, *(1,) * (held.ndim - 1)), jnp.zeros_like(held), held)
+
+
+def check_rows(rows: Any, batch: int) -> None:
+    """Refuse numbers of rows that a cache does not have; their values, where they are known."""
+    if not hasattr(rows, "ndim") or rows.ndim != 1:
+        raise TypeError(f"rows must be an array of row numbers [rows]; got {shown(rows)}.")
+    if rows.dtype == bool and rows.shape[0] != batch:
+        raise ValueError(f"rows, of True and False, must be {batch}; got {rows.shape[0]}.")
+    if rows.dtype == bool:
+        return
+    check_integers("rows", rows)
+    if isinstance(rows, core.Tracer) or not rows.size:
+        return
+    least, most = int(rows.min()), int(rows.max())
+    if least < -batch or most >= batch:
+        raise ValueError(f"rows must be those of a cache of {batch}; got {least} to {most}.")
+
+
+def _check_other(cache: Any, rows: Any, other: Any) -> None:
+    """Refuse to insert what is no cache of the same kind, with as many rows as are replaced."""
+    if not isinstance(other, type(cache)):
+        raise TypeError(f"other must be a {type(cache).__name__}; got {type(other).__name__}.")
+    if rows.dtype == bool:
+        raise TypeError("rows must be the numbers of rows, one per row of other; got bool.")
+    count = rows.shape[0]
+    arrays = zip(*map(jax.tree_util.tree_leaves_with_path, (cache, other)), strict=False)
+    if jax.tree.structure(cache) != jax.tree.structure(other):
+        raise TypeError("other must hold the same arrays: both caches quantised, or neither.")
+    for (path, held), (_, new) in arrays:
+        wanted = (count, *held.shape[1:])
+        if (new.shape, new.dtype) != (wanted, held.dtype):
+            name = "other" + jax.tree_util.keystr(path)
+            wanted = shown(jax.ShapeDtypeStruct(wanted, held.dtype))
+            raise ValueError(f"{name} must be {wanted}; got {shown(new)}.")
 
 
 def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> None:

@@ -14,8 +14,9 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
-from toolkit._checks import check_floating, check_integers, check_rank
+from toolkit._checks import check_floating, check_integers, check_rank, shown
 
 
 def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:
@@ -38,11 +39,16 @@ def check_count(name: str, count: int, least: int, why: str = "") -> None:
         raise ValueError(f"{name} must be below 2**31; got {count}.")
 
 
+def check_known(name: str, number: float | Array) -> None:
+    """Refuse a number that JAX traces where compilation needs it."""
+    if isinstance(number, Tracer):
+        raise TypeError(f"{name} must be known when compiling; got a traced {shown(number)}.")
+
+
 def check_sizes(of: str, **sizes: int) -> None:
-    """Refuse a size below 1."""
+    """Refuse a size that is no whole number from 1 on."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} of {of} must be at least 1; got {size}.")
+        check_count(f"{name} of {of}", size, 1)
 
 
 def check_same_dtype(**arrays: Array) -> None:
@@ -52,6 +58,12 @@ def check_same_dtype(**arrays: Array) -> None:
     if len({array.dtype for array in arrays.values()}) > 1:
         found = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
         raise TypeError(f"{', '.join(arrays)} must share one dtype; got {found}.")
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse to make a cache for numbers that are not floating point."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype must be floating point; got {shown(dtype)}.")
 
 
 def check_multiple(name: str, size: int, base_name: str, base: int) -> None:

@@ -124,6 +124,13 @@ def test_nobody_looks_for_nan_in_the_zeros_of_a_missing_state(name):
     assert over_a_state not in str(trace(*inputs))
 
 
+def test_a_chunk_of_more_tokens_than_there_are_is_no_larger():
+    row = mixer("gdn")
+    inputs = draw_inputs(row, 20)
+    got, wanted = (row.function(*inputs, chunk=chunk)[0] for chunk in (1 << 40, 32))
+    np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("name", ["gdn", "gla"])
 def test_every_chunk_size_gives_the_same_result(name):
     inputs = [*draw_inputs(mixer(name), 70), random_state(2, jnp.float32)]

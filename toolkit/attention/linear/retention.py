@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._checks import check_count, check_inputs
 from toolkit.attention._shapes import (
     Gate,
     Gates,
@@ -48,6 +48,7 @@ def retention_log_decay(heads: int) -> Float[Array, "heads"]:
         >>> jnp.exp(retention_log_decay(2)).tolist()
         [0.96875, 0.984375]
     """
+    check_count("heads", heads, 1)
     return jnp.asarray(np.log1p(-np.exp2(-5.0 - np.arange(heads))))
 
 

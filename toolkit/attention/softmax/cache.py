@@ -32,7 +32,7 @@ from toolkit.attention._caches import (
     show_overflow,
     write_token,
 )
-from toolkit.attention._checks import check_count, check_inputs, check_sizes
+from toolkit.attention._checks import check_count, check_dtype, check_inputs, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Query, SegmentIds, SharedKey, SharedValue
 from toolkit.attention._visibility import Extent, Segments, seen_window
@@ -93,6 +93,7 @@ class KVCache(Rows):
             value_size=value_size,
             capacity=capacity,
         )
+        check_dtype(dtype)
         of_numbers = jnp.int8 if is_quantised else dtype
         keys = jnp.zeros((batch, key_value_heads, key_size, capacity), of_numbers)
         values = jnp.zeros((batch, key_value_heads, value_size, capacity), of_numbers)

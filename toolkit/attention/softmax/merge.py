@@ -8,12 +8,14 @@ Ring attention passes keys around and merges what each part gave; split-k decodi
 cache. An attention sink is a part whose value is 0: all it does is take weight.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_floating, checked, shown
 from toolkit.attention._shapes import HeadGates, HeadValues
 
 
@@ -31,7 +33,8 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
         Output and residual of attention to all of the keys; differentiable any number of times.
 
     Raises:
-        ValueError: no part.
+        ValueError: no part, or parts of different shapes.
+        TypeError: a part that is no pair of floating-point arrays.
 
     Source: Dao et al. (2022), arXiv:2205.14135, section 3.1; Liu et al. (2023), arXiv:2310.01889
         (ring attention).
@@ -63,7 +66,8 @@ def combine(
         Output and residual of attention to all of the keys, whatever the order of the parts.
 
     Raises:
-        ValueError: no part.
+        ValueError: no part, or parts of different shapes.
+        TypeError: a part that is no pair of floating-point arrays.
 
     Example:
         >>> one, two = (jnp.zeros((1, 2)), jnp.zeros(1)), (jnp.ones((1, 2)), jnp.zeros(1))
@@ -73,6 +77,8 @@ def combine(
     """
     if not parts:
         raise ValueError("there must be at least one part to merge; got none.")
+    for part in parts:
+        _check_part(part, parts[0])
     residuals = jnp.stack([residual for _, residual in parts])
     largest = lax.stop_gradient(residuals.max(axis=0))
     largest = jnp.where(largest == -jnp.inf, 0, largest)  # no part sees anything
@@ -85,6 +91,25 @@ def combine(
     out = (shares * outs.astype(shares.dtype)).sum(axis=0)
     residual = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
     return out.astype(outs.dtype), residual
+
+
+def _check_part(part: Any, first: tuple[Array, Array]) -> None:
+    """Refuse what is no output with its residual, or does not fit the first part."""
+    if not isinstance(part, tuple | list) or len(part) != 2:
+        raise TypeError(f"a part must be a pair (output, residual); got {shown(part)}.")
+    for name, x, like in zip(("output", "residual"), part, first, strict=False):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"the {name} of a part must be an array; got {type(x).__name__}.")
+        check_floating(f"the {name} of a part", x)
+        if x.shape != like.shape:
+            found = f"{tuple(like.shape)} and {tuple(x.shape)}"
+            raise ValueError(f"the {name}s of all parts must have one shape; got {found}.")
+    out, residual = part
+    if out.shape[:-1] != residual.shape:
+        raise ValueError(
+            f"the residual of a part must have the shape of its output without the values, "
+            f"{tuple(out.shape[:-1])}; got {tuple(residual.shape)}."
+        )
 
 
 def with_sinks(

@@ -54,7 +54,7 @@ def online_softmax(
         An `OnlineSoftmax`: the output, its log-sum-exp, and the rescales.
 
     Raises:
-        ValueError: no scores, or a tile below 1.
+        ValueError: no scores, other values than keys, or a tile below 1.
 
     Cost:
         2 rows keys value FLOPs, and value multiplications per rescale.
@@ -70,6 +70,8 @@ def online_softmax(
         1
     """
     rows, keys = scores.shape
+    if values.shape[0] != keys:
+        raise ValueError(f"values must be those of {keys} keys; got {values.shape[0]}.")
     check_sizes("online_softmax", scores=rows * keys, tile=tile)
     scores = jnp.pad(scores, ((0, 0), (0, -keys % tile)), constant_values=-jnp.inf)
     values = jnp.pad(values, ((0, -keys % tile), (0, 0)))

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import checked, shown
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._caches import show_overflow
 from toolkit.attention._checks import (
@@ -28,6 +28,7 @@ from toolkit.attention._checks import (
     check_count,
     check_floating,
     check_inputs,
+    check_known,
 )
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
@@ -146,8 +147,8 @@ def softmax_attention(
     _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads)
     check_choice("implementation", implementation, (None, "dense", "blockwise", *STOCK))
     q, scale = fixed_scale(q, scale)
-    options = Options(scale, window, checked_cap(logits_soft_cap), float(dropout_rate))
     dropout_key = checked_key(dropout_rate, dropout_key)
+    options = Options(scale, window, checked_cap(logits_soft_cap), float(dropout_rate))
     lengths = query_seq_lengths, key_value_seq_lengths
     rare = {"query_offset": query_offset, "bias": bias, "mask": mask, **of_heads}
     rare["initial_state"] = initial_state
@@ -238,14 +239,19 @@ def window_of(is_causal, sliding_window, local_window_size) -> Window:
 
 def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
     """The random key of a dropout whose arguments fit each other; None without dropout."""
+    check_known("dropout_rate", dropout_rate)
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
     if not dropout_rate:
         return None
     if dropout_key is None:
         raise ValueError("dropout_rate needs a dropout_key, such as jax.random.key(0).")
-    is_typed = jnp.issubdtype(dropout_key.dtype, jax.dtypes.prng_key)
-    return dropout_key if is_typed else jax.random.wrap_key_data(dropout_key)
+    key = dropout_key
+    if jnp.issubdtype(key.dtype, jnp.unsignedinteger):
+        key = jax.random.wrap_key_data(key)
+    if key.ndim or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"dropout_key must be one random key; got {shown(dropout_key)}.")
+    return key
 
 
 def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads) -> None:
@@ -258,6 +264,12 @@ def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_he
     check_broadcasts("mask", counted["mask"], axes)
     if counted["bias"] is not None:
         check_floating("bias", counted["bias"])
+    offset = 0 if counted["query_offset"] is None else counted["query_offset"]
+    if isinstance(offset, int) and abs(offset) >= 2**31:  # an index of jax has 32 bits
+        raise ValueError(f"query_offset must be within 2**31; got {offset}.")
+    if jnp.shape(offset) not in ((), (sizes["batch"],)):
+        wanted = f"one number, or one per sequence [{sizes['batch']}]"
+        raise ValueError(f"query_offset must be {wanted}; got shape {jnp.shape(offset)}.")
     same = None if initial_state is None else "initial_state"
     same = same if segment_ids is None else "segment_ids"
     if same is not None and sizes["time"] != sizes["key_time"]:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._caches import Rows, check_room, show_overflow, write_token
+from toolkit.attention._caches import Rows, check_room, cleared, show_overflow, write_token
 from toolkit.attention._checks import check_choice, check_multiple, check_same_dtype, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
@@ -76,7 +76,7 @@ class SparseCache(Rows):
 
     def free(self, rows: Array) -> "SparseCache":
         """Forget the tokens of some rows and their index."""
-        return jax.tree.map(lambda held: held.at[rows].set(0), self)
+        return jax.tree.map(lambda held: cleared(held, rows), self)
 
 
 Cache = TypeVar("Cache", bound=SparseCache)

@@ -67,6 +67,7 @@ def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
         [..., n, n], unit lower triangular.
 
     Raises:
+        ValueError: the matrices are not square.
         TypeError: a is no array, or not floating point.
 
     Cost:
@@ -85,6 +86,8 @@ def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
     if not hasattr(a, "ndim"):
         raise TypeError(f"a must be an array; got {type(a).__name__}.")
     check_floating("a", a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"a must be square matrices [..., n, n]; got shape {tuple(a.shape)}.")
     return _inverse(a)
 
 

@@ -139,7 +139,10 @@ def _run_share(
     elif implementation == "pallas":
         out, state = _kernels(rule).run_kernels(rule, tokens, state, starts, chunk)
     else:
-        size = chunk or rule.chunk_size(v.shape[1], key, value, tokens.g.shape[-1])
+        time = v.shape[1]
+        size = chunk or rule.chunk_size(time, key, value, tokens.g.shape[-1])
+        # What a longer chunk would hold besides is padding, in matrices of size by size.
+        size = min(size, max(16, 1 << (time - 1).bit_length()))
         out, state = _scan_chunks(rule, tokens, state, starts, size)
     out = jnp.where(poison.out[..., None], jnp.nan, _scaled(out, tokens.scale))
     return out.astype(v.dtype), jnp.where(poison.state[..., None, None], jnp.nan, state)

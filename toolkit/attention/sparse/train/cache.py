@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._caches import Rows
-from toolkit.attention._checks import check_sizes
+from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._precision import accumulator
 
 
@@ -66,6 +66,7 @@ class BlockCache(Rows):
             capacity=capacity,
             block_size=block_size,
         )
+        check_dtype(dtype)
         tokens, blocks = ((batch, key_value_heads, n) for n in (capacity, capacity // block_size))
         precise = accumulator(dtype)
         return cls(
@@ -129,6 +130,7 @@ class IndexedCache(Rows):
             index_size=index_size,
             capacity=capacity,
         )
+        check_dtype(dtype)
         tokens = (batch, key_value_heads, capacity)
         return cls(
             jnp.zeros((*tokens, key_size), dtype),

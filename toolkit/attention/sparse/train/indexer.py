@@ -22,8 +22,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
-from toolkit.attention._attend import attend
-from toolkit.attention._checks import check_inputs, check_same_dtype
+from toolkit.attention._attend import attend, fixed_scale
+from toolkit.attention._checks import check_count, check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
 from toolkit.attention._visibility import run_numbers
@@ -110,7 +110,7 @@ def indexer_loss(
         The divergence in nats, at least float32; 0 for the first token of a document.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not fit, or selected_tokens below 1.
         TypeError: not floating point, or segment_ids that are not integers.
 
     Cost:
@@ -128,9 +128,11 @@ def indexer_loss(
     index = {"index_q": index_q, "index_k": index_k, "index_weights": index_weights}
     sizes = check_inputs(indexer_loss, q=q, k=k, **index, segment_ids=segment_ids)
     check_same_dtype(index_q=index_q, index_k=index_k)
+    if selected_tokens is not None:
+        check_count("selected_tokens", selected_tokens, 1)
     batch, time, heads, key = q.shape
     groups = sizes["key_value_heads"]
-    scale = float(key**-0.5 if scale is None else scale)
+    q, scale = fixed_scale(q, scale)
     documents = None if segment_ids is None else run_numbers(segment_ids)
     q, k = lax.stop_gradient(q), lax.stop_gradient(k.swapaxes(1, 2))
     q = q.reshape(batch, time, groups, heads // groups, key)
