@@ -54,7 +54,11 @@ def test_every_public_name_has_an_example(room):
 
 
 # A panel's tests open it too, and these compile for longer than all others of their rooms.
-LONG = {"mixture_of_block_attention", "context_attention", "export_language_model", "token_batches"}
+LONG = {
+    "mixture_of_block_attention", "context_attention", "export_language_model", "token_batches",
+    "search_rate", "train_language_model", "vocabulary_parallel_loss", "ring_attention",
+    "context_mixer", "alignment_losses", "vocabulary_parallel_cross_entropy",
+}  # fmt: skip
 
 
 def waits(name):
