@@ -78,6 +78,22 @@ def test_what_continues_a_document_knows_no_other():
     np.testing.assert_array_equal(state, x[:, 6:])
 
 
+def test_a_number_used_twice_is_two_documents():
+    x, kernel = draw(1, 7, 3), draw(4, 3)
+    twice, once = jnp.asarray([[1, 2, 1, 1, 2, 2, 1]]), jnp.asarray([[1, 2, 3, 3, 4, 4, 5]])
+    for function in (partial(short_convolution, x, kernel), partial(token_before, x)):
+        got, wanted = (function(segment_ids=ids) for ids in (twice, once))
+        jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_a_kernel_of_one_tap_goes_on_from_its_empty_state():
+    x, kernel = draw(2, 4, 3), draw(1, 3)
+    _, state = short_convolution(x[:, :2], kernel)
+    out, state = short_convolution(x[:, 2:3], kernel, initial_state=state)
+    last, _ = short_convolution_step(x[:, 3], kernel, state)
+    np.testing.assert_array_equal(jnp.concatenate([out, last[:, None]], 1), x[:, 2:] * kernel[None])
+
+
 def test_wrong_shapes_are_named():
     x, kernel = draw(2, 7, 3), draw(4, 3)
     with pytest.raises(ValueError, match=r"the state must hold 3 inputs, .*; got 4"):

@@ -12,6 +12,7 @@ from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention._visibility import run_numbers
 
 
 @checked
@@ -35,8 +36,9 @@ def short_convolution(
         kernel: [taps, channels]; the last row multiplies the current token.
         bias: [channels], none if None.
         initial_state: [batch, taps - 1, channels], the inputs before the first; zeros if None.
-        segment_ids: [batch, time] document of each token; a token sees its own. The initial state
-            belongs to the first, the final state to the last.
+        segment_ids: [batch, time] document of each token; equal numbers in a row are one document,
+            and a token sees its own. The initial state belongs to the first, the final state to
+            the last.
 
     Returns:
         Outputs like x, and the state with which the next piece continues: the last taps - 1 inputs
@@ -68,6 +70,7 @@ def short_convolution(
             f"got {initial_state.shape[1]}."
         )
     padded = _after(initial_state, x, taps - 1)
+    segment_ids = None if segment_ids is None else run_numbers(segment_ids)
     if segment_ids is None:
         # Zeros that vary like both: a hand-written gradient needs one set of `shard_map` axes.
         zero = jnp.zeros_like(padded, shape=()) + jnp.zeros_like(kernel, shape=())
@@ -113,6 +116,7 @@ def token_before(
     """RWKV's token shift, x_{t-1} at every t or zero before a document, and the new state."""
     padded = _after(initial_state, x, 1)
     past = padded[:, :-1]
+    segment_ids = None if segment_ids is None else run_numbers(segment_ids)
     if segment_ids is not None:
         past = _same_document(past, segment_ids, 1)
     return past, _last(padded, 1, segment_ids)
