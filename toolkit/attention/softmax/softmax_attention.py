@@ -110,7 +110,7 @@ def softmax_attention(
         The output [batch, time, heads, value] in q's dtype, and the new cache (None without
         `initial_state`). With `return_residual` third the logarithm of every query's sum of
         exponentials, the sink's included, [batch, time, heads] in the precision of sums;
-        -inf where nothing is seen. `merge_attention` needs it.
+        -inf where nothing is seen, and for queries that do not count. `merge_attention` needs it.
 
     Raises:
         ValueError: shapes that do not fit, a window below 1 or above the cache's capacity, an
