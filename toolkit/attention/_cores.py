@@ -1,4 +1,4 @@
-"""Sequences or heads spread over the cores of a CPU, one jax device each.
+"""Sequences or heads on devices of their own: the cores of a CPU, or where their arrays lie.
 
 XLA's CPU backend spreads single large products over cores, never a scan whose body is small: one
 core walks through time. Sequences are independent, and so are heads, so each core takes its share
@@ -8,13 +8,17 @@ has placed its arrays on a mesh of its own (`jax.shard_map`, `jax.set_mesh`).
 A caller's arrays on one device are first cut and copied to the others: 3 of 12 ms for the forward
 pass of Gated DeltaNet (2,048 tokens, 8 heads of 64, two cores). Shares that lie on their cores
 already stay there.
+
+Arrays on a mesh with explicit axes (`jax.make_mesh`, unless it is told otherwise) say themselves
+how batch and heads are cut: each device takes the share that it holds, value and gradient.
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 _AXIS = "cores"
@@ -34,6 +38,22 @@ def free_cores() -> Mesh | None:
     return _mesh if jax.sharding.get_abstract_mesh().empty else None
 
 
+class Cut(NamedTuple):
+    """The axes of a mesh along which the batch, and the heads, are cut."""
+
+    mesh: Mesh | AbstractMesh
+    batch: Any
+    heads: Any
+
+    def spec(self, array_has_axes: bool, heads: int | None) -> P:
+        """Of an array whose first axis is the batch and whose axis `heads` the heads."""
+        if not array_has_axes:
+            return P()
+        if heads is None or self.heads is None:
+            return P(self.batch)
+        return P(self.batch, *(None,) * (heads - 1), self.heads)
+
+
 def over_cores(
     cores: Mesh | None,
     function: Callable[..., Any],
@@ -41,33 +61,101 @@ def over_cores(
     heads: tuple[int | None, ...],
     heads_out: tuple[int, ...] | int,
 ) -> Any:
-    """function(*arguments), by shares of the batch if the cores divide it, else of the heads.
+    """function(*arguments), each device its share of the batch or of the heads.
 
+    By the cut of arrays with explicit axes, else by batch if the cores divide it, else by heads.
     Called inside `jax.jit`. Every array but scalars begins with `batch`; `heads` says for each
     argument, and `heads_out` for the result or each of them, on which axis its heads lie (None: it
     has none).
     """
-    if cores is None:
-        return function(*arguments)
     arrays = [
         (array, axis)
         for argument, axis in zip(arguments, heads, strict=True)
         for array in jax.tree.leaves(argument)
         if array.ndim
     ]
-    if all(array.shape[0] % cores.size == 0 for array, _ in arrays):
-        spec = lambda axis: P(_AXIS)  # noqa: E731
-    elif all(axis is None or array.shape[axis] % cores.size == 0 for array, axis in arrays):
-        spec = lambda axis: P() if axis is None else P(*(None,) * axis, _AXIS)  # noqa: E731
-    else:
+    explicit = _explicit_cut(arrays)
+    cut = explicit or _cut_by_cores(cores, arrays)
+    if cut is None:
         return function(*arguments)
+
+    def specs(argument, axis):
+        return jax.tree.map(lambda array: cut.spec(array.ndim > 0, axis), argument)
+
+    in_specs = tuple(map(specs, arguments, heads))
+    if explicit:
+        places = jax.tree.map(lambda spec: NamedSharding(cut.mesh, spec), in_specs)
+        arguments = jax.sharding.reshard(arguments, places)
+    out_specs = jax.tree.map(lambda axis: cut.spec(True, axis), heads_out)
+    names = set(_explicit_axes(cut.mesh)) if explicit else set(cut.mesh.axis_names)
     spread = jax.shard_map(
-        function,
-        mesh=cores,
-        in_specs=tuple(
-            jax.tree.map(lambda array, axis=axis: spec(axis) if array.ndim else P(), argument)
-            for argument, axis in zip(arguments, heads, strict=True)
-        ),
-        out_specs=jax.tree.map(spec, heads_out),
+        function, mesh=cut.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names
     )
     return spread(*arguments)
+
+
+def refuse_explicit_axes(arrays: Iterable[Any], what: str) -> None:
+    """Where JAX would say in its own words that loops do not carry their cut."""
+    for array in arrays:
+        if any(_axes_of(array)):
+            raise NotImplementedError(
+                f"{what} is not available for arrays cut along explicit axes of a mesh, here "
+                f"{jax.typeof(array)}; make the mesh with axis_types=(AxisType.Auto, ...), or call "
+                "inside jax.shard_map."
+            )
+
+
+def _cut_by_cores(cores: Mesh | None, arrays: list[tuple[Any, int | None]]) -> Cut | None:
+    if cores is None:
+        return None
+    if all(array.shape[0] % cores.size == 0 for array, _ in arrays):
+        return Cut(cores, _AXIS, None)
+    if all(axis is None or array.shape[axis] % cores.size == 0 for array, axis in arrays):
+        return Cut(cores, None, _AXIS)
+    return None
+
+
+def _explicit_cut(arrays: list[tuple[Any, int | None]]) -> Cut | None:
+    """How arrays on explicit axes are cut, all alike; None where none is."""
+    batch, heads, mesh = set(), set(), None
+    for array, axis in arrays:
+        for at, names in enumerate(_axes_of(array)):
+            if not names:
+                continue
+            if at not in (0, axis):
+                raise NotImplementedError(
+                    f"an array is cut along its axis {at}, {jax.typeof(array)}; attention goes on "
+                    "with explicit axes on batch and heads alone: reshard it."
+                )
+            (batch if at == 0 else heads).add(names)
+            mesh = jax.typeof(array).sharding.mesh
+    if mesh is None:
+        return None
+    if len(batch) > 1 or len(heads) > 1:
+        raise ValueError(
+            f"arrays are cut differently along the axes of a mesh: the batch along "
+            f"{sorted(batch)}, the heads along {sorted(heads)}; want all alike, or whole."
+        )
+    cut = Cut(mesh, *(names.pop() if names else None for names in (batch, heads)))
+    if cut.heads:
+        count = math.prod(mesh.shape[name] for name in cut.heads)
+        for array, axis in arrays:
+            if axis is not None and array.shape[axis] % count:
+                raise ValueError(
+                    f"{array.shape[axis]} heads of {jax.typeof(array)} are not divided by {count}, "
+                    f"the size of {cut.heads}, along which other arrays are cut."
+                )
+    return cut
+
+
+def _explicit_axes(mesh: Mesh | AbstractMesh) -> list[str]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return [name for name, kind in kinds if kind == AxisType.Explicit]
+
+
+def _axes_of(array: Any) -> list[tuple[str, ...]]:
+    """By axis of an array, the explicit axes of a mesh along which it is cut."""
+    sharding = jax.typeof(array).sharding
+    explicit = set(_explicit_axes(sharding.mesh)) if not sharding.mesh.empty else set()
+    named = ((names,) if isinstance(names, str) else names or () for names in sharding.spec)
+    return [tuple(n for n in names if n in explicit) for names in named] if explicit else []

@@ -22,6 +22,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from toolkit.attention._cores import refuse_explicit_axes
+
 
 def differentiable(forward: Callable, backward: Callable, equation: Callable) -> Callable:
     """The function of (inputs, context) that `forward` and `equation` both compute."""
@@ -60,6 +62,7 @@ def differentiable(forward: Callable, backward: Callable, equation: Callable) ->
 
     @partial(jax.custom_jvp, nondiff_argnums=(0,))
     def gradient(is_wanted, outputs, inputs, context, d_outputs):
+        refuse_explicit_axes(jax.tree.leaves((inputs, d_outputs)), "this gradient")
         tree = jax.tree.structure(inputs)
         wanted = jax.tree.unflatten(tree, is_wanted)
         d_inputs = tree.flatten_up_to(backward(outputs, inputs, context, d_outputs, wanted))

@@ -41,6 +41,9 @@ def retention_log_decay(heads: int) -> Float[Array, "heads"]:
     Returns:
         [heads] natural-log decays of the default floating type.
 
+    Raises:
+        TypeError, ValueError: heads is not a whole number of at least 1.
+
     Source:
         Sun et al., "Retentive Network" (arXiv:2307.08621), equation 8.
 

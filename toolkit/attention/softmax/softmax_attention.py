@@ -170,13 +170,16 @@ def softmax_attention(
         options=options,
         sliding_window=sliding_window if sliding_window is None else int(sliding_window),
         implementation=implementation,
-        cores=free_cores() if is_plain else None,
+        is_plain=is_plain,
+        cores=free_cores(),
     )
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnames=("options", "sliding_window", "implementation", "cores"))
+@partial(
+    jax.jit, static_argnames=("options", "sliding_window", "implementation", "is_plain", "cores")
+)
 def _attend(
     inputs,
     sinks,
@@ -189,6 +192,7 @@ def _attend(
     options,
     sliding_window,
     implementation,
+    is_plain,
     cores,
 ):
     offset, query_lengths, key_lengths = places
@@ -208,7 +212,10 @@ def _attend(
         return attend_to_keys(shared, context, options, implementation)
 
     arrays = inputs.q, keys, values, segments
-    out, residual = over_cores(cores, share, arrays, heads=(2, 1, 1, None), heads_out=(2, 2))
+    if is_plain:
+        out, residual = over_cores(cores, share, arrays, heads=(2, 1, 1, None), heads_out=(2, 2))
+    else:
+        out, residual = share(*arrays)
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
     if query_lengths is not None:
