@@ -174,6 +174,28 @@ def test_a_row_takes_in_the_next_text_while_the_others_go_on():
     assert insert._cache_size() == free._cache_size() == 1
 
 
+def test_rows_that_do_not_fit_are_refused_and_may_be_named_by_a_mask():
+    config = LoopedConfig.tiny("full gdn", loops=1, width=16, heads=2)
+    cache, text, longer = (
+        LoopedCache.empty(config, n, room) for n, room in ((2, 8), (1, 8), (1, 9))
+    )
+    one = jnp.array([1])
+    for call, error, message in (
+        (lambda: cache.free(jnp.array([2])), ValueError, "rows must be those of a cache of 2"),
+        (lambda: cache.insert(jnp.array([5]), text), ValueError, "rows must be those of a cache"),
+        (lambda: cache.insert(jnp.arange(2), text), ValueError, r"other\.loops.* must be float32"),
+        (lambda: cache.insert(one, longer), ValueError, r"other\.loops.*keys must be float32"),
+        (lambda: cache.insert(one, text.loops), TypeError, "other must be a LoopedCache"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    full = jax.tree.map(jnp.ones_like, cache)
+    for rows in (one, jnp.array([False, True])):
+        for array in jax.tree.leaves(full.free(rows))[2:]:  # keys and values are not seen any more
+            assert array[0].all()
+            assert not array[1].any()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("pattern", ["full window gdn", "retention rwkv7 mamba2", "nsa dsa"])
 def test_reading_in_pieces_equals_reading_at_once(pattern):

@@ -36,7 +36,7 @@ class Rows:
     def insert(self, rows: Int[Array, "rows"], other: Self) -> Self:
         """Put the rows of `other`, a cache of the same capacity, in the place of some rows."""
         check_rows(rows, self.length.shape[0])
-        _check_other(self, rows, other)
+        check_other(self, rows, other)
         return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
 
 
@@ -64,7 +64,7 @@ def check_rows(rows: Any, batch: int) -> None:
         raise ValueError(f"rows must be those of a cache of {batch}; got {least} to {most}.")
 
 
-def _check_other(cache: Any, rows: Any, other: Any) -> None:
+def check_other(cache: Any, rows: Any, other: Any) -> None:
     """Refuse to insert what is no cache of the same kind, with as many rows as are replaced."""
     if not isinstance(other, type(cache)):
         raise TypeError(f"other must be a {type(cache).__name__}; got {type(other).__name__}.")
@@ -73,7 +73,9 @@ def _check_other(cache: Any, rows: Any, other: Any) -> None:
     count = rows.shape[0]
     arrays = zip(*map(jax.tree_util.tree_leaves_with_path, (cache, other)), strict=False)
     if jax.tree.structure(cache) != jax.tree.structure(other):
-        raise TypeError("other must hold the same arrays: both caches quantised, or neither.")
+        raise TypeError(
+            "other must hold the same arrays: of one model, both caches quantised, or neither."
+        )
     for (path, held), (_, new) in arrays:
         wanted = (count, *held.shape[1:])
         if (new.shape, new.dtype) != (wanted, held.dtype):

@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from toolkit._checks import checked
 from toolkit.attention import sparse
+from toolkit.attention._caches import check_other, check_rows
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.sparse_memory import SparseMemory
@@ -48,8 +49,8 @@ class LoopedCache:
     prelude: tuple[Any, ...] = ()
     coda: tuple[Any, ...] = ()
 
-    def free(self, rows: Int[Array, "rows"]) -> "LoopedCache":
-        """Forget what some rows remember."""
+    def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "LoopedCache":
+        """Forget what some rows remember, named by number or by True and False."""
         forget = lambda cache: cache.free(rows)  # noqa: E731
         layers = jax.tree.map(forget, (self.loops, self.prelude, self.coda), is_leaf=_is_of_a_layer)
         return LoopedCache(*layers)
@@ -59,6 +60,8 @@ class LoopedCache:
 
         The others go on as they were: a batch takes in the next text when one of its texts ends.
         """
+        check_rows(rows, jax.tree.leaves(self)[0].shape[0])
+        check_other(self, rows, other)
         return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
 
     @classmethod

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import MIXERS
+from toolkit.attention._caches import cleared
 from toolkit.looped.layers import linear, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.parallel.context.along import sequence_mixer
@@ -77,9 +78,9 @@ class RecurrentCache(NamedTuple):
     tail: Float[Array, "batch past channels"] | None = None
     length: Int[Array, "batch"] | None = None
 
-    def free(self, rows: Int[Array, "rows"]) -> "RecurrentCache":
+    def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "RecurrentCache":
         """Forget what some rows remember, for other sequences to take their place."""
-        return jax.tree.map(lambda array: array.at[rows].set(0), self)
+        return jax.tree.map(lambda array: cleared(array, rows), self)
 
 
 class Projection(NamedTuple):
