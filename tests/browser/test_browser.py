@@ -276,6 +276,7 @@ def test_loops_are_added_and_seen_in_both_panels(open_notebook: Callable[[str], 
     page.close()
 
 
+@pytest.mark.nightly
 def test_a_search_is_stepped_and_a_schedule_is_drawn(open_notebook: Callable[[str], Any]) -> None:
     page = open_notebook("lr_search")
     assert_no_errors(page)

@@ -72,7 +72,7 @@ def test_the_oracle_keeps_most_and_all_tokens_are_everything():
     assert whole.error < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_finer_indices_keep_more_and_pages_of_normal_keys_are_any_tokens():
     heavy, flat = heavy_tailed(0), gaussian(0)
 

@@ -31,10 +31,10 @@ WITH_SLIDERS = (
     "MixerPanel", "MixerCostPanel", "MeshPanel", "StepPanel", "DecodePanel", "SlicePanel",
     "ChipMemoryPanel", "SpeedupPanel", "DropPanel",
 )  # fmt: skip
-# Sisters of a panel that is moved by day.
+# Sisters of a panel that is moved by day, and those that are moved longest.
 SISTERS = {
-    "MixerCostPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel", "ChipMemoryPanel",
-    "FitsPanel", "FitPanel", "CodesPanel", "StalePanel",
+    "MixerCostPanel", "LoopPanel", "LoopStatePanel", "RacePanel", "StepPanel", "SlicePanel",
+    "ChipMemoryPanel", "FitsPanel", "DropPanel", "FitPanel", "CodesPanel", "StalePanel",
 }  # fmt: skip
 MOVED = [
     *FIRST_TIER,

@@ -72,7 +72,7 @@ def by_hand(model, tokens, key, loops):
     return jnp.mean(jnp.square(logits)), logits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gradient_goes_through_the_last_loops_alone():
     model, tokens, key = build(3, prelude="window", coda="full"), some_tokens(), jax.random.key(3)
     by_hand_gradient = jax.jit(jax.grad(by_hand, has_aux=True), static_argnums=3)

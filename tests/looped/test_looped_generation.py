@@ -107,8 +107,7 @@ def test_every_word_is_tried():
     "pattern",
     [
         FIRST,
-        *(pytest.param(pattern, marks=pytest.mark.nightly) for pattern in OTHERS[:-1]),
-        pytest.param(OTHERS[-1], marks=pytest.mark.slow),
+        *(pytest.param(pattern, marks=pytest.mark.nightly) for pattern in OTHERS),
     ],
 )
 def test_prompts_of_different_lengths_decode_together(pattern):

@@ -183,7 +183,7 @@ def test_packed_documents_do_not_meet(pattern):
     np.testing.assert_allclose(logits[:, 11:], forward(model, second), **FLOAT32_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_is_finite_and_near_float32():
     config = small("gdn window full", loops=2)
     exact, coarse = build(config), build(dataclasses.replace(config, dtype="bfloat16"))
