@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention import draw_inputs, mixer
+from toolkit.attention import draw_inputs, mixer, softmax_attention
 from toolkit.parallel import make_mesh, use_cores
 
 TIME = 40
@@ -65,6 +65,15 @@ def test_what_the_cores_do_not_divide_stays_on_one(two_cores):
     row = mixer("gdn")
     out, _ = row.function(*draw_inputs(row, TIME, batch=1, heads=3))
     assert len(out.sharding.device_set) == 1
+
+
+def test_sinks_and_queries_that_do_not_count_leave_attention_on_both_cores(two_cores):
+    q, k, v = draw_inputs(mixer("full"), TIME, batch=2, heads=4)
+    options = {"sinks": jnp.arange(4.0), "query_seq_lengths": jnp.asarray([TIME, 9])}
+    out, _ = softmax_attention(q, k, v, **options)
+    assert len(out.sharding.device_set) == 2
+    use_cores(1)
+    np.testing.assert_allclose(out, softmax_attention(q, k, v, **options)[0], rtol=1e-6, atol=1e-6)
 
 
 def test_programs_with_a_mesh_of_their_own_stay_as_they_are(two_cores):

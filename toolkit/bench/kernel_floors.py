@@ -78,6 +78,11 @@ def _phase_floors() -> str:
             3 * size * tokens + chunk * tokens,
             2 * square + 10 * tokens + 2 * state,
         ),
+        "`gpu_prepare`, back": (2 * chunk * tokens, 4 * square + 10 * tokens + 28 * chunk),
+        "`gpu_gradients`": (
+            3 * size * tokens + 9 * chunk * tokens,
+            2 * square + 18 * tokens + 4 * state + 56 * chunk + 4 * size,
+        ),
     }
     lines: list[Any] = [header, ("---",) * len(header)]
     for name, (products, traffic) in phases.items():
@@ -88,7 +93,7 @@ def _phase_floors() -> str:
 compiled, not run on a GPU yet. Inverses by blocks of 16 tokens take {INSTRUCTIONS} products of
 64 x 16 x 16 per chunk, {2 * chunks * INSTRUCTIONS * 64 * 16**2 / 1e9:.0f} GFLOP in all, where \
 doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}.
-Gradients of what `gpu_prepare` computes are XLA's, which copies their inputs.
+The backward pass runs `gpu_prepare` again, with its T, then the walk back and `gpu_gradients`.
 
 {_table(lines)}"""
 

@@ -3,6 +3,9 @@
 All three are the same model from the same weights: forward, backward, clipping by the global norm
 and AdamW, one update per call. Plain JAX is what one would write in an afternoon: a dict of
 arrays, `jax.nn` and optax. PyTorch's is transformers' Llama with fused attention and fused AdamW.
+
+Ours comes twice: as one calls it without any set-up, and with every batch shared among the cores
+after `use_cores()`, as `toolkit train` does. A batch of one sequence cannot be shared.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +19,11 @@ import optax
 from flax import nnx
 
 from toolkit.bench.harness import Case, PlannedCase
-from toolkit.bench.peers import has_torch
+from toolkit.bench.peers import AFTER, has_torch
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.looped.checkpoints import load_checkpoint
 from toolkit.looped.layers import rotary_embedding
+from toolkit.parallel import Layout, data_parallel, make_mesh, use_cores
 from toolkit.training import TrainState, adamw, make_train_step
 
 LAYERS, WIDTH, HEADS = 4, 128, 4
@@ -45,37 +49,46 @@ def _case(batch: int, time: int, cores: int, name: str) -> Case:
         contenders[TORCH], model = _torch_llama(config, tokens, cores)
     else:
         model = LoopedLM(config, rngs=nnx.Rngs(0))
-    contenders = {
-        OURS: jax_step(our_loss(model), nnx.state(model), tokens),
-        PLAIN: jax_step(_plain_loss, plain_parameters(model), tokens),
-        **contenders,
-    }
+    params, ours = nnx.state(model), {}
+    for label, count in {OURS: 1, OURS + AFTER: cores}.items():
+        if label == OURS or (count > 1 and batch % count == 0):
+            use_cores(count)
+            layout = data_parallel(params, make_mesh({"data": count})) if count > 1 else None
+            ours[label] = jax_step(our_loss(model), params, tokens, layout)
+    use_cores(1)
+    plain = jax_step(_plain_loss, plain_parameters(model), tokens)
+    contenders = {**ours, PLAIN: plain, **contenders}
     return Case(
         name=name,
         contenders=contenders,
-        check=partial(_same_losses, contenders),
-        ours=OURS,
+        check=partial(_same_losses, contenders, list(ours)[-1]),
+        ours=list(ours)[-1],
         targets={PLAIN: 1.2, TORCH: 1.0},
     )
 
 
-def _same_losses(contenders: Mapping[str, Callable], first: Mapping[str, Any]) -> None:
+def _same_losses(contenders: Mapping[str, Callable], ours: str, first: Mapping[str, Any]) -> None:
     """The loss before an update and the loss after it, which sees gradients and optimiser."""
     for losses in (first, {name: call() for name, call in contenders.items()}):
-        wanted = float(losses[OURS])
+        wanted = float(losses[ours])
         for name, loss in losses.items():
             if not abs(float(loss) - wanted) <= TOLERANCE * wanted:
-                raise ValueError(f"{name!r} has loss {float(loss):.6f}, {OURS!r} {wanted:.6f}")
+                raise ValueError(f"{name!r} has loss {float(loss):.6f}, {ours!r} {wanted:.6f}")
 
 
-def jax_step(loss: Callable, params: Any, tokens: np.ndarray) -> Callable[[], jax.Array]:
-    """An update by AdamW per call, which returns the loss before it."""
+def jax_step(
+    loss: Callable, params: Any, tokens: np.ndarray, layout: Layout | None = None
+) -> Callable[[], jax.Array]:
+    """An update by AdamW per call, which returns the loss before it; compiled here and now."""
     optimizer = adamw(RATE, clip_norm=CLIP)
-    step = make_train_step(loss, optimizer)
-    held, data = [TrainState.create(params, optimizer)], jnp.asarray(tokens, jnp.int32)
+    state, data = TrainState.create(params, optimizer), jnp.asarray(tokens, jnp.int32)
+    if layout is not None:
+        state, data = layout.apply(state), layout.apply_batch(data)
+    update = make_train_step(loss, optimizer).lower(state, data).compile()
+    held, one = [state], jnp.int32(1)
 
     def call() -> jax.Array:
-        held[0], metrics = step(held[0], data)
+        held[0], metrics = update(held[0], data, one)
         return metrics["loss"][0]
 
     return call

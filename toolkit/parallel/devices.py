@@ -36,6 +36,9 @@ def use_cores(count: int | None = None) -> int:
     Cost:
         Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
         that were put on one device by name (`jax.device_put(x, device)`) cannot be: jax refuses.
+        What a program with mixers returns lies on all cores, so a training step that takes its
+        state in again is compiled twice, unless the state began there:
+        `data_parallel(params, make_mesh({"data": cores})).apply(state)`.
 
     Example:
         >>> use_cores() >= 1
