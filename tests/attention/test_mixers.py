@@ -154,6 +154,20 @@ def test_the_page_of_mixers_is_what_the_rows_say():
     )
 
 
+def test_the_page_says_of_every_mixer_what_it_can_do():
+    lines = mixer_page().splitlines()
+    header = next(line for line in lines if "initial state |" in line)
+    rows = [line for line in lines[lines.index(header) + 2 :] if line.startswith("| `")]
+    assert [line.split("`")[1] for line in rows] == list(MIXERS)
+    cells = {line.split("`")[1]: [x.strip() for x in line.split("|")[-4:-1]] for line in rows}
+    assert header.endswith("| mask and bias | lengths per row | kernels |")
+    lengths = "`query_seq_lengths`, `key_value_seq_lengths`, `cache.length`"
+    kernels = "`cudnn`: NVIDIA GPU; `splash`: TPU"
+    assert cells["full"] == ["`mask`, `bias`", lengths, kernels]
+    assert cells["gdn"] == ["no", "none", "`pallas`: TPU, Hopper GPU"]
+    assert cells["dsa"] == ["no", "`cache.length`", "none"]
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_the_page_names_implementations_that_exist(name):
     row = MIXERS[name]

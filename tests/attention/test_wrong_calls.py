@@ -1,6 +1,7 @@
 """A wrong call is refused in one line that names the argument, whatever the mixer."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -163,6 +164,36 @@ def test_rows_that_a_cache_does_not_have(name):
     refused(lambda: empty(1, capacity=1.5), TypeError, "capacity of .* must be an int; got 1.5")
     refused(lambda: empty(1, capacity=8, dtype=int), TypeError, "dtype must be floating point")
     refused(lambda: cache.free(jnp.array([True])), ValueError, "rows, of True and False, must be 2")
+
+
+@pytest.mark.parametrize("name", ["full", "window", "moba", "dsa"])
+def test_a_cache_that_holds_fewer_than_no_tokens(name):
+    row = mixer(name)
+    inputs = draw_inputs(row, 2)
+    cache = row.empty_state(2, 2, 16, 8, 300, jnp.float32, **row.options)
+    cache = replace(cache, length=jnp.array([0, -1]))
+    message = "cache.length must be at least 0 in every row; got -1"
+    token = [x[:, 0] for x in inputs]
+    refused(lambda: row.step(*token, cache, **row.options), ValueError, message)
+    call = functools.partial(row.function, *inputs, initial_state=cache, **row.options)
+    refused(call, ValueError, message)
+
+
+@pytest.mark.by_family
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("time", [20, 160])
+def test_a_transpose_of_what_is_no_linear_program(name, time):
+    row = mixer(name)
+    inputs = draw_inputs(row, time, batch=1)
+    place = row.names.index("v")
+
+    def of_values(v):
+        return row.function(*inputs[:place], v, *inputs[place + 1 :], **row.options)[0]
+
+    transpose = jax.linear_transpose(of_values, inputs[place])
+    out = jax.eval_shape(of_values, inputs[place])
+    message = r"linear_transpose of a mixer is not .* use jax.vjp\(function, zeros\)\[1\]"
+    refused(lambda: transpose(jnp.ones(out.shape)), NotImplementedError, message)
 
 
 def test_a_quantised_cache_takes_in_quantised_ones_alone():

@@ -6,7 +6,7 @@ shows. A token that finds no room is an error: ValueError when the lengths are k
 `jax.jit` NaN in the outputs of that row until it is freed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -17,7 +17,8 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 from toolkit._checks import check_integers, shown
-from toolkit.attention._checks import check_same_dtype, check_shapes
+from toolkit.attention._checks import check_same_dtype, check_shapes, declared_shape
+from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 
@@ -84,6 +85,15 @@ def check_other(cache: Any, rows: Any, other: Any) -> None:
             raise ValueError(f"{name} must be {wanted}; got {shown(new)}.")
 
 
+def check_lengths(cache: Any) -> None:
+    """Refuse a cache in which a row of known length holds fewer than no tokens."""
+    if isinstance(cache.length, core.Tracer):
+        return
+    least = int(np.asarray(cache.length).min())
+    if least < 0:
+        raise ValueError(f"cache.length must be at least 0 in every row; got {least}.")
+
+
 def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> None:
     """Refuse a cache of another kind, or one that does not fit the `sizes` or the dtype of k."""
     if not isinstance(cache, kind):
@@ -97,6 +107,7 @@ def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> N
 
 def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> None:
     """Refuse tokens for which a row of known length has no room, or no row of any length has."""
+    check_lengths(cache)
     if isinstance(cache.length, core.Tracer) or isinstance(segment_ids, core.Tracer):
         length, wanted = 0, time if segment_ids is None else 0
     else:
@@ -139,6 +150,33 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
     # one for the result, which takes twenty times as long as the step.
     arrays = lax.cond((slot < cache.capacity).any(), write, lambda: held)
     return replace(cache, **arrays, length=cache.length + 1)
+
+
+def cut_as_arrays_are(
+    function: Callable[..., tuple[Any, ...]],
+    arrays: Sequence[Any],
+    cache: Any,
+    heads: tuple[int | None, ...],
+    heads_out: tuple[int, ...],
+) -> tuple[Any, ...]:
+    """function(*arrays, cache), which ends with the new cache: where arrays are cut along explicit
+    axes of a mesh, each device its share of rows and heads (`over_cores`, whose `heads` these are).
+    """
+    held, tree = jax.tree.flatten(cache)
+    axes = [
+        1 if "key_value_heads" in declared_shape(type(cache).__annotations__[field.name]).dim_str
+        else None
+        for field in fields(cache)
+        if getattr(cache, field.name) is not None
+    ]  # fmt: skip
+
+    def share(*arguments):
+        tokens, rows = arguments[: len(arrays)], arguments[len(arrays) :]
+        *outputs, cache = function(*tokens, tree.unflatten(rows))
+        return *outputs, *jax.tree.leaves(cache)
+
+    every = over_cores(None, share, (*arrays, *held), (*heads, *axes), (*heads_out, *axes))
+    return *every[: len(heads_out)], tree.unflatten(every[len(heads_out) :])
 
 
 class Continued(NamedTuple):

@@ -122,7 +122,7 @@ def check_shapes(
         annotation = declared.__annotations__[name]
         if array is None and NoneType in get_args(annotation):
             continue
-        shape = next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
+        shape = declared_shape(annotation)
         name = prefix + name
         if array is None or not hasattr(array, "ndim"):
             raise TypeError(f"{name} must be an array; got {type(array).__name__}.")
@@ -136,6 +136,11 @@ def check_shapes(
         elif "int32" not in shape.dtypes:
             check_floating(name, array)
     return sizes
+
+
+def declared_shape(annotation: Any) -> Any:
+    """The array type of an annotation that may also allow None."""
+    return next(a for a in (annotation, *get_args(annotation)) if hasattr(a, "dim_str"))
 
 
 def check_broadcasts(name: str, array: Array | None, wanted: Mapping[str, int]) -> None:

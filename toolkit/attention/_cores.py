@@ -45,10 +45,18 @@ class Cut(NamedTuple):
     batch: Any
     heads: Any
 
-    def spec(self, array_has_axes: bool, heads: int | None) -> P:
-        """Of an array whose first axis is the batch and whose axis `heads` the heads."""
-        if not array_has_axes:
-            return P()
+    def spec(self, shape: tuple[int, ...], heads: int | None) -> P:
+        """Of an array whose axis `heads` is the heads, and the first, unless it is that, batch."""
+        names = [self.batch if axis == 0 else None for axis in range(len(shape))]
+        if heads is None or not shape:
+            return P(*names)
+        names[heads] = self.heads
+        if heads < 0:
+            names = [None if size == 1 else name for name, size in zip(names, shape, strict=True)]
+        return P(*names)
+
+    def out_spec(self, heads: int | None) -> P:
+        """Of a result."""
         if heads is None or self.heads is None:
             return P(self.batch)
         return P(self.batch, *(None,) * (heads - 1), self.heads)
@@ -59,14 +67,14 @@ def over_cores(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     heads: tuple[int | None, ...],
-    heads_out: tuple[int, ...] | int,
+    heads_out: tuple[int | None, ...] | int,
 ) -> Any:
     """function(*arguments), each device its share of the batch or of the heads.
 
     By the cut of arrays with explicit axes, else by batch if the cores divide it, else by heads.
-    Called inside `jax.jit`. Every array but scalars begins with `batch`; `heads` says for each
-    argument, and `heads_out` for the result or each of them, on which axis its heads lie (None: it
-    has none).
+    Called inside `jax.jit`. `heads` says for each argument, and `heads_out` for the result or each
+    of them, on which axis its heads lie: None if it has none, counted from the end if its axes may
+    be 1, for all. Every array but scalars begins with `batch`, or without cores with its heads.
     """
     arrays = [
         (array, axis)
@@ -80,13 +88,14 @@ def over_cores(
         return function(*arguments)
 
     def specs(argument, axis):
-        return jax.tree.map(lambda array: cut.spec(array.ndim > 0, axis), argument)
+        return jax.tree.map(lambda array: cut.spec(array.shape, axis), argument)
 
     in_specs = tuple(map(specs, arguments, heads))
     if explicit:
         places = jax.tree.map(lambda spec: NamedSharding(cut.mesh, spec), in_specs)
         arguments = jax.sharding.reshard(arguments, places)
-    out_specs = jax.tree.map(lambda axis: cut.spec(True, axis), heads_out)
+    is_one = isinstance(heads_out, int)
+    out_specs = cut.out_spec(heads_out) if is_one else tuple(map(cut.out_spec, heads_out))
     names = set(_explicit_axes(cut.mesh)) if explicit else set(cut.mesh.axis_names)
     spread = jax.shard_map(
         function, mesh=cut.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names
@@ -122,12 +131,13 @@ def _explicit_cut(arrays: list[tuple[Any, int | None]]) -> Cut | None:
         for at, names in enumerate(_axes_of(array)):
             if not names:
                 continue
+            axis = axis if axis is None else axis % array.ndim
             if at not in (0, axis):
                 raise NotImplementedError(
                     f"an array is cut along its axis {at}, {jax.typeof(array)}; attention goes on "
                     "with explicit axes on batch and heads alone: reshard it."
                 )
-            (batch if at == 0 else heads).add(names)
+            (heads if at == axis else batch).add(names)
             mesh = jax.typeof(array).sharding.mesh
     if mesh is None:
         return None
@@ -140,7 +150,7 @@ def _explicit_cut(arrays: list[tuple[Any, int | None]]) -> Cut | None:
     if cut.heads:
         count = math.prod(mesh.shape[name] for name in cut.heads)
         for array, axis in arrays:
-            if axis is not None and array.shape[axis] % count:
+            if axis is not None and axis >= 0 and array.shape[axis] % count:
                 raise ValueError(
                     f"{array.shape[axis]} heads of {jax.typeof(array)} are not divided by {count}, "
                     f"the size of {cut.heads}, along which other arrays are cut."

@@ -23,6 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from toolkit.attention._cores import refuse_explicit_axes
+from toolkit.attention._transposes import without_transpose
 
 
 def differentiable(forward: Callable, backward: Callable, equation: Callable) -> Callable:
@@ -34,7 +35,7 @@ def differentiable(forward: Callable, backward: Callable, equation: Callable) ->
 
     @jax.custom_jvp
     def function(inputs, context):
-        return forward(inputs, context)
+        return without_transpose(forward(inputs, context))
 
     @partial(function.defjvp, symbolic_zeros=True)
     def function_jvp(primals, tangents):

@@ -2,8 +2,9 @@
 
 FLOPs count the matrix products of this implementation, two a multiply-add; bytes count what must
 at least cross the memory bus: inputs and outputs once. `element_bytes` is the size of one number
-of q, k, v and o; gates and recurrent states are float32. All functions take (batch, time, heads,
-key, value) and the options of their row of `MIXERS`.
+of q, k, v and o; gates and recurrent states are float32. Chunks are those of a pass that is
+differentiated. All functions take (batch, time, heads, key, value) and the options of their row of
+`MIXERS`.
 """
 
 import math

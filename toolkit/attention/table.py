@@ -6,14 +6,18 @@ a mixer can do from the arguments its function takes. A test holds the page agai
 
 import inspect
 import re
+from collections.abc import Iterable
 
 from toolkit.attention.inputs import Input
 from toolkit.attention.mixers import MIXERS
 from toolkit.attention.row import Mixer
+from toolkit.attention.softmax.softmax_attention import softmax_attention
+from toolkit.attention.softmax.stock import STOCK
 
 HEAD_SIZE = 128
 CONTEXT = 8192
 _ARXIV, _LINK = re.compile(r"arXiv:(\d+\.\d+)"), r"[arXiv:\1](https://arxiv.org/abs/\1)"
+_KERNELS = {"pallas": "TPU, Hopper GPU", "cudnn": "NVIDIA GPU", "splash": "TPU"}
 HEADER = f"""# Token mixers
 
 Every mixer of `toolkit.attention`, from its row of `MIXERS`. `python -m toolkit.attention.table`
@@ -34,8 +38,11 @@ ABILITIES = """## What each can do
 Gates are log-decays (`g`, at most 0), strengths and time steps: one number per token and head, or
 one per channel where it says so; an indexer serves all heads. *Packed*: several documents in one
 sequence, told apart by `segment_ids`. *Initial state*: continues where an earlier call ended. Every
-implementation has a gradient; those in the last column also have forward mode and derivatives of
-any order, at any length.
+implementation has a gradient; those under *forward mode, second derivatives* have both, and
+derivatives of any order, at any length. *Lengths per row*: where sequences of different lengths
+share a batch, what counts the tokens of each; a state of one size has no length, and such sequences
+are filled up in front and told apart by `segment_ids`. *Kernels*: what `implementation=` names and
+the machines it is for.
 `implementation=None` picks what a record shows to be the best on the platform for which a program
 is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when short and
 "blockwise" when long; "masked" or "gathered" by cost. Softmax also takes "cudnn" on NVIDIA GPUs and
@@ -43,6 +50,8 @@ is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when 
 "pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
 generation (H100, H200, GH200; bfloat16), forward, backward and the decode step; nobody has timed
 them yet, so they have to be asked for by name.
+On a CPU one call walks through time on one core; after `toolkit.parallel.use_cores()` sequences,
+or else heads, are shared among all of them.
 """
 
 
@@ -55,7 +64,7 @@ def mixer_page() -> str:
     )  # fmt: skip
     abilities = _table(
         ("name", "inputs", "gates", "causal", "packed", "initial state", "implementations",
-         "forward mode, second derivatives"),
+         "forward mode, second derivatives", "mask and bias", "lengths per row", "kernels"),
         [_abilities(row) for row in MIXERS.values()],
     )  # fmt: skip
     papers = "\n".join(
@@ -89,6 +98,11 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
         ", ".join(f"`{x.name}`{_shape(x)}" for x in row.inputs if x.is_gate == is_gate)
         for is_gate in (False, True)
     )
+    lengths = [name for name in ("query_seq_lengths", "key_value_seq_lengths") if name in takes]
+    state = row.empty_state(1, 1, 1, 1, CONTEXT, "float32", **row.options)
+    lengths += ["cache.length"] * hasattr(state, "length")
+    names = (*row.implementations, *(STOCK if row.function is softmax_attention else ()))
+    kernels = [name for name in names if name in _KERNELS]
     return (
         f"`{row.name}`",
         tokens,
@@ -96,8 +110,15 @@ def _abilities(row: Mixer) -> tuple[str, ...]:
         "yes, or not" if "is_causal" in takes else "yes",
         "yes" if "segment_ids" in takes else "no",
         "yes" if "initial_state" in takes else "no",
-        *(", ".join(f"`{name}`" for name in x) for x in (row.implementations, row.differentiable)),
+        *map(_named, (row.implementations, row.differentiable)),
+        _named(name for name in ("mask", "bias") if name in takes) or "no",
+        _named(lengths) or "none",
+        "; ".join(f"`{name}`: {_KERNELS[name]}" for name in kernels) or "none",
     )
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _shape(one: Input) -> str:

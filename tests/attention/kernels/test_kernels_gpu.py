@@ -23,6 +23,7 @@ from toolkit.attention import gated_delta_net_reference, gated_linear_attention_
 from toolkit.attention.kernels import gpu_chunked
 from toolkit.attention.kernels.gpu_factors import Delta
 from toolkit.attention.kernels.gpu_factors import _scores as scores_of_chunks
+from toolkit.attention.kernels.gpu_gradients import WIDEST
 from toolkit.attention.kernels.gpu_solve import INSTRUCTIONS, solve
 from toolkit.attention.kernels.gpu_step import step
 from toolkit.attention.kernels.gpu_support import check_chip, launch, token_place
@@ -138,14 +139,24 @@ CASES = {
         {"time": 64, "key": 64, "value": 64, "is_delta": False, "channels": 64, "decay": 9},
     ),
     "gated delta net": (2, {"time": 128, "key": 64, "value": 32}),
+    "gates that jump": (1, {"time": 128, "key": 100, "value": 96}),
+    "heads beyond the kernel of gradients": (1, {"time": 64, "key": 140, "value": 32}),
     "kimi delta attention": (1, {"time": 128, "key": 60, "value": 24, "channels": 60}),
 }
 
 
-@pytest.mark.parametrize("name", by_night({"simple decay", "channels"}, CASES))
+BY_NIGHT = {"channels", "gates that jump", "heads beyond the kernel of gradients"}
+
+
+@pytest.mark.parametrize("name", by_night(BY_NIGHT, CASES))
 def test_chunks_equal_the_token_loop(name):
     heads, sizes = CASES[name]
     inputs = make_inputs(heads, **sizes)
+    if name == "gates that jump":
+        random = np.random.default_rng(1)
+        jumps = random.choice([-87.0, -50.0], inputs.g.shape)
+        g = jnp.where(random.random(jumps.shape) < 0.2, jumps.astype(np.float32), inputs.g)
+        inputs = inputs._replace(g=g)
     documents = None
     if name in ("simple decay", "gated delta net"):  # inside a chunk, and at its edge
         ends = jnp.array([30, 64, 120])
@@ -283,6 +294,7 @@ def test_real_shapes_lower_for_cuda(shape):
 
     inputs = abstract(heads, time, size, channels, is_delta)
     kernels = 4 if channels == 1 or is_delta else 3  # prepare or solve, walk, outputs, walk back
+    kernels += 2 * (channels == 1 and size <= WIDEST)  # prepare again, gradients
     assert lowered(train, inputs).count("custom_call @mosaic_gpu") == kernels
     token = [x and jax.ShapeDtypeStruct(x.shape[:1] + x.shape[2:], x.dtype) for x in inputs]
     assert lowered(step, *token[:5], inputs.state).count("custom_call @mosaic_gpu") == 1
@@ -310,8 +322,17 @@ def test_tokens_are_read_and_written_where_they_lie(is_delta, key_heads):
     assert "custom_call" in operations
     batch, place, head, _ = token_place(11, 2, heads=6, group=6 // key_heads)
     assert (int(batch), place.start, int(head)) == (1, 128, key_heads - 1)
-    copies = {"transpose", "gather", "concatenate", "pad", "broadcast_in_dim"}
+    copies = {"transpose", "gather", "concatenate", "pad", "broadcast_in_dim", "convert"}
     assert not copies & set(operations)
+
+    def train(*x):
+        out, pull = jax.vjp(gpu_chunked.chunked, *x)
+        return pull(out)
+
+    program = lowered(train, q, q, v, g, gate if is_delta else None, state)
+    operations = set(re.findall(r"stablehlo\.(\w+).*xbf16>", program))
+    operations -= {"convert"} if key_heads < 6 else set()  # what heads share is summed in float32
+    assert not (copies | {"dot_general"}) & operations
 
 
 def test_sharded_rows_lower_for_cuda():
@@ -324,7 +345,7 @@ def test_sharded_rows_lower_for_cuda():
         return out, pull(out)
 
     sharded = jax.shard_map(train, mesh=mesh, in_specs=rows, out_specs=rows)
-    assert lowered(sharded, abstract(4, 128, 64, 1, True)).count("custom_call @mosaic_gpu") == 4
+    assert lowered(sharded, abstract(4, 128, 64, 1, True)).count("custom_call @mosaic_gpu") == 6
 
 
 def test_lowering_refuses_too_much_shared_memory():
@@ -389,4 +410,4 @@ def test_kernels_compile_to_machine_code(hopper_without_a_gpu):
 
     inputs = jax.tree.map(place, inputs)
     compiled = jax.jit(train, out_shardings=hopper_without_a_gpu).lower(inputs).compile()
-    assert compiled.as_text().count("mosaic_gpu") >= 4
+    assert compiled.as_text().count("mosaic_gpu") >= 6

@@ -52,6 +52,20 @@ def test_unit_length():
     np.testing.assert_allclose(jnp.linalg.norm(unit_length(draw(5, 4)), axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1e6, 1e13, 1e18])
+def test_the_gradient_of_unit_length_is_right_at_any_length(length):
+    x, weights = draw(4).astype(jnp.float32), jnp.arange(4, dtype=jnp.float32)
+    gradient = jax.grad(lambda x: jnp.sum(weights * unit_length(x)))
+    np.testing.assert_allclose(length * gradient(length * x), gradient(x), rtol=1e-4)
+
+
+def test_a_vector_whose_length_overflows_is_not_a_number():
+    x = jnp.asarray([[2e19, 1.0], [3.0, 4.0]])
+    np.testing.assert_allclose(unit_length(x), [[np.nan] * 2, [0.6, 0.8]], rtol=1e-6)
+    gradient = jax.grad(lambda x: jnp.nansum(unit_length(x)))(x)
+    assert np.isfinite(gradient[1]).all()
+
+
 @pytest.mark.by_family
 @pytest.mark.parametrize(
     "name",

@@ -325,6 +325,20 @@ def test_a_quantised_cache_holds_what_a_float_cache_holds(sliding_window):
     assert (error < QUANTISED_ERROR).all()
 
 
+def test_what_a_quantised_cache_rounds_has_no_derivative():
+    q, k, v = draw(3)
+    cache = KVCache.empty(BATCH, KEY_HEADS, KEY, VALUE, 4, is_quantised=True)
+
+    def loss(q, k, v):
+        out, held = softmax_attention(q, k, v, initial_state=cache)
+        return jnp.sum(out) + jnp.sum(softmax_attention_step(q[:, 0], k[:, 0], v[:, 0], held)[0])
+
+    assert jnp.isfinite(jax.jit(jax.grad(loss))(q, k, v)).all()
+    for place in (1, 2):
+        with pytest.raises(NotImplementedError, match="rounds have no derivative; use a cache"):
+            jax.jit(jax.grad(loss, argnums=place))(q, k, v)
+
+
 def bad_calls():
     q, k, v = (array[:, 0] for array in draw(1))
     many = draw(3)

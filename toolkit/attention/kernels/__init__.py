@@ -7,7 +7,6 @@ decays by e^g, per token or per key channel, with (beta) or without the delta ru
 
 From the mixers
     dispatch      time to whole chunks, and the device's functions
-    refusals      one line where a derivative is asked for that no kernel has
 
 TPU (Mosaic TPU; v5e and v6e)
     tpu_chunked   chunked: a grid over rows and chunks, the state in VMEM; and its gradient
@@ -21,10 +20,11 @@ NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
     gpu_chunked   chunked: the phases below one after another; and their gradient
     gpu_step      step: decode one token, the state read and written once
     gpu_prepare   what is known of all chunks before the state is, on chip
-    gpu_factors   the same by XLA, for gradients and where every channel decays apart
+    gpu_factors   the same by XLA, where every channel decays apart
     gpu_solve     the inverse of each chunk's system, on chip
     gpu_walk      the walk over chunks with the state in registers, and the walk back
     gpu_outputs   what every token reads
+    gpu_gradients gradients of queries, keys, values and gates, once the walk back is done
     gpu_latent    one query per head against a latent cache
     gpu_pages     one query per head against the pages of a cache that a table names
     gpu_tokens    one query per head against listed tokens of a cache (Triton, as the next)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._platforms import run_on
-from toolkit.attention.kernels.refusals import gradient_only, no_derivative
+from toolkit.attention._refusals import gradient_only, no_derivative
 from toolkit.attention.linear.engine.recurrence import Tokens
 from toolkit.attention.linear.engine.rule import Rule, act
 

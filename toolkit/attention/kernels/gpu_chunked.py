@@ -7,17 +7,20 @@ inverse is found from products of pairs of bf16 numbers (16 bits).
 
 A chunk is 64 tokens. The work is split where its parallelism changes:
 
-    prepare    all chunks at once    scores, decays, T = (I + A)^-1, U, E   Pallas  gpu_prepare
-    walk       chunk after chunk     states at boundaries, N                Pallas  gpu_walk
-    outputs    all chunks at once    O = R S + P N                          Pallas  gpu_outputs
-    backward   factors again (XLA, gpu_factors), the walk in reverse (Pallas), batched products and
-               the pullback of the factors (XLA), from the inputs, T, N and the states at chunk
-               boundaries
+    prepare    all chunks at once    scores, decays, T = (I + A)^-1, U, E     gpu_prepare
+    walk       chunk after chunk     states at boundaries, N                  gpu_walk
+    outputs    all chunks at once    O = R S + P N                            gpu_outputs
 
-Where channels decay apart, XLA prepares the factors (`gpu_factors`) and `gpu_solve` the rest. Else
-queries, keys and values are read where they lie, [batch, time, heads, size], and outputs written
-so: nothing is copied before or after, or repeated where heads of values share a query and key. What
-XLA computes (channels, all gradients) copies its inputs, heads before time.
+    prepare    all chunks at once    factors again, E of the T that was kept  gpu_prepare
+    walk back  chunk after chunk     gradients of states and of N             gpu_walk
+    gradients  all chunks at once    of q, k, v, and numbers per token        gpu_gradients
+
+Kept for the way back are the inputs, T, N and the states at chunk boundaries. What belongs to
+tokens is read and written where they lie, [batch, time, heads, size]: nothing is copied before or
+after, or repeated where heads of values share a query and key. Where channels decay apart, XLA
+prepares the factors (`gpu_factors`) and `gpu_solve` the rest. Their gradients, and those of heads
+beyond 128, are XLA's but for the walk: batched products and the pullback of the factors, which copy
+their inputs, heads before time.
 
 Why split: the walk is sequential in 256 steps for 16,384 tokens, and only rows times tiles of
 columns run beside each other: 128 thread blocks at (2, 16384, 16, 128) for 132 processors. A
@@ -37,13 +40,14 @@ What the programs move there, summed over the kernels that XLA compiles for this
 that takes at 4.8 TB/s (modelled, as is the floor):
 
                            forward            forward and backward
-    simple decay            1.9 GB  0.4 ms    10.0 GB  2.1 ms
-    Gated DeltaNet          2.7 GB  0.6 ms    15.0 GB  3.1 ms
+    simple decay            1.9 GB  0.4 ms     4.8 GB  1.0 ms
+    Gated DeltaNet          2.7 GB  0.6 ms     6.4 GB  1.3 ms
     Kimi Delta Attention   16.9 GB  3.5 ms    49.0 GB  10 ms
 
-Next to gain is the pullback of the factors, whose batched products and sums XLA runs one after
-another, and the scores of channels, whose exponentials XLA writes to memory. A mixer's call moves
-1.5 GB more, as it looks for NaN in its inputs and keeps them from spreading.
+Next to gain are the scores of channels, whose exponentials XLA writes to memory, and their
+gradients; gradients on chip for heads of 256; and, in the walk back, R and L from the queries and
+keys themselves. A mixer's call moves 1.5 GB more, as it looks for NaN in its inputs and keeps them
+from spreading.
 
 What bf16 costs: with keys of unit length in directions of their own, outputs and gradients stay
 within 0.005 and 0.008 of the float32 token loop (relative, root mean square). Keys that hardly
@@ -53,11 +57,12 @@ there outputs lose 1 % and gates 4 %. Where that matters, take implementation="x
 What is proven without a GPU: the interpreter, which runs these very kernels, agrees with the
 token loop in values and gradients, with uninitialised memory as NaN and no race found; the
 kernels lower for CUDA within shared memory; and with jax's CUDA plugin installed, ptxas compiles
-them ahead of time for sm_90a, with at most 197 registers a thread and nothing spilled (heads of
-256: 211 where chunks are prepared, 255 and 120 bytes in the walk back). Operands in registers, and
-those read by columns, are multiplied by `jnp.dot` where interpreted. None of this says that the
-kernels run, or how fast: the interpreter does WGMMA and stores to global memory at once, so it
-cannot see a missing wait for them, and no time has been measured.
+them ahead of time for sm_90a, with at most 197 registers a thread, 255 where gradients of a delta
+rule are found, and nothing spilled (heads of 256: 210 where chunks are prepared, 255 and 128 bytes
+in the walk back). Operands in registers, and those read by columns, are multiplied by `jnp.dot`
+where interpreted. None of this says that the kernels run, or how fast: the interpreter does WGMMA
+and stores to global memory at once, so it cannot see a missing wait for them, and no time has been
+measured.
 """
 
 from functools import partial
@@ -67,13 +72,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Delta, Factors, cut, dot, factors, shared
+from toolkit.attention._refusals import no_derivative
+from toolkit.attention.kernels.gpu_factors import (
+    Delta,
+    Factors,
+    Solution,
+    cut,
+    dot,
+    factors,
+    shared,
+)
+from toolkit.attention.kernels.gpu_gradients import WIDEST, gradients
 from toolkit.attention.kernels.gpu_outputs import outputs
 from toolkit.attention.kernels.gpu_prepare import prepare
 from toolkit.attention.kernels.gpu_solve import solve
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
 from toolkit.attention.kernels.gpu_walk import walk, walk_backward
-from toolkit.attention.kernels.refusals import no_derivative
 
 
 def chunked(
@@ -150,13 +164,14 @@ def _rows_of_states(x: Array) -> Array:
 
 
 def _factors(q, k, v, g, beta, documents) -> Factors:
-    """In XLA, for channels that decay apart and for gradients, which copy their inputs."""
+    """In XLA, which copies its inputs."""
     return factors(_rows(q), _rows(k), _rows(v), g, beta, documents)
 
 
 def _forward(q, k, v, g, beta, documents, initial_state, interpret):
     if g.shape[-1] == 1:
-        matrices, solution = prepare(q, k, v, g, beta, documents, interpret=interpret)
+        matrices, solved = prepare(q, k, v, g, beta, documents, interpret=interpret)
+        solution = Solution(*solved) if solved else None
     else:
         matrices, solution = _factors(q, k, v, g, beta, documents), None
         if matrices.delta is None:
@@ -173,16 +188,37 @@ def _forward(q, k, v, g, beta, documents, initial_state, interpret):
 def _backward(interpret, saved, cotangents):
     q, k, v, g, beta, documents, states, written, inverse = saved
     d_out, d_final_state = no_derivative("the gradient", cotangents)
+    if g.shape[-1] != 1 or max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return _backward_by_xla(interpret, saved, d_out, d_final_state)
+    inputs = q, k, v, g, beta, documents
+    matrices, erase = prepare(*inputs, inverse, interpret=interpret)
+    d_states, d_written, d_initial_state = walk_backward(
+        matrices, erase[0] if erase else None, d_out, d_final_state, interpret=interpret
+    )
+    kept = states, written, inverse
+    of_inputs = gradients(*inputs, *kept, d_out, d_states, d_written, interpret=interpret)
+    return (*of_inputs, None, d_initial_state)
+
+
+def _backward_by_xla(interpret, saved, d_out, d_final_state):
+    """For channels that decay apart and heads beyond 128; only the walk is a kernel."""
+    q, k, v, g, beta, documents, states, written, inverse = saved
     matrices, pull = jax.vjp(partial(_factors, documents=documents), q, k, v, g, beta)
+    erase = None
     if matrices.delta is None:
         written = matrices.values
+    else:
+        scaled = (inverse.astype(F32) * matrices.delta.strengths[:, :, 1:]).astype(BF16)
+        keys = shared(matrices.delta.keys, len(scaled))
+        erase = -dot("rnij,rnjk->rnik", scaled, keys).astype(BF16)
     # d_states belongs to the state that leaves a chunk, `states` to the one that enters it.
     d_states, d_written, d_initial_state = walk_backward(
-        matrices, inverse, d_out, d_final_state, interpret=interpret
+        matrices, erase, d_out, d_final_state, interpret=interpret
     )
     d_out = cut(_rows(d_out))
-    d_values, d_delta = d_written, None
-    if matrices.delta is not None:
+    if matrices.delta is None:
+        d_values, d_delta = cut(_rows(d_written)), None
+    else:
         # N = T (beta V - strength * keys S), so one product with T^T serves every gradient.
         d_right = dot("rnij,rniv->rnjv", inverse, d_written).astype(BF16)
         d_keys = -dot("rniv,rnkv->rnik", d_right, states)

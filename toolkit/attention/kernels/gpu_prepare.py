@@ -10,10 +10,13 @@ or with keys repeated, nor scores in float32 pass through memory:
     P = (Q K^T) * between,   A = beta * (K K^T) * between below the diagonal
     R = e^G * Q,             L = e^(G_C - G) * K,          T, U, E of A
 
+The way back kept T: it has the factors made again, and E = -T diag(beta e^G) K, but neither T
+nor U.
+
 What is one number per token comes stacked from XLA; G as two sums whose differences are exact.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +24,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Factors, Solution, cut, document_masks
+from toolkit.attention.kernels.gpu_factors import Factors, cut, document_masks
 from toolkit.attention.kernels.gpu_solve import operand, scratch, write_solution
 from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, launch, token_place
 from toolkit.attention.kernels.gpu_walk import Transposed, sum_of_products
@@ -31,14 +34,11 @@ SQUARE = (CHUNK, CHUNK)
 COARSE, FINE, ENTRY, LEAVE, DOCUMENT, BETA, KEY_STRENGTH = range(7)
 
 
-class Prepared(NamedTuple):
-    """What the walk and the outputs need."""
-
-    factors: Factors
-    solution: Solution | None
-
-
-def _numbers(g, beta, documents) -> tuple[Array, Array]:
+def numbers_of_tokens(
+    g: Float[Array, "rows time 1"],
+    beta: Float[Array, "rows time"] | None,
+    documents: Int[Array, "rows time"] | None,
+) -> tuple[Float[Array, "rows chunks kinds C"], Float[Array, "rows chunks 1"]]:
     """One row of numbers per token for each of the names above, and what passes a chunk."""
     coarse, fine = exact_sums(cut(g))
     entry = jnp.exp(coarse + fine)
@@ -56,6 +56,28 @@ def _numbers(g, beta, documents) -> tuple[Array, Array]:
     return jnp.moveaxis(jnp.concatenate(numbers, axis=-1), -1, 2), through
 
 
+def per_row(numbers: Any, kind: int, shape: tuple[int, int] = SQUARE) -> Array:
+    """On chip, the number of every token along its row."""
+    return lax.broadcast_in_dim(numbers[kind], shape, (0,))
+
+
+def decays_between(numbers: Any) -> Array:
+    """On chip, e^(G_i - G_j) for j <= i in one document, else 0."""
+
+    def difference(kind):
+        return per_row(numbers, kind) - lax.broadcast_in_dim(numbers[kind], SQUARE, (1,))
+
+    i, j = (lax.broadcasted_iota(jnp.int32, SQUARE, axis) for axis in (0, 1))
+    is_past = (j <= i) & (difference(DOCUMENT) == 0.0)
+    return jnp.exp(jnp.where(is_past, difference(COARSE) + difference(FINE), -jnp.inf))
+
+
+def below_diagonal(x: Array) -> Array:
+    """On chip, x_ij for j < i, else 0."""
+    i, j = (lax.broadcasted_iota(jnp.int32, SQUARE, axis) for axis in (0, 1))
+    return jnp.where(j < i, x, 0.0)
+
+
 def prepare(
     q: Float[Array, "batch time key_heads key"],
     k: Float[Array, "batch time key_heads key"],
@@ -63,49 +85,51 @@ def prepare(
     g: Float[Array, "rows time 1"],
     beta: Float[Array, "rows time"] | None,
     documents: Int[Array, "rows time"] | None,
+    inverse: Float[Array, "rows chunks C C"] | None = None,
     *,
     interpret: Any = False,
-) -> Prepared:
-    """Factors and solution of all chunks, in bf16.
+) -> tuple[Factors, list[Array]]:
+    """The factors of all chunks in bf16 and, under a delta rule, T, U and E, or E of a known T.
 
-    C^2 K multiply-adds per chunk, and under a delta rule twice that and those of `solve`. Reads
-    2 C (2 K + V) bytes and writes 2 (2 C K + C^2), with a delta rule 2 (C^2 + C K + C V) more.
+    C^2 K multiply-adds per chunk, and under a delta rule twice that and those of `solve`; with T
+    only C^2 K more. Reads 2 C (2 K + V) bytes and writes 2 (2 C K + C^2), with a delta rule
+    2 (C^2 + C K + C V) more. With T it reads that instead of V, and writes 2 C K more.
     """
-    numbers, through = _numbers(g, beta, documents)
+    numbers, through = numbers_of_tokens(g, beta, documents)
     (rows, count, kinds, _), (_, _, heads, value) = numbers.shape, v.shape
     key, is_delta = q.shape[-1], beta is not None
+    is_solved = is_delta and inverse is None
+    sources, shapes = [numbers, q, k], [(CHUNK, key), (CHUNK, key), SQUARE]
+    if is_solved:
+        sources, shapes = [*sources, v], [*shapes, SQUARE, (CHUNK, value), (CHUNK, key)]
+    elif is_delta:
+        sources, shapes = [*sources, inverse], [*shapes, (CHUNK, key)]
 
     def body(*refs):
-        inputs, outputs = 3 + is_delta, 3 + 3 * is_delta
-        sources, results = refs[:inputs], refs[inputs : inputs + outputs]
-        q_smem, k_smem, leave_smem, scores_smem, numbers_smem, *rest = refs[inputs + outputs :]
-        *rest, loaded = rest
+        inputs, outputs = len(sources), len(sources) + len(shapes)
+        (numbers, *tokens), results = refs[:inputs], refs[inputs:outputs]
+        numbers_smem, q_smem, k_smem, leave_smem, scores_smem, rest, loaded = refs[outputs:]
         place = lax.axis_index("row"), lax.axis_index("chunk")
-        plgpu.copy_gmem_to_smem(sources[0].at[place], numbers_smem, loaded)
-        for source, buffer in zip(sources[1:], (q_smem, k_smem, *rest[:1]), strict=True):
-            tokens = token_place(*place, heads, group=heads // source.shape[2])
-            plgpu.copy_gmem_to_smem(source.at[tokens], buffer, loaded)
+        plgpu.copy_gmem_to_smem(numbers.at[place], numbers_smem, loaded)
+        if is_delta and not is_solved:
+            plgpu.copy_gmem_to_smem(tokens.pop().at[place], rest[0], loaded)
+        for source, buffer in zip(tokens, (q_smem, k_smem, *rest[:is_solved]), strict=True):
+            part = token_place(*place, heads, group=heads // source.shape[2])
+            plgpu.copy_gmem_to_smem(source.at[part], buffer, loaded)
         plgpu.barrier_wait(loaded)
-
-        def per_row(kind, shape=SQUARE):
-            return lax.broadcast_in_dim(numbers_smem[kind], shape, (0,))
-
-        def difference(kind):
-            return per_row(kind) - lax.broadcast_in_dim(numbers_smem[kind], SQUARE, (1,))
 
         def scores(left):
             return sum_of_products(SQUARE, [(left, Transposed(k_smem))], interpret) * between
 
         def scaled(buffer, kind):
-            return (per_row(kind, (CHUNK, key)) * buffer[...].astype(F32)).astype(BF16)
+            strength = per_row(numbers_smem, kind, (CHUNK, key))
+            return (strength * buffer[...].astype(F32)).astype(BF16)
 
         def send(buffer, result):
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, result.at[place])
 
-        i, j = (lax.broadcasted_iota(jnp.int32, SQUARE, axis) for axis in (0, 1))
-        is_past = (j <= i) & (difference(DOCUMENT) == 0.0)
-        between = jnp.exp(jnp.where(is_past, difference(COARSE) + difference(FINE), -jnp.inf))
+        between = decays_between(numbers_smem)
         scores_smem[...] = scores(q_smem).astype(BF16)
         leave_smem[...] = scaled(k_smem, LEAVE)
         read, leave, attention, *solution = results
@@ -113,37 +137,44 @@ def prepare(
         send(leave_smem, leave)
         q_smem[...] = scaled(q_smem, ENTRY)
         send(q_smem, read)
-        if is_delta:
+        if is_solved:
             values_smem, system_smem, strips = rest
-            system_smem[...] = jnp.where(i == j, 0.0, per_row(BETA) * scores(k_smem))
+            strength = per_row(numbers_smem, BETA)
+            system_smem[...] = below_diagonal(strength * scores(k_smem))
             plgpu.commit_smem()
             by_token = lambda kind, block: numbers_smem[BETA + kind, block]  # noqa: E731
             chunk = [x.at[place] for x in solution]
             write_solution(system_smem, values_smem, k_smem, by_token, strips, chunk, interpret)
+        elif is_delta:
+            strength = lax.broadcast_in_dim(numbers_smem[KEY_STRENGTH], SQUARE, (1,))
+            applied = (-strength * rest[0][...].astype(F32)).astype(BF16)
+            erase = sum_of_products((CHUNK, key), [(applied, k_smem)], interpret)
+            plgpu.commit_smem()  # the keys have been read
+            k_smem[...] = erase.astype(BF16)
+            send(k_smem, *solution)
         plgpu.wait_smem_to_gmem(0)
 
-    def chunks(*shape):
-        return jax.ShapeDtypeStruct((rows, count, *shape), BF16)
-
-    tokens = [chunks(CHUNK, key), chunks(CHUNK, key), chunks(*SQUARE)]
-    solved = [chunks(*SQUARE), chunks(CHUNK, value), chunks(CHUNK, key)] if is_delta else []
+    own = []
+    if is_solved:
+        own = [operand(value), plgpu.SMEM(SQUARE, F32), scratch()]
+    elif is_delta:
+        own = [plgpu.SMEM(SQUARE, BF16)]
     kernel = launch(
         body,
-        out_type=[*tokens, *solved],
+        out_type=[jax.ShapeDtypeStruct((rows, count, *shape), BF16) for shape in shapes],
         scratch_types=[
+            plgpu.SMEM((kinds, CHUNK), F32),
             operand(key),
             operand(key),
             plgpu.SMEM((CHUNK, key), BF16),
             plgpu.SMEM(SQUARE, BF16),
-            plgpu.SMEM((kinds, CHUNK), F32),
-            *([operand(value), plgpu.SMEM(SQUARE, F32), scratch()] if is_delta else []),
-            plgpu.Barrier(num_arrivals=3 + is_delta),
+            own,
+            plgpu.Barrier(num_arrivals=len(sources)),
         ],
         grid=(rows, count),
         grid_names=("row", "chunk"),
         interpret=interpret,
     )
-    read, leave, attention, *solved = kernel(numbers, q, k, *([v] if is_delta else []))
+    read, leave, attention, *solution = kernel(*sources)
     through = jnp.broadcast_to(through, (rows, count, key))
-    factors = Factors(read, leave, attention, through, v, None)
-    return Prepared(factors, Solution(*solved) if solved else None)
+    return Factors(read, leave, attention, through, v, None), solution

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Factors, Solution, dot, shared
+from toolkit.attention.kernels.gpu_factors import Factors, Solution
 from toolkit.attention.kernels.gpu_support import (
     BF16,
     CHUNK,
@@ -92,6 +92,7 @@ def _walk(
     updates: Products,
     plus: str | None = None,  # a tile added to what is written
     heads: int | None = None,  # if the tiles are tokens, which lie as [batch, time, heads, value]
+    is_in_place: bool = False,  # what is written lies as these do
     is_reversed: bool = False,
     interpret: Any = False,
 ) -> list[Array]:
@@ -117,13 +118,16 @@ def _walk(
         def place(i):
             return count - 1 - i if is_reversed else i
 
+        def part_of(chunk, are_tokens):
+            if are_tokens and heads is not None:
+                return token_place(row, chunk, heads, columns)
+            return row, chunk, slice(None), columns
+
         def load(i, stage):
             chunk, barrier = place(i), loaded.at[stage]
             plgpu.copy_gmem_to_smem(through_hbm.at[row, chunk], through_smem.at[stage], barrier)
             for name, source, buffer in zip(names, sources, buffers, strict=True):
-                part = (row, chunk) if name in matrices else (row, chunk, slice(None), columns)
-                if name in tiles and heads is not None:
-                    part = token_place(row, chunk, heads, columns)
+                part = (row, chunk) if name in matrices else part_of(chunk, True)
                 plgpu.copy_gmem_to_smem(source.at[part], buffer.at[stage], barrier)
 
         def step(i, state):
@@ -149,7 +153,8 @@ def _walk(
                     written = written + operand[plus][...].astype(F32)
                 written_smem[...] = written.astype(BF16)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(written_smem, written_hbm[0].at[row, chunk, :, columns])
+                target = written_hbm[0].at[part_of(chunk, is_in_place)]
+                plgpu.copy_smem_to_gmem(written_smem, target)
             kept = lax.broadcast_in_dim(through_smem[stage], state_shape, (0,)) * state
             state = kept + products(state_shape, updates)
             plgpu.commit_smem()  # whatever was read of this stage has been read
@@ -166,7 +171,8 @@ def _walk(
         plgpu.wait_smem_to_gmem(0)
 
     outputs = [jax.ShapeDtypeStruct((rows, count, key, value), BF16)]
-    outputs += [jax.ShapeDtypeStruct((rows, count, CHUNK, value), BF16)] if writes else []
+    written = next(iter(tiles.values())).shape if is_in_place else (rows, count, CHUNK, value)
+    outputs += [jax.ShapeDtypeStruct(written, BF16)] if writes else []
     kernel = launch(
         body,
         out_type=[*outputs, jax.ShapeDtypeStruct((rows, key, value), F32)],
@@ -218,7 +224,7 @@ def walk(
 
 def walk_backward(
     factors: Factors,
-    inverse: Float[Array, "rows chunks C C"] | None,
+    erase: Float[Array, "rows chunks C key"] | None,
     d_out: Float[Array, "batch time heads value"],
     d_final_state: Float[Array, "rows key value"],
     *,
@@ -226,22 +232,19 @@ def walk_backward(
 ) -> tuple[Array, Array, Array]:
     """Gradients of every chunk's outgoing state and written values (bf16), and of the first state.
 
+    Without a delta rule, that is without E, the written values' is the gradient of the values and
+    lies as they do, [batch, time, heads, value].
+
     3 C K V + C^2 V multiply-adds per chunk (2 C K V + C^2 V without a delta rule).
     """
-    matrices = {
-        "L": factors.leave,
-        "P": factors.scores,
-        "R": factors.read,
-    }
+    matrices = {"L": factors.leave, "P": factors.scores, "R": factors.read}
     updates = [("R^T", "dO")]
-    if factors.delta is not None and inverse is not None:
-        scaled = (inverse.astype(F32) * factors.delta.strengths[:, :, 1:]).astype(BF16)
-        keys = shared(factors.delta.keys, len(scaled))
-        matrices["E"] = -dot("rnij,rnjk->rnik", scaled, keys).astype(BF16)
+    if erase is not None:
+        matrices["E"] = erase
         updates.append(("E^T", WRITTEN))
     d_states, d_written, d_initial = _walk(
         factors.through, matrices, {"dO": d_out}, d_final_state,
-        writes=[("L", STATE), ("P^T", "dO")], updates=updates,
-        heads=d_out.shape[2], is_reversed=True, interpret=interpret,
+        writes=[("L", STATE), ("P^T", "dO")], updates=updates, heads=d_out.shape[2],
+        is_in_place=erase is None, is_reversed=True, interpret=interpret,
     )  # fmt: skip
     return d_states, d_written, d_initial

@@ -54,7 +54,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_multiple, check_rank, check_same_dtype, check_shape
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
-from toolkit.attention.kernels.refusals import no_derivative
+from toolkit.attention._refusals import no_derivative
 from toolkit.attention.kernels.tpu_blocks import EXACT, ROUNDED, Products
 from toolkit.attention.kernels.tpu_call import (
     VMEM_BYTES,

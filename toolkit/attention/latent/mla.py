@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from toolkit._checks import checked
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
 from toolkit.attention._checks import check_shape
+from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention._visibility import Extent, packed, positions_in_documents
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache
@@ -144,6 +145,7 @@ def mla_step(
 
 @partial(jax.jit, static_argnames=("config", "implementation"))
 def _step(x_t, weights, cache, *, config, implementation):
+    refuse_explicit_axes((x_t, *jax.tree.leaves(cache)), "a step of latent attention")
     made = project(x_t, weights, cache.length, config)
     cache = write_token(cache, cache.length, axis=1, **kept(made))
     out = attend_latents_step(made, weights, cache, config.scale, implementation)

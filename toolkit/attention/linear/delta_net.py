@@ -76,9 +76,9 @@ def delta_net(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens),
-        2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token and value head forward, about 2.2
-        times as much more backward. Reads q, k, v once.
+        With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens, unless
+        values alone are wanted on a CPU), 2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token
+        and value head forward, about 2.2 times as much more backward. Reads q, k, v once.
 
     Source:
         Yang, Wang, Zhang, Shen, Kim, "Parallelizing Linear Transformers with the Delta Rule over

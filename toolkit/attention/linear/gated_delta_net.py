@@ -87,9 +87,9 @@ def gated_delta_net(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens),
-        2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token and value head forward, about 2.2
-        times as much more backward. Reads q, k, v once.
+        With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens, unless
+        values alone are wanted on a CPU), 2 (3 K V + 2 C K + 2 C V) FLOPs and a little per token
+        and value head forward, about 2.2 times as much more backward. Reads q, k, v once.
 
     Source:
         Yang, Kautz, Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule"

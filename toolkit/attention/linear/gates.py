@@ -19,7 +19,8 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         x: [..., size], queries or keys.
 
     Returns:
-        [..., size] in the dtype of x; summed in float32 (float64 for float64).
+        [..., size] in the dtype of x; summed in float32 (float64 for float64). NaN where that sum
+        overflows, beyond a length of 1.8e19.
 
     Raises:
         TypeError: not floating point.
@@ -34,7 +35,10 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
     check_floating("x", x)
     wide = x.astype(accumulator(x.dtype))
     square = jnp.sum(wide * wide, axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(square + 1e-6)).astype(x.dtype)
+    # Divided by the length and not multiplied by its inverse, the third power of which is in the
+    # gradient, and 0 from a length of 1e13 on.
+    length = jnp.where(square < jnp.inf, jnp.sqrt(square + 1e-6), jnp.nan)
+    return (wide / length).astype(x.dtype)
 
 
 @checked

@@ -83,10 +83,10 @@ def kimi_delta_attention(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 beyond 4096), 2 (3 K V + 2 C K + 2 C V) FLOPs and 2 K
-        exponentials per token and value head forward, about 2.2 times as much more backward. In a
-        chunk where a channel decays below 1e-28, scores are log2(C) products instead of one.
-        Reads the inputs once.
+        With chunks of C = 16 tokens (32 beyond 4096, unless values alone are wanted on a CPU),
+        2 (3 K V + 2 C K + 2 C V) FLOPs and 2 K exponentials per token and value head forward, about
+        2.2 times as much more backward. In a chunk where a channel decays below 1e-28, scores are
+        log2(C) products instead of one. Reads the inputs once.
 
     Source:
         Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture"

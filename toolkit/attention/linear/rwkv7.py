@@ -85,9 +85,9 @@ def rwkv7(
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
-        With chunks of C = 16 tokens (32 beyond 4096), 2 (4 K V + 4 C K + 4 C V) FLOPs and
-        2 K exponentials per token and head forward, about 2.3 times as much more backward. Reads
-        the inputs once.
+        With chunks of C = 16 tokens (32 beyond 4096, unless values alone are wanted on a CPU),
+        2 (4 K V + 4 C K + 4 C V) FLOPs and 2 K exponentials per token and head forward, about 2.3
+        times as much more backward. Reads the inputs once.
 
     Source:
         Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (arXiv:2503.14456),

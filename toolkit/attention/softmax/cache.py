@@ -27,8 +27,10 @@ from toolkit.attention._attend import fixed_scale, masked_softmax
 from toolkit.attention._caches import (
     Rows,
     check_cache,
+    check_lengths,
     check_room,
     continue_rows,
+    cut_as_arrays_are,
     show_overflow,
     write_token,
 )
@@ -48,7 +50,8 @@ class KVCache(Rows):
     Donate it (`jax.jit(step, donate_argnames="cache")`) so that a step writes in place.
 
     Quantised, it holds int8 numbers and their scales, one per token and head: a quarter of the
-    bytes of float32 and 4 more per token and head. `quantisation_error` says what that costs.
+    bytes of float32 and 4 more per token and head. `quantisation_error` says what that costs. Then
+    queries have derivatives, and new keys and values, which are rounded, none: who asks is told.
 
     Attributes:
         keys: [batch, key_value_heads, key, capacity].
@@ -161,13 +164,19 @@ def softmax_attention_step(
     check_kv_cache(cache, sizes, k_t, sliding_window)
     q_t, scale = fixed_scale(q_t, scale)
     options = Options(scale, seen_window(True, sliding_window), checked_cap(logits_soft_cap))
-    out, cache, residual = _step(q_t, k_t, v_t, cache, alibi_slopes, sinks, options=options)
+    out, residual, cache = _step(q_t, k_t, v_t, alibi_slopes, sinks, cache, options=options)
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its conditionals anew every time.
 @partial(jax.jit, static_argnames="options")
-def _step(q_t, k_t, v_t, cache, alibi_slopes, sinks, *, options):
+def _step(*arrays, options):
+    *tokens, cache = arrays
+    step = partial(_step_share, options=options)
+    return cut_as_arrays_are(step, tokens, cache, heads=(1, 1, 1, 0, 0), heads_out=(1, 1))
+
+
+def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     batch, heads, key_size = q_t.shape
     before, _ = options.window
     sliding_window = None if before is None else before + 1
@@ -193,7 +202,7 @@ def _step(q_t, k_t, v_t, cache, alibi_slopes, sinks, *, options):
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)
-    return out[:, 0], cache, residual[:, 0]
+    return out[:, 0], residual[:, 0], cache
 
 
 def _attend_to_slots(
@@ -272,11 +281,24 @@ def quantised(
     x: Float[Array, "batch heads size *time"], dtype
 ) -> tuple[Int8[Array, "batch heads size *time"], Float[Array, "batch heads *time"]]:
     """The nearest of 255 even steps to every number, and what they are to be multiplied by."""
-    x = x.astype(dtype)
+    x = _without_derivative(x.astype(dtype))
     scales = jnp.abs(x).max(axis=2) / 127
     # A token of zeros has the scale 0; one with NaN or inf has no other numbers any more.
     steps = x / jnp.where(scales == 0, 1, scales)[:, :, None]
     return jnp.where(jnp.isfinite(steps), jnp.round(steps), 0).astype(jnp.int8), scales
+
+
+@jax.custom_jvp
+def _without_derivative(x: Array) -> Array:
+    return x
+
+
+@_without_derivative.defjvp
+def _refuse_derivative(primals, tangents):
+    raise NotImplementedError(
+        "keys and values that a quantised cache rounds have no derivative; use a cache that is not "
+        "quantised, or jax.lax.stop_gradient of both."
+    )
 
 
 def check_window(sliding_window: int | None) -> int | None:
@@ -293,8 +315,9 @@ def check_kv_cache(
     """Refuse a cache that does not fit, a ring shorter than its window, or tokens without room."""
     check_cache(cache, KVCache, sizes, k)
     if sliding_window is None:
-        check_room(cache, sizes.get("time", 1), segment_ids)
-    elif cache.capacity < sliding_window:
+        return check_room(cache, sizes.get("time", 1), segment_ids)
+    check_lengths(cache)
+    if cache.capacity < sliding_window:
         raise ValueError(
             f"a cache for sliding_window={sliding_window} needs at least that capacity; "
             f"got {cache.capacity}."

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
@@ -46,6 +47,7 @@ def attend_to_keys(
         whole = even_tile(time, time), even_tile(keys, keys)
         cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)
     else:
+        refuse_explicit_axes(inputs[:3], "dropout in tiles")
         cut = tiling(time, keys, heads, key_heads, options.window, largest_tile)
         forward = partial(attend_tiles, options, cut)
     backward = partial(attend_tiles_backward, options, cut)

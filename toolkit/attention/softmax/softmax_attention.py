@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked, shown
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._caches import show_overflow
+from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import (
     check_broadcasts,
     check_choice,
@@ -158,7 +158,9 @@ def softmax_attention(
         check_stock(implementation, q, k, v, options, given)
         out = stock_attention(q, k, v, segment_ids, lengths, name=implementation, options=options)
         return out, None
-    is_plain = all(x is None for x in (*rare.values(), *lengths)) and not dropout_rate
+    # Sinks and the queries that count come in afterwards.
+    spreads = query_offset, bias, mask, alibi_slopes, key_value_seq_lengths, dropout_key
+    is_plain = all(x is None for x in spreads)
     out, cache, residual = _attend(
         Inputs(q, k, v, bias, alibi_slopes),
         sinks,
@@ -198,24 +200,37 @@ def _attend(
     offset, query_lengths, key_lengths = places
     time = inputs.q.shape[1]
     keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
-    stop = keys.shape[3] if key_lengths is None else jnp.minimum(key_lengths, keys.shape[3])
-    extent, cache = Extent(0 if offset is None else offset, 0, stop), None
-    segments = packed(segment_ids)
-    if initial_state is not None:
-        keys, values, extent, segments, cache = append(
-            initial_state, keys, values, segment_ids, is_ring=sliding_window is not None
-        )
+    arrays = inputs.q, keys, values, inputs.alibi_slopes
 
-    def share(q, k, v, segments):
-        shared = inputs._replace(q=q, k=k, v=v)
+    def share(q, k, v, slopes, segments, bias, mask, offset, key_lengths):
+        stop = k.shape[3] if key_lengths is None else jnp.minimum(key_lengths, k.shape[3])
+        extent = Extent(0 if offset is None else offset, 0, stop)
         context = Context(extent, segments, mask, dropout_key)
-        return attend_to_keys(shared, context, options, implementation)
+        return attend_to_keys(Inputs(q, k, v, bias, slopes), context, options, implementation)
 
-    arrays = inputs.q, keys, values, segments
-    if is_plain:
-        out, residual = over_cores(cores, share, arrays, heads=(2, 1, 1, None), heads_out=(2, 2))
+    def share_with_cache(q, k, v, slopes, segment_ids, cache):
+        is_ring = sliding_window is not None
+        k, v, extent, segments, cache = append(cache, k, v, segment_ids, is_ring=is_ring)
+        context = Context(extent, segments, None, dropout_key)
+        shared = Inputs(q, k, v, None, slopes)
+        return *attend_to_keys(shared, context, options, implementation), cache
+
+    # Which weights are dropped hangs on their places in the whole: a share does not know its own.
+    if initial_state is not None and dropout_key is not None:
+        out, residual, cache = share_with_cache(*arrays, segment_ids, initial_state)
+    elif initial_state is not None:
+        arrays, heads = (*arrays, segment_ids), (2, 1, 1, 0, None)
+        out, residual, cache = cut_as_arrays_are(
+            share_with_cache, arrays, initial_state, heads=heads, heads_out=(2, 2)
+        )
     else:
-        out, residual = share(*arrays)
+        arrays, cache = (*arrays, packed(segment_ids), inputs.bias, mask, offset, key_lengths), None
+        heads = (2, 1, 1, 0, None, -3, -3, None, None)
+        if dropout_key is None:
+            cores = cores if is_plain else None
+            out, residual = over_cores(cores, share, arrays, heads=heads, heads_out=(2, 2))
+        else:
+            out, residual = share(*arrays)
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
     if query_lengths is not None:

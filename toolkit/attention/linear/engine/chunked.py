@@ -13,8 +13,10 @@ the diagonal for e) and E, X the decays from the chunk's entry and to its exit,
 
 T and P(e, k) do not depend on the state: they are computed before the scan.
 
-Every step is differentiable as often as one likes, in both modes: there is no backward pass by
-hand. What reverse mode needs of a chunk is computed again from T, N and the state it entered with.
+There are two ways through a chunk. The one for values alone reads the state once, for q and e
+together, and has P(q, .) computed before the scan, too. The other is differentiated, as often as
+one likes, in both modes: there is no backward pass by hand. What reverse mode needs of a chunk is
+computed again from T, N and the state it entered with.
 
 Arrays here are [chunks, rows, C, ...], where a row is one head of one sequence.
 """
@@ -52,6 +54,7 @@ class Erasure(NamedTuple):
 
     inverse: Float[Array, "*chunks C C"]  # T
     added: Float[Array, "*chunks C C"] | None  # P(e, k), when the rule adds too
+    scores: Float[Array, "*chunks C writers C"] | None  # P(q, w), P(q, k), for values alone
 
 
 def _writers(action: Action) -> Float[Array, "*chunks writers C key"]:
@@ -79,6 +82,12 @@ def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array, prec
     return within_documents(scores, decays.documents)
 
 
+def _read_scores(action: Action, decays: Decays, precision) -> Array:
+    """How strongly each token's query reads what the tokens up to it wrote."""
+    scores = decayed_scores(action.query, _writers(action), decays, precision)
+    return within_documents(scores, decays.documents)
+
+
 def _later(x: Array) -> Array:
     """Along the tokens of a chunk, what the next token has; 0 for the last."""
     return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
@@ -97,13 +106,13 @@ def _erase_entry(rule: Rule, decays: Decays) -> Array:
     return jnp.where(own[..., None], entry, 0)
 
 
-def _erasures(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
+def _erasures(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasure | None:
     """For all chunks: at once, or one by one where the factors of their channels fill a cache."""
-    erasure = partial(_erasure, rule, dtype)
+    erasure = partial(_erasure, rule, dtype, alone)
     return erasure(inputs) if inputs.g.shape[-1] == 1 else lax.map(erasure, inputs)
 
 
-def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
+def _erasure(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasure | None:
     action = act(rule, dtype, inputs.tokens)
     correction = action.correction
     if correction is None:
@@ -112,7 +121,8 @@ def _erasure(rule: Rule, dtype: jnp.dtype, inputs: Chunks) -> Erasure | None:
     precision = product_precision(inputs.tokens[0].dtype)
     scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
     inverse = unit_lower_inverse(_strength(correction) * scores[..., 0, :])
-    return Erasure(inverse, scores[..., 1, :] if action.addition else None)
+    added = scores[..., 1, :] if action.addition else None
+    return Erasure(inverse, added, _read_scores(action, decays, precision) if alone else None)
 
 
 @jax.custom_jvp
@@ -126,24 +136,31 @@ def _known_jvp(primals, tangents):
     return _known(*primals), tangents[1]
 
 
-def _run_chunk(rule, state, xs):
+def _run_chunk(rule, alone, state, xs):
     inputs, erasure = xs
     action = act(rule, state.dtype, inputs.tokens)
     correction, addition = action.correction, action.addition
     decays = chunk_decays(inputs.g, inputs.documents)
     precision = product_precision(inputs.tokens[0].dtype)
     einsum = partial(precise_einsum, precision=precision)
-    scores = decayed_scores(action.query, _writers(action), decays, precision)
-    scores = within_documents(scores, inputs.documents)
+    readers = [decays.entry * action.query]
+    if correction:
+        readers.append(_strength(correction) * _erase_entry(rule, decays) * correction.erase)
 
-    out = einsum("rik,rkv->riv", decays.entry * action.query, state)
+    if alone:
+        # After a single product nothing reads the state, and XLA writes over it: no copy.
+        reads = einsum("rik,rkv->riv", jnp.concatenate(readers, axis=-2), state)
+        out, *erased = jnp.split(reads, len(readers), axis=-2)
+    else:
+        out, *erased = (einsum("rik,rkv->riv", reader, state) for reader in readers)
+    is_known = alone and correction
+    scores = erasure.scores if is_known else _read_scores(action, decays, precision)
     new_state = decays.through * state
     if correction:
         # As values they are known, and the compiler drops them; here they are differentiated, a
         # chunk at a time and beside the other scores.
         erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
-        erase_read = _strength(correction) * _erase_entry(rule, decays) * correction.erase
-        residual = -einsum("rik,rkv->riv", erase_read, state)
+        residual = -erased[0]
         if correction.value is not None:
             residual += _strength(correction) * correction.value
         if addition:
@@ -160,27 +177,32 @@ def _run_chunk(rule, state, xs):
 
 
 def chunked(
-    rule: Rule, inputs: Chunks, initial_state: Float[Array, "rows key value"]
+    rule: Rule, alone: bool, inputs: Chunks, initial_state: Float[Array, "rows key value"]
 ) -> tuple[Float[Array, "chunks rows C value"], Float[Array, "rows key value"]]:
     """Run a rule over chunks, one after another, padded to whole ones with zeros.
+
+    `alone` says that values are all that is wanted: their derivatives are right, but slow.
 
     Multiply-adds per chunk and row: to read and write the state, 2 C K V, and C K V more with a
     correction; scores C^2 K for every pair of a reader and a writer, and C^2 V to use them; the
     inverse at most C^3 / 2. Backward about 2.3 times as many. Kept for the backward pass: the
     inputs, a K x V state per chunk, and T and N of a correction.
 
-    On a CPU the walk takes as long as its products. Those of 16 tokens run at half (heads of 64) or
-    two thirds (heads of 128) of the rate of large ones, and alone take 0.85 of the time of Gated
-    DeltaNet's walk forward, which is two thirds of the whole.
+    On a CPU the walk takes little longer than its products. For values alone and chunks of 16,
+    Gated DeltaNet's walk is two thirds (heads of 64) or four fifths (heads of 128) of the whole,
+    and its products are three quarters of the walk: the one that reads the state runs at the rate
+    of large products, the one that writes it at half (64) or 0.7 (128) of that rate.
 
     Source: Yang, Wang, Shen, Panda, Kim (arXiv:2312.06635), section 4, for decaying and adding;
     Yang, Kautz, Hatamizadeh (arXiv:2412.06464), section 3.3, for correcting.
     """
-    erasure = _erasures(rule, initial_state.dtype, inputs)
-    run_chunk = jax.checkpoint(
-        partial(_run_chunk, rule),
-        prevent_cse=False,
-        policy=jax.checkpoint_policies.save_only_these_names(SOLUTION),
-    )
+    erasure = _erasures(rule, initial_state.dtype, alone, inputs)
+    run_chunk = partial(_run_chunk, rule, alone)
+    if not alone:
+        run_chunk = jax.checkpoint(
+            run_chunk,
+            prevent_cse=False,
+            policy=jax.checkpoint_policies.save_only_these_names(SOLUTION),
+        )
     final_state, out = lax.scan(run_chunk, initial_state, (inputs, erasure))
     return out, final_state

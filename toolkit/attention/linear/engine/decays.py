@@ -141,8 +141,7 @@ def decayed_scores(
         causal = jnp.tril(jnp.ones_like(between, dtype=bool))
         # Masked before exp: the other half would overflow.
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
-        scores = precise_einsum("...ik,...wjk->...iwj", readers, writers, precision=precision)
-        return scores * between[..., :, None, :]
+        return _products(readers, writers, precision) * between[..., :, None, :]
     since_entry, until = decays.since_entry, decays.until
     is_mild = jnp.all(since_entry[..., -1, :] > LEAST_FACTOR)
     arrays = (readers, writers, decays.own, since_entry, until)
@@ -150,12 +149,19 @@ def decayed_scores(
     return lax.cond(is_mild, *forms, *arrays)
 
 
+def _products(readers: Array, writers: Array, precision: Precision) -> Array:
+    """r_i . w_j as [*chunks, C, writers, C]."""
+    # As one axis, or XLA would write every chunk's writers anew, transposed, before it multiplies.
+    rows = writers.reshape(*writers.shape[:-3], -1, writers.shape[-1])
+    products = precise_einsum("...ik,...jk->...ij", readers, rows, precision=precision)
+    return products.reshape(*products.shape[:-1], *writers.shape[-3:-1])
+
+
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def _scores_from_entry(precision, readers, writers, own, since_entry, until):
     causal = jnp.tril(jnp.ones((own.shape[-2],) * 2, bool))[:, None, :]
     readers, writers = readers * since_entry, writers * until[..., None, :, :]
-    scores = precise_einsum("...ik,...wjk->...iwj", readers, writers, precision=precision)
-    return jnp.where(causal, scores, 0)
+    return jnp.where(causal, _products(readers, writers, precision), 0)
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=0)

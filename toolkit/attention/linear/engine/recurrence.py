@@ -32,6 +32,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention._transposes import without_transpose
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
@@ -130,8 +131,7 @@ def _run_share(
     if implementation != "pallas":  # the kernels read the key of a head wherever it is shared
         tokens = own_keys(tokens)
     _, k, v, *_ = tokens.arrays
-    key, value = k.shape[-1], v.shape[-1]
-    state = _initial((*tokens.arrays, tokens.g), initial_state, (key, value))
+    state = _initial((*tokens.arrays, tokens.g), initial_state, (k.shape[-1], v.shape[-1]))
     starts = None if segment_ids is None else _document_starts(segment_ids)
     tokens, state, poison = _quarantine(tokens, state, initial_state is not None, starts)
     if implementation == "scan":
@@ -139,13 +139,10 @@ def _run_share(
     elif implementation == "pallas":
         out, state = _kernels(rule).run_kernels(rule, tokens, state, starts, chunk)
     else:
-        time = v.shape[1]
-        size = chunk or rule.chunk_size(time, key, value, tokens.g.shape[-1])
-        # What a longer chunk would hold besides is padding, in matrices of size by size.
-        size = min(size, max(16, 1 << (time - 1).bit_length()))
-        out, state = _scan_chunks(rule, tokens, state, starts, size)
+        out, state = _scan_chunks(rule, chunk, tokens.arrays, tokens.g, state, starts)
     out = jnp.where(poison.out[..., None], jnp.nan, _scaled(out, tokens.scale))
-    return out.astype(v.dtype), jnp.where(poison.state[..., None, None], jnp.nan, state)
+    state = jnp.where(poison.state[..., None, None], jnp.nan, state)
+    return without_transpose((out.astype(v.dtype), state))
 
 
 def step(
@@ -347,13 +344,53 @@ def _scan_rule(
     return jnp.moveaxis(out, 0, 1), state
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _scan_chunks(
-    rule: Rule, tokens: Tokens, state: Array, starts: Array | None, size: int
+    rule: Rule,
+    chunk: int | None,
+    arrays: tuple[Array, ...],
+    g: Array,
+    state: Array,
+    starts: Array | None,
 ) -> tuple[Array, Array]:
-    batch, time, heads, _ = tokens.g.shape
+    """For values alone; what is differentiated takes another way (`_scan_chunks_jvp`)."""
+    sizes = [_chunk_size(rule, chunk, alone, arrays, g) for alone in (True, False)]
+    on_cpu, elsewhere = (partial(_walk, rule, True, size) for size in sizes)
+    if sizes[0] == sizes[1]:
+        return elsewhere(arrays, g, state, starts)
+    # Smaller chunks are known to be faster on CPUs alone.
+    return lax.platform_dependent(arrays, g, state, starts, cpu=on_cpu, default=elsewhere)
+
+
+@_scan_chunks.defjvp
+def _scan_chunks_jvp(rule, chunk, primals, tangents):
+    arrays, g, *_ = primals
+    size = _chunk_size(rule, chunk, False, arrays, g)
+    return jax.jvp(partial(_walk, rule, False, size), primals, tangents)
+
+
+def _chunk_size(
+    rule: Rule, chunk: int | None, alone: bool, arrays: tuple[Array, ...], g: Array
+) -> int:
+    _, k, v, *_ = arrays
+    time = v.shape[1]
+    size = chunk or rule.chunk_size(time, k.shape[-1], v.shape[-1], g.shape[-1], alone)
+    # What a longer chunk would hold besides is padding, in matrices of size by size.
+    return min(size, max(16, 1 << (time - 1).bit_length()))
+
+
+def _walk(
+    rule: Rule,
+    alone: bool,
+    size: int,
+    arrays: tuple[Array, ...],
+    g: Array,
+    state: Array,
+    starts: Array | None,
+) -> tuple[Array, Array]:
+    batch, time, heads, _ = g.shape
     documents = None if starts is None else cut_documents(starts, heads, size)
-    arrays = tuple(cut(x, size) for x in tokens.arrays)
+    chunks = Chunks(tuple(cut(x, size) for x in arrays), cut(g, size), documents)
     rows = state.reshape(-1, *state.shape[2:])
-    chunks = Chunks(arrays, cut(tokens.g, size), documents)
-    out, final = cast(tuple[Array, Array], chunked(rule, chunks, rows))
+    out, final = cast(tuple[Array, Array], chunked(rule, alone, chunks, rows))
     return join(out, batch, time), final.reshape(state.shape)

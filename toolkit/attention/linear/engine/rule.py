@@ -45,14 +45,15 @@ class Rule(NamedTuple):
     Attributes:
         action: from the arrays of tokens, (q, k, v, *others) in the dtype of the state, to what
             they do.
-        chunk_size: (time, key, value, channels of g) -> tokens per chunk unless told otherwise.
+        chunk_size: (time, key, value, channels of g, alone) -> tokens per chunk unless told
+            otherwise; `alone` on CPUs where only values are wanted, no derivatives.
         erases_before_decay: whether a correction reads the state before it decays.
         has_kernels: whether the Pallas kernels of `kernels/` know it: it adds, or corrects
             under the key it reads by.
     """
 
     action: Callable[..., Action]
-    chunk_size: Callable[[int, int, int, int], int]
+    chunk_size: Callable[[int, int, int, int, bool], int]
     erases_before_decay: bool = False
     has_kernels: bool = False
 
@@ -62,19 +63,24 @@ def act(rule: Rule, dtype: jnp.dtype, tokens: tuple[Array, ...]) -> Action:
     return rule.action(*(x.astype(dtype) for x in tokens))
 
 
-def correcting_chunk_size(time: int, key: int, value: int, channels: int = 1) -> int:
+def correcting_chunk_size(
+    time: int, key: int, value: int, channels: int = 1, alone: bool = False
+) -> int:
     """Tokens per chunk where tokens correct: 16 or 32, by length, head size and decays.
 
-    Large chunks spend C^2 work per token, small ones keep a state more often. Measured on CPUs at
-    2048 tokens, 32 ties 16 forward and backward together and takes a tenth to a quarter longer
-    forward alone; with a decay per channel it is slower in both. At 8192 tokens, memory makes 16
-    a tenth slower than 32.
+    Large chunks spend C^2 work per token, small ones keep a state more often, for derivatives.
+    Measured on CPUs: for values alone, 16 takes up to a quarter less time than 32, at 2048 and at
+    8192 tokens. Forward and backward together, at 2048 tokens, 32 ties 16 for heads of 64 and is a
+    tenth faster for those of 128; with a decay per channel it is slower. At 8192 tokens, memory
+    makes 16 a tenth slower than 32.
     """
     has_small_heads = channels > 1 or max(key, value) <= 64
-    return 16 if time <= 16 or (has_small_heads and time <= 4096) else 32
+    return 16 if alone or time <= 16 or (has_small_heads and time <= 4096) else 32
 
 
-def adding_chunk_size(time: int, key: int, value: int, channels: int = 1) -> int:
+def adding_chunk_size(
+    time: int, key: int, value: int, channels: int = 1, alone: bool = False
+) -> int:
     """Tokens per chunk where tokens only add: 32, 64 for large heads, 16 for short sequences."""
     return min(32 if max(key, value) <= 64 else 64, max(16, 1 << (time - 1).bit_length()))
 

@@ -26,6 +26,7 @@ from toolkit.attention._caches import (
     check_cache,
     check_room,
     continue_rows,
+    cut_as_arrays_are,
     show_overflow,
     write_token,
 )
@@ -43,6 +44,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
+from toolkit.attention._transposes import without_transpose
 from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
@@ -126,19 +128,27 @@ def deepseek_sparse_attention(
     arrays["q"], scale = fixed_scale(q, scale)
     how = scale, selected_tokens, implementation
     if initial_state is not None:
-        return _attend(*arrays.values(), initial_state, *how)
+        return _continue(how, *arrays.values(), initial_state)
     return _spread(free_cores(), how, *arrays.values()), None
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
-    heads = (2, 2, 2, None, None, None, None)
-    return over_cores(cores, share, arrays, heads=heads, heads_out=2)
+_HEADS = (2, 2, 2, None, None, None, None)  # on which axis; of q, k, v, the index, segment_ids
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(8, 9, 10))
+@partial(jax.jit, static_argnums=(0, 1))
+def _spread(cores, how, *arrays):
+    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
+    return over_cores(cores, share, arrays, heads=_HEADS, heads_out=2)
+
+
+@partial(jax.jit, static_argnums=0)
+def _continue(how, *arrays):
+    *tokens, cache = arrays
+    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, tokens, cache, heads=_HEADS, heads_out=(2,))
+
+
 def _attend(
     q, k, v, index_q, index_k, index_weights, segment_ids, initial_state,
     scale, selected_tokens, implementation,
@@ -194,9 +204,8 @@ def _attend(
             implementation=implementation,
         )
         out = out.reshape(batch, time, heads, values.shape[3]).astype(q.dtype)
-    if cache is not None:
-        out = show_overflow(out, cache)
-    return out, cache
+    out = without_transpose(out)
+    return (out if cache is None else show_overflow(out, cache)), cache
 
 
 def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
@@ -258,7 +267,15 @@ def deepseek_sparse_attention_step(
 
 
 @partial(jax.jit, static_argnames=("scale", "selected_tokens"))
-def _step(q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale, selected_tokens):
+def _step(*arrays, **how):
+    *tokens, cache = arrays
+    share = partial(_step_share, **how)
+    return cut_as_arrays_are(share, tokens, cache, heads=(1, 1, 1, *(None,) * 3), heads_out=(1,))
+
+
+def _step_share(
+    q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale, selected_tokens
+):
     batch, heads, key = q_t.shape
     groups = k_t.shape[1]
     slot = cache.length

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._caches import show_overflow
+from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator
@@ -36,6 +36,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
+from toolkit.attention._transposes import without_transpose
 from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.train.blocks import attend_to_best_blocks, block_means
 from toolkit.attention.sparse.train.by_block import (
@@ -108,18 +109,24 @@ def mixture_of_block_attention(
     how = scale, block_size, selected_blocks, implementation
     if initial_state is not None:
         check_blocks(initial_state, sizes, k, block_size, segment_ids)
-        return _attend(q, k, v, segment_ids, initial_state, *how)
+        return _continue(how, q, k, v, segment_ids, initial_state)
     return _spread(free_cores(), how, q, k, v, segment_ids), None
 
 
+# Compiled as a whole, or an eager call would compile its loops anew every time.
 @partial(jax.jit, static_argnums=(0, 1))
 def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
+    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
     return over_cores(cores, share, arrays, heads=(2, 2, 2, None), heads_out=2)
 
 
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(5, 6, 7, 8))
+@partial(jax.jit, static_argnums=0)
+def _continue(how, *arrays):
+    *tokens, cache = arrays
+    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, None), heads_out=(2,))
+
+
 def _attend(
     q, k, v, segment_ids, initial_state, scale, block_size, selected_blocks, implementation
 ):  # fmt: skip
@@ -135,7 +142,7 @@ def _attend(
         scale=scale, block_size=block_size, selected_blocks=selected_blocks,
         implementation=implementation, shares_copies=False,
     )  # fmt: skip
-    out = out.astype(q.dtype)
+    out = without_transpose(out.astype(q.dtype))
     return (out if cache is None else show_overflow(out, cache)), cache
 
 
@@ -176,7 +183,12 @@ def mixture_of_block_attention_step(
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))
-def _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
+def _step(q_t, k_t, v_t, cache, *how):
+    share = lambda *arrays: _step_share(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, (q_t, k_t, v_t), cache, heads=(1, 1, 1), heads_out=(1,))
+
+
+def _step_share(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
     def best(blocking, blocks, q, own, k, v, mean_keys, _):
         one = lambda q: attend_to_best_blocks(blocking, blocks, k, v, mean_keys, q, own)  # noqa: E731
         return (each(one, q.swapaxes(0, 1)[:, :, None], at_once=True),)

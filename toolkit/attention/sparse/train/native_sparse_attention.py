@@ -26,7 +26,7 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale
-from toolkit.attention._caches import show_overflow
+from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._precision import accumulator
@@ -43,6 +43,7 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
+from toolkit.attention._transposes import without_transpose
 from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
 from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
@@ -127,18 +128,24 @@ def native_sparse_attention(
     gates = tuple(gates.values())
     how = scale, *counts, implementation
     if initial_state is not None:
-        return _attend(q, k, v, gates, segment_ids, initial_state, *how)
+        return _continue(how, q, k, v, gates, segment_ids, initial_state)
     return _spread(free_cores(), how, q, k, v, gates, segment_ids), None
 
 
+# Compiled as a whole, or an eager call would compile its loops anew every time.
 @partial(jax.jit, static_argnums=(0, 1))
 def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*arrays, None, *how)[0]  # noqa: E731
+    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
     return over_cores(cores, share, arrays, heads=(2, 2, 2, 2, None), heads_out=2)
 
 
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10))
+@partial(jax.jit, static_argnums=0)
+def _continue(how, *arrays):
+    *tokens, cache = arrays
+    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, 2, None), heads_out=(2,))
+
+
 def _attend(
     q, k, v, gates, segment_ids, initial_state,
     scale, block_size, selected_blocks, sliding_window, implementation,
@@ -153,7 +160,7 @@ def _attend(
         implementation=implementation,
     )  # fmt: skip
     window = attend_to_past(q, *past, scale=scale, sliding_window=sliding_window)
-    out = _gated(gates, (*outs, window)).astype(q.dtype)
+    out = without_transpose(_gated(gates, (*outs, window)).astype(q.dtype))
     return (out if cache is None else show_overflow(out, cache)), cache
 
 
@@ -212,7 +219,13 @@ def native_sparse_attention_step(
 
 
 @partial(jax.jit, static_argnums=(5, 6, 7, 8))
-def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
+def _step(q_t, k_t, v_t, gates, cache, *how):
+    tokens = q_t, k_t, v_t, gates
+    share = lambda *arrays: _step_share(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, tokens, cache, heads=(1, 1, 1, 1), heads_out=(1,))
+
+
+def _step_share(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
     seen = min(sliding_window, cache.capacity)
 
     def branches(blocking, blocks, q, own, k, v, mean_keys, mean_values):
