@@ -66,6 +66,13 @@ def test_one_that_dies_ends_the_job(tmp_path, behaviour, words):
     assert not is_alive(tmp_path, 2)
 
 
+def test_a_killed_process_is_blamed_before_those_that_failed_without_it(tmp_path):
+    noticed = f"0={TOGETHER}sys.exit(1)"
+    killed = f"1={TOGETHER}time.sleep(0.2); os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(RuntimeError, match="process 1 of 3 was killed by SIGKILL"):
+        start(tmp_path, noticed, killed, f"2={TOGETHER}os.abort()", processes=3)
+
+
 def test_a_job_starts_again_as_often_as_allowed(tmp_path, capsys):
     failed = f"p = pathlib.Path({str(tmp_path)!r}, 'failed')"
     once = f"1={failed}; was = p.exists(); p.touch(); sys.exit(not was)"

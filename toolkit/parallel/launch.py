@@ -24,6 +24,8 @@ from toolkit.parallel.signals import remembered_signals
 MOST_PROCESSES = 256
 MOST_DEVICES = 1024
 _POLL_SECONDS = 0.05
+# Survivors notice a killed process by its closed sockets, which close before its parent is told.
+_BLAME_SECONDS = 0.5
 
 
 @checked
@@ -152,9 +154,7 @@ class _Job:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGTERM)
             if failed and deadline is None:
-                # jax aborts the survivors of a dead process: an abort is the last to be blamed.
-                index = min(failed, key=lambda i: statuses[i] == -signal.SIGABRT)
-                return self._sentence(index, statuses[index])
+                return self._blamed(failed)
             if None not in statuses:
                 self.status = max(abs(status) for status in statuses if status is not None)
                 return None
@@ -162,8 +162,22 @@ class _Job:
                 return f"{signals[0]}: some processes did not stop within {grace_seconds:g} s"
             time.sleep(_POLL_SECONDS)
 
-    def _sentence(self, index: int, status: int | None) -> str:
-        assert status is not None
+    def _blamed(self, seen_first: list[int]) -> str:
+        """A sentence on the process that failed of itself: others may since have, for its sake."""
+        time.sleep(_BLAME_SECONDS)
+        statuses = {
+            i: status for i, process in enumerate(self.processes) if (status := process.poll())
+        }
+
+        def innocence(index: int) -> tuple[int, bool]:
+            failed_itself = statuses[index] > 0  # as survivors may too: a kill comes from outside
+            aborted = statuses[index] == -signal.SIGABRT  # by jax, when another is gone
+            return 2 * aborted + failed_itself, index not in seen_first
+
+        index = min(statuses, key=innocence)
+        return self._sentence(index, statuses[index])
+
+    def _sentence(self, index: int, status: int) -> str:
         how = f"ended with status {status}"
         if status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
