@@ -143,13 +143,23 @@ def assert_equals_one_device(
 
 
 @pytest.mark.nightly
-def test_what_two_mixers_in_a_loop_differ_by_is_rounding(monkeypatch):
-    """2e-5 in float32, where each word alone holds 1e-5; in float64 nothing is left of it."""
+@pytest.mark.parametrize(
+    ("pattern", "mesh", "scheme"),
+    [
+        ("gla gdn rwkv7 mla", {"context": 8}, "zigzag"),
+        ("rwkv7", {"data": 2, "context": 4}, "zero3+ring"),
+    ],
+)
+def test_what_some_mixers_differ_by_is_rounding(pattern, mesh, scheme, monkeypatch):
+    """2e-5 and 1.2e-5 in float32, where others hold 1e-5; in float64 nothing is left of it.
+
+    Of rwkv7 one device is 6e-6 from float64: small embeddings magnify what is rounded after them.
+    """
     monkeypatch.setattr(config, "DTYPES", ("float64",))
     monkeypatch.setattr(jnp, "float32", jnp.float64)  # gates and sums that ask for it too
     with jax.enable_x64(True):
-        model = model_of("gla gdn rwkv7 mla", dtype="float64")
-        assert_equals_one_device(model, {"context": 8}, "zigzag", tolerance=DOUBLE)
+        model = model_of(pattern, dtype="float64")
+        assert_equals_one_device(model, mesh, scheme, tolerance=DOUBLE)
 
 
 @pytest.mark.nightly
@@ -164,7 +174,7 @@ def test_every_mixer_equals_one_device(word):
     [
         pytest.param(word, marks=pytest.mark.slow if word == "gdn" else pytest.mark.nightly)
         for word, layer in LAYERS.items()
-        if layer.can_cut_time
+        if layer.can_cut_time and word != "rwkv7"  # above, in float64
     ],
 )
 def test_every_mixer_over_cut_time_equals_one_device(word):
