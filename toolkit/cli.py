@@ -94,6 +94,7 @@ def train(
     processes: int | None = None,
     profile: str | None = None,
     vocabulary: int = 256,
+    tokenizer: Path | None = None,
 ) -> None:
     """Train a looped language model on text; run again to resume.
 
@@ -131,7 +132,9 @@ def train(
             those of `toolkit launch` need not be told.
         profile: trace the updates between two steps, as in 10:13, into the run's folder; open the
             trace with `xprof` or at ui.perfetto.dev.
-        vocabulary: of the tokens, where they are no bytes.
+        vocabulary: number of tokens, where they are not bytes.
+        tokenizer: the tokenizer.json of a token array's tokens; by default the one that
+            `toolkit.language.write_tokens` left beside the array.
     """
     from toolkit.language.cores import run_cores
     from toolkit.parallel import join_processes, simulate_devices, use_cores
@@ -143,7 +146,7 @@ def train(
         shared = use_cores(run_cores(directory, batch) if cores is None else cores)
     import jax
 
-    from toolkit.language import TrainingRun, train_language_model
+    from toolkit.language import TrainingRun, load_tokenizer, train_language_model
     from toolkit.looped import LoopedConfig
     from toolkit.training.profile import parsed_steps
 
@@ -180,6 +183,7 @@ def train(
     result = train_language_model(
         run,
         directory,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         profile=parsed_steps(profile),
@@ -188,8 +192,11 @@ def train(
         sys.exit(130)  # what was saved, and how to go on, has been said
     if jax.process_index():
         return
-    print(f"\nheld-out loss {result.evaluation_loss:.4f} nats per byte after {result.step} steps")
-    print(f'Go on with:  toolkit generate {directory} --prompt "The "')
+    print(f"\nheld-out loss {result.loss_in_words} after {result.step} steps")
+    if result.bytes_per_token is not None:
+        print(f'Go on with:  toolkit generate {directory} --prompt "The "')
+    else:
+        print(f"Go on with:  toolkit generate {directory} --tokenizer FILE")
 
 
 def generate(
@@ -207,17 +214,17 @@ def generate(
     Args:
         directory: the run's folder, or a file written by `toolkit export`.
         prompt: the text to continue.
-        length: bytes to write.
+        length: bytes, or tokens, to write.
         temperature: 0 for the likeliest byte every time.
         top_k: sample among the k likeliest bytes only.
         top_p: sample among the likeliest bytes that hold this share of the probability.
         seed: of the sampling.
-        tokenizer: a tokenizer.json, for a model of its tokens.
+        tokenizer: the tokenizer.json of the model's tokens; by default the one stored with it.
     """
-    from toolkit.language import load_language_model, load_tokenizer, stream_text
+    from toolkit.language import find_tokenizer, load_language_model, load_tokenizer, stream_text
 
     model = load_language_model(directory)
-    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    known = find_tokenizer(directory) if tokenizer is None else load_tokenizer(tokenizer)
     how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     pieces = stream_text(model, prompt, length, tokenizer=known, **how)
     print(prompt, end="", flush=True)

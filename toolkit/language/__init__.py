@@ -5,6 +5,7 @@ train_language_model    train, or go on training, the run in a folder
 TrainedModel            what that left
 next_byte_loss          what is minimised
 load_language_model     the model with the newest parameters of a run's folder, or of a file
+find_tokenizer          the tokenizer stored with a run or an exported model
 load_tokenizer          a checkpoint's tokenizer.json (extra `data`)
 write_tokens            text as an array of tokens on disk
 stream_text             continue a prompt, piece by piece
@@ -14,7 +15,7 @@ export_language_model   a run's model as one small file, with the record of its 
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
 from toolkit.language.run import TrainedModel, TrainingRun
-from toolkit.language.tokens import load_tokenizer, write_tokens
+from toolkit.language.tokens import find_tokenizer, load_tokenizer, write_tokens
 from toolkit.language.train import next_byte_loss, train_language_model
 from toolkit.language.write import stream_text
 
@@ -22,6 +23,7 @@ __all__ = [
     "TrainedModel",
     "TrainingRun",
     "export_language_model",
+    "find_tokenizer",
     "load_language_model",
     "load_tokenizer",
     "next_byte_loss",

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from toolkit._checks import checked
 from toolkit.language.load import load_language_model
+from toolkit.language.run import loss_unit
+from toolkit.language.tokens import TOKENIZER, tokenizer_beside
 from toolkit.looped import parameter_count, save_model
 from toolkit.training import read_metrics
 
@@ -50,7 +53,15 @@ def export_language_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, path, dtype=dtype)
     facts = json.loads((Path(directory) / "run.json").read_text())
-    facts["result"] = _result(Path(directory)) | {
+    # A run of an earlier version does not say; its tokens are bytes unless it read an array.
+    texts = facts["configuration"]["training"]["text"]
+    is_array = any(
+        str(text).endswith(".npy") for text in ([texts] if isinstance(texts, str) else texts)
+    )
+    per_token = facts.setdefault("bytes_per_token", None if is_array else 1.0)
+    if (tokenizer := Path(directory) / TOKENIZER).is_file():
+        shutil.copyfile(tokenizer, tokenizer_beside(path))
+    facts["result"] = _result(Path(directory), per_token) | {
         "parameters": parameter_count(model.config),
         "stored_as": dtype,
         "size_bytes": path.stat().st_size,
@@ -61,13 +72,13 @@ def export_language_model(
     return path, record
 
 
-def _result(directory: Path) -> dict[str, Any]:
+def _result(directory: Path, bytes_per_token: float | None) -> dict[str, Any]:
     """How far training came and what it reached, from the rows it logged."""
     rows = read_metrics(directory / "metrics.jsonl")
     evaluated = [row for row in rows if "evaluation_loss" in row]
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "held_out_loss": evaluated[-1]["evaluation_loss"] if evaluated else None,
-        "held_out_loss_unit": "nats per byte",
+        "held_out_loss_unit": loss_unit(bytes_per_token),
         "training_seconds": round(sum(row.get("seconds", 0.0) for row in rows), 1),
     }

@@ -1,6 +1,7 @@
 """What decides the outcome of a run, and what a run leaves."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import optax
@@ -109,13 +110,16 @@ class TrainedModel:
         model: the model with its last parameters.
         step: steps done.
         parameters: number of parameters.
-        history: metrics rows; those with "evaluation_loss" were evaluated (nats per byte).
+        history: metrics rows; those with "evaluation_loss" were evaluated: nats per token, and
+            "evaluation_bits_per_byte" where the bytes are known.
         stopped_by: None when the run is complete.
+        bytes_per_token: of the held-out text: 1 where tokens are bytes, None where it is not known.
 
     Example:
         >>> rows = [{"step": 10, "evaluation_loss": 2.5}, {"step": 20, "evaluation_loss": 2.25}]
-        >>> TrainedModel(None, 20, 836_864, rows, stopped_by=None).evaluation_loss
-        2.25
+        >>> trained = TrainedModel(None, 20, 836_864, rows, stopped_by=None, bytes_per_token=4.0)
+        >>> trained.evaluation_loss, trained.loss_in_words
+        (2.25, '2.2500 nats per token, 0.8115 bits per byte')
     """
 
     model: LoopedLM
@@ -123,12 +127,33 @@ class TrainedModel:
     parameters: int
     history: list[dict[str, Any]]
     stopped_by: str | None
+    bytes_per_token: float | None = 1.0
 
     @property
     def evaluation_loss(self) -> float:
-        """Last held-out loss in nats per byte; NaN before the first evaluation."""
+        """Last held-out loss in nats per token; NaN before the first evaluation."""
         losses = [row["evaluation_loss"] for row in self.history if "evaluation_loss" in row]
         return losses[-1] if losses else float("nan")
+
+    @property
+    def loss_in_words(self) -> str:
+        """The last held-out loss with its unit, and in bits per byte where bytes are known."""
+        loss = f"{self.evaluation_loss:.4f} {loss_unit(self.bytes_per_token)}"
+        if self.bytes_per_token is None:
+            return loss
+        return (
+            f"{loss}, {bits_per_byte(self.evaluation_loss, self.bytes_per_token):.4f} bits per byte"
+        )
+
+
+def loss_unit(bytes_per_token: float | None) -> str:
+    """The unit of a loss: nats for every token, which may be a byte."""
+    return "nats per byte" if bytes_per_token == 1 else "nats per token"
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """A loss in nats per token, in bits per byte of the text."""
+    return loss / math.log(2) / bytes_per_token
 
 
 def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:

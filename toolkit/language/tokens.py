@@ -9,6 +9,9 @@ import numpy as np
 
 from toolkit._checks import checked
 from toolkit.training import CorpusError, load_corpus
+from toolkit.training.data import BYTE_VOCABULARY
+
+TOKENIZER = "tokenizer.json"
 
 _WAITING = "\N{REPLACEMENT CHARACTER}"
 
@@ -34,7 +37,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
         FileNotFoundError: path: no tokenizer.json at 'no/such/folder'
     """
     path = Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = path / TOKENIZER if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"path: no tokenizer.json at {str(path)!r}")
     try:
@@ -52,6 +55,8 @@ def write_tokens(
     tokenizer: Any, paths: Iterable[str | os.PathLike], file: str | os.PathLike
 ) -> int:
     """Tokenises text files into one array on disk, for `toolkit train --text FILE.npy`.
+
+    The tokenizer is written beside the array, as FILE.tokenizer.json, where training finds it.
 
     Args:
         tokenizer: made by `load_tokenizer`.
@@ -85,7 +90,59 @@ def write_tokens(
     if not len(tokens := np.concatenate(ids)):
         raise CorpusError("paths: the tokenizer makes no token of this text")
     np.save(file, tokens)
+    tokenizer.save(str(tokenizer_beside(file)))
     return len(tokens)
+
+
+@checked
+def find_tokenizer(directory: Path) -> Any:
+    """The tokenizer stored with a run or an exported model.
+
+    Args:
+        directory: a folder written by `train_language_model`, or an exported file.
+
+    Returns:
+        A `tokenizers.Tokenizer`; None where none is stored, as for a model of bytes.
+
+    Raises:
+        ImportError: the library is not installed.
+
+    Example:
+        >>> find_tokenizer("run") is None
+        True
+    """
+    file = tokenizer_beside(directory)
+    return load_tokenizer(file) if file.is_file() else None
+
+
+def tokenizer_beside(file: str | os.PathLike) -> Path:
+    """Where the tokenizer of a token array, a run's folder or an exported model lies."""
+    file = Path(file)
+    return file / TOKENIZER if file.is_dir() else file.with_suffix(f".{TOKENIZER}")
+
+
+def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
+    """Refuse a tokenizer whose tokens a model of `vocabulary` does not have; None is for bytes."""
+    if tokenizer is None:
+        if vocabulary > BYTE_VOCABULARY:
+            raise ValueError(
+                f"tokenizer: got None, wanted the one of the model's {vocabulary:,} tokens "
+                "(`toolkit generate --tokenizer FILE`): a model of bytes has at most 256"
+            )
+        return
+    _check_tokenizer(tokenizer)
+    if (size := tokenizer.get_vocab_size()) > vocabulary:
+        raise ValueError(
+            f"tokenizer: got one of {size:,} tokens for a model of {vocabulary:,}; "
+            "wanted the one that the model was trained with"
+        )
+
+
+def bytes_per_token(tokenizer: Any, tokens: np.ndarray) -> float:
+    """Bytes of UTF-8 per token of `tokens` [..., time]; right to one character per row."""
+    rows = np.reshape(tokens, (-1, np.shape(tokens)[-1])).tolist()
+    texts = tokenizer.decode_batch(rows, skip_special_tokens=False)
+    return sum(len(text.encode()) for text in texts) / np.size(tokens)
 
 
 def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:

@@ -22,7 +22,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.language.run import HOW_IT_RUNS, TrainedModel, TrainingRun, make_optimizer
+from toolkit.language.run import (
+    HOW_IT_RUNS,
+    TrainedModel,
+    TrainingRun,
+    bits_per_byte,
+    make_optimizer,
+)
+from toolkit.language.tokens import (
+    TOKENIZER,
+    bytes_per_token,
+    check_vocabulary,
+    find_tokenizer,
+)
 from toolkit.looped import LoopedLM, parameter_count
 from toolkit.looped.mixing.streaming import streaming
 from toolkit.measure import environment
@@ -71,7 +83,7 @@ def next_byte_loss(
             `toolkit.parallel.stream_backward`; not for packed documents.
 
     Returns:
-        Nats per byte.
+        Nats per byte, or per token.
 
     Cost:
         One forward pass; in chunks, the gradient computes logits and blocks twice.
@@ -103,6 +115,7 @@ def train_language_model(
     directory: Path,
     *,
     corpus: Corpus | None = None,
+    tokenizer: Any = None,
     checkpoint_every: int | None = None,
     checkpoint_minutes: float | None = None,
     stop: Callable[[], bool] | None = None,
@@ -116,6 +129,8 @@ def train_language_model(
         run: what to train.
         directory: the run's folder; made if missing, resumed if it holds this run.
         corpus: the text, when it is loaded already; None loads `run.text`.
+        tokenizer: made by `load_tokenizer`, of a token array's tokens; None for the one that
+            `write_tokens` left beside the array. It is stored in the run's folder.
         checkpoint_every: steps between checkpoints; None for an eighth of the run.
         checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
         stop: asked now and then; True saves and returns.
@@ -128,7 +143,8 @@ def train_language_model(
         The trained model and its history.
 
     Raises:
-        ValueError: when the devices do not divide the batch.
+        ValueError: when the devices do not divide the batch, or the tokenizer has more tokens than
+            the model.
         CorpusError: when the text cannot be used.
         CheckpointError: when the folder holds another run, or the disk is too full.
         OSError: when the folder cannot be made or written.
@@ -152,8 +168,14 @@ def train_language_model(
             f"config.vocabulary must be more than {largest}, a byte of the text; got "
             f"{run.config.vocabulary}"
         )
+    tokenizer = None if is_text else tokenizer or _tokenizer_beside(run)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, run.config.vocabulary)
     train, held_out = corpus.split()
     evaluation = evaluation_batches(held_out, run.batch, run.sequence_length, EVALUATION_BATCHES)
+    per_token = 1.0 if is_text else None
+    if tokenizer is not None:
+        per_token = bytes_per_token(tokenizer, np.asarray(evaluation[1]))
     graph, params, layout = _placed_parameters(run)
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
@@ -163,7 +185,7 @@ def train_language_model(
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    _describe(run, corpus, Path(directory))
+    _describe(run, corpus, Path(directory), tokenizer, per_token)
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     options = FitOptions(
@@ -192,7 +214,7 @@ def train_language_model(
     kept: dict[str, Any] = {
         "directory": directory,
         "configuration": _configuration(run, corpus),
-        "evaluate": make_evaluation(loss, jax.device_put(evaluation, everywhere)),
+        "evaluate": _evaluation(loss, jax.device_put(evaluation, everywhere), per_token),
         "stop": stop,
         "callback": callback,
     }
@@ -214,7 +236,29 @@ def train_language_model(
         parameters=parameter_count(run.config),
         history=result.history,
         stopped_by=result.stopped_by,
+        bytes_per_token=per_token,
     )
+
+
+def _tokenizer_beside(run: TrainingRun) -> Any:
+    """The tokenizer that `write_tokens` left beside the run's token array, if it is there."""
+    texts = [run.text] if isinstance(run.text, str) else run.text
+    return find_tokenizer(Path(texts[0]))
+
+
+def _evaluation(
+    loss: Callable, batches: Any, per_token: float | None
+) -> Callable[[Any], dict[str, float]]:
+    """The held-out loss in nats per token, and in bits per byte where bytes are known."""
+    mean_loss = make_evaluation(loss, batches)
+
+    def evaluate(params: Any) -> dict[str, float]:
+        row = {"evaluation_loss": mean_loss(params)}
+        if per_token is not None:
+            row["evaluation_bits_per_byte"] = bits_per_byte(row["evaluation_loss"], per_token)
+        return row
+
+    return evaluate
 
 
 def _corpus(text: str | tuple[str, ...]) -> Corpus:
@@ -272,7 +316,9 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def _describe(run: TrainingRun, corpus: Corpus, directory: Path) -> None:
+def _describe(
+    run: TrainingRun, corpus: Corpus, directory: Path, tokenizer: Any, per_token: float | None
+) -> None:
     path = directory / "run.json"
     if jax.process_index():
         return
@@ -282,12 +328,15 @@ def _describe(run: TrainingRun, corpus: Corpus, directory: Path) -> None:
         "configuration": _configuration(run, corpus),
         "corpus": corpus.record(),
         "environment": environment(),
+        "bytes_per_token": per_token,
     }
     unfinished = path.with_name(path.name + ".tmp")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(facts, indent=1) + "\n")
         os.replace(unfinished, path)
+        if tokenizer is not None:
+            tokenizer.save(str(directory / TOKENIZER))
     except OSError as error:
         raise OSError(
             f"directory: cannot write in {str(directory)!r} ({error.strerror}); "

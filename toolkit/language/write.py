@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.language.tokens import decoded, encoded
+from toolkit.language.tokens import check_vocabulary, decoded, encoded
 from toolkit.looped import LoopedLM, stream
 
 
@@ -41,7 +41,8 @@ def stream_text(
         Pieces of text; bytes that are not UTF-8 show as the replacement character.
 
     Raises:
-        ValueError: for an empty prompt or a sampling argument out of range.
+        ValueError: for an empty prompt, a sampling argument out of range, or a tokenizer that is
+            not the model's: missing where the model has more than 256 tokens, or of more tokens.
 
     Cost:
         One prefill and `length` decode steps.
@@ -52,6 +53,7 @@ def stream_text(
         >>> model = LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0))
         >>> text = "".join(stream_text(model, "Once upon", length=4))
     """
+    check_vocabulary(tokenizer, model.config.vocabulary)
     if not prompt:
         raise ValueError("prompt: got an empty text, wanted at least one character")
     ids = list(prompt.encode()) if tokenizer is None else encoded(tokenizer, prompt)

@@ -108,7 +108,7 @@ def fit(
     *,
     directory: str | os.PathLike | None = None,
     configuration: dict[str, Any] | None = None,
-    evaluate: Callable[[Params], float] | None = None,
+    evaluate: Callable[[Params], float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitResult:
@@ -127,7 +127,8 @@ def fit(
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run (model, corpus digest, optimiser,
             seed...); a checkpoint made under another is refused.
-        evaluate: params -> held-out loss, for instance from `make_evaluation`.
+        evaluate: params -> held-out loss, for instance from `make_evaluation`; or all that a
+            metrics row holds of an evaluation, by name, "evaluation_loss" among it.
         stop: asked after every call; True saves and returns.
         callback: given every metrics row, for live plots.
 
@@ -181,7 +182,7 @@ def fit(
             row["seconds"] = time.perf_counter() - started
             is_last = step == options.total_steps
             if evaluate is not None and (is_last or step % options.eval_every == 0):
-                row["evaluation_loss"] = evaluate(state.params)
+                row |= evaluation_row(evaluate(state.params))
             log.append(row)
             advance(bar, row, steps, options)
             if callback is not None:
@@ -226,6 +227,11 @@ def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathL
     if directory is None:
         saved = "nothing was saved, for lack of a directory"
     print(f"stopped by {stopped_by} at {where}: {saved}", file=sys.stderr)
+
+
+def evaluation_row(evaluated: float | dict[str, float]) -> dict[str, float]:
+    """What a metrics row holds of an evaluation."""
+    return evaluated if isinstance(evaluated, dict) else {"evaluation_loss": evaluated}
 
 
 def _next_boundary(step: int, options: FitOptions) -> int:

@@ -26,6 +26,7 @@ from toolkit.training.loop import (
     FitOptions,
     FitResult,
     advance,
+    evaluation_row,
     is_time_to_save,
     open_log,
     progress_bar,
@@ -72,7 +73,7 @@ def search_rate(
     batch_sharding: jax.sharding.Sharding | None = None,
     directory: str | os.PathLike | None = None,
     configuration: dict[str, Any] | None = None,
-    evaluate: Callable[[Params], float] | None = None,
+    evaluate: Callable[[Params], float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> RateSearch:
@@ -101,7 +102,7 @@ def search_rate(
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run; a checkpoint made under another is
             refused.
-        evaluate: params -> held-out loss for the history; the search does not look at it.
+        evaluate: as in `fit`, for the history; the search does not look at it.
         stop: asked after every request of the search; True saves and returns.
         callback: given every metrics row.
 
@@ -163,7 +164,7 @@ def search_rate(
             if ledger.kept_steps > before.kept_steps:
                 is_due = spent // options.eval_every > (spent - steps) // options.eval_every
                 if evaluate is not None and (is_last or is_due):
-                    row["evaluation_loss"] = evaluate(progress.state.params)
+                    row |= evaluation_row(evaluate(progress.state.params))
                 log.append(row)
                 if callback is not None:
                     callback(row)
