@@ -81,7 +81,7 @@ def plan(
         minutes: go on with that record for so long first.
     """
     from toolkit import planning
-    from toolkit.planning import grade as grading
+    from toolkit.planning.grade import by_compiler as grading
     from toolkit.planning.uneven.placement import placed_in_words
 
     if grade is not None:

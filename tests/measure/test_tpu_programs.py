@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.measure import collectives
-from toolkit.planning.compiled_work import Send, compiled_work
+from toolkit.planning.time.compiled_work import Send, compiled_work
 
 TEXT = """\
 HloModule step, is_scheduled=true, num_partitions=4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolkit.planning import Constants, Strategy, calibrate, cluster, plan, predict
-from toolkit.planning.times import transfer_seconds
+from toolkit.planning.time.step import transfer_seconds
 
 KNOWN = Constants(matmul=0.43, memory=0.71, link=0.55, latency=3.0, slowdown=1.6)
 CHIPS = "h100:64"

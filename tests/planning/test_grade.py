@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.planning.clusters import cluster
-from toolkit.planning.grade import (
+from toolkit.planning.grade.by_compiler import (
     Case,
     cases,
     grade_plans,

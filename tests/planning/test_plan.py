@@ -132,7 +132,7 @@ def test_a_plan_that_fits_fits_when_compiled_for_tpus():
     """The TPU compiler's memory, without a TPU; a small model, for its compiler is slow."""
     pytest.importorskip("libtpu")
     from toolkit.looped import LoopedConfig
-    from toolkit.planning.grade import compile_plan
+    from toolkit.planning.grade.by_compiler import compile_plan
 
     small = LoopedConfig(
         vocabulary=4096, width=512, pattern="full full", heads=4, residual_gate=False,
@@ -143,7 +143,7 @@ def test_a_plan_that_fits_fits_when_compiled_for_tpus():
 
 
 def test_only_tpus_are_compiled_for():
-    from toolkit.planning.grade import compile_plan
+    from toolkit.planning.grade.by_compiler import compile_plan
 
     with pytest.raises(ValueError, match="want a TPU topology"):
         compile_plan(plan("llama-3.2-1b", "h100:8", batch=8))

@@ -9,8 +9,8 @@ import pytest
 from toolkit.looped import LoopedConfig
 from toolkit.measure import published_peak
 from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict, what_fits
-from toolkit.planning.memory import memory_of
-from toolkit.planning.program import train_program
+from toolkit.planning.grade.program import train_program
+from toolkit.planning.memory.categories import memory_of
 
 SMALL = LoopedConfig.tiny(
     "full full full full", width=256, heads=8, vocabulary=1000, feed_forward=512,

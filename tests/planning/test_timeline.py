@@ -10,7 +10,7 @@ from toolkit.measure import collectives, program_cost
 from toolkit.parallel import make_mesh
 from toolkit.parallel.causes.program_trace import compiled_with_own_lines
 from toolkit.planning import Constants, Strategy, cluster, timeline, train_program
-from toolkit.planning.compiled_work import Compute, Loop, Send, compiled_work
+from toolkit.planning.time.compiled_work import Compute, Loop, Send, compiled_work
 
 CONFIG = LoopedConfig.tiny("full full full", width=128, heads=4, vocabulary=512)
 # The form that libtpu gives an asynchronous collective, with a product between start and end.

@@ -1,6 +1,6 @@
 """What fits a cluster, how fast it runs and which layout to take, before anything is compiled.
 
-Predict (`predict.py`, `memory.py`, `times.py`):
+Predict (`predict.py`, `memory/`, `time/`):
 
 * `predict`: memory and time of a train step under a strategy, as a `Prediction`
 * `Prediction`: memory by category, seconds by part, bytes sent; printed as a table
@@ -12,7 +12,7 @@ Predict (`predict.py`, `memory.py`, `times.py`):
 * `what_fits`: models against clusters under six schemes by name
 * `cluster`: chips by name, as a `Cluster`; `MODELS`: configurations by name
 
-Plan (`plan.py`, `search.py`, `pipelines.py`):
+Plan (`search/`, `time/pipelines.py`, `uneven/`):
 
 * `plan`: the fastest strategy that fits, as a `Plan` with reasons and runners-up
 * `Plan`: what was found; printed as a table
@@ -26,47 +26,47 @@ Plan (`plan.py`, `search.py`, `pipelines.py`):
 * `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
 * `overlapped_seconds`: computing and communicating at the same time
 
-Decode with latent attention (`decode.py`):
+Decode with latent attention (`decode/latent.py`):
 
 * `plan_decode`: heads, rows, tokens or latents cut, as a `DecodePlan` with the reason
 * `decode_cost`: bytes, FLOPs and seconds of a layer under one scheme, as a `DecodeCost`
 * `break_even_tokens`: cached tokens from which cut latents read less than cut heads
 * `DecodePlan`, `DecodeCost`: what they say
 
-Lay out in time (`timeline.py`, `compiled_work.py`):
+Lay out in time (`time/timeline.py`, `time/compiled_work.py`):
 
 * `timeline`: a compiled program in lanes, as a `Timeline`; what if the link were half as fast
 * `Timeline`: spans, seconds computing, communicating and hidden
 * `Span`: a stretch of one lane
 
-Run and check (`program.py`):
+Run and check (`grade/program.py`):
 
 * `train_program`: the step itself, as a `Program` that `training` runs and compilers grade
 * `Program`: loss, layout and shapes of arguments
 """
 
-from toolkit.planning.calibrate import Calibration, calibrate
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.decode import (
+from toolkit.planning.decode.latent import (
     DecodeCost,
     DecodePlan,
     break_even_tokens,
     decode_cost,
     plan_decode,
 )
-from toolkit.planning.memory import Memory
+from toolkit.planning.grade.calibrate import Calibration, calibrate
+from toolkit.planning.grade.program import Program, train_program
+from toolkit.planning.memory.categories import Memory
 from toolkit.planning.models import MODELS
-from toolkit.planning.pipelines import balance_stages, cut_evenly, pipeline_seconds
-from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import Prediction, predict
-from toolkit.planning.program import Program, train_program
-from toolkit.planning.search import Assignment, assign_layers, decision_trees
+from toolkit.planning.search.layers import Assignment, assign_layers, decision_trees
+from toolkit.planning.search.plan import Plan, plan
+from toolkit.planning.search.what_fits import what_fits
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.timeline import Span, Timeline, timeline
-from toolkit.planning.times import Constants, overlapped_seconds
+from toolkit.planning.time.pipelines import balance_stages, cut_evenly, pipeline_seconds
+from toolkit.planning.time.step import Constants, overlapped_seconds
+from toolkit.planning.time.timeline import Span, Timeline, timeline
 from toolkit.planning.uneven.placement import Placement, place_stages
 from toolkit.planning.uneven.sequences import SequencePlan, plan_sequences
-from toolkit.planning.what_fits import what_fits
 
 __all__ = [
     "MODELS",

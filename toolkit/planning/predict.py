@@ -9,11 +9,11 @@ from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory import Memory, layer_kinds, memory_of
+from toolkit.planning.memory.categories import Memory, layer_kinds, memory_of
 from toolkit.planning.models import check_model, model_of
-from toolkit.planning.pipelines import pipeline_seconds
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.times import (
+from toolkit.planning.time.pipelines import pipeline_seconds
+from toolkit.planning.time.step import (
     Constants,
     Seconds,
     constants_of,
@@ -21,7 +21,7 @@ from toolkit.planning.times import (
     table_seconds,
     transfer_seconds,
 )
-from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
+from toolkit.planning.time.traffic import Transfer, layer_transfers, table_transfers
 
 
 @dataclasses.dataclass(frozen=True)

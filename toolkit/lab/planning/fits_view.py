@@ -7,7 +7,7 @@ from toolkit.lab.kit.view import Data, View
 from toolkit.measure.words import counted
 from toolkit.planning import Prediction, what_fits
 from toolkit.planning.models import DENSE
-from toolkit.planning.what_fits import schemes
+from toolkit.planning.search.what_fits import schemes
 
 MODELS = tuple(DENSE)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -9,8 +9,8 @@ from toolkit.lab.kit.stored import stored_folder
 from toolkit.lab.kit.view import Data, View
 from toolkit.measure import in_words
 from toolkit.planning import Plan, Prediction
-from toolkit.planning.grade import graded, summary
-from toolkit.planning.plan import reason, searched, why
+from toolkit.planning.grade.by_compiler import graded, summary
+from toolkit.planning.search.plan import reason, searched, why
 
 RECORD = "libtpu-0.0.42.jsonl"
 RECORDED = (

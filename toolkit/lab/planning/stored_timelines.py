@@ -13,8 +13,15 @@ import jax
 
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.planning import Strategy, cluster, train_program
-from toolkit.planning.compiled_work import CompiledWork, Compute, Loop, Send, Wait, compiled_work
 from toolkit.planning.models import model_of
+from toolkit.planning.time.compiled_work import (
+    CompiledWork,
+    Compute,
+    Loop,
+    Send,
+    Wait,
+    compiled_work,
+)
 
 FILE = "timelines.json"
 MODEL, TOPOLOGY, BATCH, LENGTH = "llama-3.2-1b", "v5e:4x4", 32, 2048

@@ -9,7 +9,7 @@ from toolkit.figures import ACCENT, FAINT, INK, look
 from toolkit.lab.kit.plot import Plot
 from toolkit.lab.planning.timeline_view import SPEEDS, TimelineView, speed_in_words
 from toolkit.measure import in_words
-from toolkit.planning.timeline import COMPUTE, LINK, STRAGGLER
+from toolkit.planning.time.timeline import COMPUTE, LINK, STRAGGLER
 
 LANES = {COMPUTE: "chip", STRAGGLER: "slow chip", LINK: "link"}
 COLOURS = {"nothing": "white", "forward": "#a8cfe8", "backward": "#2f7fb8", "update": "#e8c46a",

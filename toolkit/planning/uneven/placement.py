@@ -19,8 +19,8 @@ import numpy as np
 from toolkit._checks import checked
 from toolkit.looped import parameter_count
 from toolkit.measure import in_words
-from toolkit.planning.memory import FLOAT32
-from toolkit.planning.plan import Plan
+from toolkit.planning.memory.categories import FLOAT32
+from toolkit.planning.search.plan import Plan
 
 MOST_NODES, MOST_STEPS = 1024, 1_000_000
 COOLING = 0.999

@@ -13,11 +13,11 @@ from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import in_words
 from toolkit.parallel import SequenceCosts, SequenceGroup, plan_micro_batches
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory import channels, layer_memory
+from toolkit.planning.memory.categories import channels, layer_memory
+from toolkit.planning.memory.sizes import held, layer_tensors
 from toolkit.planning.models import check_model, model_of
-from toolkit.planning.sizes import held, layer_tensors
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.times import Constants, constants_of, layer_seconds
+from toolkit.planning.time.step import Constants, constants_of, layer_seconds
 
 MEGABYTE, GIGABYTE = 2**20, 1e9
 PROBED = 4096  # tokens of the sequence whose memory gives that of a token

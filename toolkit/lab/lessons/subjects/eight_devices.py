@@ -11,7 +11,7 @@ from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.measure import collectives, in_words, time_contenders
 from toolkit.parallel import make_mesh, simulate_devices
 from toolkit.planning import Constants, cluster
-from toolkit.planning.times import transfer_seconds
+from toolkit.planning.time.step import transfer_seconds
 
 DEVICES = 8
 MODELLED = "v5e:8"  # what Kaggle lends

@@ -11,8 +11,15 @@ from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.measure.words import counted
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.compiled_work import CompiledWork, Compute, Loop, Send, Wait, compiled_work
-from toolkit.planning.times import Constants, constants_of, transfer_seconds
+from toolkit.planning.time.compiled_work import (
+    CompiledWork,
+    Compute,
+    Loop,
+    Send,
+    Wait,
+    compiled_work,
+)
+from toolkit.planning.time.step import Constants, constants_of, transfer_seconds
 
 COMPUTE, STRAGGLER, LINK = "compute", "straggler", "collectives"
 MOST_EVENTS = 500_000

@@ -24,13 +24,13 @@ from toolkit.looped import LoopedConfig, parameter_count
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.compiled_work import compiled_work
+from toolkit.planning.grade.program import train_program
 from toolkit.planning.models import DENSE, check_model, model_of
-from toolkit.planning.plan import Plan, plan
 from toolkit.planning.predict import predict
-from toolkit.planning.program import train_program
+from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.timeline import timeline
+from toolkit.planning.time.compiled_work import compiled_work
+from toolkit.planning.time.timeline import timeline
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")
 LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, by a rough count

@@ -30,7 +30,7 @@ from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
 from toolkit.planning.predict import predict
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
-from toolkit.planning.times import Constants, transfer_seconds
+from toolkit.planning.time.step import Constants, transfer_seconds
 
 # Name -> the range that is searched.
 BOUNDS = {
@@ -93,8 +93,8 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
         min over constants of sum (log predicted / measured)^2
 
     Args:
-        path: a file of measurements, one JSON object per line; `toolkit/planning/calibrate.py`
-            opens with an example of each kind.
+        path: a file of measurements, one JSON object per line;
+            `toolkit/planning/grade/calibrate.py` opens with an example of each kind.
 
     Returns:
         A `Calibration`; its `constants` are what `predict`, `plan` and `timeline` take.

@@ -10,10 +10,10 @@ from toolkit._checks import check_fields, checked
 from toolkit.looped import LoopedConfig
 from toolkit.measure import Link
 from toolkit.planning.clusters import Cluster
-from toolkit.planning.memory import FLOAT32, channels
-from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.categories import FLOAT32, channels
+from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.traffic import Transfer, layer_transfers, table_transfers
+from toolkit.planning.time.traffic import Transfer, layer_transfers, table_transfers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam

@@ -21,10 +21,8 @@ from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
 from toolkit.parallel import Layout, make_mesh
 from toolkit.parallel.layout import axes_of
-from toolkit.planning.compiled_work import UPDATE
-from toolkit.planning.forward import local_loss
-from toolkit.planning.models import check_model
-from toolkit.planning.placing import (
+from toolkit.planning.grade.forward import local_loss
+from toolkit.planning.memory.placing import (
     BATCH_AXES,
     layout_of,
     optimizer_specs,
@@ -32,7 +30,9 @@ from toolkit.planning.placing import (
     placed,
     specs_of,
 )
+from toolkit.planning.models import check_model
 from toolkit.planning.strategy import Strategy
+from toolkit.planning.time.compiled_work import UPDATE
 
 
 class Program(NamedTuple):

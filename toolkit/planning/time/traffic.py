@@ -7,8 +7,8 @@ all-reduce twice that.
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
-from toolkit.planning.memory import FLOAT32
-from toolkit.planning.sizes import held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.categories import FLOAT32
+from toolkit.planning.memory.sizes import held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 
 # All-gathers and reduce-scatters of the residual stream around the two halves of a layer; the

@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from toolkit.looped.blocks import Block
 from toolkit.parallel import Layout
 from toolkit.parallel.layout import Placement, axes_of
+from toolkit.planning.memory.sizes import is_sharded
 from toolkit.planning.models import group_runs, layers_of, local_config
-from toolkit.planning.sizes import is_sharded
 
 BATCH_AXES = ("data", "fsdp")
 

@@ -10,13 +10,13 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.memory import layer_kinds, layer_memory
+from toolkit.planning.memory.categories import layer_kinds, layer_memory
 from toolkit.planning.models import check_model, model_of, nearest_multiple
-from toolkit.planning.pipelines import balanced
 from toolkit.planning.predict import Prediction, prediction_of, stage_memory
-from toolkit.planning.search import assign_layers
+from toolkit.planning.search.layers import assign_layers
 from toolkit.planning.strategy import RECOMPUTE, Strategy
-from toolkit.planning.times import Constants, constants_of, layer_seconds
+from toolkit.planning.time.pipelines import balanced
+from toolkit.planning.time.step import Constants, constants_of, layer_seconds
 
 RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers

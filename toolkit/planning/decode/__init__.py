@@ -1,0 +1,1 @@
+"""Decoding on several chips (`latent.py`)."""

@@ -1,0 +1,1 @@
+"""How long a step takes: modelled (`step.py`, `pipelines.py`), or as compiled (`timeline.py`)."""
