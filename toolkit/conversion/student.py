@@ -95,9 +95,9 @@ def with_mixers(
     model: LoopedLM, mixers: Mapping[int, Any], config: LoopedConfig | None = None
 ) -> LoopedLM:
     """The same model with other mixers in some layers."""
-    other = nnx.merge(*nnx.split(model))
+    other = nnx.clone(model)
     for layer, mixer in mixers.items():
-        other.blocks[layer].mixer = nnx.merge(*nnx.split(mixer))
+        other.blocks[layer].mixer = nnx.clone(mixer)
     other.config = config or model.config
     return other
 

@@ -107,7 +107,7 @@ def with_loops(model: Model, loops: int) -> Model:
 
 def reconfigured(model: Model, **fields: Any) -> Model:
     """The same arrays under other fields of the configuration, none of which shapes a parameter."""
-    other = nnx.merge(*nnx.split(model))
+    other = nnx.clone(model)
     other.config = dataclasses.replace(model.config, **fields)
     return other
 

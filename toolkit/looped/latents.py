@@ -64,7 +64,7 @@ def rotate_latents(
     """
     if basis not in BASES:
         raise ValueError(f"basis must be one of {', '.join(BASES)}; got {basis!r}.")
-    other = nnx.merge(*nnx.split(model))
+    other = nnx.clone(model)
     keys = jax.random.key(0) if key is None else key
     found = zip(_mla_layers(other), _latents(model, tokens), strict=True)
     for number, ((_, _, layer), latents) in enumerate(found):
@@ -117,7 +117,7 @@ def with_slices(
         2
     """
     changes = {"slices": slices, "slices_prompt": slices_prompt, "exact_norm": exact_norm}
-    other = nnx.merge(*nnx.split(model))
+    other = nnx.clone(model)
     found = _mla_layers(other)
     other.config = model.config.with_options(mla=changes)
     for _, _, layer in found:
