@@ -138,12 +138,24 @@ def test_unknown_trip_counts_are_said(mesh):
     assert "~1" in collective_table([found])
 
 
-def test_a_branch_counts_as_taken_and_is_said(mesh):
-    def maybe(x):
-        return jax.lax.cond(x[0, 0] > 0, lambda: jax.lax.psum(jnp.sin(x), "data"), lambda: x)
+def test_of_a_conditional_the_branch_that_sends_most_counts_and_it_is_said(mesh):
+    """Once both were summed."""
 
-    (found,) = collectives(compile_on(mesh, maybe, P(None), P(None)))
-    assert (found.kind, found.count, found.is_count_exact) == ("all-reduce", 1, False)
+    def either(x):
+        def little():
+            return jax.lax.ppermute(jnp.sin(x), "data", NEIGHBOURS)
+
+        def much():
+            return jax.lax.scan(lambda h, _: (jax.lax.psum(jnp.sin(h), "data"), None), x, length=3)[
+                0
+            ]
+
+        return jax.lax.cond(x[0, 0] > 0, little, much)
+
+    found = collectives(compile_on(mesh, either, P(None), P(None)))
+    assert {item.kind: item.count for item in found} == {"collective-permute": 0, "all-reduce": 3}
+    assert not any(item.is_count_exact for item in found)
+    assert sum(item.total_bytes_sent for item in found) == 3 * 2 * SHARE * GLOBAL
 
 
 def test_a_program_without_communication(mesh):
@@ -221,12 +233,58 @@ class FakeCompiled:
             4,
         ),
         ("%s = bf16[2,4] all-reduce(%p), replica_groups={}", "all-reduce", 16, 16, 8),
+        (
+            "%s = bf16[4,4] ragged-all-to-all(%p, %p, %p, %p), replica_groups={{0,1},{2,3}}",
+            "ragged-all-to-all",
+            32,
+            16,
+            2,
+        ),
+        (
+            "%s = bf16[2,4] collective-broadcast(%p), replica_groups={{0,1,2,3}}",
+            "collective-broadcast",
+            16,
+            16,
+            4,
+        ),
     ],
 )
 def test_notations_of_other_backends(line, kind, result, operand, group):
     (found,) = collectives(FakeCompiled(line, "%d = bf16[2,4] all-gather-done(%s)"))
     assert (found.kind, found.bytes, found.operand_bytes) == (kind, result, operand)
     assert found.group_size == group
+
+
+PEER = "channel_id=1, frontend_attributes={_xla_send_recv_source_target_pairs={{0, 1},{1,2}}}"
+CONTEXT = "(bf16[2,4]{1,0}, u32[], token[])"
+
+
+def test_what_is_sent_to_a_peer_counts_once():
+    """Once 0 bytes."""
+    sent, received = collectives(
+        FakeCompiled(
+            "%t = token[] after-all()",
+            f"%s = {CONTEXT} send(%p, %t), {PEER}",
+            f"%r = {CONTEXT} recv(%t), {PEER}",
+            "%d = token[] send-done(%s), channel_id=1",
+            "%e = (bf16[2,4], token[]) recv-done(%r), channel_id=1",
+        )
+    )
+    assert (sent.kind, sent.bytes_sent, sent.group_size) == ("send", 16.0, 3)
+    assert (received.kind, received.bytes, received.bytes_sent) == ("recv", 16, 0.0)
+
+
+def test_what_goes_to_the_host_is_no_communication_of_devices():
+    line = f"%s = {CONTEXT} send(%p, %p), channel_id=1, is_host_transfer=true"
+    assert collectives(FakeCompiled(line)) == []
+
+
+def test_a_ragged_exchange_counts_as_full_and_is_said():
+    """Once 0 bytes."""
+    line = "%s = bf16[4,4] ragged-all-to-all(%p, %p, %p, %p), replica_groups={{0,1,2,3}}"
+    (found,) = collectives(FakeCompiled(line))
+    assert (found.bytes_sent, found.is_size_exact) == (3 / 4 * 16, False)
+    assert "~12" in collective_table([found])
 
 
 def test_unknown_group_notation_is_refused():

@@ -110,6 +110,63 @@ def test_loops_multiply():
     assert found == 6 * 2 * 32**3
 
 
+def test_of_a_conditional_the_branch_that_sends_most_is_laid_out():
+    """As `collectives` counts it; of branches that send alike, the one that computes more."""
+    where = make_mesh({"a": 8})
+
+    def either(x):
+        def computes():
+            return jnp.tanh(x @ x @ x)
+
+        def sends():
+            return jax.lax.psum(jnp.sin(x @ x), "a")
+
+        return jax.lax.cond(x[0, 0] > 0, computes, sends)
+
+    mapped = jax.shard_map(either, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
+    compiled = jax.jit(mapped).lower(jax.ShapeDtypeStruct((32, 32), jnp.float32)).compile()
+    items = [item for item, _ in flat(compiled_work(compiled).items)]
+    sent = sum(item.bytes_sent for item in items if isinstance(item, Send))
+    assert sent == sum(found.total_bytes_sent for found in collectives(compiled)) > 0
+    assert sum(item.flops for item in items if isinstance(item, Compute)) == 2 * 32**3
+
+
+PIPELINED = """\
+HloModule step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (p: bf16[64,512], x: bf16[1024,1024]) -> bf16[64,512] {
+  %p = bf16[64,512]{1,0} parameter(0)
+  %x = bf16[1024,1024]{1,0} parameter(1)
+  %t = token[] after-all()
+  %r = (bf16[64,512]{1,0}, u32[], token[]) recv(%t), channel_id=3, PAIRS
+  %s = (bf16[64,512]{1,0}, u32[], token[]) send(%p, %t), channel_id=3, PAIRS
+  %y = (bf16[1024,1024]{1,0}, s8[64]{0}) custom-call(%x, %x), PRODUCT
+  %k = bf16[1024,1024]{1,0} custom-call(%x), custom_call_target="my_kernel"
+  %rd = (bf16[64,512]{1,0}, token[]) recv-done(%r), channel_id=3
+  %sd = token[] send-done(%s), channel_id=3
+  ROOT %out = bf16[64,512]{1,0} get-tuple-element(%rd), index=0
+}
+""".replace(
+    "PAIRS", "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2},{2,3}}}"
+).replace(
+    "PRODUCT",
+    'custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":'
+    '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}',
+)
+
+
+def test_a_gpu_multiplies_while_it_sends_to_its_peer():
+    """Once it sent nothing and computed nothing."""
+    work = compiled_work(Written(PIPELINED))  # pyright: ignore[reportArgumentType]
+    (send,) = [item for item in work.items if isinstance(item, Send)]
+    assert (send.kind, send.bytes_sent) == ("send", 64 * 512 * 2)
+    assert sum(item.flops for item in work.items if isinstance(item, Compute)) == 2 * 1024**3
+    found = timeline(work, "h100:4", link_speed=1e-3)
+    assert found.hidden == pytest.approx(found.computing)
+    assert found.step_seconds == pytest.approx(found.communicating)
+    assert "unknown and counted as none: my_kernel" in str(found)
+
+
 def test_half_the_link_speed_costs_the_bytes_once_more(step):
     constants = Constants(latency=0.0)
     full, half = (

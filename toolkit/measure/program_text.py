@@ -143,12 +143,12 @@ def first_group(attributes: str, devices: int) -> list[int]:
     if "replica_groups=" not in attributes:
         return list(range(devices))
     if found := _IOTA_GROUPS.search(attributes):
-        size, grid, order = int(found[1]), _integers(found[2]), _integers(found[3] or "")
+        size, grid, order = int(found[1]), integers(found[2]), integers(found[3] or "")
         steps = _steps(grid)
         grid, steps = zip(*((grid[i], steps[i]) for i in order or range(len(grid))), strict=True)
         return _places(grid, steps)[:size]
     if found := _LISTED_GROUPS.search(attributes):
-        return _integers(found[1] or "") or list(range(devices))
+        return integers(found[1] or "") or list(range(devices))
     if found := _MESH_GROUPS.search(attributes):
         axes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
         steps = dict(zip(axes, _steps(list(axes.values())), strict=True))
@@ -162,7 +162,8 @@ def first_group(attributes: str, devices: int) -> list[int]:
     raise ValueError(f"replica groups in an unknown notation: {notation!r}")
 
 
-def _integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
+    """The whole numbers in a text, in its order."""
     return [int(number) for number in re.findall(r"\d+", text)]
 
 

@@ -7,7 +7,7 @@ fast machine. It is also this backend's own choice: a TPU or GPU may pick other 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,7 +23,11 @@ from toolkit.measure.program_text import (
 )
 from toolkit.measure.tables import text_table
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast", "send", "recv",
+)  # fmt: skip
+_PAIRS = re.compile(r"target_pairs=\"?\{((?:\{[\d, ]*\},? ?)*)\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
@@ -33,14 +37,15 @@ class Collective:
     """One communication of a compiled program, as one device sees it.
 
     Attributes:
-        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute".
+        kind: one of `KINDS`, as the compiler names it.
         bytes: size of the result on one device, in one run.
         operand_bytes: size of the operands on one device, in one run.
         group_size: devices that take part in one group.
         bytes_sent: bytes a device sends in one run by the bandwidth-optimal algorithm.
         count: runs per execution of the program (more than one inside a loop).
         is_count_exact: whether `count` is known. False when an enclosing loop's trip count is not
-            (it then counts as one trip) or a branch encloses it (counted as taken).
+            (it then counts as one trip) or a branch encloses it: of a conditional's branches the
+            one that sends most counts as taken, and what the others send has a count of 0.
         name: the operation of the source it comes from, as jax names it.
 
     Example:
@@ -57,6 +62,12 @@ class Collective:
     count: int
     is_count_exact: bool
     name: str
+
+    @property
+    def is_size_exact(self) -> bool:
+        """Whether the bytes are known; a ragged all-to-all sends what the data say, and counts as
+        if its input were full and all devices' shares alike."""
+        return self.kind != "ragged-all-to-all"
 
     @property
     def total_bytes_sent(self) -> float:
@@ -104,8 +115,12 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
         all-gather          (N-1)/N * result bytes
         reduce-scatter      (N-1)/N * operand bytes
         all-reduce        2 (N-1)/N * result bytes     (a reduce-scatter, then an all-gather)
-        all-to-all          (N-1)/N * operand bytes
+        all-to-all          (N-1)/N * operand bytes    (ragged: of the input, as if it were full)
         collective-permute            operand bytes    (by a device that has a destination)
+        send, recv                    operand bytes, 0 (likewise; those of the host do not count)
+        collective-broadcast          result bytes     (each passes it on, piece by piece)
+
+    Of a conditional's branches, the one that sends most counts as taken.
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns.
@@ -144,7 +159,7 @@ def collective_table(found: list[Collective]) -> str:
         found: what `collectives` returned.
 
     Returns:
-        Aligned text; "~" before a count that is not exact.
+        Aligned text; "~" before a count or size that is not exact.
 
     Example:
         >>> found = [Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")]
@@ -155,12 +170,15 @@ def collective_table(found: list[Collective]) -> str:
     """
     merged: dict[tuple, int] = {}
     for item in found:
-        key = (item.kind, item.group_size, item.bytes, item.bytes_sent, item.is_count_exact)
+        exact = item.is_size_exact, item.is_count_exact
+        key = (item.kind, item.group_size, item.bytes, item.bytes_sent, *exact)
         merged[key] = merged.get(key, 0) + item.count
     rows = [("collective", "devices", "runs", "result bytes", "sent per run", "sent in all")]
-    for (kind, group, size, sent, is_exact), count in merged.items():
+    for (kind, group, size, sent, is_size_exact, is_exact), count in merged.items():
         runs = f"{'' if is_exact else '~'}{count:,}"
-        rows.append((kind, f"{group}", runs, f"{size:,}", f"{sent:,.0f}", f"{sent * count:,.0f}"))
+        about = "" if is_size_exact else "~"
+        sums = (f"{about}{sent:,.0f}", f"{about}{sent * count:,.0f}")
+        rows.append((kind, f"{group}", runs, f"{size:,}", *sums))
     total = sum(item.total_bytes_sent for item in found)
     rows.append(("total", "", f"{sum(item.count for item in found):,}", "", "", f"{total:,.0f}"))
     return text_table(rows, "<>>>>>")
@@ -232,10 +250,13 @@ def collective_sites(
                 continue
             is_loop = instruction.opcode == "while"
             trips = loop_trips(instruction, computation, computations) if is_loop else 1
-            is_known = trips is not None and instruction.opcode != "conditional"
             runs = count * (1 if trips is None else trips)
-            for callee in instruction.callees:
-                for found, inner in walk(callee, runs, is_exact and is_known, site):
+            is_known = is_exact and trips is not None and instruction.opcode != "conditional"
+            inside = [list(walk(callee, runs, is_known, site)) for callee in instruction.callees]
+            if instruction.opcode == "conditional":
+                inside = _with_one_taken(inside)
+            for sites in inside:
+                for found, inner in sites:
                     # On a TPU three fusions hold an asynchronous collective: where it starts,
                     # what hides it, where it is done. Their channel is one.
                     channel = _CHANNEL.search(inner[-1][1].attributes)
@@ -249,12 +270,26 @@ def collective_sites(
     yield from walk(entry, 1, True, ())
 
 
+def _with_one_taken(branches: list[list[tuple[Collective, Site]]]):
+    """Branches of a conditional of which one runs: the one that sends most."""
+    sent = [sum(found.total_bytes_sent for found, _ in sites) for sites in branches]
+    taken = sent.index(max(sent, default=0.0)) if sent else 0
+    return [
+        sites if at == taken else [(replace(found, count=0), site) for found, site in sites]
+        for at, sites in enumerate(branches)
+    ]
+
+
 def collective_kind(instruction: Instruction, computation: str) -> str:
     """The kind of collective that an opcode stands for in a computation, if it is one.
+
+    What is sent to the host or received from it is none.
 
     TPUs run a fusion "all-reduce-scatter", an all-reduce of which each device cuts out its share,
     as one ring of a reduce-scatter: half of what the all-reduce inside would send.
     """
+    if "is_host_transfer=true" in instruction.attributes:
+        return ""
     kind = instruction.opcode.removesuffix("-start")
     is_scattered = kind == "all-reduce" and computation.startswith("all-reduce-scatter")
     return "reduce-scatter" if is_scattered else kind
@@ -269,22 +304,29 @@ def read_collective(
     is_exact: bool,
 ) -> Collective:
     """What a collective's line says; `shapes` are those of the operands, by name."""
-    result = instruction.shape
+    result, names = instruction.shape, instruction.operand_names
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
         # The asynchronous forms return (operands, results, ...); all-reduce-start only results.
         result = tuple_elements(result)[1]
-    operands = " ".join(shapes[name] for name in instruction.operand_names)
-    result_bytes, operand_bytes = shape_bytes(result), shape_bytes(operands)
+    elif kind in ("send", "recv"):
+        result = tuple_elements(result)[0]  # beside a context and a token
+    if kind == "ragged-all-to-all":
+        names = names[:1]  # the others are where the output goes, and sizes
+    result_bytes = shape_bytes(result)
+    operand_bytes = shape_bytes(" ".join(shapes[name] for name in names))
     name = _OP_NAME.search(instruction.attributes)
-    if kind == "collective-permute":
-        pairs = re.findall(r"(\d+),(\d+)", instruction.attributes.partition("target_pairs=")[2])
-        group = len({device for pair in pairs for device in pair})
-        is_sending = any(source != target for source, target in pairs)
+    if kind in ("collective-permute", "send", "recv"):
+        listed = _PAIRS.search(instruction.attributes)
+        pairs = re.findall(r"(\d+), *(\d+)", listed[1] if listed else "")
+        group = len({device for pair in pairs for device in pair}) if listed else 2
+        is_sending = any(source != target for source, target in pairs) or listed is None
         sent = float(operand_bytes * is_sending)
     else:
         group = len(first_group(instruction.attributes, devices))
         volume = {"all-gather": result_bytes, "all-reduce": 2 * result_bytes}
         sent = volume.get(kind, operand_bytes) * (group - 1) / group
+        if kind == "collective-broadcast":
+            sent = float(result_bytes * (group > 1))
         if kind == "reduce-scatter" and instruction.opcode.startswith("all-reduce"):
             result_bytes //= group  # what is cut out of it
     return Collective(

@@ -7,13 +7,13 @@ its end. No durations here.
 
 import functools
 import itertools
-import math
 import re
 from typing import Any, NamedTuple
 
 import jax
 
 from toolkit.measure.loop_trips import loop_trips
+from toolkit.measure.product_flops import call_target, product_flops
 from toolkit.measure.program_text import Instruction, first_group, shape_bytes
 from toolkit.measure.programs import (
     KINDS,
@@ -28,12 +28,9 @@ UPDATE = "update"  # scope of the optimiser's instructions
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all",
     "partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "slice-start",
-    "slice-done", "async-update",
+    "slice-done", "async-update", "recv",
 }  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
-_ARRAY = re.compile(r"\w+\[([\d,]*)\]")
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 # How jax names what comes of differentiating, and what `train_program` names itself.
 _PHASES = (("transpose(", "backward"), ("jvp(", "forward"), (f"/{UPDATE}/", "update"))
@@ -77,23 +74,26 @@ class CompiledWork(NamedTuple):
     Attributes:
         items: `Compute`, `Send`, `Wait` and `Loop`, in program order.
         unknown_loops: loops whose trips are not in the program; they count once.
+        unknown_calls: kernels and libraries whose FLOPs are not in the program; they count none.
     """
 
     items: tuple[Any, ...]
     unknown_loops: int
+    unknown_calls: tuple[str, ...] = ()
 
 
 def compiled_work(compiled: jax.stages.Compiled) -> CompiledWork:
     """What a compiled program does, in its own order."""
     reader = _Reader(*read_program(compiled.as_text() or ""))
     items = reader.items(reader.entry)
-    return CompiledWork(items, reader.unknown_loops)
+    return CompiledWork(items, reader.unknown_loops, tuple(sorted(reader.unknown_calls)))
 
 
 class _Reader:
     def __init__(self, computations: dict[str, list[Instruction]], entry: str, devices: int):
         self.computations, self.entry, self.devices = computations, entry, devices
         self.unknown_loops = 0
+        self.unknown_calls: set[str] = set()
         self.sent = 0
 
     def items(self, computation: str) -> tuple[Any, ...]:
@@ -106,12 +106,14 @@ class _Reader:
             if one.opcode == "while":
                 found += self._loop(one, computation)
             elif one.opcode == "conditional":
-                found += max(map(self.items, one.callees), key=_flops_of, default=())
+                # As `collectives` counts: the branch that sends most; among equals, computes most.
+                found += max(map(self.items, one.callees), key=_work_of, default=())
             elif one.opcode == "call":
                 found += [item for callee in one.callees for item in self.items(callee)]
             elif one.opcode.endswith("-done"):
-                names = [name for name in one.operand_names if name in started]
-                found += [Wait(number) for name in names for number in started[name]]
+                # What is received has arrived when what the peers send in turn has.
+                names = [_channel_of(one)] if one.opcode == "recv-done" else one.operand_names
+                found += [Wait(number) for name in names for number in started.get(name, ())]
             elif own[at]:
                 found += self._sending(one, own[at], at, last, started, shapes)
             elif one.opcode not in _FREE:
@@ -135,8 +137,10 @@ class _Reader:
                 started[key] = [self.sent]
                 found.append(self._send(self.sent, collective, inside))
                 started.setdefault(one.name, []).append(self.sent)
+                if one.opcode == "send":
+                    started[_channel_of(one)] = [self.sent]
             # It has ended where nothing of the same channel follows, and no "-done" will.
-            if last[key] == at and not one.opcode.endswith("-start"):
+            if last[key] == at and not (one.opcode.endswith("-start") or one.opcode == "send"):
                 ends += [Wait(number) for number in started.pop(key)]
         computing = self._compute(one, shapes)
         hiding = [computing] if one.opcode == "fusion" and computing.flops else []
@@ -147,7 +151,7 @@ class _Reader:
         kind = collective_kind(one, computation)
         if kind in KINDS:
             found = read_collective(one, kind, shapes, self.devices, 1, True)
-            return [(found, one)] if found.group_size > 1 else []
+            return [(found, one)] if found.group_size > 1 and kind != "recv" else []
         inside = one.callees if one.opcode in ("fusion", "async-start") else ()
         return [found for callee in inside for found in self._wrapped(callee)]
 
@@ -178,7 +182,10 @@ class _Reader:
     def _flops(self, one: Instruction, shapes: dict[str, str]) -> float:
         if one.opcode == "fusion":
             return sum(self._fused_flops(callee) for callee in one.callees)
-        return _product_flops(one, shapes)
+        found = product_flops(one, shapes)
+        if found is None:
+            self.unknown_calls.add(call_target(one) or one.opcode)
+        return found or 0.0
 
     @functools.cache  # noqa: B019
     def _fused_flops(self, computation: str) -> float:
@@ -231,38 +238,20 @@ def _overwrites(user: Instruction, place: Instruction) -> bool:
     return user.opcode == "dynamic-update-slice" and user.operand_names[0] == place.name
 
 
-def _flops_of(items) -> float:
-    return sum(
-        item.flops if isinstance(item, Compute) else item.trips * _flops_of(item.items)
-        for item in items
-        if isinstance(item, Compute | Loop)
-    )
+def _channel_of(one: Instruction) -> str:
+    channel = _CHANNEL.search(one.attributes)
+    return f"channel {channel[1]}" if channel else ""
 
 
-def _sizes(shape: str) -> list[int]:
-    found = _ARRAY.search(shape)
-    return [int(size) for size in found[1].split(",") if size] if found else []
-
-
-def _product_flops(one: Instruction, shapes: dict[str, str]) -> float:
-    """2 FLOPs per product and sum of a matrix product, however the compiler writes it."""
-    if one.opcode not in ("dot", "convolution"):
-        return 0.0
-    left, right = (_sizes(shapes.get(name, "")) for name in one.operand_names[:2])
-    result = _sizes(one.shape)
-    if one.opcode == "dot":
-        found = _CONTRACTED.search(one.attributes)
-        axes = [int(axis) for axis in found[1].split(",") if axis] if found else []
-        return 2.0 * math.prod(result) * math.prod(left[axis] for axis in axes)
-    labels = _LABELS.search(one.attributes)
-    if labels is None:
-        return 0.0
-    sizes = [
-        dict(zip(axes, of, strict=False))
-        for axes, of in zip(labels.groups(), (left, right, result), strict=True)
-    ]
-    # TPUs write products with a batch as convolutions; every axis of theirs that slides is one of
-    # a product (the batch, or one of the results), whose multiplications its longest side counts.
-    sliding = [axis for axis in labels[1] if axis.isdecimal()]
-    slid = math.prod(max(of.get(axis, 1) for of in sizes) for axis in sliding)
-    return 2.0 * sizes[0].get("b", 1) * sizes[1].get("i", 1) * sizes[1].get("o", 1) * slid
+def _work_of(items) -> tuple[float, float]:
+    """Bytes sent and FLOPs of items."""
+    sent = flops = 0.0
+    for item in items:
+        if isinstance(item, Loop):
+            inside = _work_of(item.items)
+            sent, flops = sent + item.trips * inside[0], flops + item.trips * inside[1]
+        elif isinstance(item, Send):
+            sent += item.bytes_sent
+        elif isinstance(item, Compute):
+            flops += item.flops
+    return sent, flops

@@ -58,6 +58,7 @@ class Timeline:
         computing: seconds that an ordinary chip computes.
         communicating: seconds that its link sends.
         unknown_loops: loops whose trips the program does not tell; they count once.
+        unknown_calls: kernels and libraries whose FLOPs it does not tell; they count none.
 
     Example:
         >>> x = jnp.ones((64, 64))
@@ -72,6 +73,7 @@ class Timeline:
     computing: float
     communicating: float
     unknown_loops: int
+    unknown_calls: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> float:
@@ -100,10 +102,12 @@ class Timeline:
             )
         ]
         table = text_table(rows, "<>")
-        if not self.unknown_loops:
-            return table
-        loops = counted(self.unknown_loops, "loop")
-        return f"{table}\n{loops} of unknown length counted as one run"
+        if self.unknown_loops:
+            loops = counted(self.unknown_loops, "loop")
+            table += f"\n{loops} of unknown length counted as one run"
+        if self.unknown_calls:
+            table += f"\nFLOPs are unknown and counted as none: {', '.join(self.unknown_calls)}"
+        return table
 
 
 @checked
@@ -162,7 +166,7 @@ def timeline(
     run.go(items)
     return Timeline(
         where, tuple(run.spans()), max(*run.clocks, run.link_free), run.busy[COMPUTE],
-        run.busy[LINK], work.unknown_loops,
+        run.busy[LINK], work.unknown_loops, work.unknown_calls,
     )  # fmt: skip
 
 
