@@ -10,7 +10,7 @@ import pytest
 from tiers import by_night
 
 from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu_tokens import attend_tokens
+from toolkit.attention.kernels.gpu.tokens import attend_tokens
 from toolkit.attention.latent import PRESETS
 from toolkit.attention.sparse import protocol
 from toolkit.bench import SUITES, Case, Yardstick, agree, mixer_steps, run_case, run_suites

@@ -7,7 +7,7 @@ as its time is near to it. A test holds the page against this file.
 from typing import Any
 
 from toolkit.attention import MIXERS
-from toolkit.attention.kernels.gpu_solve import INSTRUCTIONS
+from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS
 from toolkit.bench.mixer_steps import DEVICES, SHARDED, SLICES, shard_work
 from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
 from toolkit.measure import Peak, published_peak
@@ -68,18 +68,18 @@ def _phase_floors() -> str:
     square, tokens, state = chunk**2, chunk * size, size**2
     # Multiply-adds and bytes per chunk; operands are bfloat16, but for A.
     phases = {
-        "`gpu_prepare`": (
+        "`gpu/prepare`": (
             INSTRUCTIONS * 64 * 16**2 + 6 * chunk * tokens,
             4 * square + 14 * tokens + 28 * chunk,
         ),
-        "`gpu_walk`": (2 * size * tokens, 8 * tokens + 2 * state),
-        "`gpu_outputs`": (size * tokens + chunk * tokens, 2 * square + 6 * tokens + 2 * state),
-        "`gpu_walk`, back": (
+        "`gpu/walk`": (2 * size * tokens, 8 * tokens + 2 * state),
+        "`gpu/outputs`": (size * tokens + chunk * tokens, 2 * square + 6 * tokens + 2 * state),
+        "`gpu/walk`, back": (
             3 * size * tokens + chunk * tokens,
             2 * square + 10 * tokens + 2 * state,
         ),
-        "`gpu_prepare`, back": (2 * chunk * tokens, 4 * square + 10 * tokens + 28 * chunk),
-        "`gpu_gradients`": (
+        "`gpu/prepare`, back": (2 * chunk * tokens, 4 * square + 10 * tokens + 28 * chunk),
+        "`gpu/gradients`": (
             3 * size * tokens + 9 * chunk * tokens,
             2 * square + 18 * tokens + 4 * state + 56 * chunk + 4 * size,
         ),
@@ -93,7 +93,7 @@ def _phase_floors() -> str:
 compiled, not run on a GPU yet. Inverses by blocks of 16 tokens take {INSTRUCTIONS} products of
 64 x 16 x 16 per chunk, {2 * chunks * INSTRUCTIONS * 64 * 16**2 / 1e9:.0f} GFLOP in all, where \
 doubling matrices of 64 x 64 takes {2 * chunks * 30 * chunk**3 / 1e9:.0f}.
-The backward pass runs `gpu_prepare` again, with its T, then the walk back and `gpu_gradients`.
+The backward pass runs `gpu/prepare` again, with its T, then the walk back and `gpu/gradients`.
 
 {_table(lines)}"""
 

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from toolkit.attention import draw_inputs, mixer
-from toolkit.attention.kernels import dispatch, gpu_chunked, tpu_chunked, tpu_step
+from toolkit.attention.kernels import dispatch
+from toolkit.attention.kernels.gpu import chunked as gpu_chunked
+from toolkit.attention.kernels.tpu import chunked as tpu_chunked
+from toolkit.attention.kernels.tpu import step as tpu_step
 
 TOLERANCE = 2e-5
 TIME = 21

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from latent_layers import small
 
 from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu_latent import decode
+from toolkit.attention.kernels.gpu.latent import decode
 from toolkit.attention.latent import (
     LatentCache,
     LatentConfig,

@@ -10,7 +10,7 @@ from hopper import INTERPRETER, assert_no_races, forget_kernels, lowered, relati
 
 from toolkit.attention import sparse
 from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu_pages import attend_pages
+from toolkit.attention.kernels.gpu.pages import attend_pages
 from toolkit.attention.sparse import protocol
 
 BF16, ROUNDED = jnp.bfloat16, 0.005

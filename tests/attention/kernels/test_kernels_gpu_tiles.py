@@ -9,8 +9,8 @@ import pytest
 from hopper import lowered, relative_error
 
 from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu_tiles import attend_tiles as kernel
-from toolkit.attention.kernels.gpu_tiles import tiles_above
+from toolkit.attention.kernels.gpu.tiles import attend_tiles as kernel
+from toolkit.attention.kernels.gpu.tiles import tiles_above
 from toolkit.attention.sparse.prefill import Tiles, attend_tiles, sale, sale_tiles, tiles
 from toolkit.attention.sparse.prefill.tiles import token_mask
 

@@ -11,7 +11,7 @@ from tiers import by_night
 
 from toolkit.attention import sparse
 from toolkit.attention.kernels import dispatch
-from toolkit.attention.kernels.gpu_tokens import attend_tokens
+from toolkit.attention.kernels.gpu.tokens import attend_tokens
 from toolkit.attention.sparse import protocol
 
 BF16, ROUNDED = jnp.bfloat16, 0.005

@@ -20,9 +20,9 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # races_foun
 from jax.experimental.pallas import tpu as pltpu
 
 from toolkit.attention import gated_delta_net_reference, gated_linear_attention_reference
-from toolkit.attention.kernels.tpu_blocks import dot, unit_lower_inverse
-from toolkit.attention.kernels.tpu_chunked import chunked
-from toolkit.attention.kernels.tpu_step import step
+from toolkit.attention.kernels.tpu.blocks import dot, unit_lower_inverse
+from toolkit.attention.kernels.tpu.chunked import chunked
+from toolkit.attention.kernels.tpu.step import step
 
 # Together they compute for longer than the first tier has time.
 pytestmark = pytest.mark.slow
@@ -280,8 +280,8 @@ COMPILE = textwrap.dedent(
     import jax, jax.numpy as jnp, numpy as np
     from jax.experimental import topologies
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from toolkit.attention.kernels.tpu_chunked import chunked
-    from toolkit.attention.kernels.tpu_step import step
+    from toolkit.attention.kernels.tpu.chunked import chunked
+    from toolkit.attention.kernels.tpu.step import step
 
     chip, dtype = sys.argv[1:]
     rows, time, size, chunk = 16, 4096, 128, 64

@@ -8,26 +8,26 @@ decays by e^g, per token or per key channel, with (beta) or without the delta ru
 From the mixers
     dispatch      time to whole chunks, and the device's functions
 
-TPU (Mosaic TPU; v5e and v6e)
-    tpu_chunked   chunked: a grid over rows and chunks, the state in VMEM; and its gradient
-    tpu_step      step: decode one token, the state updated in place
-    tpu_rule      one chunk of one row, forward and backward: the equations
-    tpu_decay     what survives between the tokens of a chunk, and the gradients of that
-    tpu_call      what the calls of both share: rows of a program, sharded axes, costs
-    tpu_blocks    products, masks and the inverse on two-dimensional blocks
+TPU, in `tpu/` (Mosaic TPU; v5e and v6e)
+    chunked       chunked: a grid over rows and chunks, the state in VMEM; and its gradient
+    step          step: decode one token, the state updated in place
+    rule          one chunk of one row, forward and backward: the equations
+    decay         what survives between the tokens of a chunk, and the gradients of that
+    call          what the calls of both share: rows of a program, sharded axes, costs
+    blocks        products, masks and the inverse on two-dimensional blocks
 
-NVIDIA Hopper (Mosaic GPU; H100, H200, GH200; bfloat16)
-    gpu_chunked   chunked: the phases below one after another; and their gradient
-    gpu_step      step: decode one token, the state read and written once
-    gpu_prepare   what is known of all chunks before the state is, on chip
-    gpu_factors   the same by XLA, where every channel decays apart
-    gpu_solve     the inverse of each chunk's system, on chip
-    gpu_walk      the walk over chunks with the state in registers, and the walk back
-    gpu_outputs   what every token reads
-    gpu_gradients gradients of queries, keys, values and gates, once the walk back is done
-    gpu_latent    one query per head against a latent cache
-    gpu_pages     one query per head against the pages of a cache that a table names
-    gpu_tokens    one query per head against listed tokens of a cache (Triton, as the next)
-    gpu_tiles     a whole sequence against the tiles it keeps; which tiles SALE keeps
-    gpu_support   chips, sizes, and how a kernel is launched
+NVIDIA Hopper, in `gpu/` (Mosaic GPU; H100, H200, GH200; bfloat16)
+    chunked       chunked: the phases below one after another; and their gradient
+    step          step: decode one token, the state read and written once
+    prepare       what is known of all chunks before the state is, on chip
+    factors       the same by XLA, where every channel decays apart
+    solve         the inverse of each chunk's system, on chip
+    walk          the walk over chunks with the state in registers, and the walk back
+    outputs       what every token reads
+    gradients     gradients of queries, keys, values and gates, once the walk back is done
+    latent        one query per head against a latent cache
+    pages         one query per head against the pages of a cache that a table names
+    tokens        one query per head against listed tokens of a cache (Triton, as the next)
+    tiles         a whole sequence against the tiles it keeps; which tiles SALE keeps
+    support       chips, sizes, and how a kernel is launched
 """

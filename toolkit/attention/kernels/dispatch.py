@@ -43,43 +43,45 @@ def over_rows(chunked: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tpu(name: str) -> Callable[..., Any]:
-    from toolkit.attention.kernels import tpu_chunked, tpu_step
+    from toolkit.attention.kernels.tpu import chunked as tpu_chunked
+    from toolkit.attention.kernels.tpu import step as tpu_step
 
     return over_rows(tpu_chunked.chunked) if name == "chunked" else tpu_step.step
 
 
 def _gpu(name: str) -> Callable[..., Any]:
-    from toolkit.attention.kernels import gpu_chunked, gpu_step
+    from toolkit.attention.kernels.gpu import chunked as gpu_chunked
+    from toolkit.attention.kernels.gpu import step as gpu_step
 
     return gpu_chunked.chunked if name == "chunked" else gpu_step.step
 
 
 def _gpu_latent() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels import gpu_latent
+    from toolkit.attention.kernels.gpu import latent as gpu_latent
 
     return gpu_latent.decode
 
 
 def _gpu_pages() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels import gpu_pages
+    from toolkit.attention.kernels.gpu import pages as gpu_pages
 
     return gpu_pages.attend_pages
 
 
 def _gpu_tokens() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels import gpu_tokens
+    from toolkit.attention.kernels.gpu import tokens as gpu_tokens
 
     return gpu_tokens.attend_tokens
 
 
 def _gpu_tiles() -> Callable[..., tuple[Array, Array]]:
-    from toolkit.attention.kernels import gpu_tiles
+    from toolkit.attention.kernels.gpu import tiles as gpu_tiles
 
     return gpu_tiles.attend_tiles
 
 
 def _gpu_sale() -> Callable[..., Array]:
-    from toolkit.attention.kernels import gpu_tiles
+    from toolkit.attention.kernels.gpu import tiles as gpu_tiles
 
     return gpu_tiles.tiles_above
 
@@ -182,27 +184,27 @@ def step_kernels(
 
 
 def attend_latent_slots(*arrays: Array, scale: float) -> tuple[Array, Array]:
-    """One query per head against a latent cache; arguments and results of `gpu_latent.decode`."""
+    """One query per head against a latent cache; arguments and results of `gpu/latent.decode`."""
     return _without_derivative(LATENT_KERNELS, arrays, scale=scale)
 
 
 def attend_pages(*arrays: Array, page_size: int) -> tuple[Array, Array]:
-    """One query per head against chosen pages; as in `gpu_pages.attend_pages`."""
+    """One query per head against chosen pages; as in `gpu/pages.attend_pages`."""
     return _without_derivative(PAGE_KERNELS, arrays, page_size=page_size)
 
 
 def attend_tokens(*arrays: Array) -> tuple[Array, Array]:
-    """One query per head against listed tokens; as in `gpu_tokens.attend_tokens`."""
+    """One query per head against listed tokens; as in `gpu/tokens.attend_tokens`."""
     return _without_derivative(TOKEN_KERNELS, arrays)
 
 
 def attend_tile_list(*arrays: Array, **settings: Any) -> tuple[Array, Array]:
-    """Attention of a sequence to the tiles it keeps; as in `gpu_tiles.attend_tiles`."""
+    """Attention of a sequence to the tiles it keeps; as in `gpu/tiles.attend_tiles`."""
     return _without_derivative(TILE_KERNELS, arrays, **settings)
 
 
 def tiles_above(*arrays: Array, **settings: int) -> Array:
-    """Tiles with a score above its bound; as in `gpu_tiles.tiles_above`."""
+    """Tiles with a score above its bound; as in `gpu/tiles.tiles_above`."""
     return _without_derivative(SALE_KERNELS, arrays, **settings)
 
 

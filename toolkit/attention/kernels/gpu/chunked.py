@@ -7,18 +7,18 @@ inverse is found from products of pairs of bf16 numbers (16 bits).
 
 A chunk is 64 tokens. The work is split where its parallelism changes:
 
-    prepare    all chunks at once    scores, decays, T = (I + A)^-1, U, E     gpu_prepare
-    walk       chunk after chunk     states at boundaries, N                  gpu_walk
-    outputs    all chunks at once    O = R S + P N                            gpu_outputs
+    prepare    all chunks at once    scores, decays, T = (I + A)^-1, U, E     prepare
+    walk       chunk after chunk     states at boundaries, N                  walk
+    outputs    all chunks at once    O = R S + P N                            outputs
 
-    prepare    all chunks at once    factors again, E of the T that was kept  gpu_prepare
-    walk back  chunk after chunk     gradients of states and of N             gpu_walk
-    gradients  all chunks at once    of q, k, v, and numbers per token        gpu_gradients
+    prepare    all chunks at once    factors again, E of the T that was kept  prepare
+    walk back  chunk after chunk     gradients of states and of N             walk
+    gradients  all chunks at once    of q, k, v, and numbers per token        gradients
 
 Kept for the way back are the inputs, T, N and the states at chunk boundaries. What belongs to
 tokens is read and written where they lie, [batch, time, heads, size]: nothing is copied before or
 after, or repeated where heads of values share a query and key. Where channels decay apart, XLA
-prepares the factors (`gpu_factors`) and `gpu_solve` the rest. Their gradients, and those of heads
+prepares the factors (`factors`) and `solve` the rest. Their gradients, and those of heads
 beyond 128, are XLA's but for the walk: batched products and the pullback of the factors, which copy
 their inputs, heads before time.
 
@@ -73,7 +73,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._refusals import no_derivative
-from toolkit.attention.kernels.gpu_factors import (
+from toolkit.attention.kernels.gpu.factors import (
     Delta,
     Factors,
     Solution,
@@ -82,12 +82,12 @@ from toolkit.attention.kernels.gpu_factors import (
     factors,
     shared,
 )
-from toolkit.attention.kernels.gpu_gradients import WIDEST, gradients
-from toolkit.attention.kernels.gpu_outputs import outputs
-from toolkit.attention.kernels.gpu_prepare import prepare
-from toolkit.attention.kernels.gpu_solve import solve
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, check_chip, check_heads, padded
-from toolkit.attention.kernels.gpu_walk import walk, walk_backward
+from toolkit.attention.kernels.gpu.gradients import WIDEST, gradients
+from toolkit.attention.kernels.gpu.outputs import outputs
+from toolkit.attention.kernels.gpu.prepare import prepare
+from toolkit.attention.kernels.gpu.solve import solve
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, check_chip, check_heads, padded
+from toolkit.attention.kernels.gpu.walk import walk, walk_backward
 
 
 def chunked(

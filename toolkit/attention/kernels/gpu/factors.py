@@ -22,7 +22,7 @@ Heads of values that share a query and key are rows beside each other: scores wi
 are found once for all, and elsewhere XLA reads the shared row in what it computes of it.
 
 Where documents meet, the same factors are masked. Products of bf16 queries and keys are exact
-before they are summed in float32; `gpu_solve` finds T.
+before they are summed in float32; `solve` finds T.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32
 from toolkit.attention.linear.engine.decays import exact_sums
 
 Sums = tuple[Array, Array]  # running sums in parts whose differences are exact: `exact_sums`

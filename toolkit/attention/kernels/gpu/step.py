@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_support import (
+from toolkit.attention.kernels.gpu.support import (
     F32,
     PROCESSORS,
     check_chip,

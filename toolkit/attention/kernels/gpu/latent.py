@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_support import (
+from toolkit.attention.kernels.gpu.support import (
     BF16,
     F32,
     PROCESSORS,
@@ -31,7 +31,7 @@ from toolkit.attention.kernels.gpu_support import (
     check_chip,
     launch,
 )
-from toolkit.attention.kernels.gpu_walk import sum_of_products
+from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 HEADS = SLOTS = 64  # of a thread block: the M of a WGMMA instruction; of a bulk copy
 CHANNELS = 256  # of outputs whose sums fit the registers of a warpgroup

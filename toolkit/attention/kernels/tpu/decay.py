@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from toolkit.attention.kernels.tpu_blocks import (
+from toolkit.attention.kernels.tpu.blocks import (
     TILE,
     as_column,
     as_row,
@@ -40,7 +40,7 @@ from toolkit.attention.kernels.tpu_blocks import (
     second_reads_first,
     spread_row,
 )
-from toolkit.attention.kernels.tpu_blocks import dot as exact_dot
+from toolkit.attention.kernels.tpu.blocks import dot as exact_dot
 
 
 def _visible(size: int, readers: int, documents: Array | None) -> Bool[Array, "readers*C C"]:

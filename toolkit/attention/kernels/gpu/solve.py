@@ -34,9 +34,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Delta, Solution
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, launch
-from toolkit.attention.kernels.gpu_walk import sum_of_products
+from toolkit.attention.kernels.gpu.factors import Delta, Solution
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch
+from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 BLOCK = 16  # tokens of a block on the diagonal: the rows of a warp, and the K of a WGMMA
 BLOCKS = range(CHUNK // BLOCK)

@@ -3,7 +3,7 @@ r"""Block-sparse flash attention of a whole sequence, and SALE's choice of its t
     o_t = sum_{s in kept tiles of t} exp(x_ts - lse_t) v_s
     keep tile (i, j)  if  x^_ts >= bound_t  for some query t of i and key s <= t of j
 
-Written for Triton, as `gpu_tokens`. A program takes a block of queries of one head. Attention walks
+Written for Triton, as `tokens`. A program takes a block of queries of one head. Attention walks
 its list of tiles, which holds the kept ones first; of the others nothing is read. The choice takes
 4-bit scores x^ and no exponential: products are those of 8-bit integers that hold 15 levels, since
 Pallas has no 4-bit ones, and all that is written is one number per tile.
@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Float, Int8
 
 from toolkit._compat import require_jax
 from toolkit.attention._checks import check_choice
-from toolkit.attention.kernels.gpu_latent import LOG2_E, dot, next_softmax
-from toolkit.attention.kernels.gpu_support import BF16, F32
+from toolkit.attention.kernels.gpu.latent import LOG2_E, dot, next_softmax
+from toolkit.attention.kernels.gpu.support import BF16, F32
 
 SIZES = (16, 32, 64, 128, 256)
 

@@ -18,8 +18,8 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._compat import require_jax
-from toolkit.attention.kernels.gpu_latent import LOG2_E, dot, merged_splits, next_softmax
-from toolkit.attention.kernels.gpu_support import BF16, F32
+from toolkit.attention.kernels.gpu.latent import LOG2_E, dot, merged_splits, next_softmax
+from toolkit.attention.kernels.gpu.support import BF16, F32
 
 BLOCK = 64  # tokens gathered at a time
 TOGETHER = 4  # blocks of a split

@@ -19,8 +19,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from toolkit.attention._checks import check_rank, check_shape
-from toolkit.attention.kernels.tpu_blocks import as_column
-from toolkit.attention.kernels.tpu_call import (
+from toolkit.attention.kernels.tpu.blocks import as_column
+from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,
     cost,
     rows_per_program,

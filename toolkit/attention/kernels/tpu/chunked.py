@@ -2,7 +2,7 @@ r"""Chunked linear-time mixers as Pallas kernels for TPUs (Mosaic), forward and 
 
 Made for TPU v5e and v6e; compiled ahead of time for both, not yet run on either. One file serves
 three families: additive rules (linear attention, retention, Mamba-2, gated linear attention),
-Gated DeltaNet and Kimi Delta Attention. `tpu_rule.py` has the equations of a chunk; here is what
+Gated DeltaNet and Kimi Delta Attention. `rule.py` has the equations of a chunk; here is what
 surrounds them: a grid of (groups of rows, chunks) whose second axis runs in order, forward in one
 pass and backward in the other, with the state, or its gradient, in VMEM from chunk to chunk.
 
@@ -22,7 +22,7 @@ Kept for the backward pass: the inputs and the float32 state [key, value] that e
 Scores, inverse and written values are computed again.
 
 Products of bfloat16 inputs are one pass of the matrix unit each, but for those with the inverse of
-a chunk, which take three; of float32 inputs three or six (`tpu_blocks.dot`). Passes in GFLOP at 16
+a chunk, which take three; of float32 inputs three or six (`blocks.dot`). Passes in GFLOP at 16
 rows x 4096 tokens, key = value = 128, C = 64 (counted), forward and backward:
 
              additive rule     Gated DeltaNet    Kimi Delta Attention
@@ -55,15 +55,15 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention._checks import check_multiple, check_rank, check_same_dtype, check_shape
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention._refusals import no_derivative
-from toolkit.attention.kernels.tpu_blocks import EXACT, ROUNDED, Products
-from toolkit.attention.kernels.tpu_call import (
+from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED, Products
+from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,
     cost,
     rows_per_program,
     shapes_of,
     vary_alike,
 )
-from toolkit.attention.kernels.tpu_rule import Chunk, backward_chunk, forward_chunk
+from toolkit.attention.kernels.tpu.rule import Chunk, backward_chunk, forward_chunk
 
 # Rows of one program, side by side: their chains of dependent products fill each other's gaps.
 ROWS = 4

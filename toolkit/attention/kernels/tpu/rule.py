@@ -1,7 +1,7 @@
 r"""One chunk of one row: outputs and outgoing state, and the gradients of both.
 
 A row is one head of one sequence. C tokens enter with state S [key, value]. In the words of
-`tpu_decay.py`, where the decays are, and with P the scores of queries Q and keys K,
+`decay.py`, where the decays are, and with P the scores of queries Q and keys K,
 
     without a delta rule     N = V
     with one                 N = (I + beta * P_k)^-1 beta * (V - read_k)
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.tpu_blocks import Products, as_column, as_row, unit_lower_inverse
-from toolkit.attention.kernels.tpu_decay import ChannelDecay, ScalarDecay
+from toolkit.attention.kernels.tpu.blocks import Products, as_column, as_row, unit_lower_inverse
+from toolkit.attention.kernels.tpu.decay import ChannelDecay, ScalarDecay
 
 
 class Chunk(NamedTuple):

@@ -3,7 +3,7 @@ r"""One query per head against chosen pages of a cache: only these are read, and
     out_h = sum_{i in pages, low <= i < high} softmax_i(q_h . k_i) v_i
 
 What a page table selects is the same for the query heads of a group, which are the rows of the
-matrix products, as in `gpu_latent`: a bulk copy brings the keys and the values of a page on chip,
+matrix products, as in `latent`: a bulk copy brings the keys and the values of a page on chip,
 while up to three more are under way. Splits share the pages of a row and are merged exactly.
 """
 
@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_latent import (
+from toolkit.attention.kernels.gpu.latent import (
     CHANNELS,
     HEADS,
     LOG2_E,
@@ -26,7 +26,7 @@ from toolkit.attention.kernels.gpu_latent import (
     plus_product,
     sum_of_scores,
 )
-from toolkit.attention.kernels.gpu_support import (
+from toolkit.attention.kernels.gpu.support import (
     BF16,
     F32,
     PROCESSORS,

@@ -6,7 +6,7 @@ piece of the state [key, tile] in registers, in float32, for the whole sequence.
     forward    N  = U + E S                 S  <- diag(through) S + L^T N
     backward   dN = L dS + P^T dO           dS <- diag(through) dS + R^T dO + E^T dN
 
-with the symbols of `gpu_factors`: the same kernel with other operands. Every product is a WGMMA
+with the symbols of `factors`: the same kernel with other operands. Every product is a WGMMA
 of 64 (or key) by tile; the state is rounded to bf16 as an operand, never as the value carried.
 Stored in bf16 for the phases that run over all chunks at once: the state (or its gradient) each
 chunk starts from, and N (or its gradient). While a chunk is computed, bulk copies load the next.
@@ -27,8 +27,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Factors, Solution
-from toolkit.attention.kernels.gpu_support import (
+from toolkit.attention.kernels.gpu.factors import Factors, Solution
+from toolkit.attention.kernels.gpu.support import (
     BF16,
     CHUNK,
     F32,

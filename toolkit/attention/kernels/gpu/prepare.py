@@ -1,6 +1,6 @@
 r"""What is known of all chunks before the state is, on chip, where one decay serves all channels.
 
-The factors of `gpu_factors`, and under a delta rule the solution of `gpu_solve`, in one kernel with
+The factors of `factors`, and under a delta rule the solution of `solve`, in one kernel with
 one thread block per chunk, from the tokens where they lie: queries, keys and values [batch, time,
 heads, size] are read once, by bulk copies of [64, size] that step over the other heads. Heads of
 values that share a query and key read the same one. Neither a copy with the heads before the time,
@@ -24,10 +24,10 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_factors import Factors, cut, document_masks
-from toolkit.attention.kernels.gpu_solve import operand, scratch, write_solution
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, launch, token_place
-from toolkit.attention.kernels.gpu_walk import Transposed, sum_of_products
+from toolkit.attention.kernels.gpu.factors import Factors, cut, document_masks
+from toolkit.attention.kernels.gpu.solve import operand, scratch, write_solution
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, token_place
+from toolkit.attention.kernels.gpu.walk import Transposed, sum_of_products
 from toolkit.attention.linear.engine.decays import exact_sums
 
 SQUARE = (CHUNK, CHUNK)

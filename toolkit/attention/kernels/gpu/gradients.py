@@ -1,6 +1,6 @@
 r"""Gradients of queries, keys, values and gates, where one decay serves all channels.
 
-What `gpu_prepare` computes, backward, and the products of states and written values that lead
+What `prepare` computes, backward, and the products of states and written values that lead
 there, in one kernel with one thread block per chunk. Queries, keys, values and gradients of outputs
 are read where they lie, [batch, time, heads, size], and gradients written so; the walks left the
 state S before the chunk, dS after it, N and dN. Neither scores nor products pass through memory.
@@ -22,7 +22,7 @@ F = dP * (Q K^T) + beta X * (K K^T), dG_i = sum_j F_ij - sum_j F_ji. XLA takes t
 token back to g and beta, and adds what several heads of values give to a query and key they share.
 
 The kernel needs 199 KB on chip for a delta rule and heads of 128, and its sums of [64, 128] nearly
-all registers; wider heads are `gpu_chunked`'s to differentiate.
+all registers; wider heads are `chunked`'s to differentiate.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention.kernels.gpu_prepare import (
+from toolkit.attention.kernels.gpu.prepare import (
     BETA,
     ENTRY,
     KEY_STRENGTH,
@@ -45,8 +45,8 @@ from toolkit.attention.kernels.gpu_prepare import (
     numbers_of_tokens,
     per_row,
 )
-from toolkit.attention.kernels.gpu_support import BF16, CHUNK, F32, launch, token_place
-from toolkit.attention.kernels.gpu_walk import Transposed, sum_of_products
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, token_place
+from toolkit.attention.kernels.gpu.walk import Transposed, sum_of_products
 
 WIDEST = 128  # channels of a head
 # Sums of F along rows and columns, and gradients of the numbers of a token; beta has two.

@@ -15,15 +15,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from toolkit.attention.kernels.gpu_factors import Factors
-from toolkit.attention.kernels.gpu_support import (
+from toolkit.attention.kernels.gpu.factors import Factors
+from toolkit.attention.kernels.gpu.support import (
     BF16,
     CHUNK,
     launch,
     tile_columns,
     token_place,
 )
-from toolkit.attention.kernels.gpu_walk import sum_of_products
+from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 
 def outputs(

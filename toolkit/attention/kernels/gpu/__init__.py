@@ -1,0 +1,1 @@
+"""NVIDIA Hopper: Mosaic GPU, and Triton where single tokens are fetched."""
