@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from toolkit.lr.gaussian_process import (
+from toolkit.lr.fits.gaussian_process import (
     GaussianProcess,
     finite_values,
     fit_gaussian_process,

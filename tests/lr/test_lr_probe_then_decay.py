@@ -6,7 +6,7 @@ import pytest
 from lr_driver import drive
 
 from toolkit.lr import ProbeThenDecay
-from toolkit.lr.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
 
 LR_RANGE = (1e-3, 1.0)
 

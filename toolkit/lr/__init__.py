@@ -48,18 +48,18 @@ Ground truth
 
 from toolkit.lr.autolrs import AutoLRS
 from toolkit.lr.contenders import CONTENDERS, Contender, contender
-from toolkit.lr.convex_bound import last_iterate_bound
-from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
-from toolkit.lr.gaussian_process import (
+from toolkit.lr.fits.forecast import Forecast, forecast_loss, published_forecast
+from toolkit.lr.fits.gaussian_process import (
     GaussianProcess,
     fit_gaussian_process,
     lowest_confidence_bound,
 )
+from toolkit.lr.fits.multi_power_law import MultiPowerLaw, fit_multi_power_law
 from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
-from toolkit.lr.multi_power_law import MultiPowerLaw, fit_multi_power_law
-from toolkit.lr.noisy_momentum import momentum_losses
-from toolkit.lr.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.probe_then_decay import ProbeThenDecay
+from toolkit.lr.problems.convex_bound import last_iterate_bound
+from toolkit.lr.problems.noisy_momentum import momentum_losses
+from toolkit.lr.problems.noisy_quadratic import NoisyQuadratic
 from toolkit.lr.protocol import Controller, Ledger, Request, Searcher, ask, init, tell
 from toolkit.lr.running.candidates import MODES
 from toolkit.lr.schedules import (

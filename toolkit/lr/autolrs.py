@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from toolkit.lr.constants import AutoLRSConstants
-from toolkit.lr.forecast import Forecast, forecast_loss, published_forecast
-from toolkit.lr.gaussian_process import (
+from toolkit.lr.fits.forecast import Forecast, forecast_loss, published_forecast
+from toolkit.lr.fits.gaussian_process import (
     GaussianProcess,
     finite_values,
     fit_gaussian_process,

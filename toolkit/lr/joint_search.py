@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.lr.gaussian_process import finite_values
+from toolkit.lr.fits.gaussian_process import finite_values
 
 
 @dataclass(frozen=True)

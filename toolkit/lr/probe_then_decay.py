@@ -17,8 +17,8 @@ import numpy as np
 
 from toolkit._checks import check_fields
 from toolkit.lr.corrections import possible_plans, squeezed
-from toolkit.lr.law_scores import SCORERS, best_by_law, unbroken_curves
-from toolkit.lr.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.fits.law_scores import SCORERS, best_by_law, unbroken_curves
+from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
 from toolkit.lr.protocol import (
     FORWARD_COST,
     Controller,

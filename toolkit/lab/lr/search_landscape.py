@@ -8,7 +8,7 @@ import numpy as np
 from toolkit.lab.lr.search_rounds import Candidate, Round, Search
 from toolkit.lr import AutoLRS
 from toolkit.lr.autolrs import posterior
-from toolkit.lr.gaussian_process import finite_values
+from toolkit.lr.fits.gaussian_process import finite_values
 
 POINTS = 161
 CLIFF = 8  # times the rise on the other side

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.lr.noisy_quadratic import NoisyQuadratic
+from toolkit.lr.problems.noisy_quadratic import NoisyQuadratic
 
 
 @checked

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toolkit.lr.multi_power_law import MultiPowerLaw, fit_multi_power_law
-from toolkit.lr.peak import find_peak, first_before_a_rise
+from toolkit.lr.fits.multi_power_law import MultiPowerLaw, fit_multi_power_law
+from toolkit.lr.fits.peak import find_peak, first_before_a_rise
 from toolkit.lr.shapes import shape_rates
 
 SCORERS = ("tail", "multi_power_law")

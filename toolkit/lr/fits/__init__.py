@@ -1,0 +1,1 @@
+"""What is fitted to losses: curves, laws, Gaussian processes, the best peak rate."""
