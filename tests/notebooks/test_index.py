@@ -50,13 +50,13 @@ def test_progress_is_told(entries, tmp_path, monkeypatch):
     assert progress_of(ring, ROOT) == "0 of 2 guesses, 0 of 2 exercises"
     progress = Progress("ring")
     for at in range(2):
-        progress.note("guesses", f"q{at}", guess=1)
-        progress.note("checks", f"e{at}", is_right=at == 0)
+        progress.add("guess", f"q{at}", guess=1)
+        progress.add("check", f"e{at}", is_right=at == 0)
     assert progress_of(ring, ROOT) == "2 of 2 guesses, 1 of 2 exercises"
-    progress.note("checks", "e1", is_right=True)
+    progress.add("check", "e1", is_right=True)
     assert progress_of(ring, ROOT) == "\N{CHECK MARK} 2 of 2 guesses, 2 of 2 exercises"
-    (tmp_path / "ring.json").write_text("nonsense")
-    assert "ring.json cannot be read" in progress_of(ring, ROOT)
+    (tmp_path / "ring.jsonl").write_text("nonsense")
+    assert "ring.jsonl cannot be read" in progress_of(ring, ROOT)
 
 
 def test_the_index_is_one_file_whose_links_lead_somewhere(entries, tmp_path, monkeypatch):

@@ -2,7 +2,11 @@
 
 import inspect
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,7 @@ import ipywidgets as widgets
 from toolkit.lab import Lesson, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
 from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS, Answer, Question, load_outline
+from toolkit.lab.lessons.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -104,13 +109,94 @@ def test_what_a_learner_raises_or_forgets_is_said():
     assert said(lambda *sizes: "much") == "<lambda> returned str; wanted a number."
 
 
+def test_an_old_box_takes_nothing_back():
+    """The set-up cell is run again between: each box writes what it knows, not a whole file."""
+    box = Lesson("attention_cost").predict("doubling")
+    again = Lesson("attention_cost")
+    assert again.check("score_flops", correct).is_right
+    box.guess = 3
+    assert "1 of 2 predictions, 1 of 3 exercises" in again.summary()
+    assert "1 of 2 predictions, 1 of 3 exercises" in Lesson("attention_cost").summary()
+    assert again.predict("doubling").guess == 3
+
+
+def test_the_first_guess_counts_whichever_box_it_was_entered_in():
+    lesson = Lesson("attention_cost")
+    first, second = lesson.predict("doubling"), lesson.predict("doubling")
+    first.guess = 3
+    with pytest.raises(ValueError, match=r"3\.0 is entered already"):
+        second.guess = 4
+    assert second.guess == 3
+    assert Lesson("attention_cost").predict("doubling").guess == 3
+
+
+WRITER = """
+import os, signal, sys
+from toolkit.lab.lessons.progress import Progress
+from toolkit.training.locks import locked
+progress = Progress("attention_cost")
+for at in range(int(sys.argv[2])):
+    progress.add("check", f"{sys.argv[1]}-{at}", is_right=True)
+    if at == 3 and sys.argv[1] == "killed":
+        with locked(progress.path.with_suffix(".lock"), wait=True):
+            with progress.path.open("ab") as file:
+                file.write(b"0123456789abcdef {half of an event")
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_kernels_that_write_at_once_lose_nothing():
+    count, names = 25, ("a", "b", "killed")
+    kernels = [subprocess.Popen([sys.executable, "-c", WRITER, name, str(count)]) for name in names]
+    codes = [kernel.wait() for kernel in kernels]
+    assert codes == [0, 0, -signal.SIGKILL]
+    progress = Progress("attention_cost")
+    progress.add("check", "last", is_right=True)
+    kept = set(progress.data["checks"])
+    wanted = {f"{name}-{at}" for name in "ab" for at in range(count)}
+    wanted |= {f"killed-{at}" for at in range(4)} | {"last"}
+    assert kept == wanted
+    assert progress.data["damaged"] == 1
+    assert "damaged lines" in Lesson("attention_cost").summary()
+
+
+def test_a_changed_line_is_left_out_and_counted():
+    lesson = Lesson("attention_cost")
+    lesson.predict("doubling").guess = 3
+    assert lesson.check("score_flops", correct).is_right
+    path, text = lesson.progress.path, lesson.progress.path.read_bytes()
+    for at in range(0, len(text), 97):  # one flipped bit
+        if text[at : at + 1] == b"\n":
+            continue
+        path.write_bytes(text[:at] + bytes([text[at] ^ 4]) + text[at + 1 :])
+        assert Lesson("attention_cost").progress.data["damaged"] >= 1
+    path.write_bytes(text)
+    assert Lesson("attention_cost").progress.data["damaged"] == 0
+
+
+def test_progress_of_an_earlier_version_is_kept(tmp_path):
+    path = tmp_path / "progress" / "attention_cost.json"
+    path.parent.mkdir()
+    known = {"score_flops": {"is_right": True, "attempts": 2, "hints": 1, "when": ""}}
+    old = {"lesson": "attention_cost", "learner": "Ada", "guesses": {}, "checks": known}
+    path.write_text(json.dumps(old))
+    lesson = Lesson("attention_cost")
+    lesson.predict("doubling").guess = 3
+    assert "1 of 2 predictions, 1 of 3 exercises" in Lesson("attention_cost").summary()
+
+
 def test_a_file_that_is_no_progress_is_named(tmp_path):
     path = tmp_path / "progress" / "attention_cost.json"
     path.parent.mkdir()
-    for text in ("", "[]", '{"lesson": "x", "learner": "", "guesses": [], "checks": {}}'):
+    nested = "[" * 100_000
+    for text in ("", "[]", '{"lesson": "x", "learner": "", "guesses": [], "checks": {}}', nested):
         path.write_text(text)
         with pytest.raises(ValueError, match="holds no progress of a lesson"):
             Lesson("attention_cost")
+    path.unlink()
+    path.with_suffix(".jsonl").write_text("hello\n")
+    with pytest.raises(ValueError, match="holds no progress of a lesson"):
+        Lesson("attention_cost")
 
 
 def test_a_room_is_gathered_from_pages_and_files(tmp_path, monkeypatch):
@@ -122,7 +208,7 @@ def test_a_room_is_gathered_from_pages_and_files(tmp_path, monkeypatch):
         lesson.check("score_flops", correct)
         lesson.export(learner=learner, directory=room)
     (room / "note.html").write_text("hello")
-    (room / "copy.json").write_text(lesson.progress.path.read_text())
+    (room / "attention_cost.jsonl").write_bytes(lesson.progress.path.read_bytes())
     page = gather(room).read_text()
     assert page.count("<td>right</td>") == 4
     assert "Ada" in page
@@ -131,6 +217,55 @@ def test_a_room_is_gathered_from_pages_and_files(tmp_path, monkeypatch):
     assert "note.html" in page
     assert "Learners: 4. Lessons: 1." in page
     assert "Guesses: 4." in page
+
+
+def test_learners_of_one_name_stay_apart_and_one_who_hands_in_twice_is_one(tmp_path, monkeypatch):
+    room = tmp_path / "room"
+    for folder, times in (("first", 2), ("second", 1)):
+        monkeypatch.setenv("TOOLKIT_PROGRESS", str(tmp_path / folder))
+        lesson = Lesson("attention_cost")
+        for at in range(times):
+            page = lesson.export(learner="Ada", directory=room)
+            page.rename(room / f"{folder} {at}.html")
+            lesson.check("score_flops", correct)
+    other = Lesson("ring")
+    other.export(learner="Ada", directory=room)
+    page = gather(room).read_text()
+    assert "Learners: 2. Lessons: 2." in page
+    assert page.count("<td>Ada</td>") == 2  # once per lesson
+    assert "<td>Ada (2)</td>" in page
+    assert page.count("<td>right</td>") == 1  # the second page of the first learner
+    names = {Lesson("attention_cost").export("Ada!"), Lesson("attention_cost").export("Ada?")}
+    monkeypatch.setenv("TOOLKIT_PROGRESS", str(tmp_path / "first"))
+    assert len(names | {Lesson("attention_cost").export("Ada!")}) == 2
+    with pytest.raises(ValueError, match="learner: got 3,000 characters, wanted at most 100"):
+        lesson.export("A" * 3000)
+
+
+def test_hostile_pages_end_no_gathering(tmp_path):
+    room = tmp_path / "room"
+    Lesson("attention_cost").export(learner="Ada", directory=room)
+    lesson = "attention_cost"
+    odd: list[Any] = [[[]], {"a": 1}, 10**400, float("nan"), "x" * 9000, None, True]
+    pages = [
+        {"lesson": lesson, "learner": value,
+         "guesses": {"doubling": {"guess": value, "truth": value}},
+         "checks": {"score_flops": {"attempts": value, "hints": value, "is_right": value}}}
+        for value in odd
+    ]  # fmt: skip
+    for at, page in enumerate(pages):
+        (room / f"{at}.json").write_text(json.dumps(page))
+    (room / "nested.json").write_text("[" * 100_000)
+    (room / "nested.jsonl").write_text("[" * 100_000)
+    (room / "binary.html").write_bytes(b"\xff\xfe\x00")
+    (room / "folder.json").mkdir()
+    page = gather(room).read_text()
+    for name in ("nested.json", "nested.jsonl", "binary.html", "Ada"):
+        assert name in page
+    assert "x" * 200 not in page
+
+
+def test_an_empty_room_is_refused(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ValueError, match="holds nothing that a lesson wrote"):

@@ -14,7 +14,7 @@ from toolkit.lab.lessons.drawing import as_base64, png_of
 from toolkit.lab.lessons.outline import WrongAnswer, load_outline
 from toolkit.lab.lessons.pages import write_export
 from toolkit.lab.lessons.prediction import Prediction
-from toolkit.lab.lessons.progress import Progress
+from toolkit.lab.lessons.progress import LONGEST_NAME, Progress
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,8 @@ class Lesson:
         except WrongAnswer as wrong:
             is_right, words, draw = False, wrong.words, wrong.draw
         png = b"" if draw is None else png_of(draw)
-        before = self.progress.data["checks"].get(exercise, {})
-        if is_right or not before.get("is_right"):  # what was right once stays right
-            self.progress.note(
-                "checks", exercise, is_right=is_right, words=words,
-                attempts=before.get("attempts", 0) + 1, hints=before.get("hints", 0),
-                code=_code_of(function), picture=as_base64(png),
-            )  # fmt: skip
+        found = {"is_right": is_right, "words": words, "code": _code_of(function)}
+        self.progress.add("check", exercise, **found, picture=as_base64(png))
         return Verdict(is_right, words, png, exercise)
 
     @checked
@@ -107,27 +102,31 @@ class Lesson:
         hints = self.outline.exercise(exercise).hints
         seen = self.progress.data["checks"].get(exercise, {}).get("hints", 0)
         count = min(seen + 1, len(hints))
-        self.progress.note("checks", exercise, hints=count)
+        self.progress.add("hint", exercise, count=count)
         for number, words in enumerate(hints[:count], 1):
             print(f"{number} of {len(hints)}: {words}")
 
     @checked
     def export(self, learner: str = "", directory: str | Path | None = None) -> Path:
         """Write predictions, checks and code as one HTML page, beside the file of progress."""
+        if len(learner) > LONGEST_NAME:
+            raise ValueError(
+                f"learner: got {len(learner):,} characters, wanted at most {LONGEST_NAME}"
+            )
         if learner:
-            self.progress.data["learner"] = learner
-            self.progress.save()
-        return write_export(
-            self.outline, self.progress.data, Path(directory or self.progress.path.parent)
-        )
+            self.progress.add("learner", learner=learner)
+        data = self.progress.data | {"learner_id": self.progress.learner_id()}
+        return write_export(self.outline, data, Path(directory or self.progress.path.parent))
 
     def summary(self) -> str:
         """How far the learner is, in a line."""
         guesses, checks = self.progress.data["guesses"], self.progress.data["checks"]
         right = sum(bool(check.get("is_right")) for check in checks.values())
+        damaged = self.progress.data["damaged"]
+        left_out = f"; damaged lines of {self.progress.path}: {damaged}" if damaged else ""
         return (
             f"{self.outline.title}: {len(guesses)} of {len(self.outline.questions)} predictions, "
-            f"{right} of {len(self.outline.exercises)} exercises"
+            f"{right} of {len(self.outline.exercises)} exercises{left_out}"
         )
 
 

@@ -71,7 +71,7 @@ class Question:
             return guess
         try:
             number = float(guess.replace(",", "")) if isinstance(guess, str) else float(guess)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"guess: got {guess!r}, wanted a number such as 2.5 or 1e6") from None
         if not (self.low <= number <= self.high and math.isfinite(number)):
             raise ValueError(

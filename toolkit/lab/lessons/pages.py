@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,19 @@ from matplotlib.ticker import MaxNLocator
 from toolkit._checks import checked
 from toolkit.figures import ACCENT, LOOKS, in_words, new_figure, style
 from toolkit.lab.lessons.outline import Outline, Question, load_outline
-from toolkit.lab.lessons.progress import read_progress
+from toolkit.lab.lessons.progress import read_events, read_progress
 from toolkit.lab.tour import report
 
 _DATA = re.compile(r'<script type="application/json" id="toolkit-progress">(.*?)</script>', re.S)
 MOST_BYTES = 20_000_000
+LARGEST = 1e300  # a hostile page may hold a whole number that no float holds
 
 
 def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> Path:
     """A learner's page: predictions beside what came out, checks, code, drawings."""
     without = {name: {**check, "picture": ""} for name, check in data["checks"].items()}
-    kept = json.dumps({**data, "checks": without}).replace("<", "\\u003c")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    kept = json.dumps({**data, "checks": without, "handed_in": now}).replace("<", "\\u003c")
     guesses = f'<script type="application/json" id="toolkit-progress">{kept}</script>'
     for question in outline.questions:
         found = data["guesses"].get(question.name, {})
@@ -51,7 +54,8 @@ def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> 
             body += f"<pre>{html.escape(found['code'])}</pre>"
         parts.append((exercise.name.replace("_", " "), body))
     learner = data["learner"] or "anonymous"
-    stem = re.sub(r"[^\w-]+", "_", f"{learner}-{data['lesson']}")
+    # Two learners may have one name: what tells them apart is random.
+    stem = re.sub(r"[^\w-]+", "_", f"{learner}-{data['lesson']}-{data['learner_id']}")
     directory.mkdir(parents=True, exist_ok=True)
     return report.write_page(directory / f"{stem}.html", outline.title, learner, parts)
 
@@ -102,7 +106,8 @@ def gather(folder: str | Path) -> Path:
     if unread:
         rows = [(name,) for name in unread]
         sections.append(("Not read", report.table(("file",), rows, "No progress of a lesson")))
-    count = len({name for learners in found.values() for name in learners})
+    ids = (data["learner_id"] or name for each in found.values() for name, data in each.items())
+    count = len(set(ids))
     lead = f"Learners: {count}. Lessons: {len(found)}."
     return report.write_page(folder / "gathered.html", "The room", lead, sections)
 
@@ -111,23 +116,46 @@ def _read_folder(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """lesson -> learner -> progress, and the files that hold none."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     unread = []
-    for path in sorted((*folder.rglob("*.html"), *folder.rglob("*.json"))):
+    pages = (path for path in folder.rglob("*") if path.suffix in (".html", ".json", ".jsonl"))
+    for path in sorted(pages):
         if path.name == "gathered.html":
             continue
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise ValueError(f"{path}: too large")
-            text = path.read_text(encoding="utf-8")
-            if path.suffix == ".html":
-                match = _DATA.search(text)
-                text = match[1] if match else ""
-            data = read_progress(text, path)
+            data = _read_page(path)
         except (ValueError, OSError):
             unread.append(str(path.relative_to(folder)))
             continue
-        learner = data["learner"] or str(path.relative_to(folder).with_suffix(""))
-        found[data["lesson"]][learner] = data
-    return found, unread
+        # A page handed in twice, or under two names, is one learner's: the last of it counts.
+        learner = data["learner_id"] or data["learner"] or str(path.relative_to(folder))
+        before = found[data["lesson"]].get(learner, {"handed_in": ""})
+        if data["handed_in"] >= before["handed_in"]:
+            found[data["lesson"]][learner] = data
+    return {lesson: _by_name(learners) for lesson, learners in found.items()}, unread
+
+
+def _read_page(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: too large")
+    if path.suffix == ".jsonl":
+        data = read_events(path.stem, path)
+        return data | {"learner_id": "", "handed_in": ""}
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".html":
+        match = _DATA.search(text)
+        text = match[1] if match else ""
+    return read_progress(text, path)
+
+
+def _by_name(learners: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Learners under the names they gave; two of one name are told apart by number."""
+    named: dict[str, Any] = {}
+    for key, data in learners.items():
+        name = stem = data["learner"] or f"anonymous {key}"
+        number = 1
+        while name in named:
+            name = f"{stem} ({(number := number + 1)})"
+        named[name] = data
+    return named
 
 
 def _who(outline: Outline, learners: dict[str, Any]) -> str:
@@ -183,7 +211,7 @@ def _draw_choices(figure: Figure, question: Question, guesses: Any, truths: Any)
 
 def _draw_numbers(figure: Figure, question: Question, guesses: Any, truths: Any) -> None:
     axes = figure.add_axes((0.08, 0.24, 0.88, 0.62))
-    known = [t for t in truths if isinstance(t, int | float) and np.isfinite(t)]
+    known = [t for t in truths if isinstance(t, int | float) and abs(t) < LARGEST]
     low, high = min([*guesses, *known]), max([*guesses, *known])
     if low > 0 and high > 8 * low:
         axes.set_xscale("log")

@@ -50,8 +50,8 @@ class Prediction(widgets.VBox):
         self._shown = widgets.VBox([widgets.HTML(f"<i>{LOCKED}</i>")])
         super().__init__([self._ask, self._input, self._button, self._said, self._shown])
         self.add_class("toolkit-prediction")
-        if question.name in progress.data["guesses"]:
-            self._unlock(question.check(progress.data["guesses"][question.name].get("guess")))
+        if (entered := self._entered()) is not None:
+            self._unlock(entered)
 
     @property
     def guess(self) -> float | str | None:
@@ -62,9 +62,17 @@ class Prediction(widgets.VBox):
         if self._guess is not None:
             raise ValueError(f"guess: got {guess!r}; {self._guess!r} is entered already and stays")
         guess = self._question.check(guess)
+        if (entered := self._entered()) is not None:  # in another box of the same question
+            self._unlock(entered)
+            raise ValueError(f"guess: got {guess!r}; {entered!r} is entered already and stays")
         self._unlock(guess)
         assert self.answer is not None
-        self._progress.note("guesses", self._question.name, guess=guess, truth=self.answer.truth)
+        self._progress.add("guess", self._question.name, guess=guess, truth=self.answer.truth)
+
+    def _entered(self) -> float | str | None:
+        """The guess on file, from whichever box it was entered."""
+        found = self._progress.data["guesses"].get(self._question.name)
+        return None if found is None else self._question.check(found.get("guess"))
 
     def _enter(self) -> None:
         try:

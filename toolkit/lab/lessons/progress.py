@@ -1,14 +1,23 @@
-"""What a learner did in one lesson, kept in a file: a restart of the kernel loses nothing."""
+"""What a learner did in one lesson: a file of events that is only ever added to.
 
+Several boxes, kernels or a killed kernel may write into it. Nobody writes the file whole, so nobody
+can take back what another added; whoever reads it sees all that was added so far.
+"""
+
+import hashlib
 import json
 import os
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.lab.tour.report import write_whole
+from toolkit.training.locks import locked
 
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
+LONGEST_NAME = 100
+MOST_TRIES = 100_000
+KINDS = ("guess", "check", "hint", "learner")
 
 
 def progress_folder(beside: Path = Path()) -> Path:
@@ -17,46 +26,139 @@ def progress_folder(beside: Path = Path()) -> Path:
     return Path(named) if named else beside / "toolkit-progress"
 
 
+def progress_file(lesson: str, folder: Path) -> Path:
+    """The file of a lesson's events."""
+    return folder / f"{lesson}.jsonl"
+
+
 class Progress:
-    """The guesses and checks of one lesson, written to disk at every change.
+    """The guesses and checks of one lesson, added to a file when they are made.
 
     Attributes:
-        path: the file, `toolkit-progress/LESSON.json` in the current folder, or in the folder that
+        path: the file, `toolkit-progress/LESSON.jsonl` in the current folder, or in the folder that
             the environment variable TOOLKIT_PROGRESS names.
-        data: lesson, learner, guesses (question -> guess, truth, when) and checks (exercise ->
-            is_right, attempts, hints, words, code, picture, when).
     """
 
     def __init__(self, lesson: str) -> None:
-        self.path = progress_folder() / f"{lesson}.json"
-        self.data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
-        if self.path.exists():
-            self.data |= read_progress(self.path.read_text(encoding="utf-8"), self.path)
+        self.lesson = lesson
+        self.path = progress_file(lesson, progress_folder())
+        _ = self.data  # a file of something else is refused before a learner works for nothing
 
-    def note(self, kind: str, name: str, **found: Any) -> dict[str, Any]:
-        """Add to what is known of a question or exercise, and write the file."""
-        entry = self.data[kind].setdefault(name, {})
-        entry |= found | {"when": datetime.now(UTC).isoformat(timespec="seconds")}
-        self.save()
-        return entry
+    @property
+    def data(self) -> dict[str, Any]:
+        """What is known now, from all who wrote: see `read_events`."""
+        return read_events(self.lesson, self.path)
 
-    def save(self) -> None:
-        """Write the file whole."""
+    def add(self, kind: str, name: str = "", **found: Any) -> None:
+        """Add an event (one of KINDS) on a question or exercise to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, json.dumps(self.data, indent=1, ensure_ascii=False))
+        found |= {"when": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        event = json.dumps({"kind": kind, "name": name, **found}, ensure_ascii=False)
+        line = f"{_digest(event)} {event}\n".encode()
+        with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
+            if file.tell() and _last_byte(file) != b"\n":  # a kernel was killed as it wrote
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def learner_id(self) -> str:
+        """A random name of whoever works in this folder, so that two of one name stay two."""
+        path = self.path.parent / "learner-id"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock"), wait=True):
+            if not path.exists():
+                path.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+            return path.read_text(encoding="utf-8").strip()
+
+
+def read_events(lesson: str, path: Path) -> dict[str, Any]:
+    """All that a file of events says of a lesson.
+
+    The first guess counts, since the answer is shown after it. An exercise that was right once
+    stays right; until then its last check counts. A line that a kill or the disk damaged is left
+    out and counted.
+
+    Args:
+        lesson: its name.
+        path: the file; one that does not exist says nothing.
+
+    Returns:
+        lesson, learner, guesses (question -> guess, truth, when), checks (exercise -> is_right,
+        attempts, hints, words, code, picture, when) and damaged: the number of lines left out.
+
+    Raises:
+        ValueError: the file holds lines, and none is an event.
+    """
+    before = path.with_suffix(".json")  # of an earlier version
+    data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
+    if before.exists():
+        data |= read_progress(before.read_text(encoding="utf-8"), before)
+    data["damaged"] = 0
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    lines = [line for line in lines if line]
+    for line in lines:
+        event = _event(line)
+        if event is None:
+            data["damaged"] += 1
+        else:
+            _apply(event, data)
+    if lines and data["damaged"] == len(lines):
+        raise ValueError(f"{path} holds no progress of a lesson; move it away to start afresh")
+    return data
 
 
 def read_progress(text: str, path: Path) -> dict[str, Any]:
-    """Progress as it was written, or a ValueError that names the file."""
+    """Progress as an exported page holds it, or a ValueError that names the file."""
     try:
         data = json.loads(text)
         whole = all(isinstance(data[kind], dict) for kind in ("guesses", "checks"))
         parts = [*data["guesses"].values(), *data["checks"].values()]
         if not whole or not all(isinstance(part, dict) for part in parts):
             raise TypeError
-        data["lesson"], data["learner"] = str(data["lesson"]), str(data["learner"])
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError):
+        for name in ("lesson", "learner", "learner_id", "handed_in"):
+            data[name] = str(data.get(name, ""))[:LONGEST_NAME]
+        for check in data["checks"].values():
+            for name in ("attempts", "hints"):
+                count = check.get(name)
+                check[name] = min(count, MOST_TRIES) if isinstance(count, int) else 0
+        if not data["lesson"]:
+            raise TypeError
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise ValueError(
             f"{path} holds no progress of a lesson; move it away to start afresh"
         ) from None
     return data
+
+
+def _apply(event: dict[str, Any], data: dict[str, Any]) -> None:
+    kind, name = event.pop("kind"), event.pop("name")
+    if kind == "learner":
+        data["learner"] = str(event.get("learner", ""))
+    elif kind == "guess":
+        data["guesses"].setdefault(name, event)
+    elif kind == "hint":
+        check = data["checks"].setdefault(name, {})
+        check["hints"] = max(check.get("hints", 0), event.get("count", 0))
+    elif not (check := data["checks"].setdefault(name, {})).get("is_right"):
+        check |= event | {"attempts": check.get("attempts", 0) + 1}
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event of a line, or None if it is damaged."""
+    try:
+        digest, event = line.decode().split(" ", 1)
+        found = json.loads(event) if digest == _digest(event) else None
+    except (ValueError, RecursionError):
+        return None
+    is_event = isinstance(found, dict) and found.get("kind") in KINDS
+    return found if is_event and isinstance(found.get("name"), str) else None
+
+
+def _digest(event: str) -> str:
+    return hashlib.sha256(event.encode()).hexdigest()[:16]
+
+
+def _last_byte(file: Any) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)

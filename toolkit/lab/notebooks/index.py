@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.lab.lessons.progress import progress_folder, read_progress
+from toolkit.lab.lessons.progress import progress_file, progress_folder, read_events
 from toolkit.lab.notebooks.lesson_pictures import lesson_picture
 
 SITE = "https://mlsys-toolkit.github.io/toolkit"
@@ -106,13 +106,11 @@ def progress_of(entry: Entry, root: Path) -> str:
     """What a learner has done of a notebook, in words; empty where it asks for nothing."""
     if not entry.guesses + entry.exercises:
         return ""
-    path = progress_folder((root / entry.path).parent) / f"{entry.name}.json"
-    data: dict[str, Any] = {"guesses": {}, "checks": {}}
-    if path.exists():
-        try:
-            data = read_progress(path.read_text(encoding="utf-8"), path)
-        except (ValueError, OSError):
-            return f"its progress file {path.name} cannot be read"
+    path = progress_file(entry.name, progress_folder((root / entry.path).parent))
+    try:
+        data = read_events(entry.name, path)
+    except (ValueError, OSError):
+        return f"its progress file {path.name} cannot be read"
     right = sum(bool(check.get("is_right")) for check in data["checks"].values())
     parts = [(len(data["guesses"]), entry.guesses, "guess", "guesses"),
              (right, entry.exercises, "exercise", "exercises")]  # fmt: skip
