@@ -1,5 +1,6 @@
 """Pages that the site makes from the package: claim cards, and cheat sheets of the lessons."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -52,3 +53,19 @@ def test_formulas_of_the_cheat_sheets_are_the_packages():
         # The error of a memory is drawn, not exact.
         assert math.isclose(formula, value, rel_tol=0.03 if "error" in row.quantity else 1e-9), row
     assert "| bubble of GPipe |" in cheat_sheets.cheat_sheets()
+
+
+def test_a_lesson_that_holds_an_answer_is_not_published():
+    pytest.importorskip("sphinx")
+    import pages
+
+    for path in sorted((EXTENSIONS.parents[1] / "tutorials").glob("*.ipynb")):
+        notebook = json.loads(path.read_text())
+        assert pages.answered(notebook) == [], path.name
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        stubs = [cell for cell in cells if "lesson.check(" in "".join(cell["source"])]
+        for stub in stubs:
+            before = "".join(stub["source"])
+            stub["source"] = before.replace("    ...\n", "    return 1\n", 1)
+            assert len(pages.answered(notebook)) == 1, before
+            stub["source"] = before

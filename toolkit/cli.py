@@ -43,16 +43,20 @@ def tour(
     print("Open it in a browser. Go on with:  toolkit lab")
 
 
-def lab(port: int = 8888, browser: bool = True) -> None:
+def lab(
+    port: int = 8888, browser: bool = True, workspace: Path = Path("toolkit-notebooks")
+) -> None:
     """Open JupyterLab on an index of instruments and lessons, with your progress.
 
     Args:
         port: the port to listen on (localhost only).
         browser: open a browser window.
+        workspace: your copies of the notebooks and lessons, which are made if missing and never
+            overwritten.
     """
     from toolkit.lab.notebooks.server import serve
 
-    sys.exit(serve(port=port, browser=browser))
+    sys.exit(serve(port=port, browser=browser, workspace=workspace))
 
 
 def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:

@@ -4,6 +4,7 @@ They lie beside the written ones and are ignored by git. Links of Markdown files
 are meant for somebody reading the repository are turned to where the site has the same thing.
 """
 
+import ast
 import contextlib
 import inspect
 import io
@@ -18,6 +19,7 @@ from cheat_sheets import cheat_sheets
 from claims import claims_page
 from replays import add_replays
 from rooms import room_page
+from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 import toolkit
@@ -87,11 +89,29 @@ def write_rooms():
                 write(f"api/{room}.{name}.rst", room_page(inner))
 
 
+def answered(notebook):
+    """The exercises of a lesson that somebody has written into: a stub is `...` alone."""
+    names = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        checked = set(re.findall(r'lesson\.check\("\w+", (\w+)\)', source))
+        if cell["cell_type"] != "code" or not checked:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name in checked:
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                if [ast.unparse(line) for line in body] != ["..."]:
+                    names.append(node.name)
+    return names
+
+
 def write_notebooks():
-    """Copies of notebooks and lessons, with their links turned."""
+    """Copies of notebooks and lessons, with their links turned; no learner's answer is shown."""
     for path in sorted((*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("tutorials/*.ipynb"))):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         page = path.relative_to(ROOT)
+        if names := answered(notebook):
+            raise ExtensionError(f"{page} holds answers, which the site would show: {names}")
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = on_site("".join(cell["source"]), page, page)

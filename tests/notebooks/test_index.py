@@ -15,6 +15,7 @@ from toolkit.lab.lessons.outline import LESSONS
 from toolkit.lab.lessons.progress import FOLDER_VARIABLE, Progress
 from toolkit.lab.notebooks.index import FOLDERS, progress_of, read_entries, table, write_index
 from toolkit.lab.notebooks.lesson_pictures import PICTURES
+from toolkit.lab.notebooks.server import make_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,3 +77,19 @@ def test_the_tables_of_the_site_lead_to_its_own_pages(entries):
     lines = table(entries, None, "pictures/{}.png").splitlines()
     assert len({line.count(" | ") for line in lines if "---" not in line}) == 1
     assert not any("github.io" in line for line in lines)
+
+
+def test_a_workspace_keeps_what_a_learner_wrote_and_leaves_the_lessons_alone(tmp_path):
+    before = {path: path.read_bytes() for path in (ROOT / "tutorials").glob("*.ipynb")}
+    root = make_workspace(tmp_path / "mine")
+    copies = {path.name for path in (root / "tutorials").glob("*.ipynb")}
+    assert copies == {path.name for path in before}
+    ring, meshes = (root / f"tutorials/{name}.ipynb" for name in ("05_ring", "04_meshes"))
+    answered = ring.read_text().replace("    ...", "    return 1", 1)
+    assert answered != ring.read_text()
+    ring.write_text(answered)
+    meshes.unlink()
+    make_workspace(tmp_path / "mine")
+    assert ring.read_text() == answered
+    assert meshes.read_bytes() == before[ROOT / "tutorials/04_meshes.ipynb"]
+    assert {path: path.read_bytes() for path in before} == before

@@ -9,16 +9,26 @@ import sys
 from pathlib import Path
 
 from toolkit.lab.kit.stored import stored_folder
-from toolkit.lab.notebooks.index import write_index
+from toolkit.lab.notebooks.index import FOLDERS, write_index
 
 
-def serve(*, port: int = 8888, browser: bool = True) -> int:
-    """Start JupyterLab on the index of notebooks and lessons and wait until it ends.
+def make_workspace(root: Path) -> Path:
+    """Copy the notebooks and lessons that a folder does not have yet, and write their index.
 
-    An installed wheel may be read-only and is overwritten by the next upgrade, so there both are
-    first copied to `toolkit-notebooks` in the current folder; a copy that exists is the user's own
-    text and is left alone.
+    JupyterLab saves what a learner types into the files it opens, so it never opens those of the
+    package or of a checkout. A file that exists is the learner's own and is left alone.
     """
+    for name in FOLDERS:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for source in sorted(stored_folder(name).glob("*.ipynb")):
+            if not (copy := root / name / source.name).exists():
+                shutil.copyfile(source, copy)
+    write_index(root)
+    return root
+
+
+def serve(*, port: int = 8888, browser: bool = True, workspace: Path) -> int:
+    """Start JupyterLab on the index of a workspace and wait until it ends."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise RuntimeError(
             "JupyterLab is not installed; "
@@ -35,13 +45,7 @@ def serve(*, port: int = 8888, browser: bool = True) -> int:
                 f"port: {port} cannot be used ({error.strerror}); "
                 f"choose another, e.g. toolkit lab --port {port % 65535 + 1}"
             ) from None
-    root = stored_folder("notebooks").parent  # a checkout: lessons lie beside
-    if (root / "_notebooks").is_dir():
-        root = Path("toolkit-notebooks")
-        for name in ("notebooks", "tutorials"):
-            if not (root / name).exists():
-                shutil.copytree(stored_folder(name), root / name)
-    write_index(root)
+    root = make_workspace(workspace)
     command = [
         sys.executable, "-m", "jupyterlab", f"--port={port}", "--ServerApp.port_retries=0",
         "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root.resolve()}",
