@@ -77,18 +77,7 @@ def read_events(lesson: str, path: Path) -> dict[str, Any]:
 
     The first guess counts, since the answer is shown after it. An exercise that was right once
     stays right; until then its last check counts. A line that a kill or the disk damaged is left
-    out and counted.
-
-    Args:
-        lesson: its name.
-        path: the file; one that does not exist says nothing.
-
-    Returns:
-        lesson, learner, guesses (question -> guess, truth, when), checks (exercise -> is_right,
-        attempts, hints, words, code, picture, when) and damaged: the number of lines left out.
-
-    Raises:
-        ValueError: the file holds lines, and none is an event.
+    out and counted in `damaged`. A ValueError where no line is an event.
     """
     before = path.with_suffix(".json")  # of an earlier version
     data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
