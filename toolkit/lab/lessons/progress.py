@@ -140,8 +140,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
         found = json.loads(event) if digest == _digest(event) else None
     except (ValueError, RecursionError):
         return None
-    is_event = isinstance(found, dict) and found.get("kind") in KINDS
-    return found if is_event and isinstance(found.get("name"), str) else None
+    if not isinstance(found, dict) or found.get("kind") not in KINDS:
+        return None
+    return found if isinstance(found.get("name"), str) else None
 
 
 def _digest(event: str) -> str:
