@@ -7,7 +7,6 @@ import jax
 import pytest
 
 from toolkit.looped import LoopedConfig
-from toolkit.measure import published_peak
 from toolkit.planning import Constants, Strategy, cluster, overlapped_seconds, predict, what_fits
 from toolkit.planning.grade.program import train_program
 from toolkit.planning.memory.categories import memory_of
@@ -151,19 +150,6 @@ def test_groups_take_the_link_that_reaches():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("Tesla T4", "T4"), ("NVIDIA L4", "L4"), ("NVIDIA A10G", "A10G"), ("TPU v4", "TPU v4"),
-     ("TPU7x", "TPU v7x"), ("NVIDIA B200", "B200"), ("NVIDIA L40S", None), ("NVIDIA GB200", None)],
-)  # fmt: skip
-def test_chips_of_the_table(kind, name):
-    peak = published_peak(kind)
-    assert (peak and peak.name) == name
-    if peak:
-        assert peak.source
-        assert all(link.source for link in peak.links)
-
-
-@pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"model": "llama-9"}, "known: "),
@@ -214,3 +200,21 @@ def test_what_fits_grows_with_chips_and_sharding():
         assert row == sorted(row)
     with pytest.raises(ValueError, match="models must be at most 64"):
         what_fits(["llama-3-8b"] * 65, ["h100:8"])
+
+
+def test_a_pair_of_a_mesh_of_wires_has_one_wire():
+    where = cluster("mi300x:16")
+    wires = [where.link(1, degree).bytes_per_second / 64e9 for degree in (2, 4, 8)]
+    assert wires == pytest.approx([1, 3, 7])
+    assert where.link(1, 16).name == "InfiniBand NDR"
+
+
+@pytest.mark.parametrize(
+    ("chips", "words"),
+    [("a100-64gb:8", "a100-40gb-sxm"), ("h100 sxm 96gb:4", "h100-sxm"), ("mi300:8", "mi300x")],
+)
+def test_chips_that_are_not_known_are_refused_with_those_of_like_names(chips, words):
+    with pytest.raises(ValueError, match="is not known") as refused:
+        cluster(chips)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,7 +1,7 @@
 """What makers claim for their accelerators and for the links between them (kind: recorded)."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit._checks import checked
 
@@ -17,6 +17,8 @@ class Link:
         chips: the largest group it connects.
         seconds: of delay per message.
         source: where the figures are published.
+        is_mesh: whether every pair has a wire of its own; the rate is then that over all wires of a
+            chip, and a smaller group reaches its share of it.
 
     Example:
         >>> published_peak("H100").links[0].name
@@ -28,11 +30,14 @@ class Link:
     chips: int
     seconds: float
     source: str
+    is_mesh: bool = False
 
 
 @dataclass(frozen=True)
 class Peak:
     """Published peak of an accelerator (kind: recorded).
+
+    What jax calls a device is one chip, but for TPU7x, of which a chip shows two.
 
     Attributes:
         name: the product.
@@ -58,7 +63,7 @@ class Peak:
 
 _BOOK = "Austin et al., How to Scale Your Model, 2025, table of TPU specs"
 _GPU_BOOK = "Austin et al., How to Scale Your Model, 2025, chapter on GPUs"
-_CLOUD = "Google Cloud documentation, TPU7x (Ironwood), 2026"
+_CLOUD = "Google Cloud documentation, TPU7x (Ironwood), table of specifications, 2026"
 _NVLINK = "NVIDIA NVLink and NVSwitch, generations 3 to 5, per direction"
 _AWS = "Amazon EC2 accelerated instances: 100 Gbit/s per 8 GPUs"
 _ANY = 1 << 20  # a data centre's network connects all there are
@@ -68,8 +73,8 @@ def _ici(axis: str, bytes_per_second: float, chips: int, source: str = _BOOK) ->
     return Link(f"ICI, {axis} torus", bytes_per_second, chips, 1e-6, source)
 
 
-def _dcn(chips_per_host: int) -> Link:
-    return Link("DCN", 2.5e10 / chips_per_host, _ANY, 1e-5, f"{_BOOK}: 25 GB/s per host")
+def _dcn(bytes_per_second: float, source: str) -> Link:
+    return Link("DCN", bytes_per_second, _ANY, 1e-5, source)
 
 
 def _nvlink(generation: int, bytes_per_second: float, chips: int = 8) -> Link:
@@ -89,66 +94,147 @@ def _pcie(generation: int, bytes_per_second: float) -> tuple[Link, ...]:
     )
 
 
-_V5E = Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK, (_ici("2-D", 9e10, 256), _dcn(8)))
-_V5P = Peak("TPU v5p", 4.59e14, 2.8e12, 96e9, _BOOK, (_ici("3-D", 1.8e11, 8960), _dcn(4)))
-_V6E = Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK, (_ici("2-D", 1.8e11, 256), _dcn(8)))
-_V7X = Peak(
-    "TPU v7x",
-    2.307e15,
-    7.37e12,
-    192 * 2**30,
-    _CLOUD,
-    (_ici("3-D", 2e11, 9216, _CLOUD), _dcn(4)),
+def _bridge(bytes_per_second: float, chips: int, source: str) -> tuple[Link, ...]:
+    """A bridge between few cards, and PCIe among more."""
+    bridge = Link("NVLink bridge", bytes_per_second, chips, 2e-6, source)
+    return (bridge, *_pcie(5, 63e9))
+
+
+_PER_HOST = f"{_BOOK}: 25 GB/s per host"
+_NDR = _infiniband("NDR", 5e10)
+_HOPPER = (_nvlink(4, 4.5e11), _NDR)
+_A100 = "NVIDIA A100 datasheet, 2021"
+_H100 = "NVIDIA H100 datasheet, 2024, dense"
+_B200 = "NVIDIA DGX B200 datasheet, 2024, dense; memory: " + _GPU_BOOK
+_GB200 = "NVIDIA GB200 NVL72 datasheet, 2024, dense, a seventy-second of the rack"
+_B300 = "NVIDIA HGX B300 specifications, 2025, dense"
+_GB300 = "NVIDIA GB300 NVL72 datasheet, 2025, dense, a seventy-second of the rack"
+_MI300X = "AMD Instinct MI300X and MI300X platform data sheets, 2023, dense"
+_CONNECTX_8 = Link("InfiniBand XDR", 1e11, _ANY, 5e-6, "NVIDIA ConnectX-8, one per GPU")
+_FABRIC = Link(
+    "Infinity Fabric", 4.48e11, 8, 2e-6, f"{_MI300X}: seven links of 64 GB/s", is_mesh=True
 )
-# Keys are what jax calls the device (`device_kind`), in lower case; the longest match wins.
+_SOLD_AS = "as commonly published for"
+
+_V7X = Peak(
+    "TPU v7x", 2.307e15, 7.38e12, 192 * 2**30, _CLOUD,
+    (_ici("3-D", 2e11, 9216, _CLOUD), _dcn(1.25e10, f"{_CLOUD}: 100 Gbit/s per chip")),
+)  # fmt: skip
+# jax shows each of the two chiplets as a device, "TPU7x".
+_TPU7X = Peak(
+    "TPU7x device, half a TPU v7x", 2.307e15 / 2, 7.38e12 / 2, 96 * 2**30, _CLOUD,
+    tuple(replace(link, bytes_per_second=link.bytes_per_second / 2) for link in _V7X.links),
+)  # fmt: skip
+
+# Each product, and what jax (`device_kind`) and others call it. A device is found by its whole name
+# only: a slice of one (MIG), or one of another size of memory, is another device.
+_ROWS: tuple[tuple[Peak, str], ...] = (
+    (Peak("T4", 6.5e13, 3.2e11, 16e9, "NVIDIA T4 datasheet, 2019", _pcie(3, 15.75e9)), "t4"),
+    (Peak("L4", 1.21e14, 3.0e11, 24e9, "NVIDIA L4 datasheet, 2023", _pcie(4, 31.5e9)), "l4"),
+    (
+        Peak("L40S", 3.62e14, 8.64e11, 48e9, "NVIDIA L40S datasheet, 2023, dense",
+             _pcie(4, 31.5e9)),
+        "l40s",
+    ),
+    (Peak("A10G", 7.0e13, 6.0e11, 24e9, "NVIDIA A10G datasheet, 2021", _pcie(4, 31.5e9)), "a10g"),
+    (
+        Peak("A100 80GB SXM", 3.12e14, 2.039e12, 80e9, _A100,
+             (_nvlink(3, 3e11), _infiniband("HDR", 2.5e10))),
+        "a100, a100 80gb, a100 sxm4 80gb, a100 sxm 80gb",
+    ),
+    (
+        Peak("A100 40GB SXM", 3.12e14, 1.555e12, 40e9, "NVIDIA A100 datasheet, 2020",
+             (_nvlink(3, 3e11), _infiniband("HDR", 2.5e10))),
+        "a100 40gb, a100 sxm4 40gb, a100 sxm 40gb",
+    ),
+    (
+        Peak("A100 80GB PCIe", 3.12e14, 1.935e12, 80e9, f"{_A100}; without a bridge",
+             _pcie(4, 31.5e9)),
+        "a100 pcie 80gb",
+    ),
+    (
+        Peak("A100 40GB PCIe", 3.12e14, 1.555e12, 40e9,
+             "NVIDIA A100 datasheet, 2020; without a bridge", _pcie(4, 31.5e9)),
+        "a100 pcie 40gb",
+    ),
+    (
+        Peak("H100 SXM", 9.89e14, 3.35e12, 80e9, _H100, _HOPPER),
+        "h100, h100 80gb, h100 80gb hbm3, h100 sxm5",
+    ),
+    (
+        Peak("H100 PCIe", 7.56e14, 2.0e12, 80e9,
+             "NVIDIA H100 datasheet, 2023, dense; without a bridge", _pcie(5, 63e9)),
+        "h100 pcie 80gb",
+    ),
+    (Peak("H100 NVL", 8.35e14, 3.9e12, 94e9, _H100, _bridge(3e11, 2, _H100)), "h100 nvl 94gb"),
+    (
+        Peak("H800 SXM", 9.89e14, 3.35e12, 80e9,
+             f"{_SOLD_AS} H800: an H100 with 400 GB/s NVLink", (_nvlink(4, 2e11), _NDR)),
+        "h800",
+    ),
+    (
+        Peak("H20", 1.48e14, 4.0e12, 96e9,
+             f"{_SOLD_AS} H20: 148 TFLOP/s, 96 GB at 4 TB/s, 900 GB/s NVLink", _HOPPER),
+        "h20 96gb",
+    ),
+    (
+        Peak("H200 SXM", 9.89e14, 4.8e12, 141e9, "NVIDIA H200 datasheet, 2024, dense", _HOPPER),
+        "h200",
+    ),
+    (
+        Peak("H200 NVL", 8.35e14, 4.8e12, 141e9, "NVIDIA H200 datasheet, 2024, dense",
+             _bridge(4.5e11, 4, "NVIDIA H200 datasheet, 2024, bridges of four")),
+        "",
+    ),
+    (Peak("B200", 2.25e15, 8.0e12, 192e9, _B200, (_nvlink(5, 9e11), _NDR)), ""),
+    (Peak("GB200", 2.5e15, 8.0e12, 186e9, _GB200, (_nvlink(5, 9e11, 72), _NDR)), "gb200 nvl72"),
+    (
+        Peak("B300", 2.25e15, 8.0e12, 288e9, _B300, (_nvlink(5, 9e11), _CONNECTX_8)),
+        "b300 sxm6 ac",
+    ),
+    (
+        Peak("GB300", 2.5e15, 8.0e12, 288e9, _GB300, (_nvlink(5, 9e11, 72), _CONNECTX_8)),
+        "gb300 nvl72",
+    ),
+    (Peak("MI300X", 1.3074e15, 5.3e12, 192e9, _MI300X, (_FABRIC, _NDR)), "mi300x oam"),
+    (
+        Peak("TPU v4", 2.75e14, 1.2e12, 32e9, _BOOK,
+             (_ici("3-D", 9e10, 4096), _dcn(2.5e10 / 4, _PER_HOST))),
+        "",
+    ),
+    (
+        Peak("TPU v5e", 1.97e14, 8.1e11, 16e9, _BOOK,
+             (_ici("2-D", 9e10, 256), _dcn(2.5e10 / 8, _PER_HOST))),
+        "tpu v5 lite",
+    ),
+    (
+        Peak("TPU v5p", 4.59e14, 2.8e12, 96e9, _BOOK,
+             (_ici("3-D", 1.8e11, 8960), _dcn(2.5e10 / 4, _PER_HOST))),
+        "tpu v5",
+    ),
+    (
+        Peak("TPU v6e", 9.20e14, 1.6e12, 32e9, _BOOK,
+             (_ici("2-D", 1.8e11, 256), _dcn(1.25e10, f"{_CLOUD}: 100 Gbit/s per chip"))),
+        "tpu v6 lite",
+    ),
+    (_V7X, ""),
+    (_TPU7X, "tpu7x"),
+)  # fmt: skip
+_MAKER = re.compile(r"^(nvidia|tesla|amd instinct|amd)\b ?")
+
+
+def _plain(name: str) -> str:
+    """A device's name in lower case, without its maker, words in the order of their letters."""
+    words = re.sub(r"[\s_-]+", " ", name.strip().lower())
+    while (shorter := _MAKER.sub("", words)) != words:
+        words = shorter
+    return " ".join(sorted(words.split()))
+
+
 PEAKS: dict[str, Peak] = {
-    "t4": Peak("T4", 6.5e13, 3.2e11, 16e9, "NVIDIA T4 datasheet, 2019", _pcie(3, 15.75e9)),
-    "l4": Peak("L4", 1.21e14, 3.0e11, 24e9, "NVIDIA L4 datasheet, 2023", _pcie(4, 31.5e9)),
-    "a10g": Peak("A10G", 7.0e13, 6.0e11, 24e9, "NVIDIA A10G datasheet, 2021", _pcie(4, 31.5e9)),
-    "a100": Peak(
-        "A100 80GB SXM",
-        3.12e14,
-        2.039e12,
-        80e9,
-        "NVIDIA A100 datasheet, 2021",
-        (_nvlink(3, 3e11), _infiniband("HDR", 2.5e10)),
-    ),
-    "h100": Peak(
-        "H100 SXM",
-        9.89e14,
-        3.35e12,
-        80e9,
-        "NVIDIA H100 datasheet, 2023, dense",
-        (_nvlink(4, 4.5e11), _infiniband("NDR", 5e10)),
-    ),
-    "h800": Peak(
-        "H800 SXM",
-        9.89e14,
-        3.35e12,
-        80e9,
-        "as commonly published for H800: an H100 with 400 GB/s NVLink",
-        (_nvlink(4, 2e11), _infiniband("NDR", 5e10)),
-    ),
-    "h200": Peak(
-        "H200 SXM",
-        9.89e14,
-        4.8e12,
-        141e9,
-        "NVIDIA H200 datasheet, 2024, dense",
-        (_nvlink(4, 4.5e11), _infiniband("NDR", 5e10)),
-    ),
-    "b200": Peak(
-        "B200", 2.3e15, 8.0e12, 192e9, _GPU_BOOK, (_nvlink(5, 9e11), _infiniband("NDR", 5e10))
-    ),
-    "tpu v4": Peak("TPU v4", 2.75e14, 1.2e12, 32e9, _BOOK, (_ici("3-D", 9e10, 4096), _dcn(4))),
-    "tpu v5 lite": _V5E,
-    "tpu v5e": _V5E,
-    "tpu v5": _V5P,
-    "tpu v5p": _V5P,
-    "tpu v6 lite": _V6E,
-    "tpu v6e": _V6E,
-    "tpu7x": _V7X,
-    "tpu v7x": _V7X,
+    _plain(name): peak
+    for peak, names in _ROWS
+    for name in (peak.name, *filter(None, names.split(", ")))
 }
 
 
@@ -157,10 +243,13 @@ def published_peak(device_kind: str) -> Peak | None:
     """Looks a device up in the table of published peaks (kind: recorded).
 
     Args:
-        device_kind: what jax calls it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
+        device_kind: what jax calls it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite"; or its
+            product's name, such as "A100 40GB SXM". An "a100" is that of 80 GB, and other names of
+            a product without its form are its SXM module.
 
     Returns:
-        The `Peak`, or None for a device that is not in the table.
+        The `Peak`, or None for a device that is not in the table: a slice of one (MIG), or one
+        whose memory is of another size, is another device.
 
     Source:
         The `source` field of each row.
@@ -168,9 +257,9 @@ def published_peak(device_kind: str) -> Peak | None:
     Example:
         >>> published_peak("TPU v5 lite").name
         'TPU v5e'
-        >>> published_peak("a toaster") is None
+        >>> published_peak("NVIDIA A100-SXM4-40GB").memory_bytes
+        40000000000.0
+        >>> published_peak("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
         True
     """
-    words = device_kind.lower()  # whole ones: an L40 is no L4, a GB200 no B200
-    matches = [key for key in PEAKS if re.search(rf"\b{key}\b", words)]
-    return PEAKS[max(matches, key=len)] if matches else None
+    return PEAKS.get(_plain(device_kind))

@@ -4,6 +4,7 @@ libtpu describes slices of TPU pods and compiles for them on any machine.
 """
 
 import dataclasses
+import difflib
 import functools
 import math
 import os
@@ -14,6 +15,7 @@ import jax
 
 from toolkit._checks import checked
 from toolkit.measure import Link, Peak, published_peak
+from toolkit.measure.chips import PEAKS
 from toolkit.measure.here import measured_peak
 from toolkit.planning.strategy import MOST_CHIPS
 
@@ -47,6 +49,9 @@ class Cluster:
         for position, link in enumerate(self.chip.links):
             if inner * degree <= link.chips or position == len(self.chip.links) - 1:
                 break
+        if link.is_mesh and degree < link.chips:
+            wires = (degree - 1) / (link.chips - 1)
+            link = dataclasses.replace(link, bytes_per_second=link.bytes_per_second * wires)
         if position:
             near = self.chip.links[position - 1]
             together = max(1, min(degree, near.chips // inner))
@@ -88,9 +93,11 @@ def cluster(chips: str) -> Cluster:
     kind, _, shape = chips.strip().lower().partition(":")
     peak = published_peak(f"tpu {kind}" if re.fullmatch(r"v\d\w?", kind) else kind)
     if peak is None or not peak.links:
+        names = [peak.name.lower().replace(" ", "-") for peak in PEAKS.values()]
+        like = difflib.get_close_matches(kind.replace(" ", "-"), dict.fromkeys(names))
         raise ValueError(
-            f"chips {chips!r}: kind {kind!r} is not known; write for instance h100:8, a10g:4, "
-            "v5e:4x4 or v5p:2x2x2, or here"
+            f"chips {chips!r}: kind {kind!r} is not known; write for instance "
+            f"{', '.join(like or ('h100', 'a10g', 'v5e'))}, a colon and a count or shape; or here"
         )
     if not re.fullmatch(r"\d{1,7}(x\d{1,4}){0,2}", shape):
         raise ValueError(f"chips {chips!r}: want a count or a shape after the colon, as {kind}:8")

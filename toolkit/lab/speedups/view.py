@@ -8,7 +8,7 @@ from toolkit.measure import Peak, in_words, published_peak
 
 CHIPS: dict[str, Peak] = {
     name: peak
-    for name in ("a100", "h100", "h200", "b200", "tpu v5e", "tpu v5p", "tpu v6e", "tpu7x")
+    for name in ("a100", "h100", "h200", "b200", "tpu v5e", "tpu v5p", "tpu v6e", "tpu v7x")
     if (peak := published_peak(name)) is not None
 }
 EVERY = "every"
