@@ -10,19 +10,40 @@ from toolkit.planning import Constants, place_stages, plan
 from toolkit.planning.uneven.placement import placed_in_words
 
 
+def row_seconds(row, rates, seconds, sent, microbatches):
+    """1F1B of one pipeline, task by task, in passes until nothing moves."""
+    stages, ends = len(row), {}
+    changed = True
+    while changed:
+        changed = False
+        for stage, node in enumerate(row):
+            ahead, free = min(stages - 1 - stage, microbatches), 0.0
+            tasks = [("F", i) for i in range(ahead)]
+            for i in range(ahead, microbatches):
+                tasks += [("F", i), ("B", i - ahead)]
+            tasks += [("B", i) for i in range(microbatches - ahead, microbatches)]
+            for kind, i in tasks:
+                other = stage - 1 if kind == "F" else stage + 1
+                arrived = 0.0
+                if 0 <= other < stages:
+                    hop = sent / rates[row[other]][node]
+                    arrived = ends.get((kind, i, other), 0.0) + hop
+                free = max(free, arrived) + seconds * (1 if kind == "F" else 2) / 3
+                changed |= ends.get((kind, i, stage)) != free
+                ends[kind, i, stage] = free
+    return max(ends.values())
+
+
 def seconds_of(order, rates, stages, stage_seconds, stage_bytes, gradient_bytes, microbatches):
-    """Written out from the source's formulas, link by link."""
+    """Pipelines and the rings of their stages, link by link."""
     rows = [order[at : at + stages] for at in range(0, len(order), stages)]
-    hop = max(sum(2 * stage_bytes / rates[a][b] for a, b in itertools.pairwise(r)) for r in rows)
+    piped = max(row_seconds(r, rates, stage_seconds, stage_bytes, microbatches) for r in rows)
     gradients = 0.0
     if (count := len(rows)) > 1:
         for column in zip(*rows, strict=True):
             slowest = min(rates[column[i]][column[(i + 1) % count]] for i in range(count))
             gradients = max(gradients, 2 * (count - 1) / count * gradient_bytes / slowest)
-    if microbatches >= stages:
-        rounds = microbatches // stages
-        return rounds * (hop + stages * stage_seconds) + (stages - 1) * stage_seconds + gradients
-    return hop + (stages + microbatches - 1) * stage_seconds + gradients
+    return piped + gradients
 
 
 @pytest.mark.parametrize(("nodes", "stages", "microbatches"), [(6, 3, 7), (6, 2, 1), (5, 5, 5)])
@@ -37,6 +58,13 @@ def test_placement_equals_brute_force(nodes, stages, microbatches):
     assert found.seconds == pytest.approx(min(every))
     assert found.seconds_as_counted == pytest.approx(every[0])
     assert sorted(itertools.chain(*found.nodes)) == list(range(nodes))
+
+
+def test_every_microbatch_costs_time():
+    """4 to 7 microbatches on 4 stages once cost the same; with even links each adds one stage."""
+    rates, sizes = np.full((4, 4), 10.0), {"stage_seconds": 1.0, "stage_bytes": 0.001}
+    found = [place_stages(rates, stages=4, microbatches=m, steps=0, **sizes) for m in range(1, 10)]
+    assert [round(each.seconds) for each in found] == [m + 3 for m in range(1, 10)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The search: counts of trees, knapsack values, pipelines and cuts, all against other ways."""
+"""The search: counts of trees, knapsack values and cuts, all against other ways."""
 
 import itertools
 
@@ -10,7 +10,6 @@ from toolkit.planning import (
     balance_stages,
     cut_evenly,
     decision_trees,
-    pipeline_seconds,
 )
 
 
@@ -56,12 +55,6 @@ def test_knapsack_equals_brute_force():
         assert (found.seconds if found else np.inf) == pytest.approx(best)
         if found:
             assert sum(memory[i, s] for i, s in enumerate(found.choices)) <= 9
-
-
-def test_pipelines_of_the_specification():
-    uneven, even = [4, 3, 2, 1], [2, 2, 2, 2]
-    assert pipeline_seconds(uneven, 8, last=[c + 0.5 for c in uneven]) == 32.5
-    assert pipeline_seconds(even, 8, last=[c + 0.5 for c in even]) == 22.5
 
 
 def test_cuts_equal_brute_force():

@@ -12,7 +12,7 @@ from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.memory.categories import Memory, layer_kinds, memory_of
 from toolkit.planning.models import check_model, model_of
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.pipelines import pipeline_seconds
+from toolkit.planning.time.pipelines import stage_ends
 from toolkit.planning.time.step import (
     Constants,
     Seconds,
@@ -80,10 +80,11 @@ class Prediction:
         for stage, size in enumerate(self.stages):
             busy.append(self.stage_seconds(stage, start, start + size))
             start += size
-        count = self.strategy.microbatches
-        hop = self._hop_seconds()
-        stages = [(part.total(slowdown) - part.update) / count + hop for part in busy]
-        step = pipeline_seconds(stages, count) + max(part.update for part in busy)
+        count, hops = self.strategy.microbatches, [self.hop_seconds] * (len(busy) - 1)
+        forward = [part.forward_total(slowdown) / count for part in busy]
+        backward = [part.backward_total(slowdown) / count for part in busy]
+        ends = stage_ends(forward, backward, hops, hops, count)
+        step = max(end + part.update for end, part in zip(ends, busy, strict=True))
         return max(0.0, step - self.parts.total(slowdown) / self.strategy.pipeline)
 
     def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
@@ -176,12 +177,14 @@ class Prediction:
     def _table(self):
         return table_seconds(self.config, *self._sizes())
 
-    def _hop_seconds(self):
+    @property
+    def hop_seconds(self) -> float:
+        """Seconds from one pipeline stage to the next, or back, for one microbatch."""
         sent = self._sequences() * self.sequence_length * self.config.width
         sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
         inner = self.strategy.chips // self.strategy.pipeline
         link = self.cluster.link(inner, self.strategy.pipeline)
-        return 2 * transfer_seconds(link, sent, 2, self.constants)
+        return transfer_seconds(link, sent, 2, self.constants)
 
 
 @checked

@@ -97,7 +97,7 @@ class Seconds:
     Attributes:
         forward, backward: computing; the backward pass without what it computes anew.
         recomputed: computing anew.
-        tensor: communication that computing waits for.
+        tensor_forward, tensor_backward: communication that computing waits for.
         hidden_forward, hidden_backward: communication of parameters and gradients, which computing
             hides; alone it would take so long.
         update: of the optimiser, with what it gathers.
@@ -106,7 +106,8 @@ class Seconds:
     forward: float = 0.0
     backward: float = 0.0
     recomputed: float = 0.0
-    tensor: float = 0.0
+    tensor_forward: float = 0.0
+    tensor_backward: float = 0.0
     hidden_forward: float = 0.0
     hidden_backward: float = 0.0
     update: float = 0.0
@@ -117,7 +118,8 @@ class Seconds:
             self.forward + other.forward,
             self.backward + other.backward,
             self.recomputed + other.recomputed,
-            self.tensor + other.tensor,
+            self.tensor_forward + other.tensor_forward,
+            self.tensor_backward + other.tensor_backward,
             self.hidden_forward + other.hidden_forward,
             self.hidden_backward + other.hidden_backward,
             self.update + other.update,
@@ -129,7 +131,8 @@ class Seconds:
             self.forward * count,
             self.backward * count,
             self.recomputed * count,
-            self.tensor * count,
+            self.tensor_forward * count,
+            self.tensor_backward * count,
             self.hidden_forward * count,
             self.hidden_backward * count,
             self.update * count,
@@ -141,19 +144,27 @@ class Seconds:
         return max(0.0, shown)  # not below, by rounding
 
     @property
+    def tensor(self) -> float:
+        """Communication that computing waits for."""
+        return self.tensor_forward + self.tensor_backward
+
+    @property
     def computing(self) -> float:
         """Forward, backward and anew."""
         return self.forward + self.backward + self.recomputed
 
+    def forward_total(self, slowdown: float) -> float:
+        """The forward pass, with what overlaps overlapped."""
+        return _overlapped(self.forward, self.hidden_forward, slowdown) + self.tensor_forward
+
+    def backward_total(self, slowdown: float) -> float:
+        """The backward pass likewise, with what it computes anew."""
+        backward = self.backward + self.recomputed
+        return _overlapped(backward, self.hidden_backward, slowdown) + self.tensor_backward
+
     def total(self, slowdown: float) -> float:
         """All of it, with what overlaps overlapped."""
-        backward = self.backward + self.recomputed
-        return (
-            _overlapped(self.forward, self.hidden_forward, slowdown)
-            + _overlapped(backward, self.hidden_backward, slowdown)
-            + self.tensor
-            + self.update
-        )
+        return self.forward_total(slowdown) + self.backward_total(slowdown) + self.update
 
 
 def layer_seconds(
@@ -239,13 +250,17 @@ def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants)
 
 
 def _communication(transfers: list[Transfer], cluster: Cluster, constants: Constants) -> Seconds:
-    parts = {"tensor": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+    parts: dict[str, float] = dict.fromkeys(
+        ("tensor forward", "tensor backward", "forward", "backward", "update"), 0.0
+    )
     for each in transfers:
         link = cluster.link(each.inner, each.degree)
         one = transfer_seconds(link, each.bytes_sent, each.degree, constants)
-        parts["tensor" if each.part == "tensor" else each.phase] += one * each.runs
+        waits = "tensor " if each.part == "tensor" else ""
+        parts[waits + each.phase] += one * each.runs
     return Seconds(
-        tensor=parts["tensor"],
+        tensor_forward=parts["tensor forward"],
+        tensor_backward=parts["tensor backward"],
         hidden_forward=parts["forward"],
         hidden_backward=parts["backward"],
         update=parts["update"],

@@ -8,6 +8,8 @@ Source: Jeon et al., "Pipette: Automatic fine-grained large language model train
 real-world clusters", DATE 2024 (arXiv:2405.18093), and its released code.
 """
 
+import functools
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from toolkit.looped import parameter_count
 from toolkit.measure import in_words
 from toolkit.planning.memory.categories import FLOAT32
 from toolkit.planning.search.plan import Plan
+from toolkit.planning.time.pipelines import stage_ends
 
 MOST_NODES, MOST_STEPS = 1024, 1_000_000
 COOLING = 0.999
@@ -61,19 +64,18 @@ def place_stages(
 ) -> Placement:
     """Places pipeline stages on nodes by simulated annealing over the order of the nodes.
 
-        step = G (hops + p c) + (p - 1) c + gradients                  m >= p, G = floor(m / p)
-               hops + p c + (m - 1) c + gradients                      m < p
-        hops = max over pipelines of the sum over neighbours of 2 stage_bytes / bandwidth
+        step = max over pipelines of 1F1B(c, m, stage_bytes / bandwidth) + gradients
         gradients = max over stages of 2 (d - 1)/d gradient_bytes / slowest link of their ring
 
-    with p stages, d pipelines, m microbatches and c seconds of a stage, forward and backward.
+    with d pipelines, m microbatches and c seconds of a stage, forward and backward. 1F1B is exact,
+    as in `pipeline_seconds`; the source rounds m down to a multiple of the stages.
 
     Args:
         bandwidth: [nodes][nodes], bytes per second from node to node, as measured; its diagonal
             does not count.
         stages: of a pipeline; they divide the nodes, and the others are further pipelines.
         stage_seconds: of one microbatch on one stage, forward and backward.
-        stage_bytes: that a stage sends to the next, per microbatch.
+        stage_bytes: that a stage sends to the next, and for gradients back, per microbatch.
         gradient_bytes: of a stage, which the pipelines sum once per step.
         microbatches: per pipeline and step.
         steps: orders that are tried.
@@ -87,9 +89,9 @@ def place_stages(
             divide the nodes, or a number out of range.
 
     Cost:
-        Tens of microseconds per step; nothing is sent.
+        About 20 microseconds per step and pipeline of four stages; nothing is sent.
 
-    Source: Pipette, sections 4 and 5: latency model and annealing, with its moves.
+    Source: Pipette, sections 4 and 5: measured links and annealing, with its moves.
 
     Example:
         >>> links = [[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 1], [9, 9, 1, 0]]
@@ -116,17 +118,20 @@ def place_stages(
         raise ValueError(
             f"stages {stages} do not divide the {count} nodes; nearest that works: {nearest}"
         )
-    rounds = max(1, microbatches // stages)
-    waves = stages - 1 if microbatches >= stages else microbatches - 1
-    computing = (rounds * stages + waves) * stage_seconds
     pipelines = count // stages
     summed = 2 * (pipelines - 1) / pipelines * gradient_bytes
+    passes = [stage_seconds / 3] * stages, [2 * stage_seconds / 3] * stages
+
+    @functools.lru_cache(maxsize=1 << 16)  # a move leaves most pipelines as they were
+    def pipeline(*nodes: int) -> float:
+        down = [stage_bytes / rates[a, b] for a, b in itertools.pairwise(nodes)]
+        up = [stage_bytes / rates[b, a] for a, b in itertools.pairwise(nodes)]
+        return max(stage_ends(*passes, down, up, microbatches))
 
     def seconds(order: np.ndarray) -> float:
         rows = order.reshape(pipelines, stages)
-        hops = (2 * stage_bytes / rates[rows[:, :-1], rows[:, 1:]]).sum(axis=1).max()
         ring = rates[rows, np.roll(rows, -1, axis=0)].min() if pipelines > 1 else math.inf
-        return float(rounds * hops + computing + summed / ring)
+        return float(max(pipeline(*row) for row in rows.tolist()) + summed / ring)
 
     counted = np.arange(count)
     best, first = counted, seconds(counted)
