@@ -40,6 +40,27 @@ def divided(q, k, v, g, chunk):
     return jnp.tril((q * jnp.exp(g * steps)) @ (k * jnp.exp(-g * steps)).T) @ v
 
 
+def masked_too_late(q, k, v, g, chunk):
+    """Right values: the masked entries overflow to infinity, and only their gradient shows it."""
+    steps = jnp.arange(chunk, dtype=q.dtype)
+    back = steps[:, None] - steps
+
+    def one(state, part):
+        q, k, v = part
+        inside = jnp.tril(q @ k.T * jnp.exp(g * back)) @ v
+        before = jnp.exp(g * (steps + 1))[:, None] * (q @ state)
+        left = jnp.exp(g * (chunk - 1 - steps))[:, None]
+        return jnp.exp(g * chunk) * state + (k * left).T @ v, inside + before
+
+    parts = [x.reshape(-1, chunk, x.shape[-1]) for x in (q, k, v)]
+    _, out = jax.lax.scan(one, jnp.zeros((k.shape[-1], v.shape[-1])), tuple(parts))
+    return out.reshape(v.shape)
+
+
+def without_decay_gradient(q, k, v, g, chunk):
+    return chunked(q, k, v, jax.lax.stop_gradient(g), chunk)
+
+
 def without_gradient(q, k, v, g, chunk):
     return chunked(q, jax.lax.stop_gradient(k), v, g, chunk)
 
@@ -77,6 +98,8 @@ ANSWERS = {
             (dense, "all tokens by all tokens"),
             (lambda q, k, v, g, chunk: chunked(q, k, v, g, 1), "token by token"),
             (without_gradient, "the gradient with respect to k is not"),
+            (without_decay_gradient, "the gradient with respect to g is not"),
+            (masked_too_late, "mask the exponent before exp"),
         ],
     ),
 }

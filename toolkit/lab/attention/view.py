@@ -190,7 +190,9 @@ class Costs(CostView):
     def footnote(self) -> str:
         whose = f" for {self.machine.name}" if self.machine else ""
         markers = "; markers: measured here" if self.measured else ""
-        return f"Lines: modelled{whose}{markers}. One layer, one sequence."
+        # Seconds of a roofline: a token on a large GPU takes less than a program takes to start.
+        launch = ", without the time to launch a program" if self.machine else ""
+        return f"Lines: modelled{whose}{launch}{markers}. One layer, one sequence."
 
     def _measured_words(self) -> str:
         if not self.measured:

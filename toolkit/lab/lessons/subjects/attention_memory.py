@@ -148,37 +148,51 @@ def _judge_log_decay(log_decay: Callable[..., Any]) -> tuple[str, Draw]:
 
 @functools.cache
 def _recurrence() -> tuple[Any, ...]:
-    """q, k, v, weights of the output's entries, log-decay; output and gradient in k, by tokens."""
+    """q, k, v, weights of the output's entries, log-decay; output and gradients, token by token."""
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v, weights = (jax.random.normal(key, (TOKENS, 8)) for key in keys)
     decay = jnp.float32(-0.05)
 
-    def weighted(k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        one, other, third = (x[None, :, None] for x in (q, k, v))
-        out, _ = retention_reference(one, other, third, scale=1.0, log_decay=decay[None])
+    def weighted(*draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+        one, other, third = (x[None, :, None] for x in draws[:3])
+        out, _ = retention_reference(one, other, third, scale=1.0, log_decay=draws[3][None])
         return jnp.sum(out[0, :, 0] * weights), out[0, :, 0]
 
-    gradient, out = jax.jit(jax.grad(weighted, has_aux=True))(k)
-    return q, k, v, weights, decay, np.asarray(out), gradient
+    gradients, out = jax.jit(jax.grad(weighted, (0, 1, 2, 3), has_aux=True))(q, k, v, decay)
+    return q, k, v, weights, decay, np.asarray(out), gradients
 
 
 def _judge_chunked(chunked: Callable[..., Any]) -> tuple[str, Draw]:
-    q, k, v, weights, decay, wanted, wanted_gradient = _recurrence()
+    q, k, v, weights, decay, wanted, wanted_gradients = _recurrence()
     got = ask_array(chunked, (TOKENS, 8), q, k, v, decay, CHUNK)
     drawn = draw_matrices(got.T, wanted.T, xlabel="token", ylabel="value channel")
     if not np.allclose(got, wanted, atol=1e-3):
         first = int(np.argmax(np.abs(got - wanted).max(axis=1) > 1e-3))
         where = "inside the first chunk" if first < CHUNK else f"at token {first}, in a later chunk"
         raise WrongAnswer(f"The first difference from the recurrence is {where}.", drawn)
-    if not np.isfinite(ask_array(chunked, (TOKENS, 8), q, k, v, jnp.float32(-30.0), CHUNK)).all():
+    strong = jnp.float32(-30.0)
+    if not np.isfinite(ask_array(chunked, (TOKENS, 8), q, k, v, strong, CHUNK)).all():
         raise WrongAnswer(
             "With a decay of exp(-30) per token it is not finite: write exp(a - b), never "
             "exp(a) / exp(b).",
             drawn,
         )
-    gradient = jax.grad(lambda k: jnp.sum(chunked(q, k, v, decay, CHUNK) * weights))(k)
-    if not np.allclose(gradient, wanted_gradient, atol=1e-2):
-        raise WrongAnswer("The values are right, the gradient with respect to k is not.", drawn)
+
+    def weighted(*draws: jax.Array) -> jax.Array:
+        return jnp.sum(chunked(*draws, CHUNK) * weights)
+
+    gradients = jax.grad(weighted, (0, 1, 2, 3))
+    for name, found, right in zip("qkvg", gradients(q, k, v, decay), wanted_gradients, strict=True):
+        if not np.allclose(found, right, rtol=1e-3, atol=1e-2):
+            raise WrongAnswer(
+                f"The values are right, the gradient with respect to {name} is not.", drawn
+            )
+    if not all(np.isfinite(found).all() for found in gradients(q, k, v, strong)):
+        raise WrongAnswer(
+            "The values are right; with a decay of exp(-30) per token the gradient is not finite: "
+            "mask the exponent before exp, not its result after.",
+            drawn,
+        )
     found = operations(lambda *x: chunked(*x, decay, CHUNK), q, k, v)
     if any(shape.count(TOKENS) > 1 for shape in shapes_made(found)):
         raise WrongAnswer("Right, but it builds a matrix of all tokens by all tokens.", drawn)
