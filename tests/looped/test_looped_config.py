@@ -13,8 +13,8 @@ from toolkit.attention import MIXERS
 from toolkit.looped import PRESETS, LoopedConfig, LoopedLM, match_parameters, parameter_count
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.attention import AttentionLayer
-from toolkit.looped.mixing.delta import DeltaOptions, GatedDeltaNetLayer
 from toolkit.looped.mixing.layer import LayerOptions
+from toolkit.looped.mixing.linear.delta import DeltaOptions, GatedDeltaNetLayer
 
 PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
 

@@ -18,7 +18,7 @@ from toolkit.looped import (
     parameter_count,
     prefill,
 )
-from toolkit.looped.mixing.deepseek_sparse import DSAOptions, Indexer
+from toolkit.looped.mixing.sparse.deepseek_sparse import DSAOptions, Indexer
 from toolkit.looped.parameters import layer_parameters
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

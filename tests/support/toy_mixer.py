@@ -18,8 +18,8 @@ from toolkit.attention.costs import additive_forward_flops, additive_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V
 from toolkit.attention.row import recurrent
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.linear_attention import GatedLinearAttentionLayer
-from toolkit.looped.mixing.recurrent import Projection, split_heads
+from toolkit.looped.mixing.linear.linear_attention import GatedLinearAttentionLayer
+from toolkit.looped.mixing.linear.recurrent import Projection, split_heads
 
 
 def written(v, write):

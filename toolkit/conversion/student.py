@@ -13,7 +13,7 @@ from toolkit._compat import set_value
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
-from toolkit.looped.mixing.delta import DeltaLayer
+from toolkit.looped.mixing.linear.delta import DeltaLayer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.patterns import by_loop
 

@@ -21,7 +21,7 @@ from toolkit.attention import sparse
 from toolkit.attention._caches import check_other, check_rows
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
-from toolkit.looped.mixing.sparse_memory import SparseMemory
+from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 
 
 @jax.tree_util.register_dataclass

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.looped.mixing.deepseek_sparse import Stage, recording
+from toolkit.looped.mixing.sparse.deepseek_sparse import Stage, recording
 from toolkit.looped.model import LoopedLM
 
 

@@ -11,47 +11,48 @@ and says what options it has:
 The mathematics of mixing is `toolkit.attention`'s; here are the projections, convolutions, gates
 and norms that each paper puts around it.
 
-LAYERS               word -> class; a new layer is a file and a row
-layer.py             MixingLayer and LayerOptions, from which all are derived
-attention.py         AttentionLayer, WindowLayer: softmax over all tokens or the last ones
-sparse_memory.py     its keys and values indexed, so that a step reads a part of them
-native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
-mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
-deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
-latent.py            MLALayer: keys and values of all heads out of one latent per token
-recurrent.py         RecurrentLayer: what all others share, and their cache
-linear_attention.py  linear attention, retention, gated linear attention, HGRN2
-mamba2.py            Mamba-2
-delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
-comba.py             Comba
-kimi.py              Kimi Delta Attention
-gated_delta_net_2.py Gated DeltaNet-2
-rwkv7.py             RWKV-7
-streaming.py         what a block does whose gradient goes through the text in pieces
-gates.py             decays, time steps, low-rank maps and norms that several use
+LAYERS                      word -> class; a new layer is a file and a row
+layer.py                    MixingLayer and LayerOptions, from which all are derived
+attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
+latent.py                   MLALayer: keys and values of all heads out of one latent per token
+streaming.py                what a block does whose gradient goes through the text in pieces
+sparse/sparse_memory.py     keys and values indexed, so that a step reads a part of them
+sparse/native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
+sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
+sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
+linear/recurrent.py         RecurrentLayer: what all others share, and their cache
+linear/gates.py             decays, time steps, low-rank maps and norms that several use
+linear/convolution.py       the short convolution in front of several
+linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
+linear/mamba2.py            Mamba-2
+linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
+linear/comba.py             Comba
+linear/kimi.py              Kimi Delta Attention
+linear/gated_delta_net_2.py Gated DeltaNet-2
+linear/rwkv7.py             RWKV-7
 """
 
 from toolkit.looped.mixing.attention import AttentionLayer, WindowLayer
-from toolkit.looped.mixing.comba import CombaLayer
-from toolkit.looped.mixing.deepseek_sparse import DSALayer
-from toolkit.looped.mixing.delta import (
+from toolkit.looped.mixing.latent import MLALayer
+from toolkit.looped.mixing.linear.comba import CombaLayer
+from toolkit.looped.mixing.linear.delta import (
     DeltaNetLayer,
     DeltaProductLayer,
     GatedDeltaNetLayer,
 )
-from toolkit.looped.mixing.gated_delta_net_2 import GatedDeltaNet2Layer
-from toolkit.looped.mixing.kimi import KimiDeltaLayer
-from toolkit.looped.mixing.latent import MLALayer
-from toolkit.looped.mixing.linear_attention import (
+from toolkit.looped.mixing.linear.gated_delta_net_2 import GatedDeltaNet2Layer
+from toolkit.looped.mixing.linear.kimi import KimiDeltaLayer
+from toolkit.looped.mixing.linear.linear_attention import (
     GatedLinearAttentionLayer,
     HGRN2Layer,
     LinearAttentionLayer,
     RetentionLayer,
 )
-from toolkit.looped.mixing.mamba2 import Mamba2Layer
-from toolkit.looped.mixing.mixture_of_blocks import MoBALayer
-from toolkit.looped.mixing.native_sparse import NSALayer
-from toolkit.looped.mixing.rwkv7 import RWKV7Layer
+from toolkit.looped.mixing.linear.mamba2 import Mamba2Layer
+from toolkit.looped.mixing.linear.rwkv7 import RWKV7Layer
+from toolkit.looped.mixing.sparse.deepseek_sparse import DSALayer
+from toolkit.looped.mixing.sparse.mixture_of_blocks import MoBALayer
+from toolkit.looped.mixing.sparse.native_sparse import NSALayer
 
 LAYERS = {
     layer.word: layer

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
 from toolkit.looped.layers import RotaryScaling, linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
-from toolkit.looped.mixing.sparse_memory import SparseMemory
+from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 from toolkit.parallel.context.along import sequence_attention
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
-from toolkit.looped.mixing.gates import GroupNorm, LowRank
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
-from toolkit.looped.mixing.recurrent import (
+from toolkit.looped.mixing.linear.gates import GroupNorm, LowRank
+from toolkit.looped.mixing.linear.recurrent import (
     Projection,
     RecurrentLayer,
     RecurrentOptions,

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float
 
 from toolkit.attention import log_decay
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.delta import DeltaLayer
-from toolkit.looped.mixing.gates import LowRank, log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig
-from toolkit.looped.mixing.recurrent import split_heads
+from toolkit.looped.mixing.linear.delta import DeltaLayer
+from toolkit.looped.mixing.linear.gates import LowRank, log_rate, step_bias
+from toolkit.looped.mixing.linear.recurrent import split_heads
 
 
 class KimiDeltaLayer(DeltaLayer):

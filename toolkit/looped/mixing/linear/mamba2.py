@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.convolution import ShortConvolution
-from toolkit.looped.mixing.gates import GroupNorm, log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
-from toolkit.looped.mixing.recurrent import (
+from toolkit.looped.mixing.linear.convolution import ShortConvolution
+from toolkit.looped.mixing.linear.gates import GroupNorm, log_rate, step_bias
+from toolkit.looped.mixing.linear.recurrent import (
     GroupedOptions,
     Projection,
     RecurrentLayer,

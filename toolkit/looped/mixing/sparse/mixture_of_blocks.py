@@ -8,7 +8,7 @@ from flax import nnx
 from toolkit.attention import mixture_of_block_attention, mixture_of_block_attention_step
 from toolkit.looped.mixing.attention import AttentionOptions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
-from toolkit.looped.mixing.native_sparse import BlockLayer
+from toolkit.looped.mixing.sparse.native_sparse import BlockLayer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float
 
 from toolkit.attention import log_decay, unit_length
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.convolution import ShortConvolution
-from toolkit.looped.mixing.gates import log_rate, step_bias
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
-from toolkit.looped.mixing.recurrent import (
+from toolkit.looped.mixing.linear.convolution import ShortConvolution
+from toolkit.looped.mixing.linear.gates import log_rate, step_bias
+from toolkit.looped.mixing.linear.recurrent import (
     GroupedOptions,
     Projection,
     RecurrentLayer,

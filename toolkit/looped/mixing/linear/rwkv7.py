@@ -10,9 +10,9 @@ from flax import nnx
 from toolkit.attention import unit_length
 from toolkit.attention.short_convolution import token_before
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.gates import GroupNorm, LowRank
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
-from toolkit.looped.mixing.recurrent import (
+from toolkit.looped.mixing.linear.gates import GroupNorm, LowRank
+from toolkit.looped.mixing.linear.recurrent import (
     Projection,
     RecurrentLayer,
     RecurrentOptions,

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from toolkit.looped.mixing.delta import GatedDeltaLayer
 from toolkit.looped.mixing.layer import LayerConfig
-from toolkit.looped.mixing.recurrent import Projection
+from toolkit.looped.mixing.linear.delta import GatedDeltaLayer
+from toolkit.looped.mixing.linear.recurrent import Projection
 
 CORRECTION = 0.02
 """Where d starts: the authors' choice for 340M parameters; for 1.3B they take 1."""

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.looped.layers import linear
-from toolkit.looped.mixing.kimi import KimiDeltaLayer
 from toolkit.looped.mixing.layer import LayerConfig
-from toolkit.looped.mixing.recurrent import Projection, split_heads
+from toolkit.looped.mixing.linear.kimi import KimiDeltaLayer
+from toolkit.looped.mixing.linear.recurrent import Projection, split_heads
 
 
 class GatedDeltaNet2Layer(KimiDeltaLayer):

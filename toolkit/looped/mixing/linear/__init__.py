@@ -1,0 +1,1 @@
+"""Layers whose memory is a state of one size, one file for each paper or family."""

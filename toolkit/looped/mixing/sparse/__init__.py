@@ -1,0 +1,1 @@
+"""Layers that read a part of their keys and values."""
