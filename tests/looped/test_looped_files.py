@@ -13,7 +13,7 @@ from tiers import by_night
 from yardstick import assert_quick
 
 from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, load_model, save_model
-from toolkit.looped.files import FORMAT, VERSION
+from toolkit.looped.checkpoints.files import FORMAT, VERSION
 
 # Half a unit in the last place of a number's 11 or 8 bits.
 RELATIVE_ROUNDING = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}

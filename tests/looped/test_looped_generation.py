@@ -296,7 +296,8 @@ def test_stream_writes_what_generate_writes(how):
 
 
 def test_sampling_parameters_do_not_recompile():
-    from toolkit.looped import decoding, generation
+    from toolkit.looped.decoding import generation
+    from toolkit.looped.decoding import steps as decoding
 
     model, prompt, key = build("full"), some_tokens(time=3), jax.random.key(0)
     generate(model, prompt, 4, temperature=0.5, top_k=3, key=key)

@@ -14,7 +14,7 @@ from toolkit.looped import (
     read_sparsely,
     sparse_reads,
 )
-from toolkit.looped.speculative import generate_speculatively
+from toolkit.looped.decoding.speculative import generate_speculatively
 
 EXACT = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, generate, generate_speculatively, pad_prompts
-from toolkit.looped.speculative import speculate
+from toolkit.looped.decoding.speculative import speculate
 
 
 @jax.tree_util.register_dataclass

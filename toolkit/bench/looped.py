@@ -21,7 +21,7 @@ from toolkit.looped import (
     decode_step,
     prefill,
 )
-from toolkit.looped.generation import decode_chunk
+from toolkit.looped.decoding.generation import decode_chunk
 from toolkit.measure import hardware, program_cost
 
 CONTEXT = 8192

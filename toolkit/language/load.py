@@ -7,7 +7,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit.language.run import TrainingRun, make_optimizer
 from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count
-from toolkit.looped.tensors import read_json
+from toolkit.looped.checkpoints.tensors import read_json
 from toolkit.training import Checkpoints, TrainState
 
 

@@ -50,20 +50,22 @@ top_k_divergence, loop_weights
 import importlib
 from typing import Any
 
-from toolkit.looped.cache import (
+from toolkit.looped.checkpoints import load_checkpoint, load_layer
+from toolkit.looped.checkpoints.files import load_model, save_model
+from toolkit.looped.config import LoopedConfig
+from toolkit.looped.decoding.cache import (
     LoopedCache,
     cache_bytes_per_sequence,
     cache_bytes_per_token,
     read_sparsely,
     sparse_reads,
 )
-from toolkit.looped.checkpoints import load_checkpoint, load_layer
-from toolkit.looped.config import LoopedConfig
-from toolkit.looped.decoding import decode_step, extend, pad_prompts, prefill
+from toolkit.looped.decoding.generation import generate, stream
+from toolkit.looped.decoding.sampling import sample_token, truncated_logits
+from toolkit.looped.decoding.speculative import Speculation, generate_speculatively
+from toolkit.looped.decoding.steps import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
-from toolkit.looped.files import load_model, save_model
-from toolkit.looped.generation import generate, stream
 from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.latents import rotate_latents, with_slices
 from toolkit.looped.mixing import LAYERS
@@ -80,8 +82,6 @@ from toolkit.looped.patterns import (
     with_windows,
 )
 from toolkit.looped.presets import PRESETS
-from toolkit.looped.sampling import sample_token, truncated_logits
-from toolkit.looped.speculative import Speculation, generate_speculatively
 from toolkit.looped.theory import (
     effective_transition,
     influence_bound,

@@ -18,7 +18,7 @@ from toolkit.attention.latent import (
     principal_basis,
     random_basis,
 )
-from toolkit.looped.decoding import prefill
+from toolkit.looped.decoding.steps import prefill
 from toolkit.looped.mixing.latent import MLALayer
 from toolkit.looped.model import LoopedLM
 

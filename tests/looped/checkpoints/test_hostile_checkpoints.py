@@ -8,7 +8,7 @@ from safetensors.flax import save_file
 from yardstick import assert_quick
 
 from toolkit.looped import load_checkpoint
-from toolkit.looped.tensors import INDEX
+from toolkit.looped.checkpoints.tensors import INDEX
 
 MOST_SECONDS = 2
 SETTINGS = {

@@ -11,6 +11,7 @@ from flax import nnx
 from toolkit._checks import checked, shown
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
+from toolkit.looped.checkpoints.tensors import check_sizes, read_json
 from toolkit.looped.checkpoints.weights import (
     check_names,
     convert,
@@ -21,7 +22,6 @@ from toolkit.looped.checkpoints.weights import (
 )
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
-from toolkit.looped.tensors import check_sizes, read_json
 
 UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
 """Tensors that have no place and are passed over: tables that a model can compute, the heads that

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES, WeightRule
-from toolkit.looped.tensors import StoredTensor, files_of, given_tensors, stored_tensors
+from toolkit.looped.checkpoints.tensors import StoredTensor, files_of, given_tensors, stored_tensors
 
 
 @checked

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from toolkit._checks import checked
-from toolkit.looped.cache import cache_bytes_per_token, read_sparsely
-from toolkit.looped.decoding import append, prefill
+from toolkit.looped.decoding.cache import cache_bytes_per_token, read_sparsely
+from toolkit.looped.decoding.sampling import check_sampling, sample_token
+from toolkit.looped.decoding.steps import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
-from toolkit.looped.sampling import check_sampling, sample_token
 
 CHUNK = 32
 """Most tokens one dispatch writes."""

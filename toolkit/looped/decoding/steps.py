@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.looped.blocks import run_blocks
-from toolkit.looped.cache import LoopedCache, empty_layers, empty_loop
+from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
 from toolkit.looped.model import LoopedLM, check_tokens, row_of
 
 

@@ -15,9 +15,14 @@ from flax import nnx
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
+from toolkit.looped.checkpoints.tensors import (
+    StoredTensor,
+    check_sizes,
+    json_object,
+    stored_tensors,
+)
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
-from toolkit.looped.tensors import StoredTensor, check_sizes, json_object, stored_tensors
 
 FORMAT = "toolkit looped model"
 VERSION = "2"

@@ -23,10 +23,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.looped.cache import read_sparsely
-from toolkit.looped.decoding import append, prefill
+from toolkit.looped.decoding.cache import read_sparsely
+from toolkit.looped.decoding.sampling import check_sampling
+from toolkit.looped.decoding.steps import append, prefill
 from toolkit.looped.model import LoopedLM, check_tokens
-from toolkit.looped.sampling import check_sampling
 
 MOST_DRAFTS = 64
 REWINDABLE = ("full", "mla", "dsa")

@@ -1,0 +1,1 @@
+"""Reading and writing text with a model: caches, steps, sampling, drafts."""
