@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from toolkit.experiments import EXPERIMENTS, Verdict, load_experiment
-from toolkit.experiments.records import read_runs, results_of
+from toolkit.experiments.kit.records import read_runs, results_of
 
 ROOT = Path(__file__).parents[2]
 OUT_OF_REACH, NOT_RUN = "out of reach here", "not run yet"

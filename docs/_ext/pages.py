@@ -122,7 +122,7 @@ def write_notebooks():
 def write_experiments():
     """What `toolkit experiment NAME --recorded FILE` prints and draws."""
     from toolkit.experiments import EXPERIMENTS, load_experiment, show_recorded
-    from toolkit.experiments.records import read_runs
+    from toolkit.experiments.kit.records import read_runs
 
     for name, summary in EXPERIMENTS.items():
         path = ROOT / f"data/experiments/{name}.jsonl"

@@ -7,8 +7,8 @@ import pytest
 
 from toolkit import cli
 from toolkit.experiments import load_experiment
-from toolkit.experiments.records import is_changed, read_runs, results_of
-from toolkit.experiments.verdicts import LEAST_SEEDS
+from toolkit.experiments.kit.records import is_changed, read_runs, results_of
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS
 
 RECORDED = sorted((Path(__file__).parents[2] / "data/experiments").glob("*.jsonl"))
 

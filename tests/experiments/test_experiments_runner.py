@@ -17,11 +17,11 @@ from toolkit.experiments import (
     Results,
     Stopped,
     above,
-    records,
     result_table,
     run_experiment,
     show_recorded,
 )
+from toolkit.experiments.kit import records
 from toolkit.training import read_metrics
 from toolkit.training.locks import locked
 
@@ -161,8 +161,8 @@ def test_two_processes_share_a_folder(tmp_path):
 APPEND = """
 import sys
 from pathlib import Path
-from toolkit.experiments import records
-from toolkit.experiments.experiment import Run
+from toolkit.experiments.kit import records
+from toolkit.experiments.kit.experiment import Run
 from test_experiments_runner import Slope, line_experiment
 
 records.environment = lambda: dict.fromkeys(("device", "versions", "commit", "date"))

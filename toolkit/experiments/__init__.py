@@ -14,14 +14,14 @@ Describing
 * `Column`: a number of the table
 * `Claim`: a sentence with its judge
 * `above`, `below`: judges of a number against a bound, or of settings against each other
-* `Verdict`: seen, contradicted or not shown, by the rule of `toolkit.experiments.verdicts`
+* `Verdict`: seen, contradicted or not shown, by the rule of `toolkit.experiments.kit.verdicts`
 * `Results`: outcomes by setting and seed
 * `MissingResultError`: a number that was not run
 * `result_table`: mean and spread as text
 """
 
 from toolkit.experiments.catalogue import EXPERIMENTS, load_experiment
-from toolkit.experiments.experiment import (
+from toolkit.experiments.kit.experiment import (
     Column,
     Experiment,
     Run,
@@ -29,9 +29,9 @@ from toolkit.experiments.experiment import (
     Workspace,
     result_table,
 )
-from toolkit.experiments.results import MissingResultError, Results
-from toolkit.experiments.runner import run_experiment, show_recorded
-from toolkit.experiments.verdicts import Claim, Verdict, above, below
+from toolkit.experiments.kit.results import MissingResultError, Results
+from toolkit.experiments.kit.runner import run_experiment, show_recorded
+from toolkit.experiments.kit.verdicts import Claim, Verdict, above, below
 
 __all__ = [
     "EXPERIMENTS",

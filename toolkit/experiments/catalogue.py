@@ -3,7 +3,7 @@
 import importlib
 
 from toolkit._checks import checked
-from toolkit.experiments.experiment import Experiment
+from toolkit.experiments.kit.experiment import Experiment
 
 EXPERIMENTS: dict[str, str] = {
     "needle": "how far back a window sees, loop by loop",

@@ -17,12 +17,12 @@ from toolkit.conversion.distillation import divergence_by_loop
 from toolkit.conversion.selection import kl_guided, uniform
 from toolkit.conversion.stage import Course, align, distil
 from toolkit.conversion.student import restore
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
-from toolkit.experiments.results import Results
+from toolkit.experiments.kit.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Workspace
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.verdicts import Claim, above, in_words
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
-from toolkit.experiments.verdicts import Claim, above, in_words
 from toolkit.looped import ConversionPlan, LoopedConfig, LoopedLM, restoration_benefits
 from toolkit.looped import student_from as new_student
 

@@ -8,14 +8,14 @@ import dataclasses
 
 import numpy as np
 
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.results import Outcome, Results
+from toolkit.experiments.kit.verdicts import Claim, in_words
 from toolkit.experiments.recall import accuracy_where_moved, model
-from toolkit.experiments.results import Outcome, Results
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import StateBasedRecall
 from toolkit.experiments.tasks.pointers import PASS, STAGES
-from toolkit.experiments.verdicts import Claim, in_words
 
 BUDGET = 100_000  # steps a stage
 _SOLVED, _STEPS, _MOVED = "n_max", "steps by stage", "accuracy where moved, by stage"

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from toolkit.experiments.chart import caption_below, draw_curves, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
-from toolkit.experiments.results import Outcome, Results
-from toolkit.experiments.verdicts import Claim, below, in_words
+from toolkit.experiments.kit.chart import caption_below, draw_curves, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Workspace
+from toolkit.experiments.kit.results import Outcome, Results
+from toolkit.experiments.kit.verdicts import Claim, below, in_words
 from toolkit.figures import short
 from toolkit.language import (
     TrainingRun,

@@ -10,13 +10,13 @@ import functools
 import jax
 from flax import nnx
 
-from toolkit.experiments.chart import caption_below, draw_bar, draw_curves, looks, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Workspace
-from toolkit.experiments.results import Results
+from toolkit.experiments.kit.chart import caption_below, draw_bar, draw_curves, looks, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.verdicts import Claim, above
 from toolkit.experiments.synthetic import Recipe, Trained, train
 from toolkit.experiments.tasks import StateBasedRecall
 from toolkit.experiments.tasks.pointers import PASS
-from toolkit.experiments.verdicts import Claim, above
 from toolkit.looped import LoopedConfig
 
 CELLS = 8

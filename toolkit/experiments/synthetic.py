@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from toolkit.experiments.experiment import Stopped, Workspace
+from toolkit.experiments.kit.experiment import Stopped, Workspace
 from toolkit.experiments.tasks import Batch, Task
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import (

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.lr.report import (
     DEFAULT,
     REFERENCE,
@@ -17,7 +18,6 @@ from toolkit.experiments.lr.report import (
     profile_area,
     report,
 )
-from toolkit.experiments.results import MissingResultError, Results
 
 EXACT = 1e-12
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from toolkit.attention.latent import slicing_report
 from toolkit.attention.latent.tpla import Norm
-from toolkit.experiments.chart import LOOKS, caption_below, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Stopped, Workspace
+from toolkit.experiments.kit.chart import LOOKS, caption_below, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Stopped, Workspace
+from toolkit.experiments.kit.results import Outcome, Results
+from toolkit.experiments.kit.verdicts import Claim, above, below, in_words
 from toolkit.experiments.latent.sliced import BASES, Slices, align, cut, judged, streams
-from toolkit.experiments.results import Outcome, Results
-from toolkit.experiments.verdicts import Claim, above, below, in_words
 from toolkit.language import TrainingRun, train_language_model
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import Corpus, evaluation_batches, load_corpus, sample_batch

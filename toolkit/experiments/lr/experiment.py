@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.experiments.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim
 from toolkit.experiments.lr.methods import METHODS, SPENT, TEST
 from toolkit.experiments.lr.report import (
     Cell,
@@ -19,8 +21,6 @@ from toolkit.experiments.lr.report import (
     report,
 )
 from toolkit.experiments.lr.workloads import MILLISECONDS, WORKLOADS, workload
-from toolkit.experiments.results import Results
-from toolkit.experiments.verdicts import LEAST_SEEDS, Claim
 
 BUDGETS = (1000, 4000, 16000)
 QUARTER = 4  # oracle-tuned linear decay is also run with a quarter of each budget

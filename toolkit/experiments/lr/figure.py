@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.experiments.chart import LOOKS, caption_below
+from toolkit.experiments.kit.chart import LOOKS, caption_below
 from toolkit.experiments.lr.methods import METHODS
 from toolkit.experiments.lr.report import (
     DEFAULT,

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolkit.experiments.kit.results import MissingResultError, Results
+from toolkit.experiments.kit.verdicts import in_words
 from toolkit.experiments.lr.methods import METHODS, TEST
-from toolkit.experiments.results import MissingResultError, Results
-from toolkit.experiments.verdicts import in_words
 
 QUARTER = 4.0
 LARGEST_FACTOR = 4.0

@@ -14,16 +14,16 @@ import numpy as np
 
 from toolkit.attention.sparse import FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
-from toolkit.experiments.chart import LOOKS, caption_below, draw_bar, two_panels
-from toolkit.experiments.experiment import Column, Experiment, Workspace
-from toolkit.experiments.results import Results
+from toolkit.experiments.kit.chart import LOOKS, caption_below, draw_bar, two_panels
+from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
+from toolkit.experiments.kit.results import Results
+from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, in_words
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.calibration import LAWS, Reached, reached
 from toolkit.experiments.sparse.data import Drawn, gaussian, heavy_tailed
 from toolkit.experiments.sparse.quality import Quality, at_small_budgets, of_drawn, of_retrieval
 from toolkit.experiments.sparse.texts import perplexity
 from toolkit.experiments.tasks import Retrieval
-from toolkit.experiments.verdicts import Claim, Judge, above, below, in_words
 
 TASK = Retrieval(pairs=64, length=1024, queries=32)
 TOKENS, DRAWN_TOKENS, TARGET = (64, 256), 256, 0.9

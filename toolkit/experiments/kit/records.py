@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolkit.experiments.experiment import Experiment, Run
-from toolkit.experiments.results import Results
+from toolkit.experiments.kit.experiment import Experiment, Run
+from toolkit.experiments.kit.results import Results
 from toolkit.measure import environment
 from toolkit.training import read_metrics
 from toolkit.training.locks import locked
 
-RECORDS = Path(__file__).parents[2] / "data/experiments"
+RECORDS = Path(__file__).parents[3] / "data/experiments"
 """Of a checkout: what is recorded here comes from trees without uncommitted changes."""
 
 _PROVENANCE = ("device", "versions", "commit", "date")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.experiments.results import MissingResultError, Results
+from toolkit.experiments.kit.results import MissingResultError, Results
 
 LEAST_SEEDS = 5
 

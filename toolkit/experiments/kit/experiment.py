@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit._checks import checked
-from toolkit.experiments.results import MissingResultError, Outcome, Results
-from toolkit.experiments.verdicts import LEAST_SEEDS, Claim, Verdict
+from toolkit.experiments.kit.results import MissingResultError, Outcome, Results
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Verdict
 from toolkit.measure.tables import text_table
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Experiment:
         return [Run(label, self.settings[label], seed) for label in labels for seed in range(seeds)]
 
     def verdicts(self, results: Results) -> list[Verdict]:
-        """One verdict per claim, by the rule of `toolkit.experiments.verdicts`."""
+        """One verdict per claim, by the rule of `toolkit.experiments.kit.verdicts`."""
         return [claim.verdict(results) for claim in self.claims]
 
 

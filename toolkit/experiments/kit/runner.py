@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from toolkit._checks import checked
-from toolkit.experiments.experiment import (
+from toolkit.experiments.kit.experiment import (
     Experiment,
     Run,
     Stopped,
     Workspace,
     result_table,
 )
-from toolkit.experiments.records import FinishedRuns, is_changed, read_runs, results_of
-from toolkit.experiments.verdicts import LEAST_SEEDS
+from toolkit.experiments.kit.records import FinishedRuns, is_changed, read_runs, results_of
+from toolkit.experiments.kit.verdicts import LEAST_SEEDS
 from toolkit.training.locks import HeldError, locked
 
 

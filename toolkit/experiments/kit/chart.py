@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.experiments.results import Results
+from toolkit.experiments.kit.results import Results
 from toolkit.figures import FAINT, INK, Look, new_figure
 from toolkit.figures import LOOKS as _NAMED
 

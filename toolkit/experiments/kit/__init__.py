@@ -1,0 +1,1 @@
+"""What all experiments share: settings and runs, records, verdicts, figures."""
