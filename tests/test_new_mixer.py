@@ -113,7 +113,8 @@ def test_the_instrument_of_mixers_shows_its_state_and_costs(monkeypatch):
 
 @pytest.mark.slow
 def test_the_benchmark_times_it():
-    from toolkit.bench import mixer_steps, mixers
+    from toolkit.bench.mixers import steps as mixer_steps
+    from toolkit.bench.mixers import suite as mixers
 
     plans = [plan for plan in mixers.cases(2) if plan.name.startswith("toy ")]
     assert len(plans) == 7

@@ -11,7 +11,7 @@ import pytest
 from toolkit.attention import MIXERS, KVCache, draw_inputs, mixer
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.table import mixer_page
-from toolkit.bench.matrix_products import matrix_flops
+from toolkit.bench.mixers.matrix_products import matrix_flops
 
 # Matrix products are the formula; the compiler also counts exponentials, masks and sums.
 FLOPS_TOLERANCE = 0.15

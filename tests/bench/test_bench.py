@@ -13,9 +13,10 @@ from toolkit.attention.kernels import dispatch
 from toolkit.attention.kernels.gpu.tokens import attend_tokens
 from toolkit.attention.latent import PRESETS
 from toolkit.attention.sparse import protocol
-from toolkit.bench import SUITES, Case, Yardstick, agree, mixer_steps, run_case, run_suites
-from toolkit.bench.kernel_floors import floors_page
-from toolkit.bench.mixer_steps import latent_case, shard_case, shard_work
+from toolkit.bench import SUITES, Case, Yardstick, agree, run_case, run_suites
+from toolkit.bench.mixers import steps as mixer_steps
+from toolkit.bench.mixers.kernel_floors import floors_page
+from toolkit.bench.mixers.steps import latent_case, shard_case, shard_work
 from toolkit.bench.sparse import GPU_SYSTEMS, HEADS, SIZE, kernel_case, prefill_case
 from toolkit.measure import UncheckedRatioError, read_records
 
@@ -40,7 +41,7 @@ def test_contenders_that_agree_are_timed_and_recorded(capsys):
 def test_the_page_of_floors_is_what_the_formulas_say():
     page = Path(__file__).parents[2] / "docs/kernels.md"
     assert page.read_text(encoding="utf-8") == floors_page() + "\n", (
-        "run: python -m toolkit.bench.kernel_floors > docs/kernels.md"
+        "run: python -m toolkit.bench.mixers.kernel_floors > docs/kernels.md"
     )
 
 

@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 
 from toolkit.attention import MIXERS
-from toolkit.bench import agree, linear_time, mixer_steps, mixers, mixers_gpu, run_case
-from toolkit.bench.fla_forms import _FORMS as FLA_FORMS
-from toolkit.bench.linear_time import MOST_GROWTH, peak_memory
-from toolkit.bench.matrix_products import matrix_flops
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs, output_weight
-from toolkit.bench.mixer_steps import OURS as STEP
-from toolkit.bench.mixer_steps import step_case
-from toolkit.bench.mixers import recurrent_rows, sequence_case
-from toolkit.bench.mixers_figure import draw_mixers, mixer_figure_data
-from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
+from toolkit.bench import agree, run_case
+from toolkit.bench.mixers import gpu as mixers_gpu
+from toolkit.bench.mixers import linear_time
+from toolkit.bench.mixers import steps as mixer_steps
+from toolkit.bench.mixers import suite as mixers
+from toolkit.bench.mixers.figure import draw_mixers, mixer_figure_data
+from toolkit.bench.mixers.fla_forms import _FORMS as FLA_FORMS
+from toolkit.bench.mixers.gpu import SHAPES, Work, modelled_work
+from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixers.linear_time import MOST_GROWTH, peak_memory
+from toolkit.bench.mixers.matrix_products import matrix_flops
+from toolkit.bench.mixers.steps import OURS as STEP
+from toolkit.bench.mixers.steps import step_case
+from toolkit.bench.mixers.suite import recurrent_rows, sequence_case
+from toolkit.bench.mixers.transformers_forms import _FORMS as TRANSFORMERS_FORMS
+from toolkit.bench.mixers.transformers_forms import transformers_form
 from toolkit.bench.peers import torch_contender
-from toolkit.bench.transformers_forms import _FORMS as TRANSFORMERS_FORMS
-from toolkit.bench.transformers_forms import transformers_form
 from toolkit.measure import program_cost, published_peak, record
 
 # Together they compute for longer than the first tier has time.

@@ -17,12 +17,12 @@ from toolkit.measure import read_records, write_records
 # worker only, which lets a room above this one bring a suite of its own.
 _TABLE = {
     "gdn": (
-        "toolkit.bench.mixers:gated_delta_net_cases",
+        "toolkit.bench.mixers.suite:gated_delta_net_cases",
         (2,),
         "Gated DeltaNet against its token scan and transformers",
     ),
     "mixers": (
-        "toolkit.bench.mixers:cases",
+        "toolkit.bench.mixers.suite:cases",
         (2,),
         "every recurrent mixer against scan, transformers, machine; fla on a GPU",
     ),
@@ -32,12 +32,12 @@ _TABLE = {
         "blockwise softmax against jax.nn and torch SDPA",
     ),
     "decode": (
-        "toolkit.bench.mixer_steps:decode_cases",
+        "toolkit.bench.mixers.steps:decode_cases",
         (2,),
         "one token of decoding against torch SDPA",
     ),
     "latent": (
-        "toolkit.bench.mixer_steps:latent_cases",
+        "toolkit.bench.mixers.steps:latent_cases",
         (1,),
         "a step of latent attention against one read; on a GPU its kernel, by cut of the latents",
     ),
@@ -149,7 +149,7 @@ def run_suites(
 
 
 def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
-    from toolkit.bench.mixers_figure import draw_mixers  # matplotlib, only when it is wanted
+    from toolkit.bench.mixers.figure import draw_mixers  # matplotlib, only when it is wanted
 
     path = draw_mixers(read_records(records), folder / "mixers.png", is_recorded=is_recorded)
     print(f"figure: {path}")

@@ -21,7 +21,7 @@ from toolkit.attention import (
     native_sparse_attention_reference,
     softmax_attention,
 )
-from toolkit.bench.matrix_products import matrix_flops
+from toolkit.bench.mixers.matrix_products import matrix_flops
 
 TOLERANCE, FLOAT32_TOLERANCE = 1e-11, 1e-5
 TIME, HEADS, GROUPS, KEY, VALUE = 29, 4, 2, 8, 8

@@ -14,7 +14,7 @@ import numpy as np
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import bound, in_place
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs
+from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs
 from toolkit.lab.attention.view import DECODE, MIXER_NAMES, PREFILL, Layer, Point
 from toolkit.measure import time_contenders
 

@@ -6,7 +6,7 @@ import jax
 
 from toolkit.attention import mixer
 from toolkit.bench.agreement import agree
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs, output_weight
 from toolkit.lab.speedups.recorded import FORWARD, GRADIENT, Time
 from toolkit.measure import record, time_contenders
 from toolkit.measure.timing import PASSED

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from toolkit.attention import MIXERS, mixer
-from toolkit.bench.mixers_gpu import Work, modelled_work
+from toolkit.bench.mixers.gpu import Work, modelled_work
 from toolkit.lab.kit.stored import stored_folder
 from toolkit.measure import Peak, Record, read_records
 from toolkit.measure.timing import PASSED

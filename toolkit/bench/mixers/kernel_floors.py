@@ -1,4 +1,4 @@
-"""Least times of the kernels as a page: `python -m toolkit.bench.kernel_floors > docs/kernels.md`.
+"""Least times of the kernels as a page: `python -m toolkit.bench.mixers.kernel_floors > docs/kernels.md`.
 
 A floor is what a chip's published peaks allow for the modelled work of a mixer; a kernel is as good
 as its time is near to it. A test holds the page against this file.
@@ -8,8 +8,8 @@ from typing import Any
 
 from toolkit.attention import MIXERS
 from toolkit.attention.kernels.gpu.solve import INSTRUCTIONS
-from toolkit.bench.mixer_steps import DEVICES, SHARDED, SLICES, shard_work
-from toolkit.bench.mixers_gpu import SHAPES, Work, modelled_work
+from toolkit.bench.mixers.gpu import SHAPES, Work, modelled_work
+from toolkit.bench.mixers.steps import DEVICES, SHARDED, SLICES, shard_work
 from toolkit.measure import Peak, published_peak
 
 CHIPS = ("H100", "H200", "B200", "TPU v5e", "TPU v6e")
@@ -44,7 +44,7 @@ products at the published rate and of inputs and results crossing the memory bus
 are *modelled*, from the formulas of `MIXERS`, for batch {batch}, {time:,} tokens, {heads} heads of
 {size} channels, bfloat16; on a GPU `toolkit bench mixers` prints the share of the floor that each
 reaches. A gradient counts three times the products of the forward pass. In parentheses what binds.
-`python -m toolkit.bench.kernel_floors` writes this page.
+`python -m toolkit.bench.mixers.kernel_floors` writes this page.
 
 {tables[0]}
 

@@ -34,8 +34,8 @@ from toolkit.attention.latent import (
 from toolkit.attention.latent.slots import Implementation, attend_slots
 from toolkit.bench.agreement import agree, finite
 from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound, in_place
-from toolkit.bench.mixer_inputs import mixer_inputs
-from toolkit.bench.mixers_gpu import Work
+from toolkit.bench.mixers.gpu import Work
+from toolkit.bench.mixers.inputs import mixer_inputs
 from toolkit.bench.peers import torch_sdpa
 from toolkit.measure import published_peak
 

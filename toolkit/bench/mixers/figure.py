@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from toolkit.bench.harness import FRACTION
-from toolkit.bench.mixers import MATMUL, OURS, SIZES, WANTED
-from toolkit.bench.mixers_gpu import LEAST_RATIO
-from toolkit.bench.mixers_gpu import PEER as FLA
+from toolkit.bench.mixers.gpu import LEAST_RATIO
+from toolkit.bench.mixers.gpu import PEER as FLA
+from toolkit.bench.mixers.suite import MATMUL, OURS, SIZES, WANTED
 from toolkit.bench.peers import AFTER
 from toolkit.figures import INK, look, new_figure, style
 from toolkit.measure import Record

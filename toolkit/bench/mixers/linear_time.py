@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import finite
 from toolkit.bench.harness import Case, PlannedCase
-from toolkit.bench.mixer_inputs import mixer_form, mixer_inputs
+from toolkit.bench.mixers.inputs import mixer_form, mixer_inputs
 from toolkit.measure import program_cost
 
 TIMES = (4096, 8192, 16384, 32768, 65536)

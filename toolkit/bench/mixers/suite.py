@@ -15,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit.attention import MIXERS, Mixer, mixer
-from toolkit.bench import linear_time, mixer_steps, mixers_gpu
 from toolkit.bench.agreement import agree
 from toolkit.bench.harness import Case, PlannedCase, Yardstick, bound
-from toolkit.bench.matrix_products import matrix_flops
-from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixers import gpu as mixers_gpu
+from toolkit.bench.mixers import linear_time
+from toolkit.bench.mixers import steps as mixer_steps
+from toolkit.bench.mixers.inputs import direction, mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixers.matrix_products import matrix_flops
+from toolkit.bench.mixers.transformers_forms import transformers_form
 from toolkit.bench.peers import plain_and_spread, torch_contender
-from toolkit.bench.transformers_forms import transformers_form
 
 TIME, HEADS = 2048, 8
 FORWARD_TOLERANCE = 1e-4

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from toolkit.attention import Mixer
 from toolkit.bench.agreement import agree
-from toolkit.bench.fla_forms import fla_contender
 from toolkit.bench.harness import Case, PlannedCase, bound
-from toolkit.bench.mixer_inputs import direction, mixer_form, mixer_inputs, output_weight
+from toolkit.bench.mixers.fla_forms import fla_contender
+from toolkit.bench.mixers.inputs import direction, mixer_form, mixer_inputs, output_weight
 from toolkit.measure import Peak, published_peak
 
 # (batch, time, heads, head size)

@@ -1,0 +1,1 @@
+"""Recurrent mixers against their scans, other libraries and the machine; decoding steps."""
