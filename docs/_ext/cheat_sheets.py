@@ -148,7 +148,7 @@ def shard_bytes(rows, columns, data, model):
     """What a device holds of a matrix that both axes of the lesson's mesh cut."""
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from toolkit.lab.lessons.subjects.eight_devices import mesh_of
+    from toolkit.lab.lessons.subjects.parts.eight_devices import mesh_of
 
     cut = NamedSharding(mesh_of(data=data, model=model), PartitionSpec("data", "model"))
     return 4 * math.prod(cut.shard_shape((rows, columns)))

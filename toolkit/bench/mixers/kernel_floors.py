@@ -1,4 +1,6 @@
-"""Least times of the kernels as a page: `python -m toolkit.bench.mixers.kernel_floors > docs/kernels.md`.
+"""Least times of the kernels as a page.
+
+    python -m toolkit.bench.mixers.kernel_floors > docs/kernels.md
 
 A floor is what a chip's published peaks allow for the modelled work of a mixer; a kernel is as good
 as its time is near to it. A test holds the page against this file.

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.lessons.subjects import eight_devices, meshes, ring, shard_transformer
+from toolkit.lab.lessons.subjects import meshes, ring, shard_transformer
+from toolkit.lab.lessons.subjects.parts import eight_devices
 
 
 def programs():

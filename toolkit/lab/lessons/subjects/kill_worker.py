@@ -49,7 +49,13 @@ def run_job(kill_at: int = 0) -> Run:
     package = str(Path(toolkit.__file__).parents[1])
     paths = filter(None, (package, os.environ.get("PYTHONPATH")))
     with tempfile.TemporaryDirectory() as folder:
-        worker = [sys.executable, "-m", "toolkit.lab.lessons.subjects.worker", folder, str(kill_at)]
+        worker = [
+            sys.executable,
+            "-m",
+            "toolkit.lab.lessons.subjects.parts.worker",
+            folder,
+            str(kill_at),
+        ]
         # Workers watch the launcher and end with it, also when this process ends or is stopped.
         try:
             done = subprocess.run(

@@ -21,7 +21,7 @@ from toolkit.lab.lessons.outline import (
     WrongAnswer,
     ask,
 )
-from toolkit.lab.lessons.subjects.eight_devices import mesh_of
+from toolkit.lab.lessons.subjects.parts.eight_devices import mesh_of
 from toolkit.measure import collectives
 
 SHAPES = {"x": (64, 32), "w1": (32, 128), "w2": (128, 32)}

@@ -20,7 +20,7 @@ from toolkit.lab.lessons.outline import (
     ask,
     ask_number,
 )
-from toolkit.lab.lessons.subjects.eight_devices import DEVICES, mesh_of
+from toolkit.lab.lessons.subjects.parts.eight_devices import DEVICES, mesh_of
 from toolkit.measure import collectives
 
 ENTRIES = 64

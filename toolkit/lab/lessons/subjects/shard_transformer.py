@@ -22,7 +22,7 @@ from toolkit.lab.lessons.outline import (
     ask,
     ask_array,
 )
-from toolkit.lab.lessons.subjects.eight_devices import mesh_of
+from toolkit.lab.lessons.subjects.parts.eight_devices import mesh_of
 from toolkit.measure import collectives
 
 BATCH, TIME, WIDTH, HEADS, HEAD_SIZE, HIDDEN = 4, 16, 32, 8, 4, 128

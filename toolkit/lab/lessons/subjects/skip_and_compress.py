@@ -25,7 +25,7 @@ from toolkit.lab.lessons.outline import (
     ask_array,
 )
 from toolkit.lab.lessons.programs import operations, shapes_made
-from toolkit.lab.lessons.subjects.trained_layer import (
+from toolkit.lab.lessons.subjects.parts.trained_layer import (
     EARLY,
     SHARES,
     TOKENS,

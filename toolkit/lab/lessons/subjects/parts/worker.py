@@ -1,8 +1,9 @@
 """One worker of lesson 09: trains a tiny model with the others, and may be killed once.
 
-    python -m toolkit.lab.lessons.subjects.worker DIRECTORY KILL_AT    KILL_AT 0: nobody is killed
+    python -m toolkit.lab.lessons.subjects.parts.worker DIRECTORY KILL_AT
 
-The first process says "update STEP LOSS" after every update, and "sha256 HEX" of the final state.
+KILL_AT is an update; 0 kills nobody. The first process says "update STEP LOSS" after every update, and
+"sha256 HEX" of the final state.
 """
 
 import hashlib

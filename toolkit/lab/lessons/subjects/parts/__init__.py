@@ -1,0 +1,1 @@
+"""What several lessons use: half-lessons, simulated devices, a worker, a trained layer."""
