@@ -15,8 +15,7 @@ from toolkit.attention import (
 )
 from toolkit.attention._checks import check_shape
 from toolkit.attention.costs import additive_forward_flops, additive_step_flops
-from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V
-from toolkit.attention.row import recurrent
+from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V, recurrent
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.linear.linear_attention import GatedLinearAttentionLayer
 from toolkit.looped.mixing.linear.recurrent import Projection, split_heads

@@ -73,7 +73,7 @@ Every mixer once, with what it costs (`mixers.py`)
 """
 
 from toolkit.attention import latent
-from toolkit.attention.inputs import Input
+from toolkit.attention.inputs import Input, Mixer
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
@@ -118,7 +118,6 @@ from toolkit.attention.linear.retention import (
 )
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, mixer
-from toolkit.attention.row import Mixer
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step

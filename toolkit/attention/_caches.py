@@ -17,10 +17,10 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 from toolkit._checks import check_integers, shown
+from toolkit.attention._attend import Extent, Segments, packed, positions_in_documents
 from toolkit.attention._checks import check_same_dtype, check_shapes, declared_shape
 from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
-from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 
 Cache = TypeVar("Cache", bound=Any)
 

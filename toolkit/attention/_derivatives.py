@@ -10,6 +10,10 @@ there are three functions here: `forward` and `backward`, as fast as one can wri
     beyond          g'(x, dy) (dx, ddy)           jvp of the vjp of equation, and so on
 
 The tangent map f'(x) dx is a primitive of its own, linear in dx, whose transpose is `backward`.
+
+What a function does not have is refused here in one line, in which JAX's own errors would name
+neither the mixer nor another `implementation`: the transpose of a mixer (`without_transpose`), and
+all derivatives of kernels but their gradient (`gradient_only`, `no_derivative`).
 """
 
 from collections.abc import Callable
@@ -21,9 +25,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
 
 from toolkit.attention._cores import refuse_explicit_axes
-from toolkit.attention._transposes import without_transpose
 
 
 def differentiable(forward: Callable, backward: Callable, equation: Callable) -> Callable:
@@ -193,3 +197,74 @@ def _batch(operands, axes, *, tangent, transpose, counts):
 ad.primitive_jvps[_linear_p] = _jvp
 ad.primitive_transposes[_linear_p] = _transpose
 batching.primitive_batchers[_linear_p] = _batch
+
+
+def without_transpose(outputs: Any) -> Any:
+    """The same arrays; `jax.linear_transpose` of what leads to them is refused in one line."""
+    return jax.tree.map(_same_p.bind, outputs)
+
+
+# The identity. Its tangents pass beside it, so that gradients never meet it.
+_same_p = Primitive("without_transpose")
+
+
+def _refuse_transpose(_, x):
+    raise NotImplementedError(
+        "jax.linear_transpose of a mixer is not available, because it also asks which numbers are "
+        "finite; use jax.vjp(function, zeros)[1], which is the transpose of a linear function."
+    )
+
+
+_same_p.def_impl(lambda x: x)
+_same_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_same_p, lambda _, x: [x])
+ad.primitive_jvps[_same_p] = lambda primals, tangents: (_same_p.bind(*primals), *tangents)
+ad.primitive_transposes[_same_p] = _refuse_transpose
+batching.primitive_batchers[_same_p] = lambda arrays, axes: (_same_p.bind(*arrays), *axes)
+
+
+_BESIDE = '; implementation="xla" has derivatives of any order in both modes.'
+
+
+def gradient_only(tree: Any, what: str = 'implementation="pallas"', beside: str = _BESIDE) -> Any:
+    """What goes into a function with a gradient only: forward mode is refused, when it runs."""
+    message = f"{what} has no forward mode{beside}"
+    return jax.tree.map(partial(_reverse_mode_only, message), tree)
+
+
+def no_derivative(what: str, tree: Any) -> Any:
+    """What goes into kernels without a derivative; `what` is computed by them."""
+    return jax.tree.map(partial(_refused, what), tree)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _reverse_mode_only(message: str, x: Array) -> Array:
+    return x
+
+
+@_reverse_mode_only.defjvp
+def _reverse_mode_only_jvp(message, primals, tangents):
+    return primals[0], _tangent_p.bind(tangents[0], message=message)
+
+
+def _refuse_to_run(*_: Any, message: str, **__: Any) -> Any:
+    raise NotImplementedError(message)
+
+
+# The tangent of forward mode, which reverse mode only transposes.
+_tangent_p = Primitive("tangent_of_a_kernel")
+_tangent_p.def_impl(_refuse_to_run)
+_tangent_p.def_abstract_eval(lambda x, message: x)
+ad.deflinear(_tangent_p, lambda cotangent, *_, **__: [cotangent])
+batching.defvectorized(_tangent_p)
+mlir.register_lowering(_tangent_p, _refuse_to_run)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _refused(what: str, x: Array) -> Array:
+    return x
+
+
+@_refused.defjvp
+def _refused_jvp(what, primals, tangents):
+    raise NotImplementedError(f'{what} of implementation="pallas" has no derivative' + _BESIDE)

@@ -43,10 +43,12 @@ from toolkit.attention.inputs import (
     G,
     Input,
     K,
+    Mixer,
     Q,
     V,
     log_decay_above,
     per_step,
+    recurrent,
 )
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
@@ -84,7 +86,6 @@ from toolkit.attention.linear.linear_attention import (
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.linear.retention import retention, retention_reference, retention_step
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
-from toolkit.attention.row import Mixer, recurrent
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.reference import softmax_attention_reference
 from toolkit.attention.softmax.softmax_attention import softmax_attention

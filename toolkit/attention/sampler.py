@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit._checks import checked
-from toolkit.attention.row import Mixer
+from toolkit.attention.inputs import Mixer
 
 
 @checked

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
+from toolkit.attention._attend import run_numbers
 from toolkit.attention._checks import check_inputs, check_same_dtype
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
-from toolkit.attention._visibility import run_numbers
 
 
 @checked

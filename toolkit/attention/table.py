@@ -8,9 +8,8 @@ import inspect
 import re
 from collections.abc import Iterable
 
-from toolkit.attention.inputs import Input
+from toolkit.attention.inputs import Input, Mixer
 from toolkit.attention.mixers import MIXERS
-from toolkit.attention.row import Mixer
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.softmax.stock import STOCK
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from toolkit.attention import mixer, softmax_attention
-from toolkit.attention._visibility import Extent, seen_window
+from toolkit.attention._attend import Extent, seen_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 from toolkit.attention.softmax.tiles import largest_tile

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from toolkit.attention._derivatives import gradient_only, no_derivative
 from toolkit.attention._platforms import run_on
-from toolkit.attention._refusals import gradient_only, no_derivative
 from toolkit.attention.linear.engine.recurrence import Tokens
 from toolkit.attention.linear.engine.rule import Rule, act
 

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
 from toolkit._checks import checked
-from toolkit.attention._attend import fixed_scale, masked_softmax
+from toolkit.attention._attend import Extent, Segments, fixed_scale, masked_softmax, seen_window
 from toolkit.attention._caches import (
     Rows,
     check_cache,
@@ -37,7 +37,6 @@ from toolkit.attention._caches import (
 from toolkit.attention._checks import check_count, check_dtype, check_inputs, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Query, SegmentIds, SharedKey, SharedValue
-from toolkit.attention._visibility import Extent, Segments, seen_window
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Options, capped, checked_cap
 

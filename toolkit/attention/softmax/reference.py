@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
+from toolkit.attention._attend import positions_in_documents, run_numbers
 from toolkit.attention._caches import write_token
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
-from toolkit.attention._visibility import positions_in_documents, run_numbers
 from toolkit.attention.softmax.cache import KVCache, floats, stored
 from toolkit.attention.softmax.scores import kept
 from toolkit.attention.softmax.softmax_attention import checked_key, window_of

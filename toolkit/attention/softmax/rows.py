@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._attend import masked_softmax
+from toolkit.attention._attend import Extent, masked_softmax, sees
 from toolkit.attention._precision import accumulator
-from toolkit.attention._visibility import Extent, sees
 from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
 
 ROWS = 128  # in a chunk

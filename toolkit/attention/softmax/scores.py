@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit.attention._attend import Extent, Segments, Window
 from toolkit.attention._checks import check_known
-from toolkit.attention._visibility import Extent, Segments, Window
 
 
 class Options(NamedTuple):

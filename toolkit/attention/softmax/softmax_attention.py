@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked, shown
-from toolkit.attention._attend import fixed_scale
+from toolkit.attention._attend import Extent, Window, fixed_scale, packed, seen_window
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import (
     check_broadcasts,
@@ -32,7 +32,6 @@ from toolkit.attention._checks import (
 )
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
-from toolkit.attention._visibility import Extent, Window, packed, seen_window
 from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit.attention._attend import Window, run_numbers
 from toolkit.attention._platforms import run_on
-from toolkit.attention._visibility import Window, run_numbers
 from toolkit.attention.softmax.scores import Options
 
 STOCK = ("cudnn", "splash")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._visibility import Extent, Window, sees
+from toolkit.attention._attend import Extent, Window, sees
 from toolkit.attention.softmax.scores import Context, Options, capped, kept
 
 

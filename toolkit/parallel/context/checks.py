@@ -5,7 +5,7 @@ import math
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from toolkit.attention._visibility import run_numbers
+from toolkit.attention._attend import run_numbers
 
 
 def check_attention(q: Array, k: Array, v: Array, sliding_window: int | None) -> None:

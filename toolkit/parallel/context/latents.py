@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._visibility import Extent, Segments
+from toolkit.attention._attend import Extent, Segments
 from toolkit.attention.latent import LatentConfig, LatentWeights
 from toolkit.attention.latent.mla import attend_latents
 from toolkit.attention.latent.weights import project

@@ -53,8 +53,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_multiple, check_rank, check_same_dtype, check_shape
+from toolkit.attention._derivatives import no_derivative
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
-from toolkit.attention._refusals import no_derivative
 from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED, Products
 from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,

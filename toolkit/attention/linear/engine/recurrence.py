@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from toolkit.attention._checks import check_choice
 from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Key,
@@ -32,7 +33,6 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
-from toolkit.attention._transposes import without_transpose
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from toolkit.attention._attend import Extent, Segments, packed
 from toolkit.attention._caches import check_cache, check_room, continue_rows, write_token
-from toolkit.attention._visibility import Extent, Segments, packed
 from toolkit.attention.sparse.train.blocks import Blocking, Own, layout, layout_from_zero
 from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
 from toolkit.attention.sparse.train.spread import each, in_cheaper_form

@@ -21,7 +21,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._attend import attend, fixed_scale
+from toolkit.attention._attend import (
+    Extent,
+    Segments,
+    attend,
+    fixed_scale,
+    packed,
+    positions_in_documents,
+)
 from toolkit.attention._caches import (
     check_cache,
     check_room,
@@ -32,6 +39,7 @@ from toolkit.attention._caches import (
 )
 from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
 from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadValue,
@@ -44,8 +52,6 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._transposes import without_transpose
-from toolkit.attention._visibility import Extent, Segments, packed, positions_in_documents
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
 from toolkit.attention.sparse.train.indexer import index_scores, past

@@ -22,11 +22,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
-from toolkit.attention._attend import attend, fixed_scale
+from toolkit.attention._attend import attend, fixed_scale, run_numbers
 from toolkit.attention._checks import check_count, check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
-from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.spread import each, over_queries
 

@@ -20,10 +20,11 @@ from jax import lax
 from jaxtyping import Array
 
 from toolkit._checks import checked
-from toolkit.attention._attend import fixed_scale
+from toolkit.attention._attend import fixed_scale, run_numbers
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadValue,
@@ -36,8 +37,6 @@ from toolkit.attention._shapes import (
     SharedValue,
     SharedValues,
 )
-from toolkit.attention._transposes import without_transpose
-from toolkit.attention._visibility import run_numbers
 from toolkit.attention.sparse.train.blocks import attend_to_best_blocks, block_means
 from toolkit.attention.sparse.train.by_block import (
     attend_by_block,

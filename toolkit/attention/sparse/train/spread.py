@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from toolkit.attention._attend import Extent, Segments, seen_window
 from toolkit.attention._shapes import HeadValues, Queries
-from toolkit.attention._visibility import Extent, Segments, seen_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 

@@ -2,8 +2,8 @@
 
     python -m toolkit.lab.lessons.subjects.parts.worker DIRECTORY KILL_AT
 
-KILL_AT is an update; 0 kills nobody. The first process says "update STEP LOSS" after every update, and
-"sha256 HEX" of the final state.
+KILL_AT is an update; 0 kills nobody. The first process says "update STEP LOSS" after every update,
+and "sha256 HEX" of the final state.
 """
 
 import hashlib
