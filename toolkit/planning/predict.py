@@ -21,7 +21,12 @@ from toolkit.planning.time.step import (
     table_seconds,
     transfer_seconds,
 )
-from toolkit.planning.time.traffic import Transfer, layer_transfers, table_transfers
+from toolkit.planning.time.traffic import (
+    Transfer,
+    as_compiled,
+    layer_transfers,
+    table_transfers,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Prediction:
         found = table_transfers(self.config, *sizes)
         for (word, recompute), count in Counter(layer_kinds(self.config, self.strategy)).items():
             found += layer_transfers(self.config, word, recompute, *sizes) * count
-        return found
+        return as_compiled(found, self.cluster, self._sequences())
 
     @property
     def sent_bytes(self) -> float:

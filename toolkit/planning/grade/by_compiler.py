@@ -42,7 +42,6 @@ COUNT = 100
 PLANNED = ("llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b")
 PLANNED_FOR = ("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:2x2x1")
 PLANS = 20
-ONE_RING = 4  # chips of the largest slice that is one ring, 2x2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,19 +237,10 @@ def graded(path: Path) -> list[dict[str, Any]]:
 
 def predicted(case: Case) -> tuple[int, float]:
     """Bytes of memory and bytes sent, per chip."""
-    where = cluster(case.topology)
-    chips = f"{case.topology.partition(':')[0]}:{case.strategy.chips}"
-    found = predict(case.model, chips, case.strategy, batch=case.batch, sequence_length=case.length)
-    # libtpu scatters by an all-reduce, which sends twice, what has a single sequence, and among all
-    # chips of a slice of several rings.
-    is_single = case.batch == case.strategy.batch_shards * case.strategy.microbatches
-    twice = sum(
-        each.total
-        for each in found.transfers
-        if each.kind == "reduce-scatter"
-        and (each.degree == where.chips > ONE_RING or (is_single and each.part == "tensor"))
+    found = predict(
+        case.model, case.topology, case.strategy, batch=case.batch, sequence_length=case.length
     )
-    return found.memory.total, found.sent_bytes + twice
+    return found.memory.total, found.sent_bytes
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

@@ -13,7 +13,12 @@ from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import FLOAT32, channels
 from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
-from toolkit.planning.time.traffic import Transfer, layer_transfers, table_transfers
+from toolkit.planning.time.traffic import (
+    Transfer,
+    as_compiled,
+    layer_transfers,
+    table_transfers,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,7 +200,7 @@ def layer_seconds(
     transfers = layer_transfers(config, word, recompute, strategy, sequences, length)
     return (
         Seconds(forward, 2 * forward, again)
-        + _communication(transfers, cluster, constants)
+        + _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
         + _update(found, cluster, constants)
     )
 
@@ -238,7 +243,7 @@ def table_seconds(
     transfers = table_transfers(config, strategy, sequences, length)
     return (
         Seconds(forward, 2 * forward, anew)
-        + _communication(transfers, cluster, constants)
+        + _communication(as_compiled(transfers, cluster, sequences), cluster, constants)
         + _update(found, cluster, constants)
     )
 

@@ -1,12 +1,13 @@
 """What a step sends: every collective of `train_program`, with its bytes, axis and how often.
 
 An array of V bytes (whole) on n chips: all-gather and reduce-scatter send V (n-1)/n per chip, an
-all-reduce twice that.
+all-reduce twice that. Where a compiler chooses another collective, `as_compiled` says which.
 """
 
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
+from toolkit.planning.clusters import Cluster
 from toolkit.planning.memory.categories import FLOAT32
 from toolkit.planning.memory.sizes import held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
@@ -19,6 +20,7 @@ _BACKWARD = {
     "elementwise": {"all-gather": 4, "reduce-scatter": 3},
     "layer": {"all-gather": 4, "reduce-scatter": 3},
 }
+ONE_RING = 4  # chips of the largest slice that is one ring, 2x2
 _TABLE = ({"all-gather": 1, "reduce-scatter": 1},) * 2
 
 
@@ -81,6 +83,23 @@ def table_transfers(
         transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
     # Tables stay as they were gathered: nothing of a layer is recomputed from them.
     return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
+
+
+def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> list[Transfer]:
+    """Collectives as the cluster's compiler makes them, for so many sequences of a microbatch.
+
+    libtpu scatters by an all-reduce, which sends twice, what has a single sequence, and among all
+    chips of a slice of several rings.
+    """
+    if not cluster.chip.name.startswith("TPU"):
+        return transfers
+    return [
+        each._replace(kind="all-reduce", bytes_sent=2 * each.bytes_sent)
+        if each.kind == "reduce-scatter"
+        and (each.degree == cluster.chips > ONE_RING or (sequences == 1 and each.part == "tensor"))
+        else each
+        for each in transfers
+    ]
 
 
 def _over_tensor(strategy, stream, runs, forward, backward):
