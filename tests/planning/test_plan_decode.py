@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 from toolkit.attention.latent import PRESETS, SlicingReport
+from toolkit.measure import published_peak
 from toolkit.planning import break_even_tokens, decode_cost, plan_decode
+from toolkit.planning.decode.latent import ELSEWHERE
 
 POINTS = ((1, 32768), (16, 4096), (16, 32768), (64, 32768), (16, 131072))
 # Speed-up over "replicate" of tpla / tpla-lean / dcp at those batches and contexts.
@@ -69,19 +71,21 @@ def test_published_speed_is_more_than_bytes_explain():
             one = decode_cost(model, 1, 32768, "h800:2", scheme=scheme, slices=slices)
             layers = PRESETS[model].layers
             batch = int((80e9 / layers - one.weight_bytes) / one.cache_bytes)
-            cost = decode_cost(model, batch, 32768, "h800:2", scheme=scheme, slices=slices)
-            assert cost.fits
+            cost = decode_cost(
+                model, batch, 32768, "h800:2", scheme=scheme, slices=slices, other_parameters=0
+            )
+            assert cost.memory_bytes <= 80e9  # of attention alone, which the paper serves so
             throughputs.append(batch / cost.seconds)
         ratio = throughputs[1] / throughputs[0]
         assert 1.5 < ratio < published
 
 
 def test_only_a_report_allows_an_approximation():
-    exact = plan_decode("deepseek_v3", 64, 4096, "h100:2")
+    exact = plan_decode("deepseek_v3", 64, 4096, "h100:2", other_parameters=0)
     assert exact.chosen.is_exact
     ones = jnp.ones(2)
     report = SlicingReport(0.12, ones, ones, 0.9 * ones)
-    asked = plan_decode("deepseek_v3", 1, 2**18, "h100:2", report=report)
+    asked = plan_decode("deepseek_v3", 1, 2**18, "h100:2", report=report, other_parameters=0)
     assert asked.chosen.slices == 2
     assert "off by 12.0%" in asked.reason
     assert "90% of the queries" in asked.reason
@@ -89,7 +93,89 @@ def test_only_a_report_allows_an_approximation():
         assert "approximate" in str(plan)
         assert [cost.seconds for cost in plan.costs] == sorted(c.seconds for c in plan.costs)
     with pytest.raises(ValueError, match="hold no exact scheme"):
-        plan_decode("deepseek_v3", 4096, 131072, "h100:2")
+        plan_decode("deepseek_v3", 4096, 131072, "h100:2", other_parameters=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "published"),
+    [
+        # width, layers, dense layers and their hidden units, those of an expert, experts, shared
+        # experts, vocabulary, numbers of a router's bias, and what the checkpoint holds in all.
+        ("deepseek_v2_lite", (2048, 27, 1, 10944, 1408, 64, 2, 102_400, 0), 15_706_484_224),
+        ("deepseek_v2", (5120, 60, 1, 12288, 1536, 160, 2, 102_400, 0), 235_741_434_880),
+        ("deepseek_v3", (7168, 61, 3, 18432, 2048, 256, 1, 129_280, 1), 671_026_419_200),
+        ("kimi_k2", (7168, 61, 1, 18432, 2048, 384, 1, 163_840, 1), 1_026_408_232_448),
+    ],
+)
+def test_models_have_as_many_parameters_as_are_published(model, sizes, published):
+    width, layers, dense_layers, dense, expert, experts, shared, vocabulary, bias = sizes
+    mixture = 3 * width * expert * (experts + shared) + experts * (width + bias)
+    others = dense_layers * 3 * width * dense + (layers - dense_layers) * mixture
+    others += 2 * vocabulary * width + (2 * layers + 1) * width
+    assert ELSEWHERE[model] == others
+    config = PRESETS[model]
+    latent_norms = layers * (config.latent_size + (config.query_latent_size or 0))
+    assert others + layers * sum(config.parameters.values()) + latent_norms == published
+
+
+def test_what_fits_counts_the_whole_model():
+    """671 billion parameters once fitted two H100."""
+    assert not decode_cost("deepseek_v3", 1, 4096, "h100:2").fits
+    alone = decode_cost("deepseek_v3", 1, 4096, "h100:2", other_parameters=0)
+    assert alone.fits
+    whole = decode_cost("deepseek_v3", 1, 4096, "h100:2")
+    assert whole.memory_bytes - alone.memory_bytes == 2 * ELSEWHERE["deepseek_v3"] / 2
+    assert whole.seconds == alone.seconds
+    with pytest.raises(ValueError, match="nearest multiple that works: h100:24") as refused:
+        plan_decode("deepseek_v3", 1, 4096, "h100:2")
+    assert "\n" not in str(refused.value)
+    assert plan_decode("deepseek_v3", 1, 4096, "h100:24").chosen.fits
+    with pytest.raises(ValueError, match="other_parameters must be given with sizes"):
+        decode_cost(PRESETS["deepseek_v3"], 1, 4096, "h100:2")
+
+
+def test_chips_that_heads_do_not_divide_over_are_planned():
+    found = plan_decode("deepseek_v3", 1, 4096, "h100:72")
+    assert found.chosen.scheme == "data"
+    assert "replicate does not cut the heads evenly" in str(found)
+
+
+def test_eight_bits_halve_what_is_read():
+    usual = decode_cost("deepseek_v3", 16, 32768, "h200:8")
+    small = decode_cost("deepseek_v3", 16, 32768, "h200:8", weights="float8", cache="float8")
+    assert (2 * small.weight_bytes, 2 * small.cache_bytes) == (
+        usual.weight_bytes,
+        usual.cache_bytes,
+    )
+    assert small.collectives == usual.collectives
+    assert small.seconds < usual.seconds
+    assert not usual.fits
+    assert small.fits
+    mixed = decode_cost("deepseek_v3", 16, 32768, "h200:8", weights="float8")
+    assert mixed.cache_bytes == usual.cache_bytes
+
+
+def test_chips_beyond_a_node_wait_for_its_network():
+    """Two hosts of eight H100 send through eight cards of 50 GB/s; 16 of a GB200 rack do not."""
+    size = 2 * 16 * PRESETS["deepseek_v3"].width
+    delay = published_peak("h100").links[1].seconds
+    for chips, rate, starts in (
+        ("h100:8", 4.5e11, 5e-6),
+        ("h100:16", 4e11, 5e-6 + 2 * delay),
+        ("h100:32", 4e11, 5e-6 + 4 * delay),
+        ("gb200:16", 9e11, 5e-6),
+    ):
+        cost, count = decode_cost("deepseek_v3", 16, 32768, chips), int(chips.split(":")[1])
+        wanted = starts + 2 * (count - 1) / count * size / rate
+        assert cost.collective_seconds == pytest.approx(wanted)
+    # Along latents, which neighbours share, nothing leaves a host.
+    sent = [
+        decode_cost("deepseek_v3", 16, 32768, "h100:16", scheme="tpla-lean", slices=slices)
+        for slices in (8, 16)
+    ]
+    whole = decode_cost("deepseek_v3", 16, 32768, "h100:16").collective_seconds
+    rows = [cost.collective_seconds - whole for cost in sent]
+    assert rows[1] - rows[0] > 1.5 * delay
 
 
 @pytest.mark.parametrize(
@@ -101,6 +187,8 @@ def test_only_a_report_allows_an_approximation():
         ({"scheme": "tpla", "slices": 3}, "slices must divide 8 chips"),
         ({"scheme": "dcp", "slices": 2}, "slices must be 1 for scheme 'dcp'"),
         ({"link": 0.0}, "link must be above 0"),
+        ({"weights": "int4"}, "weights must be one of bfloat16, float8"),
+        ({"other_parameters": -1.0}, "other_parameters must not be negative"),
     ],
 )
 def test_what_cannot_be_is_refused(how, message):

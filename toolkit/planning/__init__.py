@@ -26,7 +26,7 @@ Plan (`search/`, `time/pipelines.py`, `uneven/`):
 * `plan_sequences`: chips in groups for sequences of different lengths, as a `SequencePlan` (FlexSP)
 * `overlapped_seconds`: computing and communicating at the same time
 
-Decode with latent attention (`decode/latent.py`):
+Decode with latent attention (`decode/latent.py`, `decode/choice.py`):
 
 * `plan_decode`: heads, rows, tokens or latents cut, as a `DecodePlan` with the reason
 * `decode_cost`: bytes, FLOPs and seconds of a layer under one scheme, as a `DecodeCost`
@@ -46,13 +46,8 @@ Run and check (`grade/program.py`):
 """
 
 from toolkit.planning.clusters import Cluster, cluster
-from toolkit.planning.decode.latent import (
-    DecodeCost,
-    DecodePlan,
-    break_even_tokens,
-    decode_cost,
-    plan_decode,
-)
+from toolkit.planning.decode.choice import DecodePlan, plan_decode
+from toolkit.planning.decode.latent import DecodeCost, break_even_tokens, decode_cost
 from toolkit.planning.grade.calibrate import Calibration, calibrate
 from toolkit.planning.grade.program import Program, train_program
 from toolkit.planning.memory.categories import Memory

@@ -9,6 +9,7 @@ from toolkit.lab.latent.holding import Held, holding
 from toolkit.measure import in_words
 from toolkit.planning import DecodeCost, break_even_tokens, decode_cost, plan_decode
 
+ATTENTION_ALONE = 0  # parameters beside it: experts are removed, as in what is published
 SCHEMES = ("replicate", "data", "dcp", "tpla", "tpla-lean")
 CONTEXTS = tuple(2**power for power in range(10, 21))
 TITLES = {
@@ -98,7 +99,15 @@ def decode_view(
 
     def costs_at(tokens: int) -> tuple[DecodeCost, ...]:
         return tuple(
-            decode_cost(model, batch, tokens, chips, scheme=scheme, slices=_slices(scheme, slices))
+            decode_cost(
+                model,
+                batch,
+                tokens,
+                chips,
+                scheme=scheme,
+                slices=_slices(scheme, slices),
+                other_parameters=ATTENTION_ALONE,
+            )
             for scheme in SCHEMES
         )
 
@@ -130,4 +139,4 @@ def _slices(scheme: str, slices: int) -> int:
 def _reason(model: str, batch: int, context: int, chips: str, costs: Any) -> str:
     if not any(cost.fits and cost.is_exact for cost in costs):
         return "No exact scheme fits these chips."
-    return plan_decode(model, batch, context, chips).reason
+    return plan_decode(model, batch, context, chips, other_parameters=ATTENTION_ALONE).reason

@@ -1,1 +1,1 @@
-"""Decoding on several chips (`latent.py`)."""
+"""Decoding on several chips (`latent.py`): which scheme is fastest (`choice.py`)."""

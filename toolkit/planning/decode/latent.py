@@ -1,11 +1,13 @@
 r"""Decoding with latent attention on several chips: what each holds, how long a layer takes.
 
     seconds = max(bytes / bandwidth, FLOPs / peak) + sum over collectives
-    bytes   = parameters of a chip + batch context numbers per token     2 bytes each
+    bytes   = parameters of a chip + batch context numbers per token     1 or 2 bytes each
     FLOPs   = 2 batch parameters of a chip + 2 batch context heads (2 latent + rope)
 
-Collectives cost a start (5 us on GPUs, 1 us per hop on TPUs) and their bytes over the link. A
+Collectives cost a start (5 us on GPUs, 1 us per hop on TPUs) and their bytes over the link that
+reaches all chips of a group; between nodes (or slices) also that link's delay, once per doubling. A
 merge of parts of the tokens is counted as one of log-sum-exps, without an exchange of maxima first.
+What a model has beside attention (experts, tables) counts in memory, cut evenly over the chips.
 
 Schemes on k chips, g of them along the latents (`parallel.latent.decode_step` runs them):
 
@@ -21,14 +23,22 @@ import math
 from typing import Any, NamedTuple
 
 from toolkit._checks import checked
-from toolkit.attention.latent import PRESETS, LatentConfig, SlicingReport
-from toolkit.measure import Peak
-from toolkit.planning.clusters import cluster
+from toolkit.attention.latent import PRESETS, LatentConfig
+from toolkit.planning.clusters import Cluster, cluster
 
-BYTES = 2
-"""Of a number in bfloat16."""
+BYTES = {"bfloat16": 2, "float8": 1}
+SENT = BYTES["bfloat16"]
+"""Of a number in a collective."""
 
 MOST_TOKENS = 2**40
+# Parameters beside attention, from the sizes in the models' config.json files: dense and mixture
+# layers with shared experts and routers, both tables.
+ELSEWHERE = {
+    "deepseek_v2_lite": 15_334_881_280,
+    "deepseek_v2": 226_787_783_680,
+    "deepseek_v3": 659_612_872_192,
+    "kimi_k2": 1_020_239_662_592,
+}
 SCHEMES = ("replicate", "data", "dcp", "tpla", "tpla-lean")
 
 
@@ -63,7 +73,8 @@ class DecodeCost:
         seconds: of one layer.
         collectives: (kind, bytes of all rows) of each in a layer.
         collective_seconds: what of it is communication.
-        memory_bytes: weights and cache of attention, all layers, on a chip.
+        memory_bytes: on a chip, all layers: weights and cache of attention, and its share of what
+            the model has beside attention.
         fits: whether the chip holds them.
 
     Example:
@@ -89,39 +100,6 @@ class DecodeCost:
         return self.scheme if self.slices == 1 else f"{self.scheme}, g = {self.slices}"
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodePlan:
-    """The fastest scheme that fits and may be used, beside the others.
-
-    Attributes:
-        chosen: the scheme.
-        costs: all schemes, fastest first.
-        reason: why it was chosen, in words.
-
-    Example:
-        >>> plan = plan_decode("deepseek_v3", 1, 4096, "h100:8")
-        >>> plan.chosen.scheme
-        'replicate'
-    """
-
-    chosen: DecodeCost
-    costs: tuple[DecodeCost, ...]
-    reason: str
-
-    def __str__(self) -> str:
-        rows = [f"{'scheme':18}{'us/layer':>9}{'of it sent':>11}{'GB/chip':>9}  "]
-        for cost in self.costs:
-            notes = [] if cost.is_exact else ["approximate"]
-            notes += [] if cost.fits else ["does not fit"]
-            mark = "-> " if cost == self.chosen else "   "
-            rows.append(
-                f"{mark}{cost.name:15}{cost.seconds * 1e6:9.1f}"
-                f"{cost.collective_seconds * 1e6:11.1f}{cost.memory_bytes / 1e9:9.2f}  "
-                + ", ".join(notes)
-            )
-        return "\n".join([*(row.rstrip() for row in rows), self.reason])
-
-
 @checked
 def decode_cost(
     model: str | LatentConfig,
@@ -132,6 +110,9 @@ def decode_cost(
     scheme: str = "replicate",
     slices: int = 1,
     link: float | None = None,
+    weights: str = "bfloat16",
+    cache: str = "bfloat16",
+    other_parameters: float | None = None,
 ) -> DecodeCost:
     """Predict one token of every row through one layer of latent attention.
 
@@ -144,13 +125,19 @@ def decode_cost(
         chips: kind and number, such as "h100:8"; see `cluster`.
         scheme: one of "replicate", "data", "dcp", "tpla", "tpla-lean".
         slices: chips along the latents, of the tpla schemes.
-        link: bytes per second that a chip sends one way; None: as published.
+        link: bytes per second that a chip sends one way; None: as published for the links that a
+            group of chips shares, which between nodes are slower.
+        weights, cache: "bfloat16" or "float8", without its scales; both are computed with, and
+            sent, in bfloat16.
+        other_parameters: of the model beside attention, for what fits; None: those of the preset;
+            0: attention alone. Sizes want a number.
 
     Returns:
         A `DecodeCost` (modelled, not measured).
 
     Raises:
-        ValueError: an unknown model, chip or scheme, numbers that do not divide.
+        ValueError: an unknown model, chip, type or scheme, numbers that do not divide, or sizes
+            without `other_parameters`.
 
     Source: the roofline of Williams et al. (2009); schemes of Tang et al. (2025),
         arXiv:2508.15881, and Bhatia et al. (2025), arXiv:2507.07120.
@@ -160,7 +147,7 @@ def decode_cost(
         >>> round(cost.cache_bytes / 16 / 32768)
         144
     """
-    config = _config(model)
+    config = latent_config(model)
     where = cluster(chips)
     for name, number in (("batch", batch), ("context", context)):
         if not 1 <= number <= MOST_TOKENS:
@@ -168,26 +155,27 @@ def decode_cost(
     if link is not None and not link > 0:
         raise ValueError(f"link must be above 0 bytes per second; got {link}.")
     _check_scheme(config, scheme, slices, where.chips)
+    for name, kind in (("weights", weights), ("cache", cache)):
+        if kind not in BYTES:
+            raise ValueError(f"{name} must be one of {', '.join(BYTES)}; got {kind!r}.")
+    others = _elsewhere(model, other_parameters)
     chip, share = where.chip, _share(config, scheme, where.chips, slices)
     rows = math.ceil(batch / where.chips) if scheme == "data" else batch
-    rate = where.chip.links[0].bytes_per_second if link is None else link
-    weights, cache = BYTES * share.parameters, BYTES * rows * context * share.per_token
+    read = BYTES[weights] * share.parameters
+    cached = BYTES[cache] * rows * context * share.per_token
     flops = 2 * rows * share.parameters + rows * context * share.core_flops
-    collectives = tuple((kind, BYTES * rows * numbers) for kind, numbers in share.collectives)
-    sent = sum(
-        _collective_seconds(chip, kind, size, where.chips, slices, rate)
-        for kind, size in collectives
-    )
-    memory = config.layers * (weights + cache)
-    read, computed = (weights + cache) / chip.bytes_per_second, flops / chip.flops_per_second
+    collectives = tuple((kind, SENT * rows * numbers) for kind, numbers in share.collectives)
+    sent = sum(_collective_seconds(where, kind, size, slices, link) for kind, size in collectives)
+    memory = config.layers * (read + cached) + BYTES[weights] * others / where.chips
+    moving, computing = (read + cached) / chip.bytes_per_second, flops / chip.flops_per_second
     return DecodeCost(
         scheme=scheme,
         slices=slices,
         is_exact=not scheme.startswith("tpla") or slices == 1,
-        weight_bytes=weights,
-        cache_bytes=cache,
+        weight_bytes=read,
+        cache_bytes=cached,
         flops=flops,
-        seconds=max(read, computed) + sent,
+        seconds=max(moving, computing) + sent,
         collectives=collectives,
         collective_seconds=sent,
         memory_bytes=memory,
@@ -216,7 +204,7 @@ def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> flo
         >>> round(break_even_tokens("deepseek_v3", 2, 2) / 1000)
         296
     """
-    config = _config(model)
+    config = latent_config(model)
     if slices < 2:
         raise ValueError(f"slices must be at least 2; got {slices}.")
     _check_scheme(config, "tpla", slices, chips)
@@ -224,79 +212,7 @@ def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> flo
     return max(0.0, (cut.parameters - whole.parameters) / (whole.per_token - cut.per_token))
 
 
-@checked
-def plan_decode(
-    model: str | LatentConfig,
-    batch: int,
-    context: int,
-    chips: str,
-    *,
-    link: float | None = None,
-    report: SlicingReport | None = None,
-) -> DecodePlan:
-    """Choose how several chips decode with latent attention.
-
-        the fastest of the schemes that fit; of the exact ones, unless a report allows slices
-
-    Args:
-        model: as in `decode_cost`.
-        batch: rows.
-        context: tokens in the cache of every row.
-        chips: kind and number, such as "h100:8".
-        link: bytes per second that a chip sends one way; None: as published.
-        report: what slicing this model costs, `toolkit.attention.latent.slicing_report`: TPLA of
-            as many slices may then be chosen, and its errors are part of the reason.
-
-    Returns:
-        A `DecodePlan`; printed, a table and the reason.
-
-    Raises:
-        ValueError: an unknown model or chip, or nothing that fits.
-
-    Example:
-        >>> print(plan_decode("deepseek_v3", 16, 32768, "h100:8").reason)
-        dcp: 71.6 us per layer, the fastest exact scheme that fits; replicate takes 2.90 times that.
-    """
-    config, count = _config(model), cluster(chips).chips
-    allowed = None if report is None else len(report.divergence)
-    options = [
-        (scheme, 2**power)
-        for scheme in SCHEMES
-        for power in (range(1, 11) if scheme.startswith("tpla") else range(1))
-        if _divides(config, scheme, 2**power, count)
-    ]
-    costs = [
-        decode_cost(config, batch, context, chips, scheme=scheme, slices=slices, link=link)
-        for scheme, slices in options
-    ]
-    costs.sort(key=lambda cost: cost.seconds)
-    usable = [c for c in costs if c.fits and (c.is_exact or c.slices == allowed)]
-    if not usable:
-        least = min((c for c in costs if c.is_exact), key=lambda cost: cost.memory_bytes)
-        needed = f"{least.name} needs {least.memory_bytes / 1e9:.1f} GB on each"
-        raise ValueError(f"chips {chips!r} hold no exact scheme: {needed}.")
-    chosen = usable[0]
-    return DecodePlan(chosen, tuple(costs), _reason(chosen, costs, report))
-
-
-def _reason(chosen: DecodeCost, costs: list[DecodeCost], report: SlicingReport | None) -> str:
-    kind = "exact scheme" if report is None else "scheme allowed"
-    words = f"{chosen.name}: {chosen.seconds * 1e6:.1f} us per layer, the fastest {kind} that fits"
-    base = next(cost for cost in costs if cost.scheme == "replicate")
-    if base != chosen:
-        words += f"; replicate takes {base.seconds / chosen.seconds:.2f} times that"
-    faster = [cost for cost in costs if cost.seconds < chosen.seconds and not cost.is_exact]
-    if faster and report is None:
-        words += f"; {faster[0].name} would be faster and is approximate"
-    if not chosen.is_exact and report is not None:
-        words += (
-            f"; outputs are off by {report.output_error:.1%}, and the first slice's largest weight "
-            f"is the true one for {float(report.top_agreement[0]):.0%} of the queries"
-        )
-    return words + "."
-
-
-def _config(model: str | LatentConfig) -> LatentConfig:
+def latent_config(model: str | LatentConfig) -> LatentConfig:
     if isinstance(model, LatentConfig):
         return model
     if model not in PRESETS:
@@ -304,7 +220,18 @@ def _config(model: str | LatentConfig) -> LatentConfig:
     return PRESETS[model]
 
 
-def _divides(config: LatentConfig, scheme: str, slices: int, chips: int) -> bool:
+def _elsewhere(model: str | LatentConfig, given: float | None) -> float:
+    if given is None and isinstance(model, LatentConfig):
+        raise ValueError(
+            "other_parameters must be given with sizes, for they decide what fits; "
+            "0 counts attention alone."
+        )
+    if given is not None and not 0 <= given <= MOST_TOKENS**2:
+        raise ValueError(f"other_parameters must not be negative; got {given}.")
+    return ELSEWHERE[str(model)] if given is None else given
+
+
+def divides(config: LatentConfig, scheme: str, slices: int, chips: int) -> bool:
     heads = chips // slices if scheme == "tpla" and chips % slices == 0 else chips
     fits = config.latent_size % slices == 0 and chips % slices == 0
     return fits and (scheme == "data" or config.heads % heads == 0)
@@ -315,7 +242,7 @@ def _check_scheme(config: LatentConfig, scheme: str, slices: int, chips: int) ->
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}; got {scheme!r}.")
     if slices < 1 or chips < 1 or (slices > 1 and not scheme.startswith("tpla")):
         raise ValueError(f"slices must be 1 for scheme {scheme!r}; got {slices} on {chips} chips.")
-    if not _divides(config, scheme, slices, chips):
+    if not divides(config, scheme, slices, chips):
         raise ValueError(
             f"slices must divide {chips} chips and a latent of {config.latent_size}, and chips "
             f"{config.heads} heads; got {slices}."
@@ -357,12 +284,14 @@ def _share(config: LatentConfig, scheme: str, chips: int, slices: int) -> Share:
 
 
 def _collective_seconds(
-    chip: Peak, kind: str, size: float, chips: int, slices: int, rate: float
+    where: Cluster, kind: str, size: float, slices: int, rate: float | None
 ) -> float:
     """Of one collective whose whole result or operand has `size` bytes."""
-    members = slices if kind.endswith("row") else chips
+    members = slices if kind.endswith("row") else where.chips
     if members == 1:
         return 0.0
     passes = 2 if kind == "all-reduce" else 1
-    start = 1e-6 * members / 2 * passes if chip.name.startswith("TPU") else 5e-6
-    return start + passes * (members - 1) / members * size / rate
+    link, near = where.link(1, members), min(members, where.chip.links[0].chips)
+    start = 1e-6 * near / 2 * passes if where.chip.name.startswith("TPU") else 5e-6
+    start += passes * link.seconds * math.ceil(math.log2(members / near))
+    return start + passes * (members - 1) / members * size / (rate or link.bytes_per_second)
