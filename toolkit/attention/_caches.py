@@ -8,6 +8,7 @@ shows. A token that finds no room is an error: ValueError when the lengths are k
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
@@ -18,7 +19,12 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from toolkit._checks import check_integers, shown
 from toolkit.attention._attend import Extent, Segments, packed, positions_in_documents
-from toolkit.attention._checks import check_same_dtype, check_shapes, declared_shape
+from toolkit.attention._checks import (
+    check_same_dtype,
+    check_shape,
+    check_shapes,
+    declared_shape,
+)
 from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
 
@@ -39,6 +45,29 @@ class Rows:
         check_rows(rows, self.length.shape[0])
         check_other(self, rows, other)
         return jax.tree.map(lambda held, new: held.at[rows].set(new), self, other)
+
+    def truncate(self, lengths: Int[Array, "batch"]) -> Self:
+        """Keep the first `lengths` tokens of every row; a row that holds no more stays as it is."""
+        check_integers("lengths", lengths)
+        check_shape("lengths", lengths, self.length.shape, "batch")
+        # Compared before the cast, which would wrap a large number of 64 bits.
+        kept = jnp.clip(lengths, 0, self.length.astype(lengths.dtype)).astype(self.length.dtype)
+        return replace(self, length=kept)  # type: ignore[type-var]
+
+    def restore(self, earlier: Sequence[Self], which: Int[Array, "batch"]) -> Self:
+        """Go back to an earlier state, row b to that of earlier[which[b]].
+
+        The caches in `earlier` are those from which this one came by adding tokens.
+        """
+        return self.truncate(picked([cache.length for cache in earlier], which))
+
+
+def picked(
+    arrays: Sequence[Shaped[Array, "batch *rest"]], which: Int[Array, "batch"]
+) -> Shaped[Array, "batch *rest"]:
+    """Row b of arrays[which[b]]."""
+    rows = jnp.arange(which.shape[0], dtype=which.dtype)
+    return jnp.stack(arrays).at[which, rows].get(mode="promise_in_bounds")
 
 
 def cleared(held: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "batch *rest"]:
@@ -207,25 +236,44 @@ def continue_rows(
     time = next(iter(new.values())).shape[axis]
     after = length_after(length, segment_ids, time)
     if segment_ids is None and not is_ring:
-        write = jax.vmap(lambda array, x, n: lax.dynamic_update_slice_in_dim(array, x, n, axis))
-        # Slots past the end do not exist: a row without room loses what it held.
+        write = jax.vmap(partial(_write_piece, axis=axis))
         arrays = {name: write(array, new[name], length) for name, array in held.items()}
         extent = Extent(length, 0, after)
         return Continued(arrays, extent, None, replace(cache, **arrays, length=after))
+    # Of a document that is too long the first tokens stay in their slots, save in a ring.
+    before, end, excess = length, after, jnp.zeros_like(after)
+    if not is_ring:
+        before, end = (jnp.minimum(x, capacity) for x in (length, after))
+        excess = jnp.clip(after - capacity, 0, time)
     roll = jax.vmap(lambda array, shift: jnp.roll(array, shift, axis))
-    arrays = {
-        name: jnp.concatenate([roll(array, -length), new[name]], axis)
-        for name, array in held.items()
-    }
-    kept = {
-        name: roll(lax.slice_in_dim(x, time, None, axis=axis), after) for name, x in arrays.items()
-    }
+    cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, capacity, axis))
+    arrays, kept = {}, {}
+    for name, array in held.items():
+        whole = jnp.concatenate([roll(array, -before), new[name]], axis)
+        kept[name] = roll(cut(whole, time - excess), end)
+        if not is_ring and jnp.issubdtype(whole.dtype, jnp.floating):
+            # The document that goes on lacks the tokens for which there was no room.
+            lacks = (length > capacity).reshape(-1, *(1,) * (whole.ndim - 1))
+            at = lax.broadcasted_iota(jnp.int32, whole.shape, axis % whole.ndim)
+            whole = jnp.where(lacks & (at < capacity), jnp.nan, whole)
+        arrays[name] = whole
     extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
     segments = packed(segment_ids)
     if segments is not None:
         old = jnp.ones((length.shape[0], capacity), jnp.int32)
         segments = segments._replace(key=jnp.concatenate([old, segments.key], axis=1))
     return Continued(arrays, extent, segments, replace(cache, **kept, length=after))
+
+
+def _write_piece(array: Array, new: Array, start: Array, *, axis: int) -> Array:
+    """Consecutive tokens written into one row from a slot on; those past the last are dropped."""
+    # XLA moves a slice that does not fit to where it does: what lies before `start` there stays.
+    time = new.shape[axis]
+    first = jnp.minimum(start, array.shape[axis] - time)
+    index = lax.broadcasted_iota(start.dtype, new.shape, axis % new.ndim)
+    there = lax.dynamic_slice_in_dim(array, first, time, axis)
+    written = jnp.where(index < start - first, there, jnp.roll(new, start - first, axis))
+    return lax.dynamic_update_slice_in_dim(array, written, first, axis)
 
 
 def show_overflow(out: Array, cache: Any) -> Array:

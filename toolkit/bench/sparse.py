@@ -138,7 +138,7 @@ def _case(name: str, context: int, label: str) -> Case:
     tokens = int(np.mean([np.asarray(read.tokens).sum() for read in steps]))
     read = int(np.mean([np.asarray(each.bytes_read).sum() for each in steps]))
     by_time = [x[None].swapaxes(2, 3) for x in (keys, values)]
-    whole = _repeated(dense, KVCache(by_time[0], by_time[1], length))
+    whole = _repeated(dense, KVCache(by_time[0], by_time[1], length, jnp.zeros_like(length)))
     add = _repeated(appending(selector), again[0])
     plain = sparse.Selector()
     append = _repeated(appending(plain), sparse.build(plain, keys[None], values[None], length))

@@ -29,6 +29,7 @@ from toolkit.attention._caches import (
     check_cache,
     check_lengths,
     check_room,
+    cleared,
     continue_rows,
     cut_as_arrays_are,
     show_overflow,
@@ -56,6 +57,8 @@ class KVCache(Rows):
         keys: [batch, key_value_heads, key, capacity].
         values: [batch, key_value_heads, value, capacity].
         length: tokens seen so far by each row, int32; in a ring it grows past the capacity.
+        forgotten: of these, how many a ring has written over, int32; 0 without a window. It exceeds
+            length - capacity once `truncate` has taken tokens back.
         key_scales: what the keys of a token are multiplied by; None if they are not quantised.
         value_scales: likewise.
 
@@ -68,6 +71,7 @@ class KVCache(Rows):
     keys: Num[Array, "batch key_value_heads key capacity"]
     values: Num[Array, "batch key_value_heads value capacity"]
     length: Int[Array, "batch"]
+    forgotten: Int[Array, "batch"]
     key_scales: Float[Array, "batch key_value_heads capacity"] | None = None
     value_scales: Float[Array, "batch key_value_heads capacity"] | None = None
 
@@ -99,12 +103,16 @@ class KVCache(Rows):
         of_numbers = jnp.int8 if is_quantised else dtype
         keys = jnp.zeros((batch, key_value_heads, key_size, capacity), of_numbers)
         values = jnp.zeros((batch, key_value_heads, value_size, capacity), of_numbers)
-        length = jnp.zeros(batch, jnp.int32)
+        # Arrays of their own, since a donated buffer is given away once.
+        counts = (jnp.zeros(batch, jnp.int32) for _ in range(2))
         if not is_quantised:
-            return cls(keys, values, length)
-        # Two arrays, since a donated buffer is given away once.
+            return cls(keys, values, *counts)
         scales = (jnp.zeros((batch, key_value_heads, capacity), accumulator(dtype)) for _ in "kv")
-        return cls(keys, values, length, *scales)
+        return cls(keys, values, *counts, *scales)
+
+    def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "KVCache":
+        """Forget the tokens of some rows, so that other sequences can take their place."""
+        return replace(super().free(rows), forgotten=cleared(self.forgotten, rows))
 
     @property
     def capacity(self) -> int:
@@ -114,7 +122,7 @@ class KVCache(Rows):
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values, and of their scales."""
-        return sum(x.nbytes for x in jax.tree.leaves(self)) - self.length.nbytes
+        return sum(x.nbytes for x in jax.tree.leaves(self)) - 2 * self.length.nbytes
 
 
 @checked
@@ -182,7 +190,9 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     key_heads = k_t.shape[1]
     length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
     slot = length % capacity if is_ring else length
+    is_lost = lost(cache, length[:, None], sliding_window)
     cache = write_token(cache, slot, axis=-1, **stored(cache, k_t, v_t))
+    cache = replace(cache, forgotten=forgotten_after(cache, None, is_ring=is_ring))
     age = length[:, None] - jnp.arange(capacity, dtype=length.dtype)[None]
     if is_ring:
         age %= capacity
@@ -200,6 +210,7 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     residual = residual.reshape(batch, 1, heads)
     if sinks is not None:
         out, residual = with_sinks(out, residual, sinks)
+    out = jnp.where(is_lost[..., None, None], jnp.nan, out)
     out = (out if is_ring else show_overflow(out, cache)).astype(q_t.dtype)
     return out[:, 0], residual[:, 0], cache
 
@@ -248,8 +259,29 @@ def append(
     arrays, extent, segments, new_cache = continue_rows(
         cache, segment_ids, axis=-1, is_ring=is_ring, **new
     )
+    new_cache = replace(new_cache, forgotten=forgotten_after(new_cache, segments, is_ring=is_ring))
     keys, values = floats(replace(cache, **arrays), k.dtype)
     return keys, values, extent, segments, new_cache
+
+
+def lost(
+    cache: KVCache, positions: Int[Array, "batch time"], sliding_window: int | None
+) -> Bool[Array, "batch time"]:
+    """Whether queries that go on from a cache see tokens that a ring has written over."""
+    forgotten = cache.forgotten[:, None]
+    if sliding_window is None:
+        return jnp.broadcast_to(forgotten > 0, positions.shape)
+    return (forgotten > 0) & (positions - sliding_window + 1 < forgotten)
+
+
+def forgotten_after(
+    cache: KVCache, segments: Segments | None, *, is_ring: bool
+) -> Int[Array, "batch"]:
+    """What `KVCache.forgotten` is once new tokens, and so the new length, are in the cache."""
+    before = cache.forgotten
+    if segments is not None:  # the first document, number 1, is the one that went on
+        before = jnp.where(segments.query[:, -1] > 1, 0, before)
+    return jnp.maximum(before, cache.length - cache.capacity) if is_ring else before
 
 
 def stored(cache: KVCache, k: Array, v: Array) -> dict[str, Array]:

@@ -32,7 +32,7 @@ from toolkit.attention._checks import (
 )
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
-from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window
+from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window, lost
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Context, Inputs, Options, checked_cap
@@ -209,10 +209,15 @@ def _attend(
 
     def share_with_cache(q, k, v, slopes, segment_ids, cache):
         is_ring = sliding_window is not None
+        positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+        is_lost = lost(cache, positions, sliding_window)
         k, v, extent, segments, cache = append(cache, k, v, segment_ids, is_ring=is_ring)
+        if segments is not None:
+            is_lost &= segments.query == 1
         context = Context(extent, segments, None, dropout_key)
         shared = Inputs(q, k, v, None, slopes)
-        return *attend_to_keys(shared, context, options, implementation), cache
+        out, residual = attend_to_keys(shared, context, options, implementation)
+        return jnp.where(is_lost[..., None, None], jnp.nan, out), residual, cache
 
     # Which weights are dropped hangs on their places in the whole: a share does not know its own.
     if initial_state is not None and dropout_key is not None:

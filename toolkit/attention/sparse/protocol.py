@@ -11,9 +11,10 @@ batch may have unequal lengths.
 The cache keeps one row per token, so that a selected token is one contiguous read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,14 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._caches import Rows, check_room, cleared, show_overflow, write_token
+from toolkit.attention._caches import (
+    Rows,
+    check_room,
+    cleared,
+    picked,
+    show_overflow,
+    write_token,
+)
 from toolkit.attention._checks import check_choice, check_multiple, check_same_dtype, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
@@ -74,9 +82,30 @@ class SparseCache(Rows):
         """Slots for tokens."""
         return self.keys.shape[2]
 
-    def free(self, rows: Array) -> "SparseCache":
+    def free(self, rows: Array) -> Self:
         """Forget the tokens of some rows and their index."""
-        return jax.tree.map(lambda held: cleared(held, rows), self)
+        state = jax.tree.map(lambda held: cleared(held, rows), self._state())
+        return replace(self, **state)
+
+    def truncate(self, lengths: Array) -> NoReturn:
+        """Refused: a selector's index cannot take tokens back; see `restore`."""
+        raise TypeError(
+            "a selector's index cannot take tokens back; keep the cache before they were added and "
+            "call cache.restore([before], which)."
+        )
+
+    def restore(self, earlier: Sequence[Self], which: Int[Array, "batch"]) -> Self:
+        """Go back to an earlier state, row b to that of earlier[which[b]].
+
+        Keys and values stay, since those past a row's length are never seen; the sums and the index
+        are the earlier ones.
+        """
+        states = (cache._state() for cache in earlier)
+        return replace(self, **jax.tree.map(lambda *arrays: picked(arrays, which), *states))
+
+    def _state(self) -> dict[str, Any]:
+        names = ("key_sum", "value_sum", "index", "length")
+        return {name: getattr(self, name) for name in names}
 
 
 Cache = TypeVar("Cache", bound=SparseCache)

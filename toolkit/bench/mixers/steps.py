@@ -130,7 +130,10 @@ def decode_cases(cores: int) -> Iterator[Case]:
     )
     # The last slot is free: the step writes its token there and attends to all of them.
     contenders = {
-        "toolkit": _softmax_step(token, KVCache(keys, values, jnp.full(1, context - 1, jnp.int32)))
+        "toolkit": _softmax_step(
+            token,
+            KVCache(keys, values, jnp.full(1, context - 1, jnp.int32), jnp.zeros(1, jnp.int32)),
+        )
     }
     query, *last = (np.asarray(x)[:, None] for x in token)
     whole = [

@@ -10,6 +10,7 @@ tokens and 7 times at 4096 (measured on a two-core CPU).
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -49,11 +50,40 @@ class LoopedCache:
     prelude: tuple[Any, ...] = ()
     coda: tuple[Any, ...] = ()
 
+    @property
+    def length(self) -> Int[Array, "batch"]:
+        """Tokens of every row; of layers that count them, which a state alone does not."""
+        layers = jax.tree.leaves(self, is_leaf=_is_of_a_layer)
+        counts = (getattr(layer, "length", None) for layer in layers)
+        return next(count for count in counts if count is not None)
+
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "LoopedCache":
         """Forget what some rows remember, named by number or by True and False."""
-        forget = lambda cache: cache.free(rows)  # noqa: E731
-        layers = jax.tree.map(forget, (self.loops, self.prelude, self.coda), is_leaf=_is_of_a_layer)
-        return LoopedCache(*layers)
+        return self._by_layer(lambda cache: cache.free(rows))
+
+    def truncate(self, lengths: Int[Array, "batch"]) -> "LoopedCache":
+        """Keep the first `lengths` tokens of every row, as if no others had been read.
+
+        TypeError where a layer keeps a state or an index, which `restore` brings back.
+        """
+        return self._by_layer(lambda cache: cache.truncate(lengths))
+
+    def restore(
+        self, earlier: Sequence["LoopedCache"], which: Int[Array, "batch"]
+    ) -> "LoopedCache":
+        """Go back to an earlier state, row b to that of earlier[which[b]].
+
+        The caches in `earlier` are those from which this one came by reading tokens. Only states
+        and indices of them are kept: keys and values need no copy.
+        """
+        return self._by_layer(lambda cache, *past: cache.restore(past, which), *earlier)
+
+    def _by_layer(self, change: Callable[..., Any], *others: "LoopedCache") -> "LoopedCache":
+        def layers(cache: LoopedCache) -> tuple[Any, ...]:
+            return cache.loops, cache.prelude, cache.coda
+
+        every = map(layers, (self, *others))
+        return LoopedCache(*jax.tree.map(change, *every, is_leaf=_is_of_a_layer))
 
     def insert(self, rows: Int[Array, "rows"], other: "LoopedCache") -> "LoopedCache":
         """Put the rows of `other`, from `prefill` with the same capacity, in the place of some.
@@ -78,7 +108,7 @@ class LoopedCache:
 
 
 def _is_of_a_layer(cache):
-    return hasattr(cache, "free")
+    return hasattr(cache, "free") and not isinstance(cache, LoopedCache)
 
 
 def empty_loop(config: LoopedConfig, batch: int, capacity: int, tau: int) -> tuple[Any, ...]:

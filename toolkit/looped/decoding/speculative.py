@@ -6,15 +6,15 @@ each is the likeliest token. When sampling, d_i+1 is kept with probability min(1
 and in place of the first that is not comes one of max(p_i - q_i, 0), normalised: the text is
 distributed as the exact model's, whatever the draft. After n kept drafts comes one more of p_n.
 
-Rows of a batch keep different numbers of drafts. Every row of a cache has a length of its own, and
-what was written past it is never seen: taking drafts back is setting that length.
+Rows of a batch keep different numbers of drafts. The exact model's cache takes the others back by
+`truncate`; the draft's own returns to what it was after the last token that was kept (`restore`),
+so that states and indices of a draft are exact too.
 
 Source: Leviathan et al. (2023), arXiv:2211.17192; Chen et al. (2023), arXiv:2302.01318.
 """
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,11 @@ from toolkit._checks import checked
 from toolkit.looped.decoding.cache import read_sparsely
 from toolkit.looped.decoding.sampling import check_sampling
 from toolkit.looped.decoding.steps import append, prefill
+from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM, check_tokens
 
 MOST_DRAFTS = 64
-REWINDABLE = ("full", "mla", "dsa")
+REWINDABLE = ("full", "mla", "dsa", "nsa", "moba")
 """Layers whose cache is a row of tokens, from which the last can be taken back."""
 
 
@@ -86,7 +87,8 @@ def generate_speculatively(
 
     Args:
         model: the exact model, whose text it is.
-        draft: what proposes; of the same vocabulary.
+        draft: what proposes; of the same vocabulary. With a cache of its own it may have recurrent
+            layers.
         prompt: at least one token per sequence.
         length: tokens to write.
         drafts: tokens proposed per round.
@@ -115,7 +117,7 @@ def generate_speculatively(
         >>> found.tokens.shape, found.kept.tolist()
         ((1, 6), [2.0])
     """
-    _check(model, draft, prompt, length, drafts, temperature, key)
+    _check(model, draft, prompt, length, drafts, temperature, key, shares_cache)
     capacity = prompt.shape[1] + length + drafts + 1
     logits, cache = prefill(model, prompt, capacity, lengths=lengths)
     own = None if shares_cache else prefill(draft, prompt, capacity, lengths=lengths)[1]
@@ -150,8 +152,8 @@ def speculate(
     """The loop of any two models: draft(model, tokens [batch], cache) gives logits [batch, size],
     verify(model, tokens [batch, n], cache) gives [batch, n, size], and both the new cache.
 
-    `start` holds the exact model's logits after the prompt and both caches, objects with `length`
-    [batch]; None for the draft's if it reads the exact one's.
+    `start` holds the exact model's logits after the prompt and both caches; None for the draft's if
+    it reads the exact one's. The exact cache has `truncate`, the draft's own has `restore`.
     """
     logits, draft_cache, cache = start
     batch = logits.shape[0]
@@ -196,15 +198,16 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
     steps = drafts if is_shared else drafts + 1
     held = state.cache if is_shared else state.draft_cache
     keys = jax.random.split(draft_key, steps)
-    carry, proposed, q = (state.last, held), [], []
+    carry, proposed, q, passed = (state.last, held), [], [], [held]
     for own in keys:
         carry, (token, chances) = propose(carry, own)
+        passed.append(carry[1])
         proposed.append(token)
         q.append(chances)
     proposed, q = jnp.stack(proposed[:drafts], axis=1), jnp.stack(q[:drafts], axis=1)
 
-    read = jnp.concatenate([state.last[:, None], proposed], axis=1)
-    logits, cache = verify(model, read, state.cache)
+    checked_tokens = jnp.concatenate([state.last[:, None], proposed], axis=1)
+    logits, cache = verify(model, checked_tokens, state.cache)
     p = _distribution(logits, heat, is_greedy)
     is_kept = _kept(p[:, :-1], q, proposed, accept_key, is_greedy)
     kept = jnp.cumprod(is_kept.astype(jnp.int32), axis=1).sum(axis=1)
@@ -216,14 +219,13 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
     new = jnp.where(place < kept[:, None], jnp.pad(proposed, ((0, 0), (0, 1))), last[:, None])
     to = jnp.where(goes_on[:, None], state.written[:, None] + place, state.tokens.shape[1])
     rows = jnp.arange(len(last), dtype=jnp.int32)[:, None]
-    before = _length(state.cache)
-    after = before + jnp.where(goes_on, kept + 1, 0)
+    read = jnp.where(goes_on, kept + 1, 0)
     return _Writing(
         state.tokens.at[rows, to].set(new, mode="drop"),
-        state.written + jnp.where(goes_on, kept + 1, 0),
+        state.written + read,
         jnp.where(goes_on, last, state.last),
-        _rewound(cache, after),
-        None if is_shared else _rewound(carry[1], after),
+        cache.truncate(state.cache.length + read),
+        None if is_shared else carry[1].restore(passed, read),
         state.kept + jnp.where(goes_on, kept, 0),
         state.rounds + goes_on.astype(jnp.int32),
     )
@@ -257,23 +259,6 @@ def _correction(p, q, kept, is_greedy):
     return p if is_greedy else jnp.where(total > 0, left / jnp.where(total > 0, total, 1), p)
 
 
-def _has_length(node):
-    return hasattr(node, "length")
-
-
-def _length(cache):
-    return jax.tree.leaves(cache, is_leaf=_has_length)[0].length
-
-
-def _rewound(cache, length):
-    """The cache with the first `length` tokens of every row."""
-    return jax.tree.map(
-        lambda layer: replace(layer, length=length.astype(layer.length.dtype)),
-        cache,
-        is_leaf=_has_length,
-    )
-
-
 def _draft_one(model, tokens, cache):
     return append(model, tokens, cache)
 
@@ -282,7 +267,7 @@ def _verify_all(model, tokens, cache):
     return append(model, tokens, cache, every=True)
 
 
-def _check(model, draft, prompt, length, drafts, temperature, key):
+def _check(model, draft, prompt, length, drafts, temperature, key, shares_cache):
     check_tokens(prompt, model.config.vocabulary)
     if draft.config.vocabulary != model.config.vocabulary:
         raise ValueError(
@@ -295,12 +280,15 @@ def _check(model, draft, prompt, length, drafts, temperature, key):
     check_sampling(temperature or None, None, None)
     if temperature and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
+    # A draft with a cache of its own passes through the states to which it returns.
+    states = () if shares_cache else (word for word, x in LAYERS.items() if x.is_recurrent)
+    taken = {"model": REWINDABLE, "draft": (*REWINDABLE, *states)}
     for name, config in (("model", model.config), ("draft", draft.config)):
         words = {*config.layers, *config.prelude_layers, *config.coda_layers}
-        other = sorted(words - {*REWINDABLE})
+        other = sorted(words - {*taken[name]})
         if other or any(w is not None for windows in config.loop_windows for w in windows):
             what = f"layers {other[0]!r}" if other else "windows"
             raise ValueError(
                 f"{name} has {what}, whose cache cannot take tokens back; want layers out of "
-                f"{', '.join(REWINDABLE)} without windows."
+                f"{', '.join(taken[name])} without windows."
             )

@@ -7,8 +7,8 @@ mixed by the step of the mixer instead of its chunks. The mathematics of mixing 
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import MIXERS
-from toolkit.attention._caches import cleared
+from toolkit.attention._caches import cleared, picked
 from toolkit.looped.layers import linear, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.parallel.context.along import sequence_mixer
@@ -81,6 +81,19 @@ class RecurrentCache(NamedTuple):
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "RecurrentCache":
         """Forget what some rows remember, for other sequences to take their place."""
         return jax.tree.map(lambda array: cleared(array, rows), self)
+
+    def truncate(self, lengths: Int[Array, "batch"]) -> NoReturn:
+        """Refused: a state cannot take tokens back; see `restore`."""
+        raise TypeError(
+            "a recurrent state cannot take tokens back; keep the cache before they were added and "
+            "call cache.restore([before], which)."
+        )
+
+    def restore(
+        self, earlier: Sequence["RecurrentCache"], which: Int[Array, "batch"]
+    ) -> "RecurrentCache":
+        """Go back to an earlier state, row b to that of earlier[which[b]]."""
+        return jax.tree.map(lambda *arrays: picked(arrays, which), *earlier)
 
 
 class Projection(NamedTuple):
