@@ -19,6 +19,7 @@ from toolkit.parallel import (
 )
 
 TOLERANCE = 2e-6  # float32; sums over keys are taken in another order
+DOUBLE = 1e-14  # float64; where any part were computed in float32, 1e-7 would be left
 DEVICES = 8
 METHODS = ("ring", "zigzag", "ulysses")
 
@@ -33,7 +34,8 @@ def inputs(batch=2, time=32, heads=3, key_value_heads=3, key=4, value=5, dtype=j
 def value_and_gradients(attend, q, k, v, weights):
     def loss(q, k, v):
         out = attend(q, k, v)
-        return (out.astype(jnp.float32) * weights.astype(jnp.float32)).sum(), out
+        wide = jnp.promote_types(out.dtype, jnp.float32)
+        return (out.astype(wide) * weights.astype(wide)).sum(), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
     return out, *gradients
@@ -72,6 +74,20 @@ def test_it_is_softmax_attention(method, case):
     wanted = value_and_gradients(lambda q, k, v: softmax_attention(q, k, v, **how)[0], *arrays)
     for left, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(left, right, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float64_is_exact_in_value_and_gradient(method):
+    with jax.enable_x64(True):
+        arrays = inputs(dtype=jnp.float64)
+        mesh = make_mesh({"context": 4}, devices=jax.devices()[:4])
+        found = value_and_gradients(
+            lambda q, k, v: context_attention(q, k, v, mesh, method), *arrays
+        )
+        wanted = value_and_gradients(lambda q, k, v: softmax_attention(q, k, v)[0], *arrays)
+        for left, right in zip(found, wanted, strict=True):
+            assert left.dtype == jnp.float64
+            np.testing.assert_allclose(left, right, atol=DOUBLE, rtol=DOUBLE)
 
 
 @pytest.mark.nightly

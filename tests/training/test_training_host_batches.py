@@ -1,5 +1,7 @@
 """Every host reads its own rows; what a step sees depends on seed and step alone."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,12 +50,13 @@ def test_a_host_reads_the_rows_of_its_devices_once():
     assert sorted(asked) == [(step, row) for step in (0, 1) for row in range(8)]
     asked.clear()
     here = set(mesh.devices[0])
-    here_only = lambda self, shape: {  # noqa: E731
-        device: index for device, index in self.devices_indices_map(shape).items() if device in here
+    of_one_process = {
+        device: index
+        for device, index in sharding.devices_indices_map((8,)).items()
+        if device in here
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NamedSharding, "addressable_devices_indices_map", here_only)
-        parts = batches._parts()
+    one_process = SimpleNamespace(addressable_devices_indices_map=lambda shape: of_one_process)
+    parts = HostBatches._parts(SimpleNamespace(sharding=one_process, batch=8))
     assert {row for part in parts for row in part} == {0, 1}
 
 

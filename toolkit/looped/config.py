@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.layer import (
     LayerConfig,
@@ -17,7 +19,7 @@ from toolkit.looped.mixing.layer import (
 )
 from toolkit.looped.windows import parsed_windows
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,8 @@ class LoopedConfig(LayerConfig):
         tied_embedding: the output head is the embedding transposed, not a table of its own.
         random_start: the loops start from noise, and know the tokens by injection alone.
         backward_loops: the gradient goes through this many last loops (None: through all).
-        dtype: compute type, "float32" or "bfloat16"; parameters are float32 in both.
+        dtype: compute type, "float32", "bfloat16" or, under `jax_enable_x64`, "float64";
+            parameters are float32 in all.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. What
@@ -123,6 +126,8 @@ class LoopedConfig(LayerConfig):
                 raise ValueError(f"{name} is {number!r}; it must be positive.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
+            raise ValueError('dtype is "float64", which jax has under `jax_enable_x64` only.')
         self._check_words()
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
         made = _merged({}, self.options)

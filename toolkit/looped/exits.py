@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.attention._precision import accumulator
 from toolkit.looped.model import LoopedLM
 
 
@@ -135,7 +136,7 @@ def exit_loop(probabilities: Float[Array, "loops ..."], threshold: float) -> Int
 def _log_probabilities(model, hidden):
     if model.exit_gate is None:
         raise ValueError("the model has no exit gate; configure it with exit_gate=True.")
-    scores = model.exit_gate(hidden.astype(jnp.float32))[..., 0]
+    scores = model.exit_gate(hidden.astype(accumulator(hidden.dtype)))[..., 0]
     stay = jnp.cumsum(jax.nn.log_sigmoid(-scores[:-1]), axis=0)
     stayed = jnp.concatenate([jnp.zeros_like(scores[:1]), stay])
     return stayed + jnp.concatenate([jax.nn.log_sigmoid(scores[:-1]), jnp.zeros_like(scores[:1])])

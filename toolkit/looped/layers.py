@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit.attention._precision import accumulator
 from toolkit.parallel.context.along import cuts_time
 
 
@@ -131,13 +132,13 @@ def rotary_embedding(
     # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours
     # (2i, 2i + 1), a fixed permutation. Of the channels, the first `fraction` turn (GPT-NeoX).
     # Scores depend on differences of positions only, so packed documents need no restart at 0.
-    half = round(fraction * x.shape[-1]) // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    half, wide = round(fraction * x.shape[-1]) // 2, accumulator(x.dtype)
+    frequencies = theta ** (-jnp.arange(half, dtype=wide) / half)
     frequencies = frequencies if scaling is None else scaling(frequencies)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    angles = positions[..., None, None].astype(wide) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second, still = jnp.split(x, [half, 2 * half], axis=-1)
-    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    first, second = first.astype(wide), second.astype(wide)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate([*(part.astype(x.dtype) for part in rotated), still], axis=-1)
 

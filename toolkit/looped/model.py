@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
+from toolkit.attention._precision import accumulator
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
@@ -313,7 +314,8 @@ class LoopedLM(nnx.Module):
         h, table = self.head_inputs(h)
 
         def logits(h):
-            return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=jnp.float32)
+            wide = accumulator(h.dtype)
+            return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=wide)
 
         return over_tokens(logits, h)
 

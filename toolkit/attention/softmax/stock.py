@@ -85,7 +85,7 @@ def _cudnn(q, k, v, query_lengths, key_lengths, options: Options) -> Array:
         raise ValueError(f'implementation="cudnn" does not run here: {error}') from error
 
 
-def _splash(options: Options, q, k, v, segment_ids) -> Array:
+def _splash(options: Options, q, k, v, segment_ids, interpret: bool = False) -> Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     time, keys, heads = q.shape[1], k.shape[1], q.shape[2]
@@ -107,6 +107,7 @@ def _splash(options: Options, q, k, v, segment_ids) -> Array:
         attn_logits_soft_cap=options.logits_soft_cap,
         head_shards=1,
         q_seq_shards=1,
+        interpret=interpret,
     )
     segments = None
     if segment_ids is not None:

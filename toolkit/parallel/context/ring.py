@@ -28,6 +28,7 @@ from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
 from toolkit.attention import merge_attention, softmax_attention
 from toolkit.attention._derivatives import gradient_only
+from toolkit.attention._precision import accumulator
 from toolkit.parallel.axes import devices_along
 from toolkit.parallel.context.checks import check_attention
 
@@ -71,9 +72,10 @@ def ring_attention(
 
     Cost:
         With N devices, 2 (N-1) permutes of one device's keys or values forward and 4 (N-1)
-        backward (gradients travel in float32), and (N-1) of segment_ids each way. FLOPs as softmax
-        attention, and one more forward pass in the backward pass. Chunks that nothing sees are
-        skipped; only zigzag order spreads that evenly. Memory: this device's tokens only.
+        backward (gradients travel in float32, those of float64 inputs in float64), and (N-1) of
+        segment_ids each way. FLOPs as softmax attention, and one more forward pass in the backward
+        pass. Chunks that nothing sees are skipped; only zigzag order spreads that evenly. Memory:
+        this device's tokens only.
 
     Source:
         Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
@@ -154,7 +156,7 @@ def _backward(how: _How, kept: tuple, cotangent: Array) -> tuple[Array, Array, A
             share = jnp.where(is_used, jnp.exp(residual_here - residual), 0)
             change = (jnp.where(is_used[..., None], out_here - out, 0) * cotangent).sum(-1)
             given = pull((share[..., None] * cotangent, share * change))
-            return tuple(part.astype(jnp.float32) for part in given)
+            return tuple(part.astype(accumulator(part.dtype)) for part in given)
 
         def skip(pair: "_Pair", *_: Array):
             return tuple(_full(part, 0, q) for part in pair.arrays)
@@ -256,7 +258,7 @@ def _sum(left: Any, right: Any) -> tuple[Array, ...]:
 
 
 def _full(shape: Any, value: float, like: Array) -> Array:
-    """A float32 constant that varies over the mesh axes over which `like` does."""
-    x = jnp.full(shape.shape, value, jnp.float32)
+    """A constant of at least float32 that varies over the mesh axes over which `like` does."""
+    x = jnp.full(shape.shape, value, accumulator(shape.dtype))
     axes = tuple(varying_axes(like))
     return varying(x, axes) if axes else x

@@ -41,8 +41,8 @@ def test_eight_chips_are_measured(monkeypatch):
     chip = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-8")
     monkeypatch.setattr(eight_devices, "simulate_devices", pytest.fail)
-    monkeypatch.setattr(eight_devices.jax, "devices", lambda: [chip] * 8)
-    assert eight_devices.find_devices() == "8 devices, TPU v5 lite: times are measured"
+    assert eight_devices.find_devices() == eight_devices.described(jax.devices())
+    assert eight_devices.described([chip] * 8) == "8 devices, TPU v5 lite: times are measured"
     for lesson, program in compiled.items():
-        said = eight_devices.how_long(program)
+        said = eight_devices.how_long(program, chip)
         assert said.endswith("s (measured; TPU v5 lite)"), (lesson, said)

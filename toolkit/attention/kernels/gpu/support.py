@@ -23,10 +23,13 @@ SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)
 
 
-def check_chip(interpret: Any) -> None:
-    """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU."""
+def check_chip(interpret: Any, device: Any = None) -> None:
+    """Raise unless kernels are interpreted, only lowered, or meant for a Hopper GPU.
+
+    `device` is by default the first that jax has.
+    """
     require_jax("0.10", "The Pallas kernels for GPUs")
-    device = jax.devices()[0]
+    device = jax.devices()[0] if device is None else device
     if interpret or device.platform not in ("gpu", "cuda"):
         return
     capability = str(getattr(device, "compute_capability", "unknown"))

@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from toolkit.attention import log_decay, unit_length
+from toolkit.attention._precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.convolution import ShortConvolution
@@ -102,7 +103,7 @@ class DeltaLayer(RecurrentLayer):
             tail=None if past is None else past.tail,
             segment_ids=segment_ids,
         )
-        beta = jax.nn.sigmoid(self.write(x).astype(jnp.float32))
+        beta = jax.nn.sigmoid(self.write(x).astype(accumulator(x.dtype)))
         beta = 2 * beta if self.negative_eigenvalues else beta
         return Projection((*self._heads(mixed), *self._decay(x), beta), tail)
 

@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from toolkit.attention._precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig
 from toolkit.looped.mixing.linear.kimi import KimiDeltaLayer
@@ -40,7 +40,7 @@ class GatedDeltaNet2Layer(KimiDeltaLayer):
 
     def project(self, x, past, segment_ids):
         (*inputs, write), tail, _ = super().project(x, past, segment_ids)
-        erase = jax.nn.sigmoid(self.erase(x).astype(jnp.float32))
+        erase = jax.nn.sigmoid(self.erase(x).astype(accumulator(x.dtype)))
         erase = 2 * erase if self.negative_eigenvalues else erase
         gates = split_heads(erase, self.sizes.key_size), split_heads(write, self.sizes.value_size)
         return Projection((*inputs, *gates), tail)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from toolkit.attention._precision import accumulator
 from toolkit.looped.layers import linear
 
 
@@ -80,7 +81,7 @@ class GroupNorm(nnx.Module):
         self.groups, self.epsilon, self.dtype = groups, epsilon, dtype
 
     def __call__(self, x: Float[Array, "... channels"]) -> Float[Array, "... channels"]:
-        grouped = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
+        grouped = x.astype(accumulator(x.dtype)).reshape(*x.shape[:-1], self.groups, -1)
         if self.bias is not None:
             grouped -= jnp.mean(grouped, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(grouped), axis=-1, keepdims=True)

@@ -9,9 +9,9 @@ them has a short convolution.
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from toolkit.attention._precision import accumulator
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.gates import GroupNorm, LowRank
@@ -132,7 +132,7 @@ class GatedLinearAttentionLayer(QueryKeyValueLayer):
         )
 
     def project(self, x, past, segment_ids):
-        raw = split_heads(self.decay(x).astype(jnp.float32), self.sizes.key_size)
+        raw = split_heads(self.decay(x).astype(accumulator(x.dtype)), self.sizes.key_size)
         inputs = super().project(x, past, segment_ids).inputs
         return Projection((*inputs, jax.nn.log_sigmoid(raw) / GATE_DIVISOR))
 
@@ -165,7 +165,7 @@ class HGRN2Layer(RecurrentLayer):
 
     def project(self, x, past, segment_ids):
         size = self.sizes.key_size
-        g = jax.nn.log_sigmoid(split_heads(self.forget(x).astype(jnp.float32), size))
+        g = jax.nn.log_sigmoid(split_heads(self.forget(x).astype(accumulator(x.dtype)), size))
         q = split_heads(jax.nn.silu(self.query(x)), size)
         return Projection((q, split_heads(self.value(x), self.sizes.value_size), g))
 

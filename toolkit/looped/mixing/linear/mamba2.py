@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from toolkit.attention._precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.convolution import ShortConvolution
@@ -106,7 +107,7 @@ class Mamba2Layer(RecurrentLayer):
         )
         v, k, q = jnp.split(jax.nn.silu(mixed), [values, values + keys], axis=-1)
         q, k, v = split_heads(q, key_size), split_heads(k, key_size), split_heads(v, value_size)
-        dt = jax.nn.softplus(raw_step.astype(jnp.float32) + self.step_bias[...])
+        dt = jax.nn.softplus(raw_step.astype(accumulator(x.dtype)) + self.step_bias[...])
         return Projection((q, k, v, -jnp.exp(self.log_rate[...]) * dt, dt), tail, (z, v))
 
     def finish(self, x, out, aside):

@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 
 from toolkit.attention import unit_length
+from toolkit.attention._precision import accumulator
 from toolkit.attention.short_convolution import token_before
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
@@ -105,7 +106,7 @@ class RWKV7Layer(RecurrentLayer):
             for name in SHIFT_EXPONENTS
         )
         q, k, v = self.query(r), self.key(k), self.value(v)
-        log_decay = -np.exp(-0.5) * jax.nn.sigmoid(self.decay(w).astype(jnp.float32))
+        log_decay = -np.exp(-0.5) * jax.nn.sigmoid(self.decay(w).astype(accumulator(x.dtype)))
         rate = jax.nn.sigmoid(self.rate(a))
         size = self.sizes.key_size
         removal_key = unit_length(split_heads(k * self._of(self.removal_scale), size))

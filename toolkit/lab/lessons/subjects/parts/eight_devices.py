@@ -1,6 +1,7 @@
 """Eight devices for the lessons on sharding: real ones where there are, else simulated ones."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,18 +22,23 @@ def find_devices() -> str:
     """Make jax show eight devices; says what they are. Call it before the first array."""
     if "TPU_ACCELERATOR_TYPE" not in os.environ:  # Kaggle's TPU machines say it
         simulate_devices(DEVICES)
-    devices = jax.devices()
+    return described(jax.devices())
+
+
+def described(devices: Sequence[Any]) -> str:
+    """What the devices are, and whether times on them are measured."""
     if devices[0].platform == "cpu":
         return f"{len(devices)} simulated devices: bytes are exact, times are modelled"
     return f"{len(devices)} devices, {devices[0].device_kind}: times are measured"
 
 
-def how_long(program: Any) -> str:
+def how_long(program: Any, device: Any = None) -> str:
     """The time of a compiled program: measured on real devices, modelled for TPUs elsewhere."""
-    if jax.devices()[0].platform != "cpu":
+    device = jax.devices()[0] if device is None else device
+    if device.platform != "cpu":
         arguments = jax.tree.map(_ones, program.args_info[0], program.input_shardings[0])
         timing = time_contenders({"it": lambda: program(*arguments)}, rounds=9)["it"]
-        return f"{in_words(timing.median, 'seconds')} (measured; {jax.devices()[0].device_kind})"
+        return f"{in_words(timing.median, 'seconds')} (measured; {device.device_kind})"
     where, constants = cluster(MODELLED), Constants()
     messages = sum(
         each.count * transfer_seconds(
