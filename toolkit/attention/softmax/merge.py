@@ -117,5 +117,9 @@ def with_sinks(
 ) -> tuple[HeadValues, HeadGates]:
     """Merge with a part whose score is the head's sink and whose value is 0."""
     sinks = sinks.astype(residual.dtype).reshape(1, 1, -1)
-    share = jax.nn.sigmoid(residual - sinks)[..., None]
-    return (share * out.astype(share.dtype)).astype(out.dtype), jnp.logaddexp(residual, sinks)
+    # A query that sees nothing leaves all weight to the sink, even to one of -inf.
+    is_empty = residual == -jnp.inf
+    seen = jnp.where(is_empty, 0, residual)
+    share = jnp.where(is_empty, 0, jax.nn.sigmoid(seen - sinks))[..., None]
+    total = jnp.where(is_empty, sinks, jnp.logaddexp(seen, sinks))
+    return (share * out.astype(share.dtype)).astype(out.dtype), total

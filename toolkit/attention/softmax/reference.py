@@ -87,17 +87,21 @@ def softmax_attention_reference(
     if logits_soft_cap is not None:
         scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
     if bias is not None:
-        scores = scores + bias.astype(scores.dtype)
+        scores = scores + jnp.where(bias == -jnp.inf, 0, bias).astype(scores.dtype)
+        visible = visible & (bias != -jnp.inf)
     if alibi_slopes is not None:
         slopes = alibi_slopes.astype(scores.dtype).reshape(1, -1, 1, 1)
         scores = scores - slopes * abs(place - key).astype(scores.dtype)
     # where= keeps the softmax of a row that sees nothing at 0.
     p = jax.nn.softmax(scores, axis=-1, where=visible)
-    residual = jax.nn.logsumexp(scores, axis=-1, where=visible, keepdims=True)
+    is_empty = ~visible.any(axis=-1, keepdims=True)
+    residual = jax.nn.logsumexp(scores, axis=-1, where=visible | is_empty, keepdims=True)
     if sinks is not None:  # one more key in the sum of exponentials
         sinks = sinks.astype(scores.dtype).reshape(1, -1, 1, 1)
         p = p * jax.nn.sigmoid(residual - sinks)
-        residual = jnp.logaddexp(residual, sinks)
+        residual = jnp.where(is_empty, sinks, jnp.logaddexp(residual, sinks))
+    else:
+        residual = jnp.where(is_empty, -jnp.inf, residual)
     if query_seq_lengths is not None:
         counts = query < jnp.asarray(query_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
         p, residual = jnp.where(counts, p, 0), jnp.where(counts, residual, -jnp.inf)

@@ -43,6 +43,8 @@ def attend_rows(
         visible = visible & same[:, None, None]
     if context.mask is not None:
         visible = visible & by_group(context.mask)
+    if bias is not None:
+        visible = visible & by_group(bias != -jnp.inf)
 
     # 0 * NaN is NaN, so products see finite numbers only; NaN returns to the rows that saw one.
     q_is_finite, k_is_finite, v_is_finite = (jnp.isfinite(x) for x in (q, k, v))

@@ -77,7 +77,8 @@ def softmax_attention(
         k: keys [batch, key_time, key_value_heads, key]; heads is a multiple of key_value_heads,
             and consecutive query heads share a key head (grouped queries).
         v: values [batch, key_time, key_value_heads, value].
-        bias: added to the scores; [batch, heads, time, key_time], of which any may be 1.
+        bias: added to the scores; [batch, heads, time, key_time], of which any may be 1. A key with
+            a bias of -inf is not seen, as if `mask` said so.
         mask: whether a query sees a key, as far as the rest allows; the same axes, boolean.
         scale: factor of the products, a number or a traced one; None for key ** -0.5.
         is_causal: a token sees no token after itself.

@@ -145,7 +145,8 @@ class HeadTiles(NamedTuple):
             seen = jnp.maximum(seen, first_query - left)
             whole = jnp.maximum(whole, last_query - left)
         start, stop = seen // key_tile, -(-seen_stop // key_tile)
-        if self.context.segments is not None or self.context.mask is not None:
+        # A bias may hide keys anywhere, by -inf.
+        if any(x is not None for x in (self.context.segments, self.context.mask, self.bias)):
             return [(start, stop, True)]
         last = jnp.maximum(start, stop)
         if left is None:
@@ -168,6 +169,8 @@ class HeadTiles(NamedTuple):
             visible &= key[:, None] == query[None, :]
         if self.context.mask is not None:
             visible &= self._tile_of(self.context.mask, i, j)
+        if self.bias is not None:
+            visible &= self._tile_of(self.bias, i, j) != -jnp.inf
         return visible
 
     def scores(self, i: Array, j: Array, products: Array, *, is_backward: bool = False):
