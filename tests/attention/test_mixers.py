@@ -128,7 +128,7 @@ def test_linear_time_is_what_the_formulas_say(name):
 def test_names_and_options_are_checked():
     assert mixer("window", sliding_window=7).options["sliding_window"] == 7
     assert MIXERS["window"].options["sliding_window"] == 256
-    with pytest.raises(ValueError, match=r"one of 'full', 'window', 'gdn', .*; got 'rwkv'"):
+    with pytest.raises(ValueError, match=r"one of 'full', 'window', 'linear', .*; got 'rwkv'"):
         mixer("rwkv")
     with pytest.raises(ValueError, match="'gdn' has the options: none; got sliding_window"):
         mixer("gdn", sliding_window=7)

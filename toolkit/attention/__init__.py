@@ -68,12 +68,14 @@ Every mixer once, with what it costs (`mixers.py`)
     MIXERS                       name -> row; iterated over by the tests, looked up by the rest
     Mixer                        a row: functions, options, FLOPs, bytes, paper
     mixer                        look a row up, with other options if wanted
+    register                     add a row of your own, which every room then knows by its name
+    recurrent                    a row whose state is one matrix per head
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
     draw_inputs                  random inputs for any row (`sampler.py`)
 """
 
 from toolkit.attention import latent
-from toolkit.attention.inputs import Input, Mixer
+from toolkit.attention.inputs import Input, Mixer, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
@@ -117,7 +119,7 @@ from toolkit.attention.linear.retention import (
     retention_step,
 )
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
-from toolkit.attention.mixers import MIXERS, mixer
+from toolkit.attention.mixers import MIXERS, mixer, register
 from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
@@ -213,6 +215,8 @@ __all__ = [
     "pattern_tiles",
     "patterns_by_head",
     "quantisation_error",
+    "recurrent",
+    "register",
     "retention",
     "retention_log_decay",
     "retention_reference",

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from toolkit.attention.costs import recurrent_state_bytes, recurrent_step_bytes, token_bytes
+from toolkit.attention.costs import (
+    additive_forward_flops,
+    additive_step_flops,
+    delta_forward_flops,
+    delta_step_flops,
+    recurrent_state_bytes,
+    recurrent_step_bytes,
+    token_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -158,18 +166,42 @@ def recurrent(
     transition: Literal["matrix", "diagonal"] = "matrix",
     **columns: Any,
 ) -> Mixer:
-    """A row whose state is one float32 matrix [key, value] per head, whatever the context."""
+    """A row whose state is one float32 matrix [key, value] per head, whatever the context.
+
+    Args:
+        inputs: what the function takes, in its order.
+        implementations: names of its forms.
+        transition: what a token multiplies the state by, see `Mixer`.
+        **columns: the other fields of `Mixer`: `name`, `title`, `paper`, `function`, `step` and
+            `reference` at least. FLOPs are those of a delta rule, or with a "diagonal" transition
+            of a state that decays and adds, unless given.
+
+    Returns:
+        The row.
+
+    Example:
+        >>> row = MIXERS["gla"]
+        >>> names = {"name": "mine", "title": "Mine", "paper": "-", "transition": "diagonal"}
+        >>> functions = {n: getattr(row, n) for n in ("function", "step", "reference")}
+        >>> recurrent(inputs=row.inputs, **names, **functions).is_linear_time
+        True
+    """
+    is_matrix = transition == "matrix"
     return Mixer(
+        **{
+            "is_linear_time": True,
+            "options": MappingProxyType({}),
+            "empty_state": _recurrent_empty_state,
+            "forward_flops": delta_forward_flops if is_matrix else additive_forward_flops,
+            "forward_bytes": partial(token_bytes, inputs),
+            "step_flops": delta_step_flops if is_matrix else additive_step_flops,
+            "step_bytes": partial(recurrent_step_bytes, inputs),
+            "state_bytes": recurrent_state_bytes,
+        }
+        | columns,
         inputs=inputs,
         implementations=implementations,
-        is_linear_time=True,
-        options=MappingProxyType({}),
-        empty_state=_recurrent_empty_state,
-        forward_bytes=partial(token_bytes, inputs),
-        step_bytes=partial(recurrent_step_bytes, inputs),
-        state_bytes=recurrent_state_bytes,
         transition=transition,
-        **columns,
     )
 
 

@@ -6,6 +6,7 @@ parameter_count           parameters of a configuration, without allocating any
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
+register_layer            add one of your own
 draw_loops                how often to run a model in one step of training
 with_loops                the same model run more or less often
 exit_probabilities        chances to stop after each loop, of a model with an exit gate
@@ -68,7 +69,7 @@ from toolkit.looped.depth import draw_loops, with_loops
 from toolkit.looped.exits import exit_loop, exit_loss, exit_probabilities
 from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.latents import rotate_latents, with_slices
-from toolkit.looped.mixing import LAYERS
+from toolkit.looped.mixing import LAYERS, register_layer
 from toolkit.looped.model import LoopedLM
 from toolkit.looped.parameters import match_parameters, parameter_count
 from toolkit.looped.patterns import (
@@ -125,6 +126,7 @@ __all__ = [
     "prefill",
     "random_placement",
     "read_sparsely",
+    "register_layer",
     "rotate_latents",
     "sample_token",
     "save_model",

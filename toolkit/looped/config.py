@@ -132,9 +132,9 @@ class LoopedConfig(LayerConfig):
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
         made = _merged({}, self.options)
         kept = {
-            word: made.get(word, layer.Options())
-            for word, layer in LAYERS.items()
-            if word in used or made.get(word, layer.Options()) != layer.Options()
+            word: made.get(word, LAYERS[word].Options())
+            for word in sorted(used | made.keys())
+            if word in used or made[word] != LAYERS[word].Options()
         }
         object.__setattr__(self, "options", OptionsByWord(kept))
         for word in kept:

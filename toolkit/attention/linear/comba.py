@@ -37,6 +37,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import BETA, FRACTION, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import (
     gather_tokens,
     run,
@@ -212,3 +213,24 @@ def comba_step(
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, feedback_t, correction_t, g=g_t, scale=scale)
     return step(COMBA_RULE, tokens, state)
+
+
+ROW = recurrent(
+    name="comba",
+    title="Comba",
+    paper="Hu et al., Bilinear RNNs with Closed-loop Control (arXiv:2506.02475)",
+    inputs=(
+        Q,
+        K,
+        V,
+        G,
+        BETA,
+        Input("feedback", TOKEN, FRACTION),
+        Input("correction", TOKEN, FRACTION),
+    ),
+    implementations=("xla", "scan"),
+    function=comba,
+    step=comba_step,
+    reference=comba_reference,
+)
+"""The row of `MIXERS`."""

@@ -26,6 +26,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import BETA, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.gates import unit_length
@@ -171,3 +172,15 @@ def delta_net_step(
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="delta",
+    title="DeltaNet",
+    paper="Yang, Wang, Zhang, Shen, Kim, DeltaNet in parallel (arXiv:2406.06484)",
+    inputs=(Q, K, V, BETA),
+    function=delta_net,
+    step=delta_net_step,
+    reference=delta_net_reference,
+)
+"""The row of `MIXERS`."""

@@ -32,6 +32,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import BETA, G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.gates import unit_length
@@ -190,3 +191,15 @@ def gated_delta_net_step(
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="gdn",
+    title="Gated DeltaNet",
+    paper="Yang, Kautz, Hatamizadeh, Gated Delta Networks (arXiv:2412.06464)",
+    inputs=(Q, K, V, G, BETA),
+    function=gated_delta_net,
+    step=gated_delta_net_step,
+    reference=gated_delta_net_reference,
+)
+"""The row of `MIXERS`."""

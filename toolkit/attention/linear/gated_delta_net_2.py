@@ -9,6 +9,8 @@ Attention has one beta for both: b = w = beta is that method, and with equal dec
 is Gated DeltaNet. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -28,6 +30,8 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.costs import delta_forward_flops
+from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
 from toolkit.attention.linear.gates import unit_length
@@ -187,3 +191,24 @@ def gated_delta_net_2_step(
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, erase_t, write_t, g=g_t, scale=scale)
     return step(GATED_DELTA_RULE_2, tokens, state)
+
+
+ROW = recurrent(
+    name="gdn2",
+    title="Gated DeltaNet-2",
+    paper="Hatamizadeh, Choi, Kautz, Gated DeltaNet-2 (arXiv:2605.22791)",
+    inputs=(
+        Q,
+        K,
+        V,
+        CHANNEL_G,
+        Input("erase", (*TOKEN, "key"), FRACTION),
+        Input("write", (*TOKEN, "value"), FRACTION),
+    ),
+    implementations=("xla", "scan"),
+    function=gated_delta_net_2,
+    step=gated_delta_net_2_step,
+    reference=gated_delta_net_2_reference,
+    forward_flops=partial(delta_forward_flops, decays_channels=True),
+)
+"""The row of `MIXERS`."""

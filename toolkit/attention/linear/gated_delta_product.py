@@ -25,6 +25,8 @@ from toolkit.attention._shapes import (
     SegmentIds,
     State,
 )
+from toolkit.attention.costs import product_forward_flops, product_step_flops
+from toolkit.attention.inputs import BETA, G, K, Q, V, per_step, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.gates import unit_length
@@ -213,3 +215,17 @@ def _as_tokens(q, k, v, g, beta) -> tuple[Array, ...]:
         return x.reshape(x.shape[0], -1, *x.shape[3:])
 
     return spread(q, steps - 1), in_time(k), in_time(v), spread(g, 0), in_time(beta)
+
+
+ROW = recurrent(
+    name="delta_product",
+    title="Gated DeltaProduct",
+    paper="Siems et al., DeltaProduct (arXiv:2502.10297)",
+    inputs=(Q, per_step(K), per_step(V), G, per_step(BETA)),
+    function=gated_delta_product,
+    step=gated_delta_product_step,
+    reference=gated_delta_product_reference,
+    forward_flops=product_forward_flops,
+    step_flops=product_step_flops,
+)
+"""The row of `MIXERS`."""

@@ -24,6 +24,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import CHANNEL_G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
@@ -161,3 +162,16 @@ def gated_linear_attention_step(
     check_inputs(gated_linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=g_t, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="gla",
+    title="Gated linear attention",
+    paper="Yang, Wang, Shen, Panda, Kim, Gated Linear Attention (arXiv:2312.06635)",
+    transition="diagonal",
+    inputs=(Q, K, V, CHANNEL_G),
+    function=gated_linear_attention,
+    step=gated_linear_attention_step,
+    reference=gated_linear_attention_reference,
+)
+"""The row of `MIXERS`."""

@@ -13,6 +13,7 @@ from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
+from toolkit.attention.inputs import CHANNEL_G, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
@@ -149,3 +150,16 @@ def _keys(v: Array, g: Keys) -> Keys:
     # Twice `where`, so that no gradient meets what is not finite.
     keys = -jnp.expm1(jnp.where(is_decay, g, 0).astype(accumulator(v.dtype)))
     return jnp.where(is_decay, keys, jnp.nan)
+
+
+ROW = recurrent(
+    name="hgrn2",
+    title="HGRN2",
+    paper="Qin et al., HGRN2: Gated Linear RNNs with State Expansion (arXiv:2404.07904)",
+    transition="diagonal",
+    inputs=(Q, V, CHANNEL_G),  # its keys are made of g
+    function=hgrn2,
+    step=hgrn2_step,
+    reference=hgrn2_reference,
+)
+"""The row of `MIXERS`."""

@@ -9,6 +9,8 @@ features long and others short. With equal channels it is Gated DeltaNet. Keys m
 length: `normalize_qk` makes them so.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 
 from toolkit._checks import checked
@@ -29,6 +31,8 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.costs import delta_forward_flops
+from toolkit.attention.inputs import BETA, CHANNEL_G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.gates import unit_length
@@ -191,3 +195,16 @@ def kimi_delta_attention_step(
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
     return step(DELTA_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="kda",
+    title="Kimi Delta Attention",
+    paper="Kimi Team, Kimi Linear (arXiv:2510.26692)",
+    inputs=(Q, K, V, CHANNEL_G, BETA),
+    function=kimi_delta_attention,
+    step=kimi_delta_attention_step,
+    reference=kimi_delta_attention_reference,
+    forward_flops=partial(delta_forward_flops, decays_channels=True),
+)
+"""The row of `MIXERS`."""

@@ -6,6 +6,8 @@ It is softmax attention with exp(q . k) replaced by q . k and without the divisi
 map is applied to q and k beforehand.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 
 from toolkit._checks import checked
@@ -22,6 +24,8 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.costs import additive_step_flops
+from toolkit.attention.inputs import K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
@@ -148,3 +152,17 @@ def linear_attention_step(
     check_inputs(linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=None, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="linear",
+    title="Linear attention",
+    paper="Katharopoulos, Vyas, Pappas, Fleuret, Transformers are RNNs (arXiv:2006.16236)",
+    transition="diagonal",
+    inputs=(Q, K, V),
+    function=linear_attention,
+    step=linear_attention_step,
+    reference=linear_attention_reference,
+    step_flops=partial(additive_step_flops, decays=False),
+)
+"""The row of `MIXERS`."""

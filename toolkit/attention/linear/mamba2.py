@@ -32,6 +32,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Addition, Rule, adding_chunk_size
 
@@ -176,3 +177,16 @@ def mamba2_step(
     check_inputs(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, dt_t, g=g_t, scale=scale)
     return step(MAMBA2_RULE, tokens, state, implementation)
+
+
+ROW = recurrent(
+    name="mamba2",
+    title="Mamba-2",
+    paper="Dao, Gu, Transformers are SSMs (arXiv:2405.21060)",
+    transition="diagonal",
+    inputs=(Q, K, V, G, Input("dt", TOKEN, FRACTION)),
+    function=mamba2,
+    step=mamba2_step,
+    reference=mamba2_reference,
+)
+"""The row of `MIXERS`."""

@@ -25,6 +25,7 @@ from toolkit.attention._shapes import (
     Value,
     Values,
 )
+from toolkit.attention.inputs import K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
@@ -195,3 +196,16 @@ def _at_every_token(log_decay: Float[Array, "value_heads"], v: Values | Value) -
     # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
     zeros = jnp.zeros_like(v[..., 0], dtype=log_decay.dtype)
     return zeros + jnp.broadcast_to(log_decay, zeros.shape)
+
+
+ROW = recurrent(
+    name="retention",
+    title="Retention",
+    paper="Sun et al., Retentive Network (arXiv:2307.08621)",
+    transition="diagonal",
+    inputs=(Q, K, V),
+    function=retention,
+    step=retention_step,
+    reference=retention_reference,
+)
+"""The row of `MIXERS`."""

@@ -15,12 +15,17 @@ What is erased is read before the state decays. A generalised delta rule: with e
 rates and beta = rate it corrects as DeltaNet does.
 """
 
+import math
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
 from toolkit.attention._checks import check_inputs
 from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
+from toolkit.attention.costs import rwkv7_forward_flops, rwkv7_step_flops
+from toolkit.attention.inputs import CHANNEL_G, FRACTION, UNIT, K, Q, V, log_decay_above, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import (
     Action,
@@ -178,3 +183,25 @@ def rwkv7_step(
     check_inputs(rwkv7_step, **arrays, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, removal_key_t, rate_t, g=g_t, scale=scale)
     return step(RWKV7, tokens, state)
+
+
+ROW = recurrent(
+    name="rwkv7",
+    title="RWKV-7",
+    paper="Peng et al., RWKV-7 Goose (arXiv:2503.14456)",
+    inputs=(
+        Q,
+        K,
+        V,
+        replace(CHANNEL_G, values=log_decay_above(-(math.e**-0.5))),  # its layer's
+        replace(CHANNEL_G, name="removal_key", values=UNIT),
+        replace(CHANNEL_G, name="rate", values=FRACTION),
+    ),
+    implementations=("xla", "scan"),
+    function=rwkv7,
+    step=rwkv7_step,
+    reference=rwkv7_reference,
+    forward_flops=rwkv7_forward_flops,
+    step_flops=rwkv7_step_flops,
+)
+"""The row of `MIXERS`."""

@@ -11,7 +11,8 @@ and says what options it has:
 The mathematics of mixing is `toolkit.attention`'s; here are the projections, convolutions, gates
 and norms that each paper puts around it.
 
-LAYERS                      word -> class; a new layer is a file and a row
+LAYERS                      word -> class; it collects itself from these files
+register_layer              add one of another package
 layer.py                    MixingLayer and LayerOptions, from which all are derived
 attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
 latent.py                   MLALayer: keys and values of all heads out of one latent per token
@@ -32,52 +33,68 @@ linear/gated_delta_net_2.py Gated DeltaNet-2
 linear/rwkv7.py             RWKV-7
 """
 
-from toolkit.looped.mixing.attention import AttentionLayer, WindowLayer
-from toolkit.looped.mixing.latent import MLALayer
-from toolkit.looped.mixing.linear.comba import CombaLayer
-from toolkit.looped.mixing.linear.delta import (
-    DeltaNetLayer,
-    DeltaProductLayer,
-    GatedDeltaNetLayer,
-)
-from toolkit.looped.mixing.linear.gated_delta_net_2 import GatedDeltaNet2Layer
-from toolkit.looped.mixing.linear.kimi import KimiDeltaLayer
-from toolkit.looped.mixing.linear.linear_attention import (
-    GatedLinearAttentionLayer,
-    HGRN2Layer,
-    LinearAttentionLayer,
-    RetentionLayer,
-)
-from toolkit.looped.mixing.linear.mamba2 import Mamba2Layer
-from toolkit.looped.mixing.linear.rwkv7 import RWKV7Layer
-from toolkit.looped.mixing.sparse.deepseek_sparse import DSALayer
-from toolkit.looped.mixing.sparse.mixture_of_blocks import MoBALayer
-from toolkit.looped.mixing.sparse.native_sparse import NSALayer
+import importlib
+import pkgutil
+from collections.abc import Iterator
 
-LAYERS = {
-    layer.word: layer
-    for layer in (
-        AttentionLayer,
-        WindowLayer,
-        GatedDeltaNetLayer,
-        LinearAttentionLayer,
-        RetentionLayer,
-        Mamba2Layer,
-        GatedLinearAttentionLayer,
-        HGRN2Layer,
-        DeltaNetLayer,
-        CombaLayer,
-        KimiDeltaLayer,
-        GatedDeltaNet2Layer,
-        RWKV7Layer,
-        DeltaProductLayer,
-        NSALayer,
-        MoBALayer,
-        DSALayer,
-        MLALayer,
+from toolkit._checks import checked
+from toolkit._registry import Registry
+from toolkit.looped.mixing import linear, sparse
+from toolkit.looped.mixing.layer import MixingLayer
+
+
+def _layers(package: str, path: list[str]) -> Iterator[tuple[str, type[MixingLayer]]]:
+    """The layers of a folder's files: the classes there that say their word."""
+    for found in pkgutil.iter_modules(path):
+        if found.ispkg:
+            continue
+        module = importlib.import_module(f"{package}.{found.name}")
+        for value in vars(module).values():
+            is_own = isinstance(value, type) and value.__module__ == module.__name__
+            if is_own and issubclass(value, MixingLayer) and "word" in vars(value):
+                yield value.word, value
+
+
+LAYERS: Registry[type[MixingLayer]] = Registry(
+    pair
+    for package, path in (
+        (__name__, __path__),
+        (linear.__name__, linear.__path__),
+        (sparse.__name__, sparse.__path__),
     )
-}
+    for pair in _layers(package, list(path))
+)
 """Every layer by the word that names it in a pattern, a key of `toolkit.attention.MIXERS` but for
-"mla", whose mixer takes the stream."""
+"mla", whose mixer takes the residual stream."""
 
-__all__ = ["LAYERS"]
+
+@checked
+def register_layer(layer: type) -> type:
+    """Add a layer of your own, so that its word can stand in the pattern of a looped model.
+
+    Args:
+        layer: a subclass of `toolkit.looped.mixing.layer.MixingLayer`, such as one derived from
+            `toolkit.looped.mixing.linear.recurrent.RecurrentLayer`; its `word` is the name of the
+            mixer that `toolkit.attention.register` was given. Serves as a decorator.
+
+    Returns:
+        The layer.
+
+    Raises:
+        TypeError: not a subclass.
+        ValueError: the word is that of one of the package's own layers.
+
+    Example:
+        >>> class Mine(LAYERS["gla"]):
+        ...     word = "mine"
+        >>> register_layer(Mine).word in LAYERS
+        True
+        >>> del LAYERS["mine"]
+    """
+    if not issubclass(layer, MixingLayer):
+        raise TypeError(f"layer: got {layer.__name__}, wanted a subclass of MixingLayer")
+    LAYERS.register(layer.word, layer)
+    return layer
+
+
+__all__ = ["LAYERS", "register_layer"]
