@@ -143,8 +143,8 @@ def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
         audits.audit(language, tokens[:30], budget=28, steps=4)
     with pytest.raises(ValueError, match="steps must be at least 1"):
         audits.audit(language, tokens, budget=28, steps=0)
-    with pytest.raises(ValueError, match="budget must exceed 20"):
-        audits.audit(language, tokens, budget=20, steps=4)
+    with pytest.raises(ValueError, match="budget must be at least 20"):
+        audits.audit(language, tokens, budget=19, steps=4)
     recurrent = LoopedLM(LoopedConfig.tiny("gdn", width=16, heads=2), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs softmax layers"):
         audits.audit(recurrent, tokens, budget=28, steps=4)
@@ -184,7 +184,7 @@ def test_lossless_decoding_of_an_audited_model_is_exact(monkeypatch):
     config = LoopedConfig.tiny("full", loops=1, width=16, heads=2)
     language = LoopedLM(config, rngs=nnx.Rngs(0))
     tokens = np.random.default_rng(0).integers(0, 256, 48, np.int32)
-    (row,) = decode_losslessly(language, tokens, budget=24, length=8, drafts=2)
+    (row,) = decode_losslessly(language, tokens, budget=40, length=8, drafts=2)
     assert row.same == 1
     assert 0 <= row.kept <= 2
     assert row.seconds > 0 < row.dense_seconds

@@ -34,7 +34,7 @@ def test_reading_all_of_the_cache_is_dense_and_less_is_reported(model):
     token = logits.argmax(axis=-1).astype(jnp.int32)
     full = read_sparsely(model.config, cache, "quest:64", dense_layers=1)
     other = prefill(model, prompt(), 64)[1]
-    part = read_sparsely(model.config, other, "quest:32", corrects_tail=True)
+    part = read_sparsely(model.config, other, "quest:40", corrects_tail=True)
     assert type(full.loops[0][1]) is type(cache.loops[0][1])  # dense on purpose
     dense, _ = decode_step(model, token, prefill(model, prompt(), 64)[1])
     logits, full = decode_step(model, token, full)
@@ -45,7 +45,7 @@ def test_reading_all_of_the_cache_is_dense_and_less_is_reported(model):
     tokens, bytes_read = sparse_reads(part)
     assert logits.shape == dense.shape
     assert tokens.shape == (2, 2)
-    assert (tokens <= 2 * 32).all()
+    assert (tokens <= 2 * 40).all()
     assert (bytes_read > tokens * 2 * 16 * 4).all()
 
 
@@ -53,12 +53,12 @@ def test_reading_all_of_the_cache_is_dense_and_less_is_reported(model):
 def test_generation_reads_sparsely_by_one_word(model):
     whole = generate(model, prompt(), 6)
     np.testing.assert_array_equal(generate(model, prompt(), 6, sparse="oracle:100%"), whole)
-    assert generate(model, prompt(), 6, sparse="tactic:0.9").shape == (2, 6)
+    assert generate(model, prompt(), 6, sparse="tactic:mass=0.9").shape == (2, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", ["quest:24", pytest.param("tactic:0.8", marks=pytest.mark.nightly)]
+    "words", ["quest:40", pytest.param("tactic:mass=0.8", marks=pytest.mark.nightly)]
 )
 def test_sparse_drafts_lose_nothing(words):
     config = LoopedConfig.tiny("full", loops=2, vocabulary=50, width=32, heads=2)
@@ -71,9 +71,10 @@ def test_sparse_drafts_lose_nothing(words):
 def test_what_cannot_be_read_sparsely_is_refused(model):
     _, cache = prefill(model, prompt(), 64)
     for call, what in (
-        (lambda: read_sparsely(model.config, cache, "quest:16", dense_layers=2), "none is left"),
-        (lambda: read_sparsely(model.config, cache, "quest:16", dense_layers=-1), "at least 0"),
+        (lambda: read_sparsely(model.config, cache, "quest:40", dense_layers=2), "none is left"),
+        (lambda: read_sparsely(model.config, cache, "quest:40", dense_layers=-1), "at least 0"),
         (lambda: read_sparsely(model.config, cache, "other:16"), "must be one of"),
+        (lambda: read_sparsely(model.config, cache, "quest:16"), "at least 35 tokens for Quest"),
         (lambda: sparse_reads(cache), "no layer reads sparsely"),
     ):
         with pytest.raises(ValueError, match=what):

@@ -16,7 +16,7 @@ BlockCache, IndexedCache      what each remembers while it decodes
 Decoded: any model trained dense, its cache read in part (`protocol.py`)
 SELECTORS                     the systems by name
 Selector                      what a system is: an index of the keys, and how a query ranks them
-choose, Choice                a system and its budget in one word, such as "oracle:0.9"
+choose, Choice                a system and its budget in one word, such as "oracle:mass=0.9"
 build                         the cache of a prompt, with a system's index
 update                        append one token
 decode_step                   attend to what a system selects, and say what was read

@@ -1,8 +1,9 @@
 """How many tokens a step may attend to: a number, a share, a mass, a threshold, one per head.
 
 A budget counts every token attended to, sinks and recent ones too, so that equal budgets are equal
-reading. It knows nothing of the system that ranks the tokens: all it is given is the ranking's
-estimated share of the softmax, unit by unit (`Ranked`).
+reading. One that is less than the sinks and recent tokens of a system is refused where it is used.
+It knows nothing of the system that ranks the tokens: all it is given is the ranking's estimated
+share of the softmax, unit by unit (`Ranked`).
 """
 
 import math
@@ -44,6 +45,10 @@ class Budget(Protocol):
         """The most tokens of a head, whatever its length: known when compiling."""
         ...
 
+    def least(self, capacity: int) -> int:
+        """The fewest tokens of a head whose row is full, if the query asks for as many."""
+        ...
+
     def count(self, length: Int[Array, ""], head: Int[Array, ""]) -> Int[Array, ""]:
         """The most tokens of one key-value head in a row of some length."""
         ...
@@ -58,6 +63,12 @@ class _Counted:
     """A budget known before the ranking."""
 
     needs_mass: ClassVar[bool] = False
+
+    def most(self, capacity: int) -> int:
+        raise NotImplementedError
+
+    def least(self, capacity: int) -> int:
+        return self.most(capacity)
 
     def selected(self, ranked: Ranked) -> Array:
         raise NotImplementedError
@@ -87,6 +98,8 @@ class FixedTokens(_Counted):
 @dataclass(frozen=True)
 class Ratio(_Counted):
     """A share of the tokens that the cache holds, growing with it.
+
+    Of a short row it is less than the sinks and recent tokens; those are read all the same.
 
     Example:
         >>> Ratio(0.1).most(4096)
@@ -125,13 +138,16 @@ class PerHead(_Counted):
     def most(self, capacity: int) -> int:
         return min(max(self.tokens), capacity)
 
+    def least(self, capacity: int) -> int:
+        return min(min(self.tokens), capacity)
+
     def count(self, length: Array, head: Array) -> Array:
         return jnp.asarray(self.tokens, jnp.int32)[head]
 
 
 @dataclass(frozen=True)
 class _Estimated:
-    """A budget that hangs on what the ranking estimates, `most_tokens` at the most."""
+    """A budget that depends on what the ranking estimates, `most_tokens` at the most."""
 
     needs_mass: ClassVar[bool] = True
 
@@ -144,6 +160,9 @@ class _Estimated:
 
     def most(self, capacity: int) -> int:
         return min(self.most_tokens, capacity)
+
+    def least(self, capacity: int) -> int:
+        return self.most(capacity)
 
     def count(self, length: Array, head: Array) -> Array:
         return jnp.int32(self.most_tokens)

@@ -71,27 +71,35 @@ def forced_tokens(selector: Selector, recent_slots: int, head: Head) -> tuple[Ar
 
 
 def rank(group: str, needs_shares: bool, selector: Selector, head: Head, forced_lse) -> Ranking:
-    """Score the units, and reduce the scores of the group's heads to those of its sets."""
+    """Score the units, and reduce the scores of the group's heads to those of its sets.
+
+    Heads that select together are compared by the logarithms of their softmax over the units, which
+    keep the order of each head's own scores however small they are.
+    """
     scores = selector.scores(head.index, head.keys, head.q, head.length)
     units = jnp.arange(scores.shape[1], dtype=jnp.int32)
-    is_usable = selector.sizes(head.index, units, head.start) > 0
-    is_usable = is_usable[None]
+    is_usable = (selector.sizes(head.index, units, head.start) > 0)[None]
     scores = jnp.where(is_usable, scores, -jnp.inf)
-    is_own = group in ("union", "each") or scores.shape[0] == 1
     logits = shares = forced_share = None
-    if needs_shares or not (is_own or selector.sums_scores):
-        logits = selector.logits(head.index, head.q, scores) if selector.estimates_mass else None
-    if logits is not None:
+    if needs_shares and selector.estimates_mass:
+        logits = selector.logits(head.index, head.q, scores)
+        assert logits is not None
         logits = jnp.where(is_usable, logits, -jnp.inf)
         total = jnp.logaddexp(forced_lse, jax.nn.logsumexp(logits, axis=1))[:, None]
         shares, forced_share = jnp.exp(logits - total), jnp.exp(forced_lse - total[:, 0])
-    if is_own:
+    if group in ("union", "each") or scores.shape[0] == 1:
         return Ranking(scores, logits, shares, forced_share)
-    ranked = scores if shares is None or (group == "sum" and selector.sums_scores) else shares
-    reduce = jnp.sum if group == "sum" else jnp.max
-    reduced = jnp.where(is_usable, reduce(ranked, axis=0, keepdims=True), -jnp.inf)
+    if selector.compares_scores:
+        reduced = (scores.sum if group == "sum" else scores.max)(axis=0, keepdims=True)
+    else:
+        total = jax.nn.logsumexp(scores, axis=1, keepdims=True)
+        if selector.counts_forced:
+            total = jnp.logaddexp(forced_lse[:, None], total)
+        votes = jnp.where(is_usable, scores - total, -jnp.inf)
+        reduce = jax.nn.logsumexp if group == "sum" else jnp.max
+        reduced = reduce(votes, axis=0, keepdims=True)
     if shares is None or forced_share is None:
-        return Ranking(reduced, None, None, None)
+        return Ranking(reduced, logits, None, None)
     return Ranking(reduced, logits, shares.mean(0)[None], forced_share.mean(0)[None])
 
 
@@ -107,27 +115,32 @@ def selected_tokens(
     count: Int[Array, ""],
 ) -> tuple[Int[Array, "sets slots"], Bool[Array, "sets slots"], Bool[Array, "sets units"]]:
     """Tokens of the best units that a budget has room for, as a list, and which units these are."""
-    own, lse = (x[:, None] if units.shape[0] > 1 else x[None] for x in (head.q, forced.lse))
+    sets = units.shape[0]
+    own, lse = (x[:, None] if sets > 1 else x[None] for x in (head.q, forced.lse))
+    room = jnp.maximum(count - forced.tokens, 0)
 
-    def select(units, q, lse, shares, forced_share):
+    def expand(units, q, lse, shares, forced_share):
         tokens, is_token = selector.expand(head.index, units, head.start, slots)
         sizes = selector.sizes(head.index, units, head.start)
-        limit = jnp.maximum(count - forced.tokens, 0)
+        wanted = room
         if budget.needs_mass:
             ranked = Ranked(shares[units], sizes, forced_share, lse)
             args = budget, ranked, head.index, head.keys, q, tokens
-            limit = jnp.minimum(limit, selector.suffices(*args))
-        mask = is_token & (jnp.cumsum(is_token, dtype=jnp.int32) <= limit)
-        is_taken = (jnp.cumsum(sizes) - sizes < limit) & (sizes > 0)
-        taken = jnp.zeros(ranking.scores.shape[1], bool).at[units].max(is_taken)
-        return tokens, mask, taken
+            wanted = jnp.minimum(wanted, selector.suffices(*args))
+        return tokens, jnp.cumsum(is_token, dtype=jnp.int32), is_token, sizes, wanted
 
     estimates = ranking.shares, ranking.forced_share
-    tokens, mask, taken = jax.vmap(select)(units, own, lse, *estimates)
-    if group == "union" and units.shape[0] > 1:
-        tokens, mask = _union(tokens, mask, head.keys.shape[0])
-        taken = taken.any(axis=0, keepdims=True)
-    return tokens, mask, taken
+    tokens, place, is_token, sizes, wanted = jax.vmap(expand)(units, own, lse, *estimates)
+    if group == "each" and sets > 1:
+        wanted = jnp.minimum(wanted, _fair_share(wanted, room))
+    mask = is_token & (place <= wanted[:, None])
+    if group == "union" and sets > 1:
+        tokens, mask, depth = _union(tokens, mask, room, head.keys.shape[0])
+        wanted = jnp.minimum(wanted, depth)
+    is_taken = (jnp.cumsum(sizes, axis=1) - sizes < wanted[:, None]) & (sizes > 0)
+    taken = jnp.zeros((sets, ranking.scores.shape[1]), bool)
+    taken = taken.at[jnp.arange(sets)[:, None], units].max(is_taken)
+    return tokens, mask, taken.any(axis=0, keepdims=True) if group == "union" else taken
 
 
 def rest_of(key_sum: Array, value_sum: Array, length: Array, read: list[Part]) -> Rest:
@@ -203,9 +216,32 @@ def _part(out: Array, lse: Array, mask: Array, key_sum: Array, value_sum: Array)
     return Part(out, lse, counts.sum(axis=2), counts, key_sum, value_sum)
 
 
-def _union(tokens: Array, mask: Array, capacity: int) -> tuple[Array, Array]:
-    """One list of every set's tokens, each token counted once, for the first set that has it."""
-    sets = jnp.broadcast_to(jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None], tokens.shape)
+def _fair_share(wanted: Int[Array, "sets"], room: Int[Array, ""]) -> Int[Array, ""]:
+    """The largest bound under which all that the sets want has room.
+
+    The sum of min(wanted, bound) is the least, over i, of the sum of the i smallest wishes and as
+    many bounds as there are others.
+    """
+    fewest = jnp.sort(wanted)
+    left = room - (jnp.cumsum(fewest) - fewest)
+    return (left // jnp.arange(wanted.size, 0, -1, dtype=jnp.int32)).max()
+
+
+def _union(tokens: Array, mask: Array, room: Array, capacity: int) -> tuple[Array, Array, Array]:
+    """One list of the sets' tokens, each once: every set's best in turn, while there is room.
+
+    Also how far down its own list each set came.
+    """
+    sets, slots = tokens.shape
+    tokens, mask = tokens.T.reshape(-1), mask.T.reshape(-1)
+    turn = jnp.arange(tokens.size, dtype=jnp.int32)
     place = jnp.where(mask, tokens, capacity)
-    first = jnp.full(capacity, tokens.shape[0], jnp.int32).at[place].min(sets, mode="drop")
-    return tokens.reshape(1, -1), (mask & (first[tokens] == sets)).reshape(1, -1)
+    first = jnp.full(capacity, tokens.size, jnp.int32).at[place].min(turn, mode="drop")
+    is_new = mask & (first[tokens] == turn)
+    number = jnp.cumsum(is_new, dtype=jnp.int32)
+    is_kept = is_new & (number <= jnp.minimum(room, slots))
+    kept = jnp.zeros(slots, jnp.int32)
+    kept = kept.at[jnp.where(is_kept, number - 1, slots)].set(tokens, mode="drop")
+    depth = jnp.where(is_kept, turn // sets + 1, 0).max()
+    mask = jnp.arange(slots, dtype=jnp.int32) < is_kept.sum(dtype=jnp.int32)
+    return kept[None], mask[None], depth

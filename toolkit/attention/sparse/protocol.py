@@ -35,7 +35,7 @@ from toolkit.attention._checks import check_choice, check_multiple, check_same_d
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
-from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.budget import Budget, PerHead
 from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     GROUPS,
@@ -257,13 +257,14 @@ def decode_step(
         cache: from `build` or `update`.
         q_t: queries [batch, heads, key], heads a multiple of key_value_heads.
         selector: the one the cache was built with.
-        budget: how many tokens to attend to, sinks and recent ones counted. A budget that asks
-            for a mass needs a selector that estimates it.
+        budget: how many tokens are read for a key-value head, whatever its number of query heads,
+            sinks and recent ones counted. A budget that asks for a mass needs a selector that
+            estimates it.
         scale: factor of the scores; key ** -0.5 if None.
-        group: what the query heads that share a key head read. "union": what any of them
-            selected; "sum" and "max": one selection by the sum or the largest of their shares of
-            the softmax; "each": every head its own, read once per head. None: what the system's
-            authors do.
+        group: what the query heads that share a key head read. "union": the best of each of them
+            in turn, every token once; "sum" and "max": the units with the largest sum, or the
+            largest, of the heads' softmaxes over the units; "each": every head its own, read once
+            per head, so that its part of the budget is one of the group's. None: the system's own.
         corrects_tail: whether to add an estimate of the tokens not attended to. `toolkit experiment
             sparse` finds every system's errors lower with it (HATA's 0.19 instead of 0.30 on heavy
             tails), but none's perplexity lower on all texts. Off, therefore, unless asked for.
@@ -277,8 +278,8 @@ def decode_step(
         A `Decoded`: outputs, residuals, and what was read.
 
     Raises:
-        ValueError: heads that do not fit, a budget the selector cannot serve, or what the kernel
-            does not take.
+        ValueError: heads that do not fit, a budget that the selector cannot serve or that is less
+            than its sinks and recent tokens, or what the kernel does not take.
 
     Cost:
         the selector's index, and 2 heads tokens (key + value) FLOPs on rows gathered once.
@@ -298,11 +299,7 @@ def decode_step(
     check_multiple("the heads of q_t", q_t.shape[1], "the heads of the cache", key_heads)
     check_same_dtype(q_t=q_t, cache_keys=cache.keys)
     check_choice("group", group, (None, *GROUPS))
-    if budget.needs_mass and not selector.estimates_mass:
-        raise ValueError(
-            f"budget must be a number of tokens: {type(selector).__name__} does not estimate what "
-            f"share of the softmax a token holds; got {budget}."
-        )
+    check_budget(selector, budget, cache.capacity, key_heads)
     q_t, scale = fixed_scale(q_t, scale)
     how, by_kernel = group or selector.group, implementation == "pallas"
     if by_kernel and corrects_tail:
@@ -318,8 +315,10 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     length = _per_head(cache.length, q)
     number = jnp.broadcast_to(jnp.arange(key_heads, dtype=jnp.int32), length.shape)
     count = jax.vmap(jax.vmap(budget.count))(length, number)
-    most = budget.most(capacity)
-    count = jnp.minimum(count, most)
+    # Query heads that read for themselves may read a token several times.
+    sets = q.shape[2] if group == "each" else 1
+    most = budget.most(capacity * sets)
+    count = jnp.minimum(jnp.maximum(count, selector.least), most)
     # What a query decides is not known before it is asked.
     known, known_most = (0 * count, 0) if budget.needs_mass else (count, most)
     start = _each("start", selector, cache.index, length, known)
@@ -329,12 +328,14 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     read = [attend_to(head, q[:, :, None], *forced)]
 
     slots, logits, is_taken = most - selector.sinks - selector.least_recent(known_most), None, None
+    slots = min(slots if budget.needs_mass else slots // sets, capacity)
     if slots > 0:
         needs_shares = budget.needs_mass or corrects_tail
         ranking = _over_heads(partial(rank, group, needs_shares), selector, head, read[0].lse)
         ranked = selector.ranked_units(slots, ranking.scores.shape[-1])
-        if selector.ranks_tokens and not budget.needs_mass:
-            units = _unordered(ranking.scores, ranked, count - read[0].tokens)
+        is_known = not budget.needs_mass and (group != "union" or q.shape[2] == 1)
+        if selector.ranks_tokens and is_known:
+            units = _unordered(ranking.scores, ranked, (count - read[0].tokens) // sets)
         else:
             units = _top(ranking.scores, ranked)
         if by_kernel and is_page_table(selector, budget, group):
@@ -362,6 +363,26 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
         index_bytes += _each("tail_bytes", selector, cache.index, q, length)
     lse = lse.reshape(batch, -1)
     return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes)
+
+
+def check_budget(selector: Selector, budget: Budget, capacity: int, heads: int) -> None:
+    """Refuse a budget that a system cannot serve, or that is less than what it reads anyhow."""
+    name = type(selector).__name__
+    if budget.needs_mass and not selector.estimates_mass:
+        raise ValueError(
+            f"budget must be a number of tokens: {name} does not estimate what share of the "
+            f"softmax a token holds; got {budget}."
+        )
+    if isinstance(budget, PerHead) and len(budget.tokens) != heads:
+        raise ValueError(
+            f"budget must have one number for each of {heads} key-value heads; got {budget}."
+        )
+    if budget.least(capacity) < min(selector.least, capacity):
+        raise ValueError(
+            f"budget must be at least {selector.least} tokens for {name}, which always reads "
+            f"{selector.sinks} sinks and up to {selector.recent_slots(0)} recent tokens; "
+            f"got {budget}, {budget.least(capacity)} of {capacity} tokens."
+        )
 
 
 def _over_heads(function, selector, *arrays):

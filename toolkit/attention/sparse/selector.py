@@ -61,8 +61,10 @@ class Selector:
     group: ClassVar[str] = "union"
     # Whether `logits` are an estimate that a budget can rely on.
     estimates_mass: ClassVar[bool] = True
-    # Whether heads are added up as they rank, not as shares of the softmax.
-    sums_scores: ClassVar[bool] = False
+    # Whether the scores of a group's heads are compared as they are, not by each head's softmax.
+    compares_scores: ClassVar[bool] = False
+    # Whether sinks and recent tokens, attended to anyhow, count in that softmax.
+    counts_forced: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("sinks", self.sinks, 0)
@@ -72,6 +74,11 @@ class Selector:
     def unit(self) -> int:
         """Tokens in a unit that is a run of tokens."""
         return 1
+
+    @property
+    def least(self) -> int:
+        """Tokens that a step may read whatever the budget: the sinks and the recent ones."""
+        return self.sinks + self.recent_slots(0)
 
     @property
     def ranks_tokens(self) -> bool:

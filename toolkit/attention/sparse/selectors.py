@@ -1,4 +1,4 @@
-"""The table of systems by name, and a system with its budget in one word, such as "tactic:0.9"."""
+"""The table of systems by name, and both in one word, such as "tactic:mass=0.9"."""
 
 from typing import NamedTuple
 
@@ -22,12 +22,14 @@ SELECTORS: dict[str, type[Selector]] = {
     "random": Random,
 }
 
+MASS = "mass="  # before a share of the softmax, so that 1 token and all of the mass differ
+
 
 class Choice(NamedTuple):
     """A system and how much it may read.
 
     Example:
-        >>> choose("oracle:0.9").selector
+        >>> choose("oracle:mass=0.9").selector
         Oracle(sinks=4, recent=16)
     """
 
@@ -40,8 +42,8 @@ def choose(words: str) -> Choice:
     """Read a system and its budget from one word.
 
     Args:
-        words: "name:budget"; a whole number is that of the tokens, one below 1 the share of the
-            softmax to recover, one with "%" the share of the tokens.
+        words: "name:budget", the budget a number of tokens, "10%" of the tokens, or "mass=0.9",
+            the share of the softmax to recover.
 
     Returns:
         The selector with its defaults, and the budget.
@@ -58,15 +60,15 @@ def choose(words: str) -> Choice:
     try:
         if amount.endswith("%"):
             budget: Budget = Ratio(float(amount[:-1]) / 100)
-        elif amount.isdecimal():
-            budget = FixedTokens(int(amount))
+        elif amount.startswith(MASS):
+            budget = MassTarget(float(amount.removeprefix(MASS)))
         else:
-            budget = MassTarget(float(amount))
+            budget = FixedTokens(int(amount))
     except ValueError as error:
         raise ValueError(
             f'words need a budget of tokens, of mass or in percent, such as "{name}:256"'
-            f', "{name}:0.9" or "{name}:10%"; got {words!r} ({error}).'
+            f', "{name}:{MASS}0.9" or "{name}:10%"; got {words!r} ({error}).'
         ) from None
     if budget.needs_mass and not SELECTORS[name].estimates_mass:
-        raise ValueError(f"{name} estimates no mass; give it tokens or percent, not {amount}.")
+        raise ValueError(f"{name} estimates no mass; give it tokens or percent, not {amount!r}.")
     return Choice(SELECTORS[name](), budget)

@@ -119,9 +119,10 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
         raise ValueError(f"budget must be 1 to {len(tokens) - 1} tokens; got {budget}")
     selectors = {name: at_small_budgets(name) for name in SELECTORS}
     for name, selector in selectors.items():
-        if budget <= (forced := selector.sinks + selector.recent):
+        if budget < selector.least:
             raise ValueError(
-                f"budget must exceed {forced}, the sinks and recent tokens of {name}; got {budget}"
+                f"budget must be at least {selector.least}, sinks and recent tokens of {name} that "
+                f"are always read; got {budget}"
             )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]

@@ -94,7 +94,7 @@ class AcceptanceView(View):
 
     def footnote(self) -> str:
         return (
-            "Recorded with data/models/full-full, which drafts for itself with 32 tokens read per "
+            "Recorded with data/models/full-full, which drafts for itself with 48 tokens read per "
             "head; every text is that of dense decoding."
         )
 

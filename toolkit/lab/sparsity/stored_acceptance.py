@@ -13,7 +13,7 @@ from jaxtyping import Int
 from toolkit.lab.kit.stored import stored_folder
 
 FILE = "acceptance.json"
-SYSTEMS = {"HATA": "hata:32", "Quest": "quest:32", "a window": "window:32"}
+SYSTEMS = {"HATA": "hata:48", "Quest": "quest:48", "a window": "window:48"}
 PROMPTS = (64, 80, 96, 112, 128, 144)  # tokens of the rows' prompts
 LENGTH, DRAFTS = 48, 4
 

@@ -143,7 +143,7 @@ def read_sparsely(
         config: the model's.
         cache: from `prefill`; what its layers of "full" attention hold is indexed, other layers
             are left as they are.
-        words: a system of `attention.sparse.SELECTORS` and its budget, such as "tactic:0.9".
+        words: a system of `attention.sparse.SELECTORS` and its budget, such as "tactic:mass=0.9".
         dense_layers: softmax layers that go on reading everything, the first ones, counted over
             all loops; they depend on the most tokens in many models.
         corrects_tail: whether to add an estimate of the tokens not attended to.
@@ -152,7 +152,8 @@ def read_sparsely(
         A cache for `decode_step` and whatever decodes with it; `sparse_reads` says what it read.
 
     Raises:
-        ValueError: no such system or budget, or no layer left that reads sparsely.
+        ValueError: no such system or budget, one below what the system always reads, or no layer
+            left that reads sparsely.
 
     Cost: one copy of the keys and values, and the system's index of them.
 
@@ -161,7 +162,7 @@ def read_sparsely(
     Example:
         >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
         >>> cache = LoopedCache.empty(config, batch=1, capacity=32)
-        >>> type(read_sparsely(config, cache, "quest:16").loops[0][0]).__name__
+        >>> type(read_sparsely(config, cache, "window:16").loops[0][0]).__name__
         'SparseMemory'
     """
     choice = sparse.choose(words)
@@ -216,7 +217,7 @@ def sparse_reads(
     Example:
         >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
         >>> cache = LoopedCache.empty(config, batch=1, capacity=32)
-        >>> tokens, bytes_read = sparse_reads(read_sparsely(config, cache, "quest:16"))
+        >>> tokens, bytes_read = sparse_reads(read_sparsely(config, cache, "window:16"))
         >>> tokens.shape
         (2, 1)
     """

@@ -55,7 +55,7 @@ def generate(
             None if all prompts are equally long.
         stop_token: a sequence that wrote it writes nothing else; when all have, no more is
             computed. None never stops.
-        sparse: how the steps read their cache, such as "tactic:0.9"; see `read_sparsely`. None
+        sparse: how the steps read their cache, such as "tactic:mass=0.9"; see `read_sparsely`. None
             reads everything.
         dense_layers: first softmax layers that read everything all the same.
 

@@ -18,10 +18,13 @@ class Oracle(Selector):
 
         score_i = q . k_i
 
-    With `FixedTokens` it is the top-k oracle, with `MassTarget` the top-p one.
+    The heads of a group share the tokens with the largest sum of their shares of the whole softmax:
+    no other as many hold more of it on average. With `FixedTokens` it is the top-k oracle, with
+    `MassTarget` the top-p one.
     """
 
-    group: ClassVar[str] = "each"
+    group: ClassVar[str] = "sum"
+    counts_forced: ClassVar[bool] = True
 
     def scores(self, index: Any, keys: Array, q: Array, length) -> Array:
         precise = accumulator(q.dtype)
@@ -61,7 +64,7 @@ class Random(Selector):
 
     group: ClassVar[str] = "sum"
     estimates_mass: ClassVar[bool] = False
-    sums_scores: ClassVar[bool] = True
+    compares_scores: ClassVar[bool] = True
 
     def scores(self, index: Any, keys: Array, q: Array, length) -> Array:
         drawn = jax.random.uniform(

@@ -5,7 +5,8 @@
 summed over the query heads of a group. For a random W the bracket estimates 1 - 2 angle / pi
 (SimHash), so that cos(pi Hamming / bits) |q| |k| estimates the score itself. `train_hash` learns a
 W from queries and keys. Keys are hashed relative to their mean, which shifts all scores of a query
-alike and leaves attention as it is.
+alike and leaves attention as it is; the mean is taken again whenever the tokens have doubled, so
+that a short prompt's does not stay.
 
 Source: Gong et al. (2025), arXiv:2506.02572, and the released code for the norms.
 """
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, BFloat16, Float, UInt32
+from jaxtyping import Array, BFloat16, Float, Int, UInt32
 
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention._precision import accumulator
@@ -26,9 +27,11 @@ WORD = 32
 
 
 class Hashes(NamedTuple):
-    """The prompt's mean key; of every token its bits, 32 in a word, and its distance from it."""
+    """A mean key and of how many tokens; of every token its bits, 32 in a word, and its distance
+    from that mean."""
 
     centre: Float[Array, "key"]
+    centred: Int[Array, ""]
     words: UInt32[Array, "words capacity"]
     norms: BFloat16[Array, "capacity"]
 
@@ -53,7 +56,7 @@ class HATA(Selector):
     weights: Any = field(default=None)
 
     group: ClassVar[str] = "sum"
-    sums_scores: ClassVar[bool] = True
+    compares_scores: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -76,11 +79,19 @@ class HATA(Selector):
     def build(self, keys: Array, values: Array, length) -> Hashes:
         precise = accumulator(keys.dtype)
         rows = keys.astype(precise)
-        centre = rows.sum(axis=0) / jnp.maximum(length, 1).astype(precise)
+        is_token = (jnp.arange(rows.shape[0]) < length)[:, None]
+        centre = jnp.where(is_token, rows, 0).sum(axis=0) / jnp.maximum(length, 1).astype(precise)
         centre = centre if self.is_centred else jnp.zeros_like(centre)
         rows = rows - centre[None]
         norms = jnp.linalg.norm(rows, axis=1).astype(jnp.bfloat16)
-        return Hashes(centre, self.hashes(rows), norms)
+        centred = jnp.asarray(length if self.is_centred else 0, jnp.int32)
+        return Hashes(centre, centred, self.hashes(rows), norms)
+
+    def is_due(self, index: Hashes, length) -> Array | None:
+        return length >= 2 * index.centred if self.is_centred else None
+
+    def refresh(self, index: Hashes, keys: Array, values: Array, length) -> Hashes:
+        return self.build(keys, values, length)
 
     def update(self, index: Hashes, k: Array, v: Array, position) -> Hashes:
         row = k.astype(index.centre.dtype) - index.centre

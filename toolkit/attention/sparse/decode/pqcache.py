@@ -3,8 +3,13 @@
     q . k_i ~ sum_j q^(j) . c^(j)[code_ij]        asymmetric distance: the query is not rounded
 
 Half of the budget goes to the most recent tokens, the other half to the tokens with the largest
-sum, over the query heads of a group, of the softmax of these estimates. A token's codes are those
-of its nearest centroids; the centroids stay those of the prompt.
+sum, over the query heads of a group, of the softmax of these estimates. That softmax is over the
+tokens that can be selected, as in the released code: what sinks and recent tokens hold, which are
+read anyhow, does not weaken a head's vote.
+
+A token's codes are those of its nearest centroids. Centroids are found again whenever there are
+half as many tokens more, which the release leaves out: there those of the prompt stay, and after a
+short prompt they are centroids of nothing.
 
 Two codes of up to eight bits are kept as one of 16, so that two parts cost one look-up in a table
 of their sums.
@@ -17,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt16
+from jaxtyping import Array, Float, Int, UInt16
 
 from toolkit.attention._checks import check_choice, check_count
 from toolkit.attention._precision import accumulator
@@ -26,10 +31,12 @@ from toolkit.attention.sparse.selector import Selector, setting
 
 
 class Codes(NamedTuple):
-    """Centroids of every part, and the codes of the tokens, two parts in one number."""
+    """Centroids of every part, the codes of the tokens, two parts in one number, and their last
+    number when the centroids were found."""
 
     centroids: Float[Array, "parts clusters size"]
     codes: UInt16[Array, "pairs capacity"]
+    clustered: Int[Array, ""]
 
 
 @jax.tree_util.register_dataclass
@@ -41,12 +48,15 @@ class PQCache(Selector):
         parts: into which the channels are cut, an even number.
         bits: of a code; 2 ** bits centroids in every part, at most 8.
         iterations: of the k-means that finds them.
+        growth: new tokens, as a share of the others, after which they are found again: the work of
+            `build`, 2 iterations 2 ** bits key FLOPs for every slot of the cache.
     """
 
     sinks: int = setting(32)
     parts: int = setting(2)
     bits: int = setting(6)
     iterations: int = setting(10)
+    growth: float = setting(0.5)
 
     group: ClassVar[str] = "sum"
 
@@ -56,6 +66,8 @@ class PQCache(Selector):
         check_choice("parts modulo 2", self.parts % 2, (0,))
         check_choice("bits", self.bits, range(1, 9))
         check_count("iterations", self.iterations, 0)
+        if not self.growth > 0:
+            raise ValueError(f"growth must be above 0; got {self.growth}.")
 
     def build(self, keys: Array, values: Array, length) -> Codes:
         capacity, size = keys.shape
@@ -67,7 +79,15 @@ class PQCache(Selector):
         clusters = 2**self.bits
         settings = is_row, clusters, self.iterations, clusters
         centroids, codes = jax.vmap(lambda rows: k_means(rows, *settings))(split)
-        return Codes(centroids.astype(keys.dtype), self._join(codes))
+        clustered = jnp.asarray(length, jnp.int32)
+        return Codes(centroids.astype(keys.dtype), self._join(codes), clustered)
+
+    def is_due(self, index: Codes, length) -> Array:
+        now, then = (x.astype(jnp.float32) - self.sinks for x in (length, index.clustered))
+        return now >= (1 + self.growth) * jnp.maximum(then, 1)
+
+    def refresh(self, index: Codes, keys: Array, values: Array, length) -> Codes:
+        return self.build(keys, values, length)
 
     def update(self, index: Codes, k: Array, v: Array, position) -> Codes:
         rows = k.reshape(self.parts, 1, -1)

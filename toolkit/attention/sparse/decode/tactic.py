@@ -64,7 +64,7 @@ class Tactic(Selector):
 
     cluster_size: int = setting(16)
     segment: int = setting(2048)
-    refresh_every: int = setting(256)
+    refresh_every: int = setting(64)
     iterations: int = setting(10)
     exact_head: float = setting(0.01)
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 
 from toolkit.attention import KVCache, sparse
 from toolkit.attention.softmax.cache import floats
+from toolkit.attention.sparse.protocol import check_budget
 
 
 @jax.tree_util.register_dataclass
@@ -37,6 +38,8 @@ class SparseMemory(sparse.SparseCache):
     @classmethod
     def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
         """What a dense cache holds, indexed."""
+        heads, capacity = cache.keys.shape[1], cache.capacity
+        check_budget(choice.selector, choice.budget, capacity, heads)
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
         keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
         held = sparse.build(choice.selector, keys, values, cache.length)

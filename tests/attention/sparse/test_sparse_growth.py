@@ -1,0 +1,73 @@
+"""An index grown from any prompt, none at all, keeps what one built of all the tokens keeps."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sparse_laws
+from jax import lax
+from tiers import by_night
+
+from toolkit.attention import sparse
+
+PROMPTS, GROWN, GROUP, SIZE = (0, 1, 33), 383, 4, 32
+CAPACITY = PROMPTS[-1] + GROWN
+BUDGET = sparse.FixedTokens(96)
+LEAST = 0.95  # of the mass of an index built
+LEAST_OF_TACTIC = 0.85  # which clusters new tokens among themselves, as published
+SETTINGS = {"pqcache": {"sinks": 4, "bits": 4}}
+
+
+@cache
+def law():
+    return sparse_laws.topics(
+        3, GROUP, key_heads=2, tokens=CAPACITY, queries=16, size=SIZE, sharpness=2.0
+    )
+
+
+@jax.jit
+def grown(selector):
+    """One row for every prompt, all grown by as many tokens."""
+    keys, values = (jnp.broadcast_to(x, (len(PROMPTS), *x.shape)) for x in law()[1:])
+    rows = jnp.arange(len(PROMPTS))
+
+    def append(held, _):
+        k, v = (x[rows, :, held.length] for x in (keys, values))
+        return sparse.update(selector, held, k, v), None
+
+    prompts = sparse.build(selector, keys, values, jnp.array(PROMPTS))
+    return lax.scan(append, prompts, None, GROWN)[0]
+
+
+def built(selector):
+    keys, values = (jnp.broadcast_to(x, (len(PROMPTS), *x.shape)) for x in law()[1:])
+    return sparse.build(selector, keys, values, jnp.array(PROMPTS) + GROWN)
+
+
+def masses(selector, held):
+    def lse(q, budget_is_all):
+        q = jnp.broadcast_to(q, (len(PROMPTS), *q.shape))
+        budget = sparse.FixedTokens(CAPACITY) if budget_is_all else BUDGET
+        return sparse.decode_step(held, q, selector, budget).lse
+
+    lse = jax.jit(lse, static_argnums=1)
+    parts = [[np.asarray(lse(q, whole)) for q in law().q] for whole in (False, True)]
+    return np.exp(np.stack(parts[0]) - np.stack(parts[1])).mean(axis=(0, 2))
+
+
+@pytest.mark.parametrize(
+    "name", ["pqcache", *by_night({"hata", "quest", "tactic"}, ["hata", "quest", "tactic"])]
+)
+def test_an_index_grown_keeps_the_mass_of_one_built(name):
+    own = sparse.SELECTORS[name](**SETTINGS.get(name, {}))
+    cache = grown(own)
+    assert cache.length.tolist() == [prompt + GROWN for prompt in PROMPTS]
+    least = LEAST_OF_TACTIC if name == "tactic" else LEAST
+    assert (masses(own, cache) >= least * masses(own, built(own))).all()
+
+
+def test_centroids_that_stay_those_of_a_short_prompt_lose_mass():
+    stays = sparse.SELECTORS["pqcache"](**SETTINGS["pqcache"], growth=1e9)
+    assert (masses(stays, grown(stays))[:2] < LEAST * masses(stays, built(stays))[:2]).all()
