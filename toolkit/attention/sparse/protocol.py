@@ -35,7 +35,7 @@ from toolkit.attention._checks import check_choice, check_multiple, check_same_d
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
-from toolkit.attention.sparse.budget import Budget, PerHead
+from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     GROUPS,
@@ -299,7 +299,7 @@ def decode_step(
     check_multiple("the heads of q_t", q_t.shape[1], "the heads of the cache", key_heads)
     check_same_dtype(q_t=q_t, cache_keys=cache.keys)
     check_choice("group", group, (None, *GROUPS))
-    check_budget(selector, budget, cache.capacity, key_heads)
+    selector.check_budget(budget, cache.capacity, key_heads)
     q_t, scale = fixed_scale(q_t, scale)
     how, by_kernel = group or selector.group, implementation == "pallas"
     if by_kernel and corrects_tail:
@@ -363,26 +363,6 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
         index_bytes += _each("tail_bytes", selector, cache.index, q, length)
     lse = lse.reshape(batch, -1)
     return Decoded(out.astype(q_t.dtype), lse, tokens, per_token * tokens + index_bytes)
-
-
-def check_budget(selector: Selector, budget: Budget, capacity: int, heads: int) -> None:
-    """Refuse a budget that a system cannot serve, or that is less than what it reads anyhow."""
-    name = type(selector).__name__
-    if budget.needs_mass and not selector.estimates_mass:
-        raise ValueError(
-            f"budget must be a number of tokens: {name} does not estimate what share of the "
-            f"softmax a token holds; got {budget}."
-        )
-    if isinstance(budget, PerHead) and len(budget.tokens) != heads:
-        raise ValueError(
-            f"budget must have one number for each of {heads} key-value heads; got {budget}."
-        )
-    if budget.least(capacity) < min(selector.least, capacity):
-        raise ValueError(
-            f"budget must be at least {selector.least} tokens for {name}, which always reads "
-            f"{selector.sinks} sinks and up to {selector.recent_slots(0)} recent tokens; "
-            f"got {budget}, {budget.least(capacity)} of {capacity} tokens."
-        )
 
 
 def _over_heads(function, selector, *arrays):

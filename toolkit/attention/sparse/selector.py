@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._checks import check_count
-from toolkit.attention.sparse.budget import Budget, Ranked
+from toolkit.attention.sparse.budget import Budget, PerHead, Ranked
 
 
 def setting(default: Any) -> Any:
@@ -79,6 +79,25 @@ class Selector:
     def least(self) -> int:
         """Tokens that a step may read whatever the budget: the sinks and the recent ones."""
         return self.sinks + self.recent_slots(0)
+
+    def check_budget(self, budget: Budget, capacity: int, heads: int) -> None:
+        """Refuse one that this system cannot serve, or that is less than what it reads anyhow."""
+        name = type(self).__name__
+        if budget.needs_mass and not self.estimates_mass:
+            raise ValueError(
+                f"budget must be a number of tokens: {name} does not estimate what share of the "
+                f"softmax a token holds; got {budget}."
+            )
+        if isinstance(budget, PerHead) and len(budget.tokens) != heads:
+            raise ValueError(
+                f"budget must have one number for each of {heads} key-value heads; got {budget}."
+            )
+        if budget.least(capacity) < min(self.least, capacity):
+            raise ValueError(
+                f"budget must be at least {self.least} tokens for {name}, which always reads "
+                f"{self.sinks} sinks and up to {self.recent_slots(0)} recent tokens; "
+                f"got {budget}, {budget.least(capacity)} of {capacity} tokens."
+            )
 
     @property
     def ranks_tokens(self) -> bool:
