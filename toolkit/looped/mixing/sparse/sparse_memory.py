@@ -13,7 +13,6 @@ from jaxtyping import Array, Int
 
 from toolkit.attention import KVCache, sparse
 from toolkit.attention.softmax.cache import floats
-from toolkit.attention.sparse.protocol import check_budget
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +38,7 @@ class SparseMemory(sparse.SparseCache):
     def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
         """What a dense cache holds, indexed."""
         heads, capacity = cache.keys.shape[1], cache.capacity
-        check_budget(choice.selector, choice.budget, capacity, heads)
+        choice.selector.check_budget(choice.budget, capacity, heads)
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
         keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
         held = sparse.build(choice.selector, keys, values, cache.length)
