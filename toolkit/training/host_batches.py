@@ -5,6 +5,7 @@ read: the order of the data depends neither on the number of hosts nor on the me
 run needs to know its step, which every checkpoint holds, and nothing else.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +22,7 @@ from toolkit.training.data import CorpusError
 
 MOST_ROWS = 1 << 20
 _TURNS = 4
+_FEW = 256  # the network's few bits would favour some orders
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,8 @@ def record_batches(
 
         number = step * batch + row;   record = source[permutation_{seed, epoch}(number mod size)]
 
-    Every epoch, number // size, has a permutation of its own, of which nothing is kept in memory.
+    Every epoch, number // size, has a permutation of its own, uniform over all orders for up to 256
+    records. Of more, nothing is kept in memory.
     What `grain` computes per record (parsing, tokenising, packing) is computed by the host that
     needs it. Streams without random access (`grain.IterDataset`) have an order of their own, which
     cannot be divided without asking the other hosts, and are refused.
@@ -228,10 +231,13 @@ def record_batches(
 
 
 def permuted(index: int, size: int, key: str) -> int:
-    """Where a keyed permutation of 0..size-1 takes an index: a Feistel network of four turns.
+    """Where a keyed permutation of 0..size-1 takes an index.
 
-    It permutes the smallest 4^k >= size; what falls beyond the size is permuted again.
+    Of few records every order is drawn equally often. Of many, a Feistel network of four turns
+    permutes the smallest 4^k >= size; what falls beyond the size is permuted again.
     """
+    if size <= _FEW:
+        return _drawn_order(size, key)[index]
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     while True:
         left, right = index >> half, index & ((1 << half) - 1)
@@ -241,6 +247,16 @@ def permuted(index: int, size: int, key: str) -> int:
         index = left << half | right
         if index < size:
             return index
+
+
+@functools.lru_cache(maxsize=8)
+def _drawn_order(size: int, key: str) -> list[int]:
+    """All of a permutation (Fisher and Yates): each place changes with an equal or earlier one."""
+    order = list(range(size))
+    for place in range(1, size):
+        other = _drawn(f"{key}/{place}") % (place + 1)
+        order[place], order[other] = order[other], order[place]
+    return order
 
 
 def _drawn(key: str) -> int:
