@@ -1,6 +1,6 @@
 """From one device to many: simulated devices, meshes, layouts, and steps that use them.
 
-`pjit`, the name many know this by, is `jax.jit` with shardings today; nothing here needs more.
+`pjit`, the name many know this by, is deprecated: `jax.jit` with shardings does what it did.
 
 * `use_cores`: the token mixers put all cores of a CPU to work
 * `simulate_devices`: the CPU shows itself as many devices

@@ -1,8 +1,8 @@
 """One training step on many devices, written twice.
 
 `partitioned_train_step` states where arrays lie and lets the compiler choose the communication.
-That is what `pjit` was; pjit today is `jax.jit` with shardings. `sharded_train_step` writes the
-communication down (`jax.shard_map`): the textbook ZeRO-3 step, whose collectives can be counted.
+That is what `pjit` did, a deprecated name of `jax.jit` with shardings. `sharded_train_step` writes
+the communication down (`jax.shard_map`): the textbook ZeRO-3 step, whose collectives can be counted.
 
 Both compute what one device would compute, and have the same signature:
 
