@@ -20,9 +20,9 @@ def make_mesh(
 ) -> Mesh:
     """Arranges devices in a grid with named axes.
 
-    "auto" axes leave the placement of intermediate arrays to the compiler (what `pjit` did,
-    a deprecated name of `jax.jit` with shardings). "explicit" axes put the placement in each
-    array's type and refuse ambiguous operations. `jax.make_mesh` alone means explicit; here it is said.
+    "auto" axes leave the placement of intermediate arrays to the compiler (what `pjit` did, a
+    deprecated name of `jax.jit` with shardings). "explicit" axes put the placement in each array's
+    type and refuse ambiguous operations. `jax.make_mesh` alone means explicit; here it is said.
 
     Args:
         axes: name -> size, outermost first, such as {"data": 4, "model": 2}.

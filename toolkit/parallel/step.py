@@ -2,7 +2,7 @@
 
 `partitioned_train_step` states where arrays lie and lets the compiler choose the communication.
 That is what `pjit` did, a deprecated name of `jax.jit` with shardings. `sharded_train_step` writes
-the communication down (`jax.shard_map`): the textbook ZeRO-3 step, whose collectives can be counted.
+the communication down (`jax.shard_map`): the textbook ZeRO-3 step with collectives to count.
 
 Both compute what one device would compute, and have the same signature:
 
