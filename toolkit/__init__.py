@@ -16,6 +16,8 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.lab`: panels with sliders, notebooks, the tour
 * `toolkit.bench`: contenders side by side
 * `toolkit.experiments`: claims about small models, each tested by one command
+
+Inside `toolkit.checking()`, for debugging, every call looks at the values that it is given, too.
 """
 
 import importlib
@@ -39,12 +41,14 @@ _ROOMS = (
     "schedules",
     "training",
 )
-__all__ = ["__version__", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", "checking", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"toolkit.{name}")
+    if name == "checking":
+        return importlib.import_module("toolkit._checks").checking
     raise AttributeError(f"module 'toolkit' has no attribute {name!r}")
 
 

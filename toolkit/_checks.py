@@ -1,78 +1,133 @@
 """Arguments and fields held against their annotations, so that a wrong one is refused in one line.
 
-An annotation says what a value is; which of those it may be (at least 1, below the vocabulary) is
-checked by whoever knows. A value that jax traces passes for any number.
+An annotation says what a value is, how large an array is and of which numbers, and, behind a type
+in `typing.Annotated`, what else must hold (`_annotations.py`). An axis has one size wherever a call
+names it. A value that jax traces passes for any number. What an array holds is not
+read, since that would wait for the device, except inside `checking()`.
 """
 
+import dataclasses
 import functools
 import inspect
 import math
-import os
-import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from toolkit._annotations import Between, Multiple, SameDtype
+from toolkit._kinds import (
+    alternatives,
+    array_kind,
+    check_kind,
+    check_rank,
+    hints_of,
+    known_dtypes,
+    markers_of,
+    plain_types,
+)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_WORDS = {
-    int: "an int",
-    float: "a finite number",
-    bool: "True or False",
-    str: "a text",
-    types.NoneType: "None",
-    os.PathLike: "a path",
-    Callable: "a function",
-    jax.Array: "an array",
-    np.ndarray: "an array",
-}
+_SCALARS = frozenset((int, float, str, bool, type(None)))
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_IS_CHECKING: ContextVar[bool] = ContextVar("_IS_CHECKING", default=False)
 
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "uint8")
+@contextmanager
+def checking() -> Iterator[None]:
+    """Have every call look at the values that it is given, too: for debugging.
+
+        gate <= 0, 0 <= beta <= 2, room in caches, ...    for arrays that jax does not trace
+
+    Outside, no value of an array is read, since a read waits for everything that the device still
+    has to do; what a wrong value leads to (NaN, as a rule) stands in a function's documentation.
+
+    Returns:
+        A context.
+
+    Cost:
+        Two reductions and a read per array that has a range, for each call.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from toolkit.attention import gated_linear_attention_step
+        >>> x, state = jnp.ones((1, 2, 4)), jnp.zeros((1, 2, 4, 4))
+        >>> with checking():
+        ...     gated_linear_attention_step(x, x, x, x, state)
+        Traceback (most recent call last):
+        ValueError: g_t is a natural-log decay and must be <= 0; got 1 to 1.
+    """
+    token = _IS_CHECKING.set(True)
+    try:
+        yield
+    finally:
+        _IS_CHECKING.reset(token)
+
+
+def reads_values(*arrays: Any) -> bool:
+    """Whether the values of these arrays are to be checked, and can be."""
+    return _IS_CHECKING.get() and not any(isinstance(x, Tracer) for x in arrays)
 
 
 class _Wanted(NamedTuple):
-    """What an argument may be.
+    """What an argument may be, in the form that a call needs.
 
     Attributes:
         kinds: the alternatives of its annotation.
         is_infinite: whether it may be infinite: where its default is.
-        types: types of which every value will do, and `axes` and `dtypes` of which every array:
-            what most calls need to know.
+        types: types of which every value is right, unless there are `fields`.
+        right: numbers and strings that were found right before, with their types.
+        axes: names of an array's axes, of which the size of each is shared by the arrays of a
+            call; None where their number is open, or the argument is no array.
+        dtypes: dtypes of an array that are right without a closer look.
+        label: under which its dtype is shared; None where it is its own.
+        between: the range of an array's values.
+        fields: what the arrays in a dataclass may be.
     """
 
     kinds: tuple[Any, ...]
     is_infinite: bool
     types: frozenset[type]
-    axes: int | None
+    right: set[tuple[type, Any]]
+    axes: tuple[str, ...] | None
     dtypes: frozenset[Any]
+    label: str | None
+    between: Between | None
+    fields: "dict[str, _Wanted]"
 
-    def is_surely(self, value: Any) -> bool:
-        """Whether a value is fine by its type or axes alone, in a microsecond."""
-        if isinstance(value, jax.Array):
-            return value.ndim == self.axes and value.dtype in self.dtypes
-        return type(value) in self.types
+
+class _Plan(NamedTuple):
+    """What all arguments of a function may be, and how their axes relate."""
+
+    wanted: dict[str, _Wanted]
+    positional: tuple[tuple[str, _Wanted], ...]
+    multiples: tuple[Multiple, ...]
 
 
 def checked(function: Function) -> Function:
     """Refuse arguments that are not what the function's annotations say."""
-    names = list(inspect.signature(function).parameters)
+    plan: _Plan | None = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        wanted = _wanted(function)
-        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            if name in wanted and not wanted[name].is_surely(value):
-                _check(name, value, wanted[name])
+        nonlocal plan
+        if plan is None:  # annotations may name what is defined further down
+            plan = _plan(function)
+        sizes: dict[str, Any] = {}
+        for (name, wanted), value in zip(plan.positional, args, strict=False):
+            _check(name, value, wanted, sizes)
+        for name, value in kwargs.items():
+            if name in plan.wanted:
+                _check(name, value, plan.wanted[name], sizes)
+        for multiple in plan.multiples:
+            _check_multiple(multiple, sizes)
         return function(*args, **kwargs)
 
     return typing.cast(Function, call)
@@ -80,180 +135,148 @@ def checked(function: Function) -> Function:
 
 def check_fields(instance: Any, prefix: str = "") -> None:
     """Refuse fields of a dataclass that are not what their annotations say, with a ValueError."""
-    for name, wanted in _wanted(type(instance)).items():
+    plan, sizes = _plan(type(instance)), {}
+    for name, wanted in plan.wanted.items():
         try:
-            _check(prefix + name, getattr(instance, name), wanted)
+            _check(prefix + name, getattr(instance, name), wanted, sizes)
         except TypeError as error:
             raise ValueError(str(error)) from None
 
 
-def check_rank(name: str, array: Array, axis_names: str) -> None:
-    """Refuse an `array` without exactly the axes in `axis_names`, such as "batch time"."""
-    wanted = axis_names.split()
-    is_any = [axis == "..." or axis.startswith("*") for axis in wanted]
-    if array.ndim < len(wanted) - sum(is_any) or (array.ndim > len(wanted) and not any(is_any)):
-        raise ValueError(
-            f"{name} must have {len(wanted)} axes [{', '.join(wanted)}]; "
-            f"got shape {tuple(array.shape)}."
+def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> None:
+    """Refuse a value that is not what is wanted; what is right is found so in a microsecond."""
+    _, _, types, right, axes, dtypes, label, between, fields = wanted
+    kind = type(value)
+    if kind in types:
+        for field, own in fields.items():
+            _check(f"{name}.{field}", getattr(value, field), own, sizes)
+        return
+    if kind in _SCALARS:
+        if (kind, value) in right:
+            return
+    elif axes is not None and hasattr(value, "dtype") and hasattr(value, "shape"):
+        shape, dtype = value.shape, value.dtype
+        is_right = len(shape) == len(axes) and dtype in dtypes
+        if is_right:
+            for axis, size in zip(axes, shape, strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    is_right = False
+            if label is not None and (0 in shape or sizes.setdefault(label, dtype) != dtype):
+                is_right = False
+        if is_right and between is None:
+            return
+        if is_right and not reads_values(value):
+            return
+    _check_closely(name, value, wanted, sizes)
+    if kind in _SCALARS and len(right) < 64:
+        right.add((kind, value))
+
+
+def _check_closely(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> None:
+    check_kind(name, value, wanted.kinds, wanted.is_infinite)
+    kind = array_kind(wanted.kinds)
+    if kind is None or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return
+    _check_sizes(name, value, kind.dim_str.split(), sizes)
+    if wanted.label is not None:
+        _check_alike(name, value, wanted.label, sizes)
+    if wanted.between is not None and reads_values(value):
+        numbers = np.asarray(value)
+        error = wanted.between.of_range(name, float(numbers.min()), float(numbers.max()))
+        if error is not None:
+            raise error
+
+
+def _check_sizes(name: str, array: Array, axes: list[str], sizes: dict[str, Any]) -> None:
+    """Hold a shape against the sizes found so far; `#axis` may also be 1."""
+    plain = [axis.removeprefix("#") for axis in axes]
+    if not all(map(str.isidentifier, plain)):
+        return
+    for axis, plain_axis, size in zip(axes, plain, array.shape, strict=True):
+        if axis.startswith("#"):
+            if size != 1 and sizes.setdefault(plain_axis, size) != size:
+                raise ValueError(
+                    f"{name} [{', '.join(plain)}] must have {sizes[plain_axis]} or 1 along "
+                    f"{plain_axis}; got shape {tuple(array.shape)}."
+                )
+        else:
+            sizes.setdefault(axis, size)
+    if not any(axis.startswith("#") for axis in axes):
+        check_shape(name, array, tuple(sizes[axis] for axis in axes), " ".join(axes))
+
+
+def _check_alike(name: str, array: Array, label: str, sizes: dict[str, Any]) -> None:
+    for axis, size in sizes.items():
+        if isinstance(size, int) and size == 0:
+            of = "token" if axis == "time" else axis
+            raise ValueError(f"the inputs must hold at least one {of}; got {axis} = 0.")
+    is_floating = jnp.issubdtype(array.dtype, jnp.floating)
+    if is_floating and sizes.setdefault(label, array.dtype) != array.dtype:
+        raise TypeError(
+            f"{label} must share one dtype; got {name} {array.dtype} beside {sizes[label]}."
         )
 
 
-def check_floating(name: str, array: Array) -> None:
-    """Refuse an `array` that is not real floating point of 16 bits at least."""
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"{name} must be floating point; got {array.dtype}.")
-    if jnp.finfo(array.dtype).bits < 16:
-        raise TypeError(f"{name} must have at least 16 bits; got {array.dtype}.")
+def _check_multiple(multiple: Multiple, sizes: dict[str, Any]) -> None:
+    many, few = sizes.get(multiple.many), sizes.get(multiple.few)
+    if isinstance(many, int) and isinstance(few, int) and many % few:
+        raise ValueError(
+            f"{multiple.of_many} must be a multiple of {multiple.of_few}; got {many} and {few}."
+        )
 
 
-def check_integers(name: str, array: Array) -> None:
-    """Refuse an `array` that does not hold integers."""
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name} must be integers; got {array.dtype}.")
-
-
-def _check_numbers(name: str, array: Array, kind: Any) -> None:
-    """Refuse an `array` whose numbers are not of the sort that an annotation names."""
-    if "float32" in kind.dtypes:
-        check_floating(name, array)
-    elif "int32" in kind.dtypes:
-        check_integers(name, array)
-    elif set(kind.dtypes) <= {"bool", "bool_"} and array.dtype != bool:
-        raise TypeError(f"{name} must be boolean; got {array.dtype}.")
-
-
-def shown(value: Any) -> str:
-    """A value as an error shows it: type and shape of an array, the start of a long text."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:40]}... ({type(value).__name__})"
+def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:
+    """Refuse an `array` whose shape is not exactly `wanted`; `axis_names` names the axes."""
+    check_rank(name, array, axis_names)
+    if tuple(array.shape) != tuple(wanted):
+        raise ValueError(
+            f"{name} [{', '.join(axis_names.split())}] must have shape {tuple(wanted)}; "
+            f"got {tuple(array.shape)}."
+        )
 
 
 @functools.cache
-def _wanted(owner: Any) -> dict[str, _Wanted]:
-    try:
-        hints = typing.get_type_hints(owner)
-    except NameError:  # where it is imported for types only
-        import optax
-
-        hints = typing.get_type_hints(owner, localns={"optax": optax})
-    wanted = {}
-    for name, parameter in inspect.signature(owner).parameters.items():
-        is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if is_one and name in hints:
-            wanted[name] = _wanted_of(_alternatives(hints[name]), parameter.default)
-    return wanted
-
-
-def _wanted_of(kinds: list[Any], default: Any) -> _Wanted:
-    is_infinite = isinstance(default, float) and math.isinf(default)
-    plain = frozenset(kind for kind in kinds if isinstance(kind, type) and kind is not float)
-    axes, dtypes = None, frozenset()
-    arrays = [kind for kind in kinds if hasattr(kind, "dim_str")]
-    if arrays and not re.search(r"[*.]", arrays[0].dim_str):
-        axes = len(arrays[0].dim_str.split())
-        known = (name for name in _DTYPES if name in arrays[0].dtypes)
-        dtypes = frozenset(map(jnp.dtype, known))
-    return _Wanted(tuple(kinds), is_infinite, plain, axes, dtypes)
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [kind for part in typing.get_args(annotation) for kind in _alternatives(part)]
-    return [annotation]
-
-
-def _check(name: str, value: Any, wanted: _Wanted) -> None:
-    kinds, is_infinite, *_ = wanted
-    if any(_fits(value, kind, is_infinite) for kind in kinds):
-        return
-    arrays = [kind for kind in kinds if hasattr(kind, "dim_str")]
-    if arrays and hasattr(value, "dtype"):
-        check_rank(name, value, arrays[0].dim_str)
-        _check_numbers(name, value, arrays[0])
-    if arrays and types.NoneType not in kinds and len(kinds) == 1:
-        raise TypeError(f"{name} must be an array; got {type(value).__name__}.")
-    words = " or ".join(dict.fromkeys(_words(kind) for kind in kinds))
-    is_value = any(_fits(value, kind, None) for kind in kinds)
-    error = ValueError if is_value else TypeError
-    raise error(f"{name} must be {words}; got {shown(value)}.")
-
-
-def _fits(value: Any, kind: Any, is_infinite: bool | None) -> bool:
-    """Whether a value is of a kind; with `is_infinite` None, of its type at least."""
-    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if isinstance(kind, TypeVar):
-        return kind.__bound__ is None or _fits(value, kind.__bound__, is_infinite)
-    if kind is Any:
-        return True
-    if getattr(origin, "_is_protocol", False):
-        names = {*inspect.get_annotations(origin), *vars(origin)}
-        return all(hasattr(value, name) for name in names if not name.startswith("_"))
-    if origin is Literal:
-        return isinstance(value, type(parts[0])) if is_infinite is None else value in parts
-    if hasattr(kind, "dim_str"):
-        return _is_array(value, kind)
-    if kind in (int, float) and isinstance(value, Tracer):
-        return value.ndim == 0
-    if kind is bool:
-        return isinstance(value, bool | np.bool_)
-    if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if kind is float:
-        return _is_number(value, is_infinite)
-    if kind in (jax.Array, np.ndarray):
-        return isinstance(value, jax.Array | np.ndarray)
-    if origin is Path:
-        return isinstance(value, str | os.PathLike)
-    if origin in (list, tuple, Sequence):
-        return _is_sequence(value, parts)
-    if origin is Iterable and isinstance(value, str):
-        return False
-    return isinstance(value, origin) if isinstance(origin, type) else True
-
-
-def _is_number(value: Any, is_infinite: bool | None) -> bool:
-    if isinstance(value, jax.Array | np.ndarray):
-        value = value.item() if value.ndim == 0 else None
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        return False
-    return is_infinite is None or math.isfinite(value) or (is_infinite and not math.isnan(value))
-
-
-def _is_sequence(value: Any, parts: tuple[Any, ...]) -> bool:
-    """Lists, tuples and arrays are alike, texts are none; number and types of parts count."""
-    value = value.tolist() if isinstance(value, np.ndarray) and value.ndim else value
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return False
-    if not parts or len(parts) == 1 or parts[-1] is Ellipsis:
-        parts = parts[:1] * len(value)
-    return not parts or (
-        len(parts) == len(value)
-        and all(
-            any(_fits(each, kind, False) for kind in _alternatives(part))
-            for each, part in zip(value, parts, strict=True)
-        )
+def _plan(owner: Any) -> _Plan:
+    hints, parameters = hints_of(owner), list(inspect.signature(owner).parameters.values())
+    wanted = {x.name: _wanted_of(hints[x.name], x.default) for x in parameters if x.name in hints}
+    wanted = {
+        x.name: wanted.get(x.name, _ANYTHING)
+        for x in parameters
+        if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
+    }
+    markers = [marker for name in wanted for marker in markers_of(hints.get(name))]
+    return _Plan(
+        wanted,
+        tuple((x.name, wanted[x.name]) for x in parameters if x.kind in _POSITIONAL),
+        tuple(dict.fromkeys(x for x in markers if isinstance(x, Multiple))),
     )
 
 
-def _is_array(value: Any, kind: Any) -> bool:
-    if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
-        return False
-    try:
-        check_rank("", value, kind.dim_str)
-        _check_numbers("", value, kind)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _wanted_of(annotation: Any, default: Any) -> _Wanted:
+    kinds, markers = tuple(alternatives(annotation)), markers_of(annotation)
+    kind, axes, dtypes = array_kind(kinds), None, frozenset()
+    if kind is not None and all(map(str.isidentifier, kind.dim_str.split())):
+        axes, dtypes = tuple(kind.dim_str.split()), known_dtypes(kind)
+    return _Wanted(
+        kinds,
+        isinstance(default, float) and math.isinf(default),
+        plain_types(kinds),
+        set(),
+        axes,
+        dtypes,
+        next((m.label for m in markers if isinstance(m, SameDtype)), None),
+        next((m for m in markers if isinstance(m, Between)), None),
+        {name: own for kind in kinds for name, own in _fields(kind).items()},
+    )
 
 
-def _words(kind: Any) -> str:
-    if hasattr(kind, "dim_str"):
-        return f"an array [{', '.join(kind.dim_str.split())}]"
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
-    kind = getattr(kind, "__bound__", None) or kind
-    origin = typing.get_origin(kind) or kind
-    is_plain = origin not in (list, tuple)
-    return _WORDS.get(origin) or f"a {origin.__name__ if is_plain else kind}"
+def _fields(kind: Any) -> dict[str, _Wanted]:
+    """What the arrays in a dataclass may be."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    hints = hints_of(kind)
+    hints = {name: hint for name, hint in hints.items() if array_kind(alternatives(hint))}
+    return {name: _wanted_of(hint, None) for name, hint in hints.items()}
+
+
+_ANYTHING = _wanted_of(Any, None)

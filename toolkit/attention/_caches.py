@@ -17,7 +17,7 @@ import numpy as np
 from jax import core, lax
 from jaxtyping import Array, Bool, Int, Shaped
 
-from toolkit._checks import check_integers, shown
+from toolkit._kinds import check_integers, shown
 from toolkit.attention._attend import Extent, Segments, packed, positions_in_documents
 from toolkit.attention._checks import (
     check_same_dtype,

@@ -6,7 +6,7 @@ Values are known only for concrete arrays, so checks of values are skipped under
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral
 from types import MappingProxyType, NoneType
 from typing import Any, get_args
@@ -16,17 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from toolkit._checks import check_floating, check_integers, check_rank, shown
-
-
-def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str) -> None:
-    """Refuse an `array` whose shape is not exactly `wanted`; `axis_names` names the axes."""
-    check_rank(name, array, axis_names)
-    if tuple(array.shape) != tuple(wanted):
-        raise ValueError(
-            f"{name} [{', '.join(axis_names.split())}] must have shape {tuple(wanted)}; "
-            f"got {tuple(array.shape)}."
-        )
+from toolkit._checks import check_shape
+from toolkit._kinds import check_floating, check_integers, check_rank, shown
 
 
 def check_count(name: str, count: int, least: int, why: str = "") -> None:

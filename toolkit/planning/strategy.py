@@ -5,7 +5,8 @@ import itertools
 import math
 import re
 
-from toolkit._checks import check_fields, shown
+from toolkit._checks import check_fields
+from toolkit._kinds import shown
 from toolkit.parallel.stream_backward import MOST_CHUNKS
 
 RECOMPUTE = ("none", "elementwise", "layer")

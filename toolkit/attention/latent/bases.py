@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_floating, checked
+from toolkit._checks import checked
+from toolkit._kinds import check_floating
 from toolkit.attention._checks import check_count, check_shape
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.weights import LatentWeights, rms_norm

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import check_floating, shown
+from toolkit._kinds import check_floating, shown
 from toolkit.attention._checks import check_shape
 from toolkit.attention._precision import accumulator
 from toolkit.attention.latent.config import LatentConfig

@@ -22,18 +22,24 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
+    Chunk,
+    Form,
     Gate,
     Gates,
     Key,
     Keys,
+    LogDecay,
+    LogDecays,
     Output,
     Outputs,
     Queries,
     Query,
     SegmentIds,
     State,
+    Strength,
+    Strengths,
     Value,
     Values,
 )
@@ -59,12 +65,13 @@ COMBA_RULE = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
 @checked
+@compiled
 def comba(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    beta: Gates,
+    g: LogDecays,
+    beta: Strengths,
     feedback: Gates,
     correction: Gates,
     *,
@@ -72,8 +79,8 @@ def comba(
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a decaying state whose reads are fed back, in linear time.
 
@@ -123,9 +130,6 @@ def comba(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    arrays |= {"feedback": feedback, "correction": correction}
-    check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, feedback, correction, g=g, scale=scale)
@@ -137,8 +141,8 @@ def comba_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    beta: Gates,
+    g: LogDecays,
+    beta: Strengths,
     feedback: Gates,
     correction: Gates,
     *,
@@ -162,7 +166,6 @@ def comba_reference(
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     arrays |= {"feedback": feedback, "correction": correction}
-    check_inputs(comba, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta, feedback, correction):
@@ -175,12 +178,13 @@ def comba_reference(
 
 
 @checked
+@compiled
 def comba_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: Gate,
-    beta_t: Gate,
+    g_t: LogDecay,
+    beta_t: Strength,
     feedback_t: Gate,
     correction_t: Gate,
     state: State,
@@ -206,9 +210,6 @@ def comba_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t, "beta_t": beta_t}
-    arrays |= {"feedback_t": feedback_t, "correction_t": correction_t}
-    check_inputs(comba_step, **arrays, state=state)
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, feedback_t, correction_t, g=g_t, scale=scale)

@@ -11,10 +11,10 @@ of unit length: `normalize_qk` makes them so.
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    Gate,
-    Gates,
+    Chunk,
+    Form,
     Key,
     Keys,
     Output,
@@ -23,6 +23,9 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
+    Strength,
+    Strengths,
     Value,
     Values,
 )
@@ -33,18 +36,19 @@ from toolkit.attention.linear.gates import unit_length
 
 
 @checked
+@compiled
 def delta_net(
     q: Queries,
     k: Keys,
     v: Values,
-    beta: Gates,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a self-correcting state, in time linear in the sequence.
 
@@ -92,8 +96,6 @@ def delta_net(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "beta": beta}
-    check_inputs(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=None, scale=scale)
@@ -105,7 +107,7 @@ def delta_net_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    beta: Gates,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
@@ -125,7 +127,6 @@ def delta_net_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "beta": beta}
-    check_inputs(delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, beta):
@@ -138,16 +139,17 @@ def delta_net_reference(
 
 
 @checked
+@compiled
 def delta_net_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    beta_t: Gate,
+    beta_t: Strength,
     state: State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -167,7 +169,6 @@ def delta_net_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, beta_t=beta_t, state=state)
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)

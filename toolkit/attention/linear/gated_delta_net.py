@@ -17,18 +17,23 @@ them so.
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    Gate,
-    Gates,
+    Chunk,
+    Form,
     Key,
     Keys,
+    LogDecay,
+    LogDecays,
     Output,
     Outputs,
     Queries,
     Query,
     SegmentIds,
     State,
+    StepForm,
+    Strength,
+    Strengths,
     Value,
     Values,
 )
@@ -39,19 +44,20 @@ from toolkit.attention.linear.gates import unit_length
 
 
 @checked
+@compiled
 def gated_delta_net(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    beta: Gates,
+    g: LogDecays,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a decaying, self-correcting state, in time linear in the sequence.
 
@@ -103,8 +109,6 @@ def gated_delta_net(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
@@ -116,8 +120,8 @@ def gated_delta_net_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    beta: Gates,
+    g: LogDecays,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
@@ -138,7 +142,6 @@ def gated_delta_net_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(gated_delta_net, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
@@ -152,17 +155,18 @@ def gated_delta_net_reference(
 
 
 @checked
+@compiled
 def gated_delta_net_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: Gate,
-    beta_t: Gate,
+    g_t: LogDecay,
+    beta_t: Strength,
     state: State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -184,9 +188,6 @@ def gated_delta_net_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(
-        gated_delta_net_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
-    )
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)

@@ -15,11 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    ChannelGate,
-    ChannelGates,
+    Chunk,
+    Form,
     Key,
+    KeyGate,
+    KeyGates,
+    KeyLogDecay,
+    KeyLogDecays,
     Keys,
     Output,
     Outputs,
@@ -28,6 +32,8 @@ from toolkit.attention._shapes import (
     SegmentIds,
     State,
     Value,
+    ValueGate,
+    ValueGates,
     Values,
 )
 from toolkit.attention.costs import delta_forward_flops
@@ -45,20 +51,21 @@ GATED_DELTA_RULE_2 = Rule(_action, correcting_chunk_size)
 
 
 @checked
+@compiled
 def gated_delta_net_2(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
-    erase: ChannelGates,
-    write: Values,
+    g: KeyLogDecays,
+    erase: KeyGates,
+    write: ValueGates,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a state that erases by key channel and writes by value channel.
 
@@ -107,8 +114,6 @@ def gated_delta_net_2(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "erase": erase, "write": write}
-    check_inputs(gated_delta_net_2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, erase, write, g=g, scale=scale)
@@ -120,9 +125,9 @@ def gated_delta_net_2_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
-    erase: ChannelGates,
-    write: Values,
+    g: KeyLogDecays,
+    erase: KeyGates,
+    write: ValueGates,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
@@ -142,7 +147,6 @@ def gated_delta_net_2_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "erase": erase, "write": write}
-    check_inputs(gated_delta_net_2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, erase, write):
@@ -156,13 +160,14 @@ def gated_delta_net_2_reference(
 
 
 @checked
+@compiled
 def gated_delta_net_2_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: ChannelGate,
-    erase_t: ChannelGate,
-    write_t: Value,
+    g_t: KeyLogDecay,
+    erase_t: KeyGate,
+    write_t: ValueGate,
     state: State,
     *,
     scale: float | None = None,
@@ -185,8 +190,6 @@ def gated_delta_net_2_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t, "erase_t": erase_t}
-    check_inputs(gated_delta_net_2_step, **arrays, write_t=write_t, state=state)
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, erase_t, write_t, g=g_t, scale=scale)

@@ -10,20 +10,28 @@ cannot. With n = 1 it is Gated DeltaNet. The corrections run as tokens of their 
 through the same engine. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    Gate,
-    Gates,
+    GROUPED_VALUES,
+    STRENGTH,
+    TOKENS,
+    Chunk,
+    Form,
+    LogDecay,
+    LogDecays,
     Output,
     Outputs,
     Queries,
     Query,
     SegmentIds,
     State,
+    StepForm,
 )
 from toolkit.attention.costs import product_forward_flops, product_step_flops
 from toolkit.attention.inputs import BETA, G, K, Q, V, per_step, recurrent
@@ -33,19 +41,20 @@ from toolkit.attention.linear.gates import unit_length
 
 
 @checked
+@compiled
 def gated_delta_product(
     q: Queries,
-    k: Float[Array, "batch time heads steps key"],
-    v: Float[Array, "batch time value_heads steps value"],
-    g: Gates,
-    beta: Float[Array, "batch time value_heads steps"],
+    k: Annotated[Float[Array, "batch time heads steps key"], TOKENS],
+    v: Annotated[Float[Array, "batch time value_heads steps value"], TOKENS, GROUPED_VALUES],
+    g: LogDecays,
+    beta: Annotated[Float[Array, "batch time value_heads steps"], STRENGTH],
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a state that every token corrects several times, in linear time.
 
@@ -94,10 +103,6 @@ def gated_delta_product(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(
-        gated_delta_product, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     steps = k.shape[3]
@@ -112,10 +117,10 @@ def gated_delta_product(
 @checked
 def gated_delta_product_reference(
     q: Queries,
-    k: Float[Array, "batch time heads steps key"],
-    v: Float[Array, "batch time value_heads steps value"],
-    g: Gates,
-    beta: Float[Array, "batch time value_heads steps"],
+    k: Annotated[Float[Array, "batch time heads steps key"], TOKENS],
+    v: Annotated[Float[Array, "batch time value_heads steps value"], TOKENS, GROUPED_VALUES],
+    g: LogDecays,
+    beta: Annotated[Float[Array, "batch time value_heads steps"], STRENGTH],
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
@@ -136,9 +141,6 @@ def gated_delta_product_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(
-        gated_delta_product, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
@@ -153,17 +155,18 @@ def gated_delta_product_reference(
 
 
 @checked
+@compiled
 def gated_delta_product_step(
     q_t: Query,
-    k_t: Float[Array, "batch heads steps key"],
-    v_t: Float[Array, "batch value_heads steps value"],
-    g_t: Gate,
-    beta_t: Float[Array, "batch value_heads steps"],
+    k_t: Annotated[Float[Array, "batch heads steps key"], TOKENS],
+    v_t: Annotated[Float[Array, "batch value_heads steps value"], TOKENS, GROUPED_VALUES],
+    g_t: LogDecay,
+    beta_t: Annotated[Float[Array, "batch value_heads steps"], STRENGTH],
     state: State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -185,9 +188,6 @@ def gated_delta_product_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(
-        gated_delta_product_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
-    )
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     token, *again = (

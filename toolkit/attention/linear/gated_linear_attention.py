@@ -9,11 +9,13 @@ log-decay g from the token, so that the network chooses what to keep.
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    ChannelGate,
-    ChannelGates,
+    Chunk,
+    Form,
     Key,
+    KeyLogDecay,
+    KeyLogDecays,
     Keys,
     Output,
     Outputs,
@@ -21,6 +23,7 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
     Value,
     Values,
 )
@@ -30,17 +33,18 @@ from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 @checked
+@compiled
 def gated_linear_attention(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
+    g: KeyLogDecays,
     *,
     scale: float | None = None,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a state whose key channels decay one by one.
 
@@ -86,10 +90,6 @@ def gated_linear_attention(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g}
-    check_inputs(
-        gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     tokens = gather_tokens(q, k, v, g=g, scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -99,7 +99,7 @@ def gated_linear_attention_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
+    g: KeyLogDecays,
     *,
     scale: float | None = None,
     initial_state: State | None = None,
@@ -118,9 +118,6 @@ def gated_linear_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g}
-    check_inputs(
-        gated_linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g):
@@ -131,15 +128,16 @@ def gated_linear_attention_reference(
 
 
 @checked
+@compiled
 def gated_linear_attention_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: ChannelGate,
+    g_t: KeyLogDecay,
     state: State,
     *,
     scale: float | None = None,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -159,7 +157,6 @@ def gated_linear_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(gated_linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=g_t, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 

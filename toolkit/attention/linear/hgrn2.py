@@ -10,26 +10,40 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
+from toolkit.attention._shapes import (
+    Chunk,
+    Form,
+    HeadKeyLogDecay,
+    HeadKeyLogDecays,
+    HeadState,
+    HeadValue,
+    HeadValues,
+    Keys,
+    Queries,
+    Query,
+    SegmentIds,
+    StepForm,
+)
 from toolkit.attention.inputs import CHANNEL_G, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 @checked
+@compiled
 def hgrn2(
     q: Queries,
-    v: Float[Array, "batch time heads value"],
-    g: Keys,
+    v: HeadValues,
+    g: HeadKeyLogDecays,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch heads key value"] | None = None,
+    initial_state: HeadState | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
-) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
+) -> tuple[Float[Array, "batch time heads value"], HeadState]:
     r"""Mix tokens through a state whose channels take in as much as they forget.
 
         S_t = Diag(e^(g_t)) S_(t-1) + (1 - e^(g_t)) v_t^T,   o_t = scale S_t^T q_t
@@ -72,8 +86,6 @@ def hgrn2(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "v": v, "g": g}
-    check_inputs(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, _keys(v, g), v, g=g, scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -81,13 +93,13 @@ def hgrn2(
 @checked
 def hgrn2_reference(
     q: Queries,
-    v: Float[Array, "batch time heads value"],
-    g: Keys,
+    v: HeadValues,
+    g: HeadKeyLogDecays,
     *,
     scale: float | None = None,
-    initial_state: Float[Array, "batch heads key value"] | None = None,
+    initial_state: HeadState | None = None,
     segment_ids: SegmentIds | None = None,
-) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+) -> tuple[Float[Array, "batch time heads value"], HeadState]:
     r"""The equation of `hgrn2`, token by token: slow, and the oracle.
 
         S <- Diag(e^g) S + (1 - e^g) v^T,   o = scale S^T q
@@ -101,7 +113,6 @@ def hgrn2_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "v": v, "g": g}
-    check_inputs(hgrn2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, v, g):
@@ -112,15 +123,16 @@ def hgrn2_reference(
 
 
 @checked
+@compiled
 def hgrn2_step(
     q_t: Query,
-    v_t: Float[Array, "batch heads value"],
-    g_t: Key,
-    state: Float[Array, "batch heads key value"],
+    v_t: HeadValue,
+    g_t: HeadKeyLogDecay,
+    state: HeadState,
     *,
     scale: float | None = None,
-    implementation: str | None = None,
-) -> tuple[Float[Array, "batch heads value"], Float[Array, "batch heads key value"]]:
+    implementation: StepForm | None = None,
+) -> tuple[Float[Array, "batch heads value"], HeadState]:
     r"""Decode one token: one read and one write of the state.
 
         k = 1 - e^g,   o = scale (S^T (e^g * q) + (q . k) v),   S <- Diag(e^g) S + k v^T
@@ -139,12 +151,11 @@ def hgrn2_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(hgrn2_step, q_t=q_t, v_t=v_t, g_t=g_t, state=state)
     tokens = gather_tokens(q_t, _keys(v_t, g_t), v_t, g=g_t, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 
 
-def _keys(v: Array, g: Keys) -> Keys:
+def _keys(v: Array, g: HeadKeyLogDecays) -> Keys:
     """1 - e^g, exact also where the gate is nearly open."""
     is_decay = g <= 0
     # Twice `where`, so that no gradient meets what is not finite.

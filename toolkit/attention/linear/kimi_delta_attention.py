@@ -14,13 +14,13 @@ from functools import partial
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    ChannelGate,
-    ChannelGates,
-    Gate,
-    Gates,
+    Chunk,
+    Form,
     Key,
+    KeyLogDecay,
+    KeyLogDecays,
     Keys,
     Output,
     Outputs,
@@ -28,6 +28,9 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
+    Strength,
+    Strengths,
     Value,
     Values,
 )
@@ -39,19 +42,20 @@ from toolkit.attention.linear.gates import unit_length
 
 
 @checked
+@compiled
 def kimi_delta_attention(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
-    beta: Gates,
+    g: KeyLogDecays,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a self-correcting state with a decay per channel, in linear time.
 
@@ -103,10 +107,6 @@ def kimi_delta_attention(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(
-        kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
     tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
@@ -118,8 +118,8 @@ def kimi_delta_attention_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: ChannelGates,
-    beta: Gates,
+    g: KeyLogDecays,
+    beta: Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
@@ -140,9 +140,6 @@ def kimi_delta_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    check_inputs(
-        kimi_delta_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids
-    )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
@@ -156,17 +153,18 @@ def kimi_delta_attention_reference(
 
 
 @checked
+@compiled
 def kimi_delta_attention_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: ChannelGate,
-    beta_t: Gate,
+    g_t: KeyLogDecay,
+    beta_t: Strength,
     state: State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -188,9 +186,6 @@ def kimi_delta_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(
-        kimi_delta_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, beta_t=beta_t, state=state
-    )
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)

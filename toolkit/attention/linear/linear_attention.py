@@ -11,8 +11,10 @@ from functools import partial
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
+    Chunk,
+    Form,
     Key,
     Keys,
     Output,
@@ -21,6 +23,7 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
     Value,
     Values,
 )
@@ -31,6 +34,7 @@ from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 @checked
+@compiled
 def linear_attention(
     q: Queries,
     k: Keys,
@@ -39,8 +43,8 @@ def linear_attention(
     scale: float | None = None,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through the plain sum of their keys and values.
 
@@ -82,8 +86,6 @@ def linear_attention(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v}
-    check_inputs(linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, g=None, scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -111,7 +113,6 @@ def linear_attention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v}
-    check_inputs(linear_attention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v):
@@ -122,6 +123,7 @@ def linear_attention_reference(
 
 
 @checked
+@compiled
 def linear_attention_step(
     q_t: Query,
     k_t: Key,
@@ -129,7 +131,7 @@ def linear_attention_step(
     state: State,
     *,
     scale: float | None = None,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -149,7 +151,6 @@ def linear_attention_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(linear_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=None, scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 

@@ -17,18 +17,23 @@ gate belong to the layer around it.
 import jax.numpy as jnp
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
-    Gate,
-    Gates,
+    Chunk,
+    Form,
     Key,
     Keys,
+    LogDecay,
+    LogDecays,
     Output,
     Outputs,
     Queries,
     Query,
     SegmentIds,
     State,
+    StepForm,
+    TimeStep,
+    TimeSteps,
     Value,
     Values,
 )
@@ -45,18 +50,19 @@ MAMBA2_RULE = Rule(
 
 
 @checked
+@compiled
 def mamba2(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    dt: Gates,
+    g: LogDecays,
+    dt: TimeSteps,
     *,
     scale: float = 1.0,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a state-space model with one decay per head.
 
@@ -102,8 +108,6 @@ def mamba2(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
-    check_inputs(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, dt, g=g, scale=scale)
     return run(MAMBA2_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -113,8 +117,8 @@ def mamba2_reference(
     q: Queries,
     k: Keys,
     v: Values,
-    g: Gates,
-    dt: Gates,
+    g: LogDecays,
+    dt: TimeSteps,
     *,
     scale: float = 1.0,
     initial_state: State | None = None,
@@ -134,7 +138,6 @@ def mamba2_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
-    check_inputs(mamba2, **arrays, initial_state=initial_state, segment_ids=segment_ids)
 
     def token(S, q, k, v, g, dt):
         S = jnp.exp(g) * S + dt * jnp.outer(k, v)
@@ -144,16 +147,17 @@ def mamba2_reference(
 
 
 @checked
+@compiled
 def mamba2_step(
     q_t: Query,
     k_t: Key,
     v_t: Value,
-    g_t: Gate,
-    dt_t: Gate,
+    g_t: LogDecay,
+    dt_t: TimeStep,
     state: State,
     *,
     scale: float = 1.0,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -174,7 +178,6 @@ def mamba2_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    check_inputs(mamba2_step, q_t=q_t, k_t=k_t, v_t=v_t, g_t=g_t, dt_t=dt_t, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, dt_t, g=g_t, scale=scale)
     return step(MAMBA2_RULE, tokens, state, implementation)
 

@@ -5,13 +5,19 @@ r"""Retention: linear attention that forgets at a constant rate, another one in 
 Head 0 halves what it holds in 22 tokens, every next head in twice as many.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention._checks import check_count, check_inputs
+from toolkit.attention._compiled import compiled
 from toolkit.attention._shapes import (
+    LOG_DECAY,
+    Chunk,
+    Form,
     Gate,
     Gates,
     Key,
@@ -22,6 +28,7 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
     Value,
     Values,
 )
@@ -31,7 +38,7 @@ from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
 
 
 @checked
-def retention_log_decay(heads: int) -> Float[Array, "heads"]:
+def retention_log_decay(heads: Annotated[int, AtLeast(1)]) -> Float[Array, "heads"]:
     r"""The rates of retention's heads, from the fastest to forget to the slowest.
 
         ln gamma_h = ln(1 - 2^(-5-h)),   h = 0 .. heads - 1
@@ -52,22 +59,22 @@ def retention_log_decay(heads: int) -> Float[Array, "heads"]:
         >>> jnp.exp(retention_log_decay(2)).tolist()
         [0.96875, 0.984375]
     """
-    check_count("heads", heads, 1)
     return jnp.asarray(np.log1p(-np.exp2(-5.0 - np.arange(heads))))
 
 
 @checked
+@compiled
 def retention(
     q: Queries,
     k: Keys,
     v: Values,
     *,
     scale: float | None = None,
-    log_decay: Float[Array, "value_heads"] | None = None,
+    log_decay: Annotated[Float[Array, "value_heads"], LOG_DECAY] | None = None,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
 ) -> Outputs:
     r"""Mix tokens through a state that decays at a constant rate in every head.
 
@@ -115,8 +122,6 @@ def retention(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
-    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
-    check_inputs(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, g=_at_every_token(log_decay, v), scale=scale)
     return run(ADDITIVE_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -128,7 +133,7 @@ def retention_reference(
     v: Values,
     *,
     scale: float | None = None,
-    log_decay: Float[Array, "value_heads"] | None = None,
+    log_decay: Annotated[Float[Array, "value_heads"], LOG_DECAY] | None = None,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -145,8 +150,6 @@ def retention_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     log_decay = retention_log_decay(v.shape[2]) if log_decay is None else log_decay
-    arrays = {"q": q, "k": k, "v": v, "log_decay": log_decay}
-    check_inputs(retention, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g):
@@ -158,6 +161,7 @@ def retention_reference(
 
 
 @checked
+@compiled
 def retention_step(
     q_t: Query,
     k_t: Key,
@@ -165,8 +169,8 @@ def retention_step(
     state: State,
     *,
     scale: float | None = None,
-    log_decay: Float[Array, "value_heads"] | None = None,
-    implementation: str | None = None,
+    log_decay: Annotated[Float[Array, "value_heads"], LOG_DECAY] | None = None,
+    implementation: StepForm | None = None,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -187,7 +191,6 @@ def retention_step(
         ((1, 2, 4), (1, 2, 4, 4))
     """
     log_decay = retention_log_decay(v_t.shape[1]) if log_decay is None else log_decay
-    check_inputs(retention_step, q_t=q_t, k_t=k_t, v_t=v_t, log_decay=log_decay, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, g=_at_every_token(log_decay, v_t), scale=scale)
     return step(ADDITIVE_RULE, tokens, state, implementation)
 

@@ -22,8 +22,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
-from toolkit.attention._shapes import Key, Keys, Queries, Query, SegmentIds
+from toolkit.attention._compiled import compiled
+from toolkit.attention._shapes import (
+    Chunk,
+    Form,
+    HeadKeyGate,
+    HeadKeyGates,
+    HeadKeyLogDecay,
+    HeadKeyLogDecays,
+    HeadKeyShare,
+    HeadKeyShares,
+    HeadState,
+    HeadValue,
+    HeadValues,
+    Key,
+    Keys,
+    Queries,
+    Query,
+    SegmentIds,
+)
 from toolkit.attention.costs import rwkv7_forward_flops, rwkv7_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, UNIT, K, Q, V, log_decay_above, recurrent
 from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
@@ -45,20 +62,21 @@ RWKV7 = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
 @checked
+@compiled
 def rwkv7(
     q: Queries,
     k: Keys,
-    v: Float[Array, "batch time heads value"],
-    g: Keys,
-    removal_key: Keys,
-    rate: Keys,
+    v: HeadValues,
+    g: HeadKeyLogDecays,
+    removal_key: HeadKeyGates,
+    rate: HeadKeyShares,
     *,
     scale: float = 1.0,
-    initial_state: Float[Array, "batch heads key value"] | None = None,
+    initial_state: HeadState | None = None,
     segment_ids: SegmentIds | None = None,
-    implementation: str | None = None,
-    chunk: int | None = None,
-) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+    implementation: Form | None = None,
+    chunk: Chunk | None = None,
+) -> tuple[Float[Array, "batch time heads value"], HeadState]:
     r"""Mix tokens through a decaying state that erases and writes under keys of their own.
 
         S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
@@ -105,8 +123,6 @@ def rwkv7(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
-    check_inputs(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
     tokens = gather_tokens(q, k, v, removal_key, rate, g=g, scale=scale)
     return run(RWKV7, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -115,15 +131,15 @@ def rwkv7(
 def rwkv7_reference(
     q: Queries,
     k: Keys,
-    v: Float[Array, "batch time heads value"],
-    g: Keys,
-    removal_key: Keys,
-    rate: Keys,
+    v: HeadValues,
+    g: HeadKeyLogDecays,
+    removal_key: HeadKeyGates,
+    rate: HeadKeyShares,
     *,
     scale: float = 1.0,
-    initial_state: Float[Array, "batch heads key value"] | None = None,
+    initial_state: HeadState | None = None,
     segment_ids: SegmentIds | None = None,
-) -> tuple[Float[Array, "batch time heads value"], Float[Array, "batch heads key value"]]:
+) -> tuple[Float[Array, "batch time heads value"], HeadState]:
     r"""The equation of `rwkv7`, token by token: slow, and the oracle.
 
         S <- Diag(e^g) S - (rate * r) (r^T S) + k v^T,   o = scale S^T q,   r the removal key
@@ -138,7 +154,6 @@ def rwkv7_reference(
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
     arrays = {"q": q, "k": k, "v": v, "g": g, "removal_key": removal_key, "rate": rate}
-    check_inputs(rwkv7, **arrays, initial_state=initial_state, segment_ids=segment_ids)
 
     def token(S, q, k, v, g, removal_key, rate):
         erased = jnp.outer(rate * removal_key, S.T @ removal_key)
@@ -149,17 +164,18 @@ def rwkv7_reference(
 
 
 @checked
+@compiled
 def rwkv7_step(
     q_t: Query,
     k_t: Key,
-    v_t: Float[Array, "batch heads value"],
-    g_t: Key,
-    removal_key_t: Key,
-    rate_t: Key,
-    state: Float[Array, "batch heads key value"],
+    v_t: HeadValue,
+    g_t: HeadKeyLogDecay,
+    removal_key_t: HeadKeyGate,
+    rate_t: HeadKeyShare,
+    state: HeadState,
     *,
     scale: float = 1.0,
-) -> tuple[Float[Array, "batch heads value"], Float[Array, "batch heads key value"]]:
+) -> tuple[Float[Array, "batch heads value"], HeadState]:
     r"""Decode one token: one read and one write of the state.
 
         u = -S^T r,   o = scale (S^T (e^g q) + (q . (rate * r)) u + (q . k) v)
@@ -178,9 +194,6 @@ def rwkv7_step(
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "g_t": g_t}
-    arrays |= {"removal_key_t": removal_key_t, "rate_t": rate_t}
-    check_inputs(rwkv7_step, **arrays, state=state)
     tokens = gather_tokens(q_t, k_t, v_t, removal_key_t, rate_t, g=g_t, scale=scale)
     return step(RWKV7, tokens, state)
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_floating, checked, shown
+from toolkit._checks import checked
+from toolkit._kinds import check_floating, shown
 from toolkit.attention._shapes import HeadGates, HeadValues
 
 

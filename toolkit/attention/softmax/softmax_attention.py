@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit._checks import checked, shown
+from toolkit._checks import checked
+from toolkit._kinds import shown
 from toolkit.attention._attend import Extent, Window, fixed_scale, packed, seen_window
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import (

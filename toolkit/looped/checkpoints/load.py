@@ -8,8 +8,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from toolkit._checks import checked, shown
+from toolkit._checks import checked
 from toolkit._compat import set_value
+from toolkit._kinds import shown
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
 from toolkit.looped.checkpoints.tensors import check_sizes, read_json
 from toolkit.looped.checkpoints.weights import (

@@ -8,7 +8,7 @@ scale or the difference from one, and in what a `Family` says of them.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from toolkit._checks import shown
+from toolkit._kinds import shown
 from toolkit.looped.checkpoints.names import (
     STYLES,
     WeightRule,

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from toolkit._checks import checked, shown
+from toolkit._checks import checked
+from toolkit._kinds import shown
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster

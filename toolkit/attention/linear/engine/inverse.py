@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_floating
+from toolkit._kinds import check_floating
 
 # Substitution is sequential in its columns; 16 keeps that short and leaves the rest to matmuls.
 BLOCK = 16

@@ -8,7 +8,6 @@ grouped values, documents that share a sequence, and the ways through time.
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
 from types import ModuleType
 from typing import NamedTuple, cast
 
@@ -17,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
-from toolkit.attention._checks import check_choice
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
+    Form,
     Key,
     Keys,
     Output,
@@ -30,6 +29,7 @@ from toolkit.attention._shapes import (
     Query,
     SegmentIds,
     State,
+    StepForm,
     Value,
     Values,
 )
@@ -38,9 +38,6 @@ from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.reading import read_state
 from toolkit.attention.linear.engine.rule import Rule, act
-
-IMPLEMENTATIONS = ("xla", "scan", "pallas")
-STEP_IMPLEMENTATIONS = ("xla", "pallas")
 
 
 class Tokens(NamedTuple):
@@ -52,7 +49,7 @@ class Tokens(NamedTuple):
 
     arrays: tuple[Float[Array, "batch time heads *size"], ...]
     g: Float[Array, "batch time heads channels"]  # log-decay; channels is 1 or key
-    scale: Array | float  # of the outputs
+    scale: Float[Array, ""]  # of the outputs
 
 
 class Poison(NamedTuple):
@@ -78,7 +75,8 @@ def gather_tokens(
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
     g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
-    return Tokens((q, k, v, *others), g, q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale)
+    return Tokens((q, k, v, *others), g, scale)
 
 
 def own_keys(tokens: Tokens) -> Tokens:
@@ -98,25 +96,15 @@ def run(
     tokens: Tokens,
     initial_state: State | None,
     segment_ids: SegmentIds | None,
-    implementation: str | None,
+    implementation: Form | None,
     chunk: int | None,
 ) -> Outputs:
-    """Run checked tokens: in chunks, token by token, or by a device's kernels."""
-    check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
-    is_power = isinstance(chunk, Integral) and chunk >= 16 and not chunk & (chunk - 1)
-    if chunk is not None and not is_power:
-        raise ValueError(f"chunk must be a power of two and at least 16; got {chunk}.")
-    return _run(rule, implementation, chunk, free_cores(), tokens, initial_state, segment_ids)
-
-
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(rule, implementation, chunk, cores, *arrays) -> Outputs:
+    """Run checked tokens, inside a `compiled` function: in chunks, one by one, or by kernels."""
+    cores, arrays = free_cores(), (tokens, initial_state, segment_ids)
     form = lambda implementation: partial(_run_share, rule, implementation, chunk)  # noqa: E731
     share = partial(in_best_form, "recurrent", implementation, form)
     if cores is not None:  # heads that share keys can go to different cores
-        tokens, *others = arrays
-        arrays = own_keys(tokens), *others
+        arrays = (own_keys(tokens), *arrays[1:])
     return over_cores(cores, share, arrays, heads=(2, 1, None), heads_out=(2, 1))
 
 
@@ -149,7 +137,7 @@ def step(
     rule: Rule,
     token: Tokens,
     state: State,
-    implementation: str | None = None,
+    implementation: StepForm | None = None,
     *,
     again: Sequence[Tokens] = (),
 ) -> Output:
@@ -158,7 +146,6 @@ def step(
     A token may correct `again`, by rules that only correct: each time without decay, and the query
     reads what the last one leaves.
     """
-    check_choice("implementation", implementation, (None, *STEP_IMPLEMENTATIONS))
     state = state.astype(token.g.dtype)
     token, *again = map(own_keys, (token, *again))
     token = token._replace(g=_log_decay(token.g))
@@ -171,8 +158,8 @@ def step(
     return _scaled(out, token.scale).astype(token.arrays[2].dtype), state
 
 
-def _scaled(out: Array, scale: Array | float) -> Array:
-    return out * jnp.asarray(scale).astype(out.dtype)
+def _scaled(out: Array, scale: Array) -> Array:
+    return out * scale.astype(out.dtype)
 
 
 def _log_decay(g: Array) -> Array:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_floating, checked
+from toolkit._checks import checked
+from toolkit._kinds import check_floating
 from toolkit.attention._checks import check_count, check_multiple
 from toolkit.attention.sparse.decode.hata import WORD
 

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_rank, checked
+from toolkit._checks import checked
+from toolkit._kinds import check_rank
 from toolkit.attention._checks import check_count
 from toolkit.attention.sparse.prefill.tiles import TileMap, TileMasses
 from toolkit.attention.sparse.selection import top_mask
