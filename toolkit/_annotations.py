@@ -34,7 +34,7 @@ class PowerOfTwo(NamedTuple):
 
     def of_value(self, name: str, value: Any) -> Exception | None:
         """The error with which a value is refused; None where it is allowed."""
-        if isinstance(value, Integral) and value >= self.least and not value & (value - 1):
+        if isinstance(value, Integral) and int(value) >= self.least and int(value).bit_count() == 1:
             return None
         return ValueError(f"{name} must be a power of two and at least {self.least}; got {value}.")
 

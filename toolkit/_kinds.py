@@ -85,8 +85,9 @@ def check_kind(name: str, value: Any, kinds: Sequence[Any], is_infinite: bool) -
     if any(_fits(value, kind, is_infinite) for kind in kinds):
         return
     for kind in kinds:
-        if _fits(value, _bare(kind), is_infinite):
-            raise _refusal(name, value, kind)
+        error = _refusal(name, value, kind) if _fits(value, _bare(kind), is_infinite) else None
+        if error is not None:
+            raise error
     array = array_kind(kinds)
     if array is not None and hasattr(value, "dtype") and hasattr(value, "ndim"):
         check_rank(name, value, array.dim_str)

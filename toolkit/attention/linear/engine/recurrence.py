@@ -75,8 +75,8 @@ def gather_tokens(
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
     g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
-    scale = jnp.asarray(q.shape[-1] ** -0.5 if scale is None else scale)
-    return Tokens((q, k, v, *others), g, scale)
+    of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
+    return Tokens((q, k, v, *others), g, jnp.asarray(of_outputs))
 
 
 def own_keys(tokens: Tokens) -> Tokens:
