@@ -24,10 +24,11 @@ from jax.core import Tracer
 from toolkit._annotations import Between, Multiple, SameDtype
 from toolkit._kinds import (
     alternatives,
-    array_kind,
+    array_kinds,
     check_kind,
     check_rank,
     hints_of,
+    is_array,
     known_dtypes,
     markers_of,
     plain_types,
@@ -174,8 +175,8 @@ def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> Non
 
 def _check_closely(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> None:
     check_kind(name, value, wanted.kinds, wanted.is_infinite)
-    kind = array_kind(wanted.kinds)
-    if kind is None or not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    kind = next((kind for kind in array_kinds(wanted.kinds) if is_array(value, kind)), None)
+    if kind is None:
         return
     _check_sizes(name, value, kind.dim_str.split(), sizes)
     if wanted.label is not None:
@@ -254,9 +255,9 @@ def _plan(owner: Any) -> _Plan:
 
 def _wanted_of(annotation: Any, default: Any) -> _Wanted:
     kinds, markers = tuple(alternatives(annotation)), markers_of(annotation)
-    kind, axes, dtypes = array_kind(kinds), None, frozenset()
-    if kind is not None and all(map(str.isidentifier, kind.dim_str.split())):
-        axes, dtypes = tuple(kind.dim_str.split()), known_dtypes(kind)
+    arrays, axes, dtypes = array_kinds(kinds), None, frozenset()
+    if len(arrays) == 1 and all(map(str.isidentifier, arrays[0].dim_str.split())):
+        axes, dtypes = tuple(arrays[0].dim_str.split()), known_dtypes(arrays[0])
     return _Wanted(
         kinds,
         isinstance(default, float) and math.isinf(default),
@@ -275,7 +276,7 @@ def _fields(kind: Any) -> dict[str, _Wanted]:
     if not dataclasses.is_dataclass(kind):
         return {}
     hints = hints_of(kind)
-    hints = {name: hint for name, hint in hints.items() if array_kind(alternatives(hint))}
+    hints = {name: hint for name, hint in hints.items() if array_kinds(alternatives(hint))}
     return {name: _wanted_of(hint, None) for name, hint in hints.items()}
 
 

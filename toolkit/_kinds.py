@@ -60,9 +60,9 @@ def markers_of(annotation: Any) -> list[Any]:
     return [marker for kind in kinds for marker in getattr(kind, "__metadata__", ())]
 
 
-def array_kind(kinds: Sequence[Any]) -> Any:
-    """The type of an array among the alternatives; None if there is none."""
-    return next((own for own in map(_bare, kinds) if hasattr(own, "dim_str")), None)
+def array_kinds(kinds: Sequence[Any]) -> list[Any]:
+    """The types of arrays among the alternatives."""
+    return [own for own in map(_bare, kinds) if hasattr(own, "dim_str")]
 
 
 @functools.cache
@@ -88,11 +88,11 @@ def check_kind(name: str, value: Any, kinds: Sequence[Any], is_infinite: bool) -
         error = _refusal(name, value, kind) if _fits(value, _bare(kind), is_infinite) else None
         if error is not None:
             raise error
-    array = array_kind(kinds)
-    if array is not None and hasattr(value, "dtype") and hasattr(value, "ndim"):
-        check_rank(name, value, array.dim_str)
-        _check_numbers(name, value, array)
-    if array is not None and len(kinds) == 1:
+    arrays = array_kinds(kinds)
+    if arrays and hasattr(value, "dtype") and hasattr(value, "ndim"):
+        check_rank(name, value, arrays[0].dim_str)
+        _check_numbers(name, value, arrays[0])
+    if arrays and len(kinds) == 1:
         raise TypeError(f"{name} must be an array; got {type(value).__name__}.")
     words = " or ".join(dict.fromkeys(_words(kind) for kind in kinds))
     is_value = any(_fits(value, kind, None) for kind in kinds)
@@ -172,7 +172,7 @@ def _fits(value: Any, kind: Any, is_infinite: bool | None) -> bool:
     if origin is Literal:
         return isinstance(value, type(parts[0])) if is_infinite is None else value in parts
     if hasattr(kind, "dim_str"):
-        return _is_array(value, kind)
+        return is_array(value, kind)
     if kind in (int, float) and isinstance(value, Tracer):
         return value.ndim == 0
     if kind is bool:
@@ -218,7 +218,7 @@ def _is_sequence(value: Any, parts: tuple[Any, ...]) -> bool:
     )
 
 
-def _is_array(value: Any, kind: Any) -> bool:
+def is_array(value: Any, kind: Any) -> bool:
     if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
         return False
     try:

@@ -28,6 +28,8 @@ def tpu_interpreted(monkeypatch):
         "step": partial(tpu_step.step, interpret=True),
     }
     monkeypatch.setattr(dispatch, "KERNELS", {"cpu": kernels.get})
+    yield
+    jax.clear_caches()  # the programs with these kernels
 
 
 def quick(function):

@@ -20,6 +20,7 @@ def test_tiles_are_read_as_the_whole(name, monkeypatch):
         whole = results(lambda *args: row.step(*args), args)
         monkeypatch.setattr(reading, "LARGE", 1)
         monkeypatch.setattr(reading, "TILE", 16)
+        jax.clear_caches()
         assert_close(results(lambda *args: row.step(*args), args), whole, FLOAT64_TOLERANCE)
         traced = jax.jit(lambda *args: row.step(*args)).trace(*args)
         for platform in ("cpu", "cuda", "tpu"):
