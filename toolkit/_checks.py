@@ -43,27 +43,10 @@ _IS_CHECKING: ContextVar[bool] = ContextVar("_IS_CHECKING", default=False)
 
 @contextmanager
 def checking() -> Iterator[None]:
-    """Have every call look at the values that it is given, too: for debugging.
+    """Have every call refuse values that are out of range (a gate above 0, a full cache): to debug.
 
-        gate <= 0, 0 <= beta <= 2, room in caches, ...    for arrays that jax does not trace
-
-    Outside, no value of an array is read, since a read waits for everything that the device still
-    has to do; what a wrong value leads to (NaN, as a rule) stands in a function's documentation.
-
-    Returns:
-        A context.
-
-    Cost:
-        Two reductions and a read per array that has a range, for each call.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from toolkit.attention import gated_linear_attention_step
-        >>> x, state = jnp.ones((1, 2, 4)), jnp.zeros((1, 2, 4, 4))
-        >>> with checking():
-        ...     gated_linear_attention_step(x, x, x, x, state)
-        Traceback (most recent call last):
-        ValueError: g_t is a natural-log decay and must be <= 0; got 1 to 1.
+    Elsewhere no value of an array is read, since a read waits for all that the device still has to
+    do, and what is out of range gives NaN. What jax traces is not read here either.
     """
     token = _IS_CHECKING.set(True)
     try:
