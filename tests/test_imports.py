@@ -1,6 +1,7 @@
 """Imports go down only, in no circle, and `import toolkit` costs `import jax` and nothing else."""
 
 import ast
+import itertools
 import os
 import statistics
 import subprocess
@@ -52,11 +53,26 @@ def module_name(path):
 
 
 def imported_modules(path):
-    """Names of toolkit's modules that a file imports anywhere: inside functions, for types too."""
+    """Names of toolkit's modules that a file imports anywhere: in functions, for types, by name.
+
+    A string that names one, such as the argument of `import_module`, counts as an import. One that
+    follows "-m" in a list is a command, which another process runs as a user would.
+    """
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return set(imported_by(ast.parse(path.read_text(encoding="utf-8")), package))
+
+
+def imported_by(tree, package):
+    commands = {
+        id(after)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List | ast.Tuple)
+        for before, after in itertools.pairwise(node.elts)
+        if isinstance(before, ast.Constant) and before.value == "-m"
+    }
     for node in ast.walk(tree):
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -64,9 +80,18 @@ def imported_modules(path):
             source = ".".join([*base, *([node.module] if node.module else [])])
             # `from toolkit import measure` imports a room, `from toolkit.measure import x` a name.
             names = [source, *(f"{source}.{alias.name}" for alias in node.names)]
-        else:
-            continue
+        elif isinstance(node, ast.JoinedStr):  # f"toolkit.attention.{name}": any module in it
+            start = node.values[0]
+            folder = start.value if isinstance(start, ast.Constant) else ""
+            if folder.endswith("."):
+                names = [name for name in MODULES if name.rpartition(".")[0] == folder[:-1]]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]  # "module:function" for `pkgutil.resolve_name`
+            names = [name] if name in MODULES and id(node) not in commands else []
         yield from (name for name in names if name.split(".")[0] == "toolkit")
+
+
+MODULES = {module_name(path) for path in files()}
 
 
 def room_of(name):
@@ -91,6 +116,28 @@ def test_imports_go_down_only():
         and other not in FLOORS[room]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import toolkit.lab.sliders",
+        "def f():\n    from toolkit.lab import sliders",
+        "from ..lab import sliders",
+        "import_module('toolkit.lab.sliders')",
+        "__import__('toolkit.lab.sliders')",
+        "resolve_name('toolkit.lab.sliders:cases')",
+        "HOMES = {'panel': 'toolkit.lab.sliders'}",
+        "import_module(f'toolkit.lab.{name}')",
+    ],
+)
+def test_an_import_is_seen_however_it_is_written(source):
+    assert "toolkit.lab.sliders" in set(imported_by(ast.parse(source), ["toolkit", "bench"]))
+
+
+def test_commands_and_sentences_are_no_imports():
+    source = "run(['python', '-m', 'toolkit.lab.sliders'])\n'toolkit.lab.sliders draws'"
+    assert not set(imported_by(ast.parse(source), ["toolkit", "bench"]))
 
 
 def test_floors_are_in_no_circle():
@@ -129,10 +176,9 @@ def test_views_need_no_widget_library():
 
 
 def test_files_import_each_other_in_no_circle():
-    modules = {module_name(path) for path in files()}
     graph = {
         module_name(path): {
-            name for name in imported_modules(path) if name in modules and name != "toolkit"
+            name for name in imported_modules(path) if name in MODULES and name != "toolkit"
         }
         - {module_name(path), module_name(path).rpartition(".")[0]}
         for path in files()

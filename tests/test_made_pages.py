@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.lab.lessons.outline import LESSONS
+from toolkit.lab.lessons.catalogue import LESSONS
 
 EXTENSIONS = Path(__file__).resolve().parents[1] / "docs/_ext"
 

@@ -22,6 +22,10 @@ NAMES = {
     "bench": """
         Case PlannedCase SUITES Suite Yardstick agree run_case run_suite_here run_suites
     """,
+    "conversion": """
+        Conversion ConversionPlan alignment_losses convert loop_weights restoration_benefits
+        student_from top_k_divergence
+    """,
     "experiments": """
         Claim Column EXPERIMENTS Experiment MissingResultError Results Run Stopped Verdict
         Workspace load_experiment result_table run_experiment show_recorded
@@ -33,14 +37,12 @@ NAMES = {
         train_language_model
     """,
     "looped": """
-        Conversion ConversionPlan IndexerLosses LAYERS LoopedCache LoopedConfig LoopedLM PRESETS
-        alignment_losses back_loaded bookend by_loop cache_bytes_per_sequence
-        cache_bytes_per_token convert decode_step draw_loops effective_transition exit_loop
-        exit_loss exit_probabilities extend front_loaded generate indexer_losses influence_bound
-        interleave load_checkpoint load_layer load_model loop_weights match_parameters
-        pad_prompts parameter_count permutation_steps prefill random_placement
-        restoration_benefits sample_token save_model stream student_from tokens_reached
-        top_k_divergence truncated_logits vote with_loops with_windows
+        IndexerLosses LAYERS LoopedCache LoopedConfig LoopedLM PRESETS back_loaded bookend by_loop
+        cache_bytes_per_sequence cache_bytes_per_token decode_step draw_loops effective_transition
+        exit_loop exit_loss exit_probabilities extend front_loaded generate indexer_losses
+        influence_bound interleave load_checkpoint load_layer load_model match_parameters
+        pad_prompts parameter_count permutation_steps prefill random_placement sample_token
+        save_model stream tokens_reached truncated_logits vote with_loops with_windows
     """,
     "lr": """
         AutoLRS CONTENDERS Contender Controller Forecast GaussianProcess JointResult Ledger

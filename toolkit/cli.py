@@ -274,9 +274,13 @@ def bench(
         plot: also draw the ratios of suite mixers.
         recorded: draw them from this file of an earlier run instead, and run nothing.
     """
-    from toolkit.bench import run_suites
+    from toolkit.bench import SUITES, run_suites
+    from toolkit.lab import sliders
 
-    run_suites(suites, rounds=rounds, out=out, only=only, plot=plot, recorded=recorded)
+    known = SUITES | {"sliders": sliders.SUITE}
+    run_suites(
+        suites, rounds=rounds, out=out, only=only, plot=plot, recorded=recorded, suites=known
+    )
 
 
 def experiment(

@@ -14,7 +14,7 @@ from toolkit.attention import mixer
 from toolkit.attention.latent import LatentCache
 from toolkit.attention.sparse import SELECTORS
 from toolkit.figures import in_words
-from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.subjects.cluster_plan import predicted
 from toolkit.lr import NoisyQuadratic
 from toolkit.planning import Strategy

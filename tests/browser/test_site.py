@@ -8,7 +8,7 @@ import pytest
 from test_browser import SCREENSHOTS, find_chromium, pytestmark  # noqa: F401
 
 from toolkit.lab import MixerCostPanel
-from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel
 

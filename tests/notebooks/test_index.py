@@ -11,7 +11,7 @@ pytest.importorskip("nbformat")
 
 from PIL import Image
 
-from toolkit.lab.lessons.outline import LESSONS
+from toolkit.lab.lessons.catalogue import LESSONS
 from toolkit.lab.lessons.progress import FOLDER_VARIABLE, Progress
 from toolkit.lab.notebooks.index import FOLDERS, progress_of, read_entries, table, write_index
 from toolkit.lab.notebooks.lesson_pictures import PICTURES

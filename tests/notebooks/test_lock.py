@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("anywidget")
 
-from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS, load_outline
+from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS, load_outline
 from toolkit.lab.lessons.prediction import LOCKED
 
 ROOT = Path(__file__).resolve().parents[2]

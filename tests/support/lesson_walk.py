@@ -7,7 +7,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell
 
-from toolkit.lab.lessons.outline import Question, load_outline
+from toolkit.lab.lessons.catalogue import load_outline
+from toolkit.lab.lessons.outline import Question
 
 GUESS = """\
 asked.guess = {guess!r}

@@ -1,12 +1,13 @@
-"""Worker of `toolkit bench`: python -m toolkit.bench SUITE CORES ROUNDS OUT ONLY."""
+"""Worker of `toolkit bench`: python -m toolkit.bench SUITE CASES CORES ROUNDS OUT ONLY."""
 
 import sys
 from pathlib import Path
 
-from toolkit.bench import run_suite_here
+from toolkit.bench import Suite, run_suite_here
 
 if __name__ == "__main__":
-    suite, cores, rounds, out, only = sys.argv[1:]
+    name, cases, cores, rounds, out, only = sys.argv[1:]
     # What a user types to have the same again: records quote the command line.
-    sys.argv = ["toolkit", "bench", suite, "--rounds", rounds, *(["--only", only] if only else [])]
-    run_suite_here(suite, int(cores), int(rounds), Path(out), only)
+    sys.argv = ["toolkit", "bench", name, "--rounds", rounds, *(["--only", only] if only else [])]
+    suites = {name: Suite(cases, (int(cores),), summary="")}
+    run_suite_here(name, int(cores), int(rounds), Path(out), only, suites)

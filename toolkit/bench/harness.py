@@ -6,7 +6,7 @@ compare depends on settings that cannot change once jax has started: how many co
 may use, and how many host devices jax makes of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,8 @@ class Suite:
     """A named list of cases and the numbers of cores it is run on.
 
     Attributes:
-        cases: yields the cases, or plans of them, given the number of cores.
+        cases: "module:function" that yields the cases, or plans of them, given the number of
+            cores. The module is imported in the process that runs the suite.
         cores: the process is run once for each of these.
         summary: one line for the user.
 
@@ -133,7 +134,7 @@ class Suite:
         (1, 2)
     """
 
-    cases: Callable[[int], Iterator[Case | PlannedCase]]
+    cases: str
     cores: tuple[int, ...]
     summary: str
 

@@ -5,7 +5,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolkit._checks import checked
@@ -13,76 +13,59 @@ from toolkit.bench.harness import PlannedCase, Suite, run_case
 from toolkit.bench.peers import has_torch
 from toolkit.measure import read_records, write_records
 
-# name -> (module:function of the cases, numbers of cores, summary); modules are imported in the
-# worker only, which lets a room above this one bring a suite of its own.
-_TABLE = {
-    "gdn": (
+SUITES: dict[str, Suite] = {
+    "gdn": Suite(
         "toolkit.bench.mixers.suite:gated_delta_net_cases",
         (2,),
         "Gated DeltaNet against its token scan and transformers",
     ),
-    "mixers": (
+    "mixers": Suite(
         "toolkit.bench.mixers.suite:cases",
         (2,),
         "every recurrent mixer against scan, transformers, machine; fla on a GPU",
     ),
-    "softmax": (
+    "softmax": Suite(
         "toolkit.bench.softmax:cases",
         (1, 2),
         "blockwise softmax against jax.nn and torch SDPA",
     ),
-    "decode": (
+    "decode": Suite(
         "toolkit.bench.mixers.steps:decode_cases",
         (2,),
         "one token of decoding against torch SDPA",
     ),
-    "latent": (
+    "latent": Suite(
         "toolkit.bench.mixers.steps:latent_cases",
         (1,),
         "a step of latent attention against one read; on a GPU its kernel, by cut of the latents",
     ),
-    "sparse": (
+    "sparse": Suite(
         "toolkit.bench.sparse:cases",
         (2,),
         "a step of every sparse decoder against the dense one, 16k to 128k",
     ),
-    "looped": (
+    "looped": Suite(
         "toolkit.bench.looped:cases",
         (2,),
         "looped models: decoding at 8k, training steps, writing",
     ),
-    "training": (
+    "training": Suite(
         "toolkit.bench.training:cases",
         (2,),
         "a training step against plain JAX and PyTorch's Llama",
     ),
-    "utilisation": (
+    "utilisation": Suite(
         "toolkit.bench.runs.utilisation:cases",
         (2,),
         "600M parameters, looped and plain, against plain JAX, with the MFU; on a GPU",
     ),
-    "checkpoints": (
+    "checkpoints": Suite(
         "toolkit.bench.runs.checkpoints:cases",
         (2,),
         "reading a checkpoint of 1 GB, and saving one while training goes on",
     ),
-    "sliders": (
-        "toolkit.lab.sliders:cases",
-        (2,),
-        "a warm slider update of every panel, drawn to PNG",
-    ),
-    "startup": ("toolkit.bench.startup:cases", (2,), "import toolkit against import jax"),
+    "startup": Suite("toolkit.bench.startup:cases", (2,), "import toolkit against import jax"),
 }
-
-
-def _suite(place: str, cores: tuple[int, ...], summary: str) -> Suite:
-    def cases(count: int):
-        yield from pkgutil.resolve_name(place)(count)
-
-    return Suite(cases, cores, summary)
-
-
-SUITES: dict[str, Suite] = {name: _suite(*row) for name, row in _TABLE.items()}
 
 
 @checked
@@ -94,6 +77,7 @@ def run_suites(
     only: str = "",
     plot: bool = False,
     recorded: Path | None = None,
+    suites: Mapping[str, Suite] = SUITES,
 ) -> None:
     """Run suites, print their tables and write their records.
 
@@ -104,6 +88,7 @@ def run_suites(
         only: run the cases whose name holds this text; none means all.
         plot: also draw the figure of suite `mixers`.
         recorded: draw that figure from this file of records instead, and run nothing.
+        suites: the suites to choose from, by name.
 
     Raises:
         ValueError: for an unknown suite, `rounds < 1`, a figure of another suite, or a text in
@@ -118,8 +103,8 @@ def run_suites(
         >>> run_suites(["startup"], rounds=3, out=Path("bench"))  # doctest: +SKIP
     """
     for name in names:
-        if name not in SUITES:
-            raise ValueError(f"suites: got {name!r}, wanted some of {', '.join(SUITES)}")
+        if name not in suites:
+            raise ValueError(f"suites: got {name!r}, wanted some of {', '.join(suites)}")
     if rounds < 1:
         raise ValueError(f"rounds: got {rounds}, wanted at least 1")
     if (plot or recorded) and (names and "mixers" not in names):
@@ -131,13 +116,14 @@ def run_suites(
         print("PyTorch is not installed, so its contenders are left out: install extra `oracle`.")
     folder = out or Path("runs/bench")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in names or SUITES:
+    for name in names or suites:
         records = []
-        for cores in SUITES[name].cores:
+        for cores in suites[name].cores:
             with tempfile.TemporaryDirectory() as scratch:
                 part = Path(scratch) / "records.json"
-                command = [sys.executable, "-m", "toolkit.bench", name, str(cores), str(rounds)]
-                if subprocess.run([*command, str(part), only], check=False).returncode:
+                command = [sys.executable, "-m", "toolkit.bench", name, suites[name].cases]
+                command += [str(cores), str(rounds), str(part), only]
+                if subprocess.run(command, check=False).returncode:
                     raise RuntimeError(f"suite {name!r} on {cores} cores failed; see above")
                 records += read_records(part)
         if not records:
@@ -156,7 +142,14 @@ def _draw(records: Path, folder: Path, *, is_recorded: bool) -> None:
 
 
 @checked
-def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = "") -> None:
+def run_suite_here(
+    name: str,
+    cores: int,
+    rounds: int,
+    out: Path,
+    only: str = "",
+    suites: Mapping[str, Suite] = SUITES,
+) -> None:
     """Run one suite in this process, which jax must not have started in.
 
     Args:
@@ -165,6 +158,7 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = ""
         rounds: interleaved rounds a contender is timed for.
         out: the JSON file of records.
         only: run the cases whose name holds this text.
+        suites: the suites to choose from, by name.
 
     Raises:
         UncheckedRatioError: when contenders disagree.
@@ -185,7 +179,7 @@ def run_suite_here(name: str, cores: int, rounds: int, out: Path, only: str = ""
     # Where torch shares a GPU, jax must not take most of its memory at the start.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     records = []
-    for case in SUITES[name].cases(cores):
+    for case in pkgutil.resolve_name(suites[name].cases)(cores):
         if only not in case.name:
             continue
         if isinstance(case, PlannedCase):

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from toolkit.conversion import ConversionPlan, restoration_benefits
+from toolkit.conversion import student_from as new_student
 from toolkit.conversion.distillation import divergence_by_loop
 from toolkit.conversion.selection import kl_guided, uniform
 from toolkit.conversion.stage import Course, align, distil
@@ -23,8 +25,7 @@ from toolkit.experiments.kit.results import Results
 from toolkit.experiments.kit.verdicts import Claim, above, in_words
 from toolkit.experiments.synthetic import Recipe, train
 from toolkit.experiments.tasks import MultiQueryRecall
-from toolkit.looped import ConversionPlan, LoopedConfig, LoopedLM, restoration_benefits
-from toolkit.looped import student_from as new_student
+from toolkit.looped import LoopedConfig, LoopedLM
 
 LAYERS = 3
 TASK = MultiQueryRecall(pairs=4, length=16, vocabulary=32)
@@ -223,6 +224,6 @@ EXPERIMENT = Experiment(
     ),
     draw=_draw,
     beyond="a teacher of language, of 24 layers, and a billion tokens to distil it; "
-    "`toolkit.looped.convert` is the same recipe at any size.",
+    "`toolkit.conversion.convert` is the same recipe at any size.",
     minutes=20,
 )

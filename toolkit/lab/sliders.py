@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from toolkit.bench.harness import Case
+from toolkit.bench.harness import Case, Suite
 
 # Below it a reaction feels instantaneous (Card, Robertson, Mackinlay, "The information visualizer",
 # CHI 1991).
 LIMIT_SECONDS = 0.1
+
+SUITE = Suite(f"{__name__}:cases", (2,), "a warm slider update of every panel, drawn to PNG")
 
 
 def cases(cores: int) -> Iterator[Case]:

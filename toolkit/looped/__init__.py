@@ -42,14 +42,7 @@ sample_token              draw from it
 save_model, load_model    a model as one file
 load_layer                give a layer the weights of a published checkpoint
 load_checkpoint           make a model of one
-
-Found here too, imported on first use because they stand in the room above, `toolkit.conversion`:
-convert, Conversion, ConversionPlan, student_from, alignment_losses, restoration_benefits,
-top_k_divergence, loop_weights
 """
-
-import importlib
-from typing import Any
 
 from toolkit.looped.checkpoints import load_checkpoint, load_layer
 from toolkit.looped.checkpoints.files import load_model, save_model
@@ -139,20 +132,3 @@ __all__ = [
     "with_slices",
     "with_windows",
 ]
-
-_ABOVE = (
-    "Conversion",
-    "ConversionPlan",
-    "alignment_losses",
-    "convert",
-    "loop_weights",
-    "restoration_benefits",
-    "student_from",
-    "top_k_divergence",
-)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ABOVE:
-        return getattr(importlib.import_module("toolkit.conversion"), name)
-    raise AttributeError(f"module 'toolkit.looped' has no attribute {name!r}")

@@ -16,7 +16,8 @@ import ipywidgets as widgets
 
 from toolkit.lab import Lesson, gather
 from toolkit.lab.kit.panel import WIDGET_VIEW
-from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS, Answer, Question, load_outline
+from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS, load_outline
+from toolkit.lab.lessons.outline import Answer, Question
 from toolkit.lab.lessons.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import mixer
-from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.subjects.attention_memory import CHANNELS, _recall_errors
 
 OF_ITS_SIZE = 0.1

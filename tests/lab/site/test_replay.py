@@ -19,7 +19,7 @@ pytest.importorskip("ipywidgets")
 import toolkit.lab
 from toolkit.lab import MixerCostPanel, MixerPanel, ReadingPanel
 from toolkit.lab.kit.panel import PIXELS_PER_INCH_ON_PAGE
-from toolkit.lab.lessons.outline import load_outline
+from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.site import replay
 from toolkit.lab.site.drawing import ElementRenderer
 from toolkit.lab.site.panels import ELSEWHERE, REPLAYED, shown_in

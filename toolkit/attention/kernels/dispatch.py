@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._derivatives import gradient_only, no_derivative
 from toolkit.attention._platforms import run_on
-from toolkit.attention.linear.engine.recurrence import Tokens
 from toolkit.attention.linear.engine.rule import Rule, act
+from toolkit.attention.linear.engine.tokens import Tokens
 
 CHUNK = 64
 

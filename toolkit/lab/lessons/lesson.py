@@ -10,8 +10,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from toolkit._checks import checked
+from toolkit.lab.lessons.catalogue import load_outline
 from toolkit.lab.lessons.drawing import as_base64, png_of
-from toolkit.lab.lessons.outline import WrongAnswer, load_outline
+from toolkit.lab.lessons.outline import WrongAnswer
 from toolkit.lab.lessons.pages import write_export
 from toolkit.lab.lessons.prediction import Prediction
 from toolkit.lab.lessons.progress import LONGEST_NAME, Progress

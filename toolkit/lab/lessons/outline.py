@@ -4,7 +4,6 @@ A judge asks a learner's function for values and holds them against properties o
 It raises `WrongAnswer`, which says what is wrong and draws it, or returns what it drew.
 """
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,30 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-LESSONS = (
-    "attention_cost",
-    "honest_benchmark",
-    "pipeline",
-    "memory_ledger",
-    "attention_memory",
-    "meshes",
-    "ring",
-    "shard_transformer",
-    "cluster_plan",
-    "kill_worker",
-    "skip_and_compress",
-    "loops_rates_kernels",
-)
-INSTRUMENTS = (
-    "latent",
-    "looped",
-    "lr_search",
-    "mixers",
-    "planning",
-    "sharding",
-    "sparsity",
-    "speedups",
-)  # notebooks that are no lessons, and lock their first picture
 Draw = Callable[[Figure], None]
 """Draws on an empty figure in the house style."""
 
@@ -121,16 +96,6 @@ class Outline:
         if name not in found:
             raise ValueError(f"{kind}: got {name!r}, wanted one of {', '.join(found)}")
         return found[name]
-
-
-def load_outline(name: str) -> Outline:
-    """The questions and exercises of a lesson, from the module of its name."""
-    if name not in (*LESSONS, *INSTRUMENTS):
-        wanted = ", ".join((*LESSONS, *INSTRUMENTS))
-        raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
-    if name in INSTRUMENTS:
-        return importlib.import_module("toolkit.lab.lessons.instruments").OUTLINES[name]
-    return importlib.import_module(f"toolkit.lab.lessons.subjects.{name}").OUTLINE
 
 
 def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

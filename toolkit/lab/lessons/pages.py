@@ -18,7 +18,8 @@ from matplotlib.ticker import MaxNLocator
 
 from toolkit._checks import checked
 from toolkit.figures import ACCENT, LOOKS, in_words, new_figure, style
-from toolkit.lab.lessons.outline import Outline, Question, load_outline
+from toolkit.lab.lessons.catalogue import load_outline
+from toolkit.lab.lessons.outline import Outline, Question
 from toolkit.lab.lessons.progress import read_events, read_progress
 from toolkit.lab.tour import report
 

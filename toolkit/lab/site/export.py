@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import toolkit
-from toolkit.lab.lessons.outline import INSTRUMENTS, LESSONS
+from toolkit.lab.lessons.catalogue import INSTRUMENTS, LESSONS
 from toolkit.lab.site.panels import REPLAYED
 from toolkit.lab.site.questions import record_questions
 from toolkit.lab.site.replay import as_script, record_panel

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from toolkit.lab.lessons.outline import Question, load_outline
+from toolkit.lab.lessons.catalogue import load_outline
+from toolkit.lab.lessons.outline import Question
 from toolkit.lab.site.replay import as_recorded, as_recording, origin
 
 

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("anywidget")
 
+from toolkit.lab.lessons.catalogue import LESSONS, load_outline
 from toolkit.lab.lessons.drawing import png_of
-from toolkit.lab.lessons.outline import LESSONS, WrongAnswer, load_outline
+from toolkit.lab.lessons.outline import WrongAnswer
 
 
 def answers_of(lesson):

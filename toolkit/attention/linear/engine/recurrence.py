@@ -5,16 +5,14 @@ A method's own file checks its arguments, says what its tokens do to the state (
 grouped values, documents that share a sequence, and the ways through time.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Shaped
 
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
@@ -34,22 +32,12 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.best_known import in_best_form
+from toolkit.attention.kernels.dispatch import run_kernels, step_kernels
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.reading import read_state
 from toolkit.attention.linear.engine.rule import Rule, act
-
-
-class Tokens(NamedTuple):
-    """What runs through time: the arrays (q, k, v, *others) of a rule's action, and the decay.
-
-    The tokens of a sequence; those of one step have no axis `time`. Queries and keys may have fewer
-    heads than values: each serves as many heads in a row (`own_keys`).
-    """
-
-    arrays: tuple[Float[Array, "batch time heads *size"], ...]
-    g: Float[Array, "batch time heads channels"]  # log-decay; channels is 1 or key
-    scale: Float[Array, ""]  # of the outputs
+from toolkit.attention.linear.engine.tokens import Tokens
 
 
 class Poison(NamedTuple):
@@ -125,7 +113,8 @@ def _run_share(
     if implementation == "scan":
         out, state = _scan_rule(rule, tokens, state, starts)
     elif implementation == "pallas":
-        out, state = _kernels(rule).run_kernels(rule, tokens, state, starts, chunk)
+        _check_kernels(rule)
+        out, state = run_kernels(rule, tokens, state, starts, chunk)
     else:
         out, state = _scan_chunks(rule, chunk, tokens.arrays, tokens.g, state, starts)
     out = jnp.where(poison.out[..., None], jnp.nan, _scaled(out, tokens.scale))
@@ -150,9 +139,10 @@ def step(
     token, *again = map(own_keys, (token, *again))
     token = token._replace(g=_log_decay(token.g))
     if implementation == "pallas":
-        state, out = _kernels(rule).step_kernels(rule, token, state)
+        _check_kernels(rule)
+        state, out = step_kernels(rule, token, state)
         for correction in again:
-            state, out = _kernels(rule).step_kernels(rule, correction, state)
+            state, out = step_kernels(rule, correction, state)
     else:
         state, out = _update(rule, state, token, again)
     return _scaled(out, token.scale).astype(token.arrays[2].dtype), state
@@ -198,13 +188,11 @@ def scan_tokens(
     return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
 
 
-def _kernels(rule: Rule) -> ModuleType:
-    """The module that runs kernels, loaded on use: Pallas takes a while to import."""
+def _check_kernels(rule: Rule) -> None:
     if not rule.has_kernels:
         raise ValueError(
             'implementation="pallas" has no kernel for this mixer; "xla" and "scan" run it.'
         )
-    return importlib.import_module("toolkit.attention.kernels.dispatch")
 
 
 def _initial(

@@ -1,0 +1,41 @@
+"""The lessons and instruments there are; a lesson is imported when it is wanted."""
+
+import importlib
+
+from toolkit.lab.lessons import instruments
+from toolkit.lab.lessons.outline import Outline
+
+LESSONS = (
+    "attention_cost",
+    "honest_benchmark",
+    "pipeline",
+    "memory_ledger",
+    "attention_memory",
+    "meshes",
+    "ring",
+    "shard_transformer",
+    "cluster_plan",
+    "kill_worker",
+    "skip_and_compress",
+    "loops_rates_kernels",
+)
+INSTRUMENTS = (
+    "latent",
+    "looped",
+    "lr_search",
+    "mixers",
+    "planning",
+    "sharding",
+    "sparsity",
+    "speedups",
+)  # notebooks that are no lessons, and lock their first picture
+
+
+def load_outline(name: str) -> Outline:
+    """The questions and exercises of a lesson, from the module of its name."""
+    if name not in (*LESSONS, *INSTRUMENTS):
+        wanted = ", ".join((*LESSONS, *INSTRUMENTS))
+        raise ValueError(f"name: got {name!r}, wanted one of {wanted}")
+    if name in INSTRUMENTS:
+        return instruments.OUTLINES[name]
+    return importlib.import_module(f"toolkit.lab.lessons.subjects.{name}").OUTLINE
