@@ -181,3 +181,17 @@ def test_losses_of_another_shape_are_refused():
     controller = init(searcher)
     with pytest.raises(ValueError, match="losses"):
         tell(searcher, controller, ask(searcher, controller), np.zeros((1, 3)))
+
+
+def test_a_stale_first_step_after_each_restore_as_published():
+    """The public client loads the optimiser and with it the old rate, for one step."""
+    options = {"candidates": 3, "first_stage": 100}
+    _, requests = run(AutoLRS(LR_RANGE, 390, stale_rate=0.5, **options))
+    first, *rows = [request.rates[0] for request, _ in requests]
+    assert all(len(set(row)) == 1 for row in (first, *(row[1:] for row in rows)))
+    kept = rows[2][-1]  # of the first stage, saved with its state
+    assert [row[0] for row in rows] == [np.float32(0.5)] * 3 + [kept] * (len(rows) - 3)
+    _, exact = run(AutoLRS(LR_RANGE, 390, **options))
+    assert all(len(set(request.rates[0])) == 1 for request, _ in exact)
+    with pytest.raises(ValueError, match="stale_rate"):
+        AutoLRS(LR_RANGE, 600, first_stage=10, stale_rate=0.5)

@@ -70,10 +70,14 @@ class AutoLRS(AutoLRSConstants):
         if controller.probe_steps and controller.tried < self.candidates:
             rates = _proposals(self, controller)
             probes = rates[:, None] * np.ones(controller.probe_steps)
+            if len(controller.table["rate"]):
+                _begin_stale(self, controller, probes)
             return Request("probe", probes.astype(np.float32), _validate_every(self, controller))
         _, rate = _chosen(self, controller)
-        steps = min(controller.stage_steps, left - self.decay_steps)
-        return one_candidate("train", np.full(steps, rate))
+        rates = np.full((1, min(controller.stage_steps, left - self.decay_steps)), rate)
+        if controller.tried:
+            _begin_stale(self, controller, rates)
+        return one_candidate("train", rates[0])
 
     def keeps(self, controller: AutoLRSController, request: Request, losses: np.ndarray) -> bool:
         """Whether no loss of the training diverged."""
@@ -100,6 +104,13 @@ class AutoLRS(AutoLRSConstants):
             forecasts[row] = np.inf
             controller = replace(controller, table={**controller.table, "forecast": forecasts})
         return controller
+
+
+def _begin_stale(searcher: AutoLRS, controller: AutoLRSController, rates: np.ndarray) -> None:
+    """Gives the first step the rate that was saved with the state, if `stale_rate` asks for it."""
+    if searcher.stale_rate is not None:
+        kept = controller.rates
+        rates[:, 0] = kept[-1] if len(kept) else searcher.stale_rate
 
 
 def _planned(searcher: AutoLRS, controller: AutoLRSController) -> AutoLRSController:
@@ -166,7 +177,7 @@ def _with_candidates(
         stage=controller.stage,
         steps=request.rates.shape[1],
         shape=SHAPES.index("constant"),
-        rate=request.rates[:, 0],
+        rate=request.rates[:, -1],
         forecast=[one.mean for one in forecasts],
         variance=[one.variance for one in forecasts],
     )
@@ -184,7 +195,7 @@ def forecast_candidate(
     """Where a candidate's loss goes, by the forecast that the searcher's constants name."""
     if searcher.forecast == "published":
         return published_forecast(
-            curve, horizon, is_validation=is_validation, ceiling=controller.first_loss
+            curve, int(horizon), is_validation=is_validation, ceiling=controller.first_loss
         )
     # The first training loss is that before any step, the first validation loss after some.
     return forecast_loss(curve, max(horizon - 1, 0) if is_validation else horizon)

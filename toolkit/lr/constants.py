@@ -36,6 +36,9 @@ class AutoLRSConstants:
         warmup_rate: rate at its end.
         final_decay: last fraction of the budget, spent on a linear fall to zero.
         validation_batches: batches of one validation loss; 0 if there is none.
+        stale_rate: None to apply each rate at once. A rate is what the optimiser had before the
+            search: then the first step after a restore is made at the rate saved with the state,
+            as the published code does.
         seed: of the first candidate of each stage.
     """
 
@@ -55,6 +58,7 @@ class AutoLRSConstants:
     warmup_rate: float | None = None
     final_decay: float = 0.0
     validation_batches: int = 0
+    stale_rate: float | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -62,7 +66,8 @@ class AutoLRSConstants:
         low, high = self.lr_range
         at_least_one = ("budget", "candidates", "first_stage", "probe_ratio", "shortest_probe")
         ends = f"0 or more, and with the final decay ({self.decay_steps}) fit the budget"
-        rate, warmup = self.warmup_rate, self.warmup_steps
+        rate, warmup, stale = self.warmup_rate, self.warmup_steps, self.stale_rate
+        shortest = min(self.shortest_probe, self.first_stage // self.probe_ratio)
         checks = {
             "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
             **{name: (getattr(self, name) >= 1, "at least 1") for name in at_least_one},
@@ -75,6 +80,10 @@ class AutoLRSConstants:
             "forecast": (self.forecast in FORECASTS, f"one of {', '.join(FORECASTS)}"),
             "validation_delay": (self.validation_delay >= 0, "0 or more"),
             "validation_points": (self.validation_points >= 1, "at least 1"),
+            "stale_rate": (
+                stale is None or (stale > 0 and shortest > 1),
+                "positive, with probes of at least 2 steps, or None",
+            ),
             "final_decay": (0 <= self.final_decay < 1, "in [0, 1)"),
             "warmup_steps": (0 <= warmup <= self.budget - self.decay_steps, ends),
             "warmup_rate": (

@@ -7,6 +7,7 @@ robust one that knows its own variance, and AutoLRS's published one, kept for co
 on the host in float64: a window is a few hundred numbers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +120,12 @@ def published_forecast(
 ) -> Forecast:
     """AutoLRS's own forecast: an outlier-trimmed spline, then an exponential through the spline.
 
-    Ten times (once for validation losses), fit a quadratic smoothing spline and drop the 3 %
-    (the one) farthest from it, if in the first half; fit the spline again; find the exponential
-    nearest to its values by Nelder-Mead over log(-b) from b = -1 per point. With SciPy's default
-    smoothing the spline of losses around 1 is one parabola, so the exponential is fitted to that.
-    Kept as published, apart from windows too short to trim, which are left whole.
+    Ten times (once for validation losses), fit a quadratic smoothing spline to the points left and
+    drop the 3 % of them (the one) farthest from it, unless their *place among those left* is as far
+    as half the window: late points stay. Fit the spline again; find the exponential nearest to its
+    values by Nelder-Mead over log(-b) from b = -1 per point. With SciPy's default smoothing the
+    spline of losses around 1 is one parabola, so the exponential is fitted to that. Where the
+    published code fails, with fewer points than 3 % can be counted of, nothing more is dropped.
 
     Args:
         losses: [points], equally spaced, the first at time 0.
@@ -148,7 +150,6 @@ def published_forecast(
         >>> forecast.reason, forecast.variance
         ('exponential through a spline', 0.0)
     """
-    from scipy.interpolate import UnivariateSpline
     from scipy.optimize import fmin
 
     curve = _check_curve(losses, horizon)
@@ -156,30 +157,36 @@ def published_forecast(
         return Forecast(np.inf, 0.0, None, "the loss is not finite")
     if is_validation and (curve >= ceiling).any():
         return Forecast(float(curve[-1]), 0.0, None, "above the first loss: the last one")
-    count = 1 if is_validation else round(0.03 * len(curve))
-    kept = np.arange(len(curve))
+    times = np.arange(len(curve), dtype=np.float64)
+    kept, bound = times, (len(curve) - 1) // 2
     for _ in range(1 if is_validation else 10):
-        if len(kept) - count < 4:
+        count = 1 if is_validation else round(0.03 * len(kept))
+        if not count or len(kept) - count < 4:
             break
-        spline = UnivariateSpline(kept, curve[kept], k=2, s=len(kept))
-        order = np.argsort(np.abs(curve[kept] - spline(kept)))
-        farthest = kept[order[len(kept) - count :]]
-        kept = np.setdiff1d(kept, farthest[farthest < len(curve) / 2])
+        misfits = np.abs(curve[kept.astype(int)] - _published_spline(curve, kept)(kept))
+        farthest = np.argsort(misfits, kind="stable")[-count:]
+        kept = np.delete(kept, farthest[farthest < bound])
     if len(kept) < 4:
         return Forecast(float(curve[-1]), 0.0, None, "too few points for a spline: the last one")
-    times = np.arange(len(curve), dtype=np.float64)
-    smooth = np.asarray(UnivariateSpline(kept, curve[kept], k=2, s=len(kept))(times))
-    ones = np.ones_like(smooth)
+    smooth = _published_spline(curve, kept)(times)
 
-    def misfit(log_rate: np.ndarray) -> float:
-        constant = np.exp(-np.clip(log_rate, -30.0, 30.0))
-        fits, _, _ = _project(smooth, times, constant, ones)
-        return float(((smooth - fits[0]) ** 2).sum())
+    def fitted(log_rate: np.ndarray) -> tuple[np.ndarray, float]:
+        decay = np.exp(-np.exp(log_rate) * times)
+        columns = np.stack([decay, np.ones_like(decay)], axis=1)
+        (amplitude, asymptote), misfit, _, _ = np.linalg.lstsq(columns, smooth, rcond=None)
+        ahead = amplitude * np.exp(-np.exp(log_rate) * horizon) + asymptote
+        # No misfit comes back where the two columns cannot be told apart.
+        return ahead, float(misfit[0]) if len(misfit) else np.inf
 
-    log_rate = fmin(misfit, np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)
-    constant = np.exp(-np.clip(log_rate, -30.0, 30.0))
-    _, means, _ = _project(smooth, times, constant, ones, horizon)
-    return Forecast(float(means[0]), 0.0, float(constant[0]), "exponential through a spline")
+    log_rate = fmin(lambda at: fitted(at)[1], np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)
+    mean, constant = fitted(log_rate)[0], np.exp(-log_rate)
+    return Forecast(float(mean[0]), 0.0, float(constant[0]), "exponential through a spline")
+
+
+def _published_spline(curve: np.ndarray, kept: np.ndarray) -> Callable:
+    from scipy.interpolate import UnivariateSpline
+
+    return UnivariateSpline(kept, curve[kept.astype(int)], k=2)
 
 
 def _project(
