@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from toolkit._files import sealed_json
 from toolkit.lab import TrainingRun, load_language_model, stream_text, train_language_model
 from toolkit.language import next_byte_loss
 from toolkit.language.cores import run_cores
@@ -180,12 +180,10 @@ def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match=r"directory: '.*run\.json' is damaged"):
         load_language_model(tmp_path)
     (tmp_path / "run.json").write_text("null")
-    with pytest.raises(
-        ValueError, match=r"directory: '.*run\.json' is damaged.*want a JSON object"
-    ):
+    with pytest.raises(ValueError, match=r"directory: '.*run\.json' is damaged.*has no checksum"):
         load_language_model(tmp_path)
     facts = {"model": {"pattern": "full " * 3000}, "training": {}}
-    (tmp_path / "run.json").write_text(json.dumps({"configuration": facts}))
+    (tmp_path / "run.json").write_bytes(sealed_json({"configuration": facts}))
     (tmp_path / "checkpoints" / "10").mkdir(parents=True)
     (tmp_path / "checkpoints" / "10" / "arrays").write_bytes(b"few")
     with pytest.raises(ValueError, match=r"describes .* parameters; the checkpoints hold 3 bytes"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit._checks import checked
+from toolkit.language.cores import read_run
 from toolkit.language.load import load_language_model
 from toolkit.language.run import loss_unit
 from toolkit.language.tokens import TOKENIZER, tokenizer_beside
@@ -52,7 +53,7 @@ def export_language_model(
     model = load_language_model(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, path, dtype=dtype)
-    facts = json.loads((Path(directory) / "run.json").read_text())
+    facts = read_run(Path(directory))
     # A run of an earlier version does not say; its tokens are bytes unless it read an array.
     texts = facts["configuration"]["training"]["text"]
     is_array = any(

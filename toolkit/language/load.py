@@ -5,9 +5,9 @@ from pathlib import Path
 from flax import nnx
 
 from toolkit._checks import checked
+from toolkit.language.cores import read_run
 from toolkit.language.run import TrainingRun, make_optimizer
 from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count
-from toolkit.looped.checkpoints.tensors import read_json
 from toolkit.training import Checkpoints, TrainState
 
 
@@ -46,7 +46,7 @@ def load_language_model(directory: Path) -> LoopedLM:
             "wanted a folder written by `toolkit train` or `toolkit tour`, or an exported file"
         )
     try:
-        stored = read_json(described)
+        stored = read_run(described.parent)
         config = LoopedConfig(**stored["configuration"]["model"])
         run = TrainingRun(config, **stored["configuration"]["training"])
     except (ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,6 @@ environment), `metrics.jsonl`, and `checkpoints/`.
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit._files import sealed_json, write_whole
 from toolkit.language.run import (
     HOW_IT_RUNS,
     TrainedModel,
@@ -330,11 +330,9 @@ def _describe(
         "environment": environment(),
         "bytes_per_token": per_token,
     }
-    unfinished = path.with_name(path.name + ".tmp")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(facts, indent=1) + "\n")
-        os.replace(unfinished, path)
+        write_whole(path, sealed_json(facts, indent=1) + b"\n")
         if tokenizer is not None:
             tokenizer.save(str(directory / TOKENIZER))
     except OSError as error:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from toolkit._checks import checked
+from toolkit._files import read_sealed_json, sealed_json
 from toolkit.training.identity import (
     as_json,
     checksums,
@@ -151,7 +152,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(named_leaves(state)),
-                    record=ocp.args.JsonSave(record),
+                    record=ocp.args.JsonSave({"sealed": sealed_json(record).decode()}),
                 ),
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -255,10 +256,12 @@ class Checkpoints:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
             )
-            record = restored.record
+            record = read_sealed_json(restored.record["sealed"].encode(), "its record")
             if not {"run", "arrays", "checksums"} <= record.keys():
                 raise _Refused("its record was not written by this library")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _Refused:
+            raise
+        except Exception as error:  # orbax raises many types for damaged files
             raise _Refused(f"its record is unreadable ({_first_line(error)})") from error
         return record
 

@@ -1,11 +1,14 @@
-"""Metrics as JSON lines: one object per line, readable during the run, exact after a kill."""
+"""Metrics as JSON lines: one object per line, readable during the run, exact after a kill.
 
-import json
+Every line carries a checksum, which is no part of its row.
+"""
+
 import os
 from pathlib import Path
 from typing import Any
 
 from toolkit._checks import checked
+from toolkit._files import read_sealed_lines, sealed_json, write_whole
 
 
 @checked
@@ -19,7 +22,8 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         The rows, in order.
 
     Raises:
-        ValueError: a line before the last is not JSON (names file and line).
+        ValueError: a line was not written by `MetricsLog` or has changed since (names file and
+            line).
 
     Example:
         >>> log = MetricsLog("run/metrics.jsonl")
@@ -28,18 +32,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         >>> read_metrics("run/metrics.jsonl")
         [{'step': 10, 'loss': 0.5}]
     """
-    path = Path(path)
-    if not path.exists():
-        return []
-    # What follows the last newline was being written when the process died.
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-    return rows
+    return read_sealed_lines(Path(path))
 
 
 class MetricsLog:
@@ -68,10 +61,8 @@ class MetricsLog:
         self._file = None
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.path.with_name(self.path.name + ".tmp")
-            unfinished.write_text("".join(map(_line, self.rows)), encoding="utf-8")
-            os.replace(unfinished, self.path)
-            self._file = self.path.open("a", encoding="utf-8")
+            write_whole(self.path, b"".join(map(_line, self.rows)))
+            self._file = self.path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
         """Adds one row, which must carry "step"; it is on its way to disk when this returns."""
@@ -86,5 +77,5 @@ class MetricsLog:
             self._file.close()
 
 
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row) + "\n"
+def _line(row: dict[str, Any]) -> bytes:
+    return sealed_json(row) + b"\n"

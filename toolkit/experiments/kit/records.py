@@ -1,25 +1,26 @@
 """Finished runs on disk: one JSON line per run, which is what is resumed, recorded and redrawn.
 
 A line holds the experiment, the whole setting, the seed, the outcome and the provenance of this one
-run. A line is appended whole or not at all, by any number of processes.
+run. A line is appended whole or not at all, by any number of processes, and sealed by a checksum:
+an edited record is refused.
 """
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from toolkit._files import append_sealed_line, read_sealed_lines
 from toolkit.experiments.kit.experiment import Experiment, Run
 from toolkit.experiments.kit.results import Results
 from toolkit.measure import environment
-from toolkit.training import read_metrics
 from toolkit.training.locks import locked
 
 RECORDS = Path(__file__).parents[3] / "data/experiments"
 """Of a checkout: what is recorded here comes from trees without uncommitted changes."""
 
+_FIELDS = {"label", "seed", "setting", "outcome", "environment"}
 _PROVENANCE = ("device", "versions", "commit", "date")
 
 
@@ -56,12 +57,8 @@ class FinishedRuns:
             "outcome": outcome,
             "environment": {name: facts[name] for name in _PROVENANCE} | {"command": command},
         }
-        text = json.dumps(line, allow_nan=False) + "\n"
-        with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
-            _drop_unfinished_line(file)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with locked(self.path.with_suffix(".lock"), wait=True):
+            append_sealed_line(self.path, line)
         self.refresh()
 
     def refresh(self) -> None:
@@ -78,8 +75,10 @@ class FinishedRuns:
 
 def read_runs(path: Path, experiment: Experiment) -> list[dict[str, Any]]:
     """The lines of a file: experiment, label, seed, setting, outcome, environment."""
-    lines = read_metrics(path)
+    lines = read_sealed_lines(path)
     for line in lines:
+        if lacking := sorted(_FIELDS - line.keys()):
+            raise ValueError(f"runs: {str(path)!r} has a line without {', '.join(lacking)}")
         if (name := line.get("experiment")) != experiment.name:
             raise ValueError(
                 f"runs: {str(path)!r} belongs to experiment {name!r}, not {experiment.name!r}; "
@@ -109,10 +108,3 @@ def is_changed(commit: str) -> bool:
 def setting_facts(setting: Any) -> dict[str, Any]:
     """A setting as it reads when it comes back from JSON."""
     return json.loads(json.dumps(dataclasses.asdict(setting)))
-
-
-def _drop_unfinished_line(file: BinaryIO) -> None:
-    """Cuts off what a process killed in the middle of an append has left."""
-    file.seek(0)
-    whole = file.read().rfind(b"\n") + 1
-    file.truncate(whole)

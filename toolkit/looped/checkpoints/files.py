@@ -15,10 +15,10 @@ from flax import nnx
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
+from toolkit._files import json_object
 from toolkit.looped.checkpoints.tensors import (
     StoredTensor,
     check_sizes,
-    json_object,
     stored_tensors,
 )
 from toolkit.looped.config import LoopedConfig
@@ -148,7 +148,7 @@ def _in_order(saved: bytes) -> Iterator[bytes | memoryview]:
 
 def _config(path: str | Path, header: Mapping[str, str]) -> LoopedConfig:
     try:
-        fields = json_object(header.get("config", "null"))
+        fields = json_object(header.get("config", "null"), "it")
         known = {field.name for field in dataclasses.fields(LoopedConfig)}
         if unknown := sorted(set(fields) - known):
             listed = ", ".join(map(repr, unknown))

@@ -1,7 +1,6 @@
 """Tensors of files from elsewhere: known by shape before one is read, and finite when it is."""
 
 import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from toolkit._files import json_object
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.parameters import parameter_count
 from toolkit.measure import available_memory
@@ -77,20 +77,9 @@ def files_of(source: Path) -> list[Path]:
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
-        return json_object(file.read_text(encoding="utf-8"))
+        return json_object(file.read_bytes(), "it")
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}.") from error
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """What a text says, if it is a JSON object."""
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply for JSON that describes a model") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"want a JSON object, got {type(found).__name__}")
-    return found
 
 
 def check_sizes(config: LoopedConfig, tensors: Mapping[str, StoredTensor], where: str) -> None:
