@@ -4,14 +4,13 @@ Several boxes, kernels or a killed kernel may write into it. Nobody writes the f
 can take back what another added; whoever reads it sees all that was added so far.
 """
 
-import hashlib
-import json
 import os
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit._files import json_object, read_sealed_json, sealed_json
 from toolkit.training.locks import locked
 
 FOLDER_VARIABLE = "TOOLKIT_PROGRESS"
@@ -53,8 +52,8 @@ class Progress:
         """Add an event (one of KINDS) on a question or exercise to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         found |= {"when": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        event = json.dumps({"kind": kind, "name": name, **found}, ensure_ascii=False)
-        line = f"{_digest(event)} {event}\n".encode()
+        event = {"kind": kind, "name": name, **found}
+        line = sealed_json(event, ensure_ascii=False) + b"\n"
         with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
             if file.tell() and _last_byte(file) != b"\n":  # a kernel was killed as it wrote
                 line = b"\n" + line
@@ -100,7 +99,7 @@ def read_events(lesson: str, path: Path) -> dict[str, Any]:
 def read_progress(text: str, path: Path) -> dict[str, Any]:
     """Progress as an exported page holds it, or a ValueError that names the file."""
     try:
-        data = json.loads(text)
+        data = json_object(text, str(path))
         whole = all(isinstance(data[kind], dict) for kind in ("guesses", "checks"))
         parts = [*data["guesses"].values(), *data["checks"].values()]
         if not whole or not all(isinstance(part, dict) for part in parts):
@@ -113,7 +112,7 @@ def read_progress(text: str, path: Path) -> dict[str, Any]:
                 check[name] = min(count, MOST_TRIES) if isinstance(count, int) else 0
         if not data["lesson"]:
             raise TypeError
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(
             f"{path} holds no progress of a lesson; move it away to start afresh"
         ) from None
@@ -136,17 +135,12 @@ def _apply(event: dict[str, Any], data: dict[str, Any]) -> None:
 def _event(line: bytes) -> dict[str, Any] | None:
     """The event of a line, or None if it is damaged."""
     try:
-        digest, event = line.decode().split(" ", 1)
-        found = json.loads(event) if digest == _digest(event) else None
-    except (ValueError, RecursionError):
+        found = read_sealed_json(line, "an event")
+    except ValueError:
         return None
-    if not isinstance(found, dict) or found.get("kind") not in KINDS:
+    if found.get("kind") not in KINDS:
         return None
     return found if isinstance(found.get("name"), str) else None
-
-
-def _digest(event: str) -> str:
-    return hashlib.sha256(event.encode()).hexdigest()[:16]
 
 
 def _last_byte(file: Any) -> bytes:
