@@ -178,7 +178,8 @@ def published_forecast(
         # No misfit comes back where the two columns cannot be told apart.
         return ahead, float(misfit[0]) if len(misfit) else np.inf
 
-    log_rate = fmin(lambda at: fitted(at)[1], np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)
+    found = fmin(lambda at: fitted(at)[1], np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)
+    log_rate = np.asarray(found)
     mean, constant = fitted(log_rate)[0], np.exp(-log_rate)
     return Forecast(float(mean[0]), 0.0, float(constant[0]), "exponential through a spline")
 
