@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from corruption import assert_none_silent
 from flax import nnx
 
 from toolkit.lr import AutoLRS, ProbeThenDecay, Request, TrainState, ask, init, search, tell
@@ -199,6 +200,17 @@ def test_losses_of_another_form_are_refused(loss, state, message):
         search(loss, ZEROS, DATA, model_state=state, budget=BUDGET)
 
 
+def read(path):
+    from toolkit.lr.running.files import read_search
+    from toolkit.lr.running.fingerprints import FINGERPRINTS
+    from toolkit.lr.search import DEFAULT_OPTIMIZER, SearchProgress
+
+    constants = ProbeThenDecay((1e-5, 1.0), BUDGET)
+    state = TrainState.create(ZEROS, DEFAULT_OPTIMIZER)
+    blank = dict.fromkeys(FINGERPRINTS, np.zeros(0))
+    return read_search(path, SearchProgress(init(constants), state, {}, constants, blank))
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("search") / "search.safetensors"
@@ -232,12 +244,19 @@ def test_a_file_of_another_search_is_refused(stopped, tmp_path):
     with pytest.raises(ValueError, match=r"no array 'state/optimizer_state/0/mu/w'"):
         search(loss_fn, {"w": ZEROS}, DATA, start=path, budget=BUDGET)
     (tmp_path / "text").write_text("no arrays")
-    with pytest.raises(ValueError, match="start: 'text' is no safetensors file"):
+    with pytest.raises(ValueError, match="start: 'text' has no checksum"):
         found_in(DATA, start=tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         found_in(DATA, start=tmp_path / "nothing")
     resumed, whole = found_in(DATA, start=path), found_in(DATA, start=replace(progress))
     np.testing.assert_array_equal(resumed.params, whole.params)
+
+
+TREE = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+
+
+def grouped(**optimizers):
+    return optax.multi_transform(optimizers, {name: name for name in optimizers})
 
 
 @pytest.mark.parametrize(
@@ -247,6 +266,14 @@ def test_a_file_of_another_search_is_refused(stopped, tmp_path):
         (optax.adamw(1e-3, weight_decay=0.1), "0.001"),
         (optax.sgd(0.1, momentum=0.9), "0.1"),
         (optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4)), "0.0001"),
+        (grouped(w=optax.adamw(1e-3), b=optax.sgd(1e-2)), "0.01"),
+        (grouped(w=optax.adamw(1e-3), b=optax.set_to_zero()), "0.001"),
+        (optax.chain(optax.chain(optax.clip(1.0), optax.chain(optax.adamw(1e-3)))), "0.001"),
+        (optax.chain(grouped(w=optax.adam(1e-3), b=optax.adam(1e-3))), "0.001"),
+        (optax.masked(optax.adam(1e-3), {"w": True, "b": True}), "0.001"),
+        (optax.MultiSteps(optax.adam(1e-3), 4).gradient_transformation(), "0.001"),
+        (optax.MultiSteps(optax.adam(1.0), 4).gradient_transformation(), None),
+        (grouped(w=optax.sgd(1.0), b=optax.sgd(0.01)), None),
         (optax.adamw(1.0, weight_decay=0.1), None),
         (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)), None),
         (optax.lamb(1.0), None),
@@ -259,10 +286,10 @@ def test_an_optimizer_with_a_rate_of_its_own_is_noticed(optimizer, rate, recwarn
     from toolkit.lr.running.arguments import warn_of_own_rate
 
     if rate is None:
-        warn_of_own_rate(optimizer)
+        warn_of_own_rate(optimizer, TREE)
     else:
         with pytest.warns(UserWarning, match=f"^optimizer: .*about {rate}, "):
-            warn_of_own_rate(optimizer)
+            warn_of_own_rate(optimizer, TREE)
 
 
 def test_every_result_says_why():
@@ -290,3 +317,136 @@ def test_nothing_here_is_pickled():
 
 
 SOURCES = {".py", ".ipynb", ".md"}
+
+
+OTHERS = {
+    "an iterator that has advanced": ({"batches": ROWS[1:] + ROWS[:1]}, "batches"),
+    "another momentum": ({"optimizer": optax.adamw(1.0, b1=0.8)}, "optimizer"),
+    "another loss": ({"loss_fn": lambda w, batch: 1.5 * loss_fn(w, batch)}, "loss_fn"),
+    "another validation": ({"validation": lambda w: jnp.sum(w)}, "validation"),
+    "the same": ({"optimizer": optax.adamw(1.0), "loss_fn": lambda *a: loss_fn(*a)}, None),
+}
+
+
+@pytest.mark.parametrize("kind", ["progress", "file"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_search_goes_on_with_its_own_data_and_functions_only(other, kind, tmp_path):
+    path = tmp_path / "search.safetensors"
+    validation = (lambda w: jnp.sum(w**2)) if other == "another validation" else None
+    begun = {"loss_fn": loss_fn, "batches": iter(ROWS * 99), "optimizer": optax.adamw(1.0)}
+    begun |= {"params": ZEROS, "budget": BUDGET, "validation": validation}
+    stopped = search(**begun, callback=lambda progress, *_: progress.save(path) or True)
+    start = path if kind == "file" else stopped.progress
+    changes, name = OTHERS[other]
+    changes = {"batches": iter(ROWS * 99), **changes}
+    if name is None:
+        resumed = search(**{**begun, **changes}, start=start)
+        whole = search(**{**begun, "batches": iter(ROWS * 99)})
+        np.testing.assert_array_equal(resumed.params, whole.params)
+        return
+    with pytest.raises(ValueError, match=f"^start: the search was begun with other {name}; it"):
+        search(**{**begun, **changes}, start=start)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "function", "sample", "constants"])
+def test_other_data_is_refused_wherever_it_comes_from(kind, stopped):
+    def options(scale):
+        x = X.at[5].multiply(scale)  # of a batch that is not the first
+        if kind == "arrays":
+            return {"batches": {"x": x, "y": X @ WEIGHTS}, "loss_fn": loss_fn}
+        row = lambda step: {"x": x[step % 8], "y": (X @ WEIGHTS)[step % 8]}  # noqa: E731
+        if kind == "function":
+            return {"batches": lambda step: row(step * 5), "loss_fn": loss_fn}
+        if kind == "sample":
+            drawn = lambda data, step: jax.tree.map(lambda leaf: leaf[step % 8], data)  # noqa: E731
+            data = {"x": x, "y": X @ WEIGHTS}
+            return {"batches": data, "sample": drawn, "loss_fn": loss_fn}
+        fixed = np.asarray(x[5])
+        inner = jax.jit(lambda w: jnp.sum((jnp.asarray(fixed) @ w) ** 2))
+        return {"batches": DATA, "loss_fn": lambda w, batch: loss_fn(w, batch) + inner(w)}
+
+    begun = search(params=ZEROS, budget=BUDGET, callback=lambda *_: True, **options(1.0)).progress
+    search(params=ZEROS, budget=BUDGET, callback=lambda *_: True, start=begun, **options(1.0))
+    name = "loss_fn" if kind == "constants" else "batches"
+    with pytest.raises(ValueError, match=f"^start: the search was begun with other {name}; it"):
+        search(params=ZEROS, budget=BUDGET, start=begun, **options(2.0))
+
+
+def test_every_changed_byte_of_a_search_is_noticed(stopped):
+    _, path = stopped
+    assert_none_silent(path, lambda: jax.tree.map(np.asarray, read(path)) and True)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_file_holds_low_precision(dtype, tmp_path):
+    options = {"budget": BUDGET, "params": ZEROS.astype(dtype), "batches": DATA}
+    loss = lambda w, batch: loss_fn(w.astype(jnp.float32), batch)  # noqa: E731
+    path, count = tmp_path / "file", itertools.count(1)
+    search(loss, **options, callback=lambda p, *_: p.save(path) or next(count) == 12)
+    resumed, whole = search(loss, **options, start=path), search(loss, **options)
+    assert resumed.params.dtype == dtype
+    np.testing.assert_array_equal(resumed.params, whole.params)
+
+
+def test_ctrl_c_returns_what_there_is():
+    count = itertools.count()
+
+    def batches():
+        for row in itertools.cycle(ROWS):
+            if next(count) == 250:
+                raise KeyboardInterrupt
+            yield row
+
+    found = found_in(batches(), budget=600)
+    assert found.reason.endswith("; stopped by Ctrl-C")
+    assert 0 < found.ledger.kept_steps == int(found.progress.state.step) < 300
+    resumed = found_in(itertools.cycle(ROWS), budget=600, start=found.progress)
+    whole = found_in(itertools.cycle(ROWS), budget=600)
+    np.testing.assert_array_equal(resumed.params, whole.params)
+    assert "Ctrl-C" not in whole.reason
+
+
+def test_a_request_is_told_once():
+    searcher = ProbeThenDecay((1e-4, 1e-1), 400)
+    request = ask(searcher, init(searcher))
+    told, _ = tell(searcher, init(searcher), request, np.ones(request.rates.shape))
+    with pytest.raises(ValueError, match=r"^request was asked for after 0 .*has 45: it was told"):
+        tell(searcher, told, request, np.ones(request.rates.shape))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_gradients_that_are_collected_over_several_steps(every):
+    """Two batches in turn, collected, are one batch of both."""
+    optimizer = optax.MultiSteps(optax.sgd(1.0), every)
+    found = search(loss_fn, ZEROS, DATA, optimizer=optimizer, budget=2000, lr_range=(1e-3, 1.0))
+    assert found.ledger.gradient_evaluations == 2000
+    np.testing.assert_allclose(found.params, WEIGHTS, atol=1e-2)
+    state = found.progress.state.optimizer_state
+    assert int(state.gradient_step) == found.ledger.kept_steps // every
+
+
+def test_unused_validation_is_admitted():
+    options = {"validation": lambda w: jnp.sum(w**2)}
+    assert "validation loss was not used" in found_in(DATA, **options, validation_batches=90).reason
+    assert "validation loss" not in found_in(DATA, **options, budget=2000).reason
+    assert "validation loss" not in found_in(DATA).reason
+    late = found_in(DATA, **options, searcher=AutoLRS.scaled)
+    assert "validation loss was not used" in late.reason
+
+
+def test_fine_tuning_keeps_moments_and_the_place_in_the_data():
+    first = found_in(DATA, budget=1000).progress.state
+    assert int(first.step) % 8
+    for params in (first.params, None):
+        tuned = search(loss_fn, params, DATA, start=first, budget=400)
+        assert int(tuned.progress.state.step) == int(first.step) + tuned.ledger.kept_steps
+        runner = CandidateRunner(loss_fn, optax.adamw(1.0), DATA)
+        rates = np.asarray(jax.vmap(tuned.schedule)(np.arange(tuned.ledger.kept_steps)))[None]
+        expected, _ = runner.run(first, Request("train", rates))
+        np.testing.assert_array_equal(tuned.params, expected.params)
+    fresh = found_in(DATA, budget=400)
+    assert not np.array_equal(fresh.params, tuned.params)
+    with pytest.raises(ValueError, match=r"^params: differs from that of start"):
+        search(loss_fn, ZEROS, DATA, start=first)
+    with pytest.raises(ValueError, match=r"^start: its optimizer_state must be that of optimizer"):
+        search(loss_fn, None, DATA, start=first, optimizer=optax.sgd(1.0))

@@ -102,6 +102,7 @@ class Request:
         kind: "warmup", "probe", "train" or "decay"; only probes are thrown away.
         rates: [candidates, steps] float32, the rate of every step; one candidate unless a probe.
         validate_every: 0 for the training losses; otherwise a validation loss after so many steps.
+        asked_at: gradient evaluations of the ledger when `ask` gave it.
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
@@ -113,6 +114,7 @@ class Request:
     kind: str
     rates: np.ndarray
     validate_every: int = 0
+    asked_at: int | None = None
 
     @property
     def points(self) -> int:
@@ -202,7 +204,9 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
         >>> request.kind
         'probe'
     """
-    return None if steps_left(searcher, controller) < 1 else searcher.ask(controller)
+    request = None if steps_left(searcher, controller) < 1 else searcher.ask(controller)
+    spent = int(controller.ledger.gradient_evaluations)
+    return None if request is None else replace(request, asked_at=spent)
 
 
 @checked
@@ -233,8 +237,9 @@ def tell(
         The new controller, and whether to go on from the state that the request led to.
 
     Raises:
-        ValueError: losses has another shape; the first losses of a probe, which no rate has touched
-            yet, differ between candidates; or a warm-up, which is not searched, diverged.
+        ValueError: the request was answered before; losses has another shape; the first losses of a
+            probe, which no rate has touched yet, differ between candidates; or a warm-up, which is
+            not searched, diverged.
 
     Cost:
         For AutoLRS one forecast per candidate, some 10 ms each.
@@ -247,7 +252,12 @@ def tell(
         >>> is_kept, controller.ledger.gradient_evaluations == request.rates.size
         (False, True)
     """
-    losses = np.asarray(losses, np.float64)
+    losses, spent = np.asarray(losses, np.float64), controller.ledger.gradient_evaluations
+    if request.asked_at not in (None, spent):
+        raise ValueError(
+            f"request was asked for after {request.asked_at} gradient evaluations, and the "
+            f"controller has {spent}: it was told already; ask for the next"
+        )
     candidates, steps = request.rates.shape
     points = request.points
     if losses.shape != (candidates, points):

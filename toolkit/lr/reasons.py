@@ -30,6 +30,8 @@ def reason_of(constants: Any, controller: Controller) -> str:
         why = _by_forecasts(constants, controller)
     else:
         why = f"chosen among {len(table['rate'])} candidates"
+    if constants.validation_batches and not ledger.forward_evaluations:
+        why += "; the validation loss was not used: no probe that the budget pays goes by it"
     thrown_away = ledger.gradient_evaluations - ledger.kept_steps - int(table["steps"].sum())
     if thrown_away:
         why += f"; {thrown_away} steps of training diverged and were made again at lower rates"

@@ -23,11 +23,12 @@ from toolkit.lr.protocol import (
     tell,
 )
 from toolkit.lr.reasons import reason_of
-from toolkit.lr.running.arguments import check_loss, warn_of_own_rate
+from toolkit.lr.running.arguments import check_loss, check_start, warn_of_own_rate
 from toolkit.lr.running.batches import Batches, require_function_of_step
 from toolkit.lr.running.candidates import MODES, CandidateRunner
 from toolkit.lr.running.compile_clock import compile_seconds
 from toolkit.lr.running.files import described, read_search, require_same, write_search
+from toolkit.lr.running.fingerprints import FINGERPRINTS, fingerprints, require_same_fingerprints
 from toolkit.lr.schedules import tabulated_schedule
 from toolkit.parallel.updates import TrainState
 
@@ -48,6 +49,7 @@ class SearchProgress:
         state: what the training has reached.
         timings: seconds that a step of all candidates takes by each mode; empty if not measured.
         searcher: the constants that it was begun with.
+        fingerprints: of the batches and functions that it was begun with; empty before.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
@@ -60,6 +62,7 @@ class SearchProgress:
     state: TrainState
     timings: dict[str, float]
     searcher: Searcher = field(metadata={"static": True})
+    fingerprints: dict[str, np.ndarray] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes arrays by name and the constants to a safetensors file, whole or not at all."""
@@ -105,12 +108,12 @@ def search(
     lr_range: tuple[float, float] = LR_RANGE,
     budget: int = 4000,
     searcher: Callable[[tuple[float, float], int], Searcher] = ProbeThenDecay,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: optax.GradientTransformation | optax.MultiSteps | None = None,
     validation: Callable[..., Float[Array, ""]] | None = None,
     validation_batches: int = 1,
     sample: Callable[[Any, Any], Any] | None = None,
     evaluation: str = "loop",
-    start: SearchProgress | str | os.PathLike | None = None,
+    start: TrainState | SearchProgress | str | os.PathLike | None = None,
     callback: Callable[[SearchProgress, Request, np.ndarray], Any] | None = None,
 ) -> SearchResult:
     """Trains with a learning rate that nobody tuned: finds the schedule, then follows it.
@@ -127,7 +130,7 @@ def search(
     Args:
         loss_fn: (params, batch) -> scalar loss, traceable; with `model_state`
             (params, model_state, batch) -> (loss, model_state).
-        params: any pytree of arrays; not consumed.
+        params: any pytree of arrays; not consumed. With a `TrainState` as `start` its own, or None.
         batches: (step int32) -> batch, traceable and always the same for the same step; a pytree
             of arrays, by default [batches, ...], gone through again and again; or an iterator, data
             loader or list of tuples or dicts, at its first batch, whose batches are kept until no
@@ -149,15 +152,17 @@ def search(
         evaluation: how to run candidates proposed together, a key of `MODES`; or "measured", to
             time each on a few steps of this very search and take the fastest.
         start: from the `progress` of a stopped search, or the file that it was saved to; all other
-            arguments as they were, since rates have been planned for them.
+            arguments as they were, since rates have been planned for them. Or a `TrainState` to
+            fine-tune: its moments are kept, and the first batch is that of its step.
         callback: given a `SearchProgress` after every request, with that request and its losses
-            [candidates, points]; True stops the search.
+            [candidates, points]; True stops the search, as Ctrl-C does.
 
     Returns:
         A `SearchResult`.
 
     Raises:
-        ValueError: evaluation is unknown or impossible here, a warm-up diverged, the constants
+        ValueError: `start` was begun with other batches or functions, or its file is damaged;
+            evaluation is unknown or impossible here, a warm-up diverged, the constants
             contradict one another or those of `start`, the loss has another form, or `batches`
             would be one batch for all steps.
 
@@ -177,56 +182,97 @@ def search(
     constants: Any = searcher(lr_range, budget)
     if validation is not None:
         constants = replace(constants, validation_batches=validation_batches)
+    if isinstance(optimizer, optax.MultiSteps):
+        optimizer = optimizer.gradient_transformation()
     optimizer = DEFAULT_OPTIMIZER if optimizer is None else optimizer
     runner = CandidateRunner(loss_fn, optimizer, batches, validation, sample)
-    state = TrainState.create(params, optimizer, model_state)
+    if isinstance(start, TrainState):
+        check_start(start, optimizer, params, model_state)
+        state, start = start, None
+    else:
+        state = TrainState.create(params, optimizer, model_state)
     progress = SearchProgress(init(constants), state, {}, constants)
     if isinstance(start, SearchProgress):
         progress = start
     elif start is not None:
-        progress = read_search(start, progress)
-    if not progress.controller.ledger.gradient_evaluations:
-        if callable(batches) and isinstance(runner.source, Batches):
-            require_function_of_step(batches)
-        data = runner.source.data(state.step, 0, 1)
-        check_loss(loss_fn, state, jax.eval_shape(runner.source.draw, data, state.step))
-        warn_of_own_rate(optimizer)
+        blank = dict.fromkeys(FINGERPRINTS, np.zeros(0))
+        progress = read_search(start, replace(progress, fingerprints=blank))
     require_same(described(progress.searcher), described(constants))
-    controller, state, timings = progress.controller, progress.state, progress.timings
-    if evaluation not in (*(possible := runner.modes(state)), "measured"):
+    found = _fingerprints(runner, loss_fn, optimizer, batches, validation, progress.state)
+    if progress.fingerprints:
+        require_same_fingerprints(progress.fingerprints, found)
+    else:
+        warn_of_own_rate(optimizer, progress.state.params)
+        progress = replace(progress, fingerprints=found)
+    if evaluation not in (*(possible := runner.modes(progress.state)), "measured"):
         raise ValueError(f"evaluation {evaluation!r} cannot run here: want {', '.join(possible)}")
-    while (request := ask(constants, controller)) is not None:
-        if evaluation == "measured" and not timings and len(request.rates) > 1:
-            timings, repeated = runner.time_modes(state, request)
-            ledger = replace(controller.ledger, timing_evaluations=repeated)
-            controller = replace(controller, ledger=ledger)
-        mode = evaluation
-        if evaluation == "measured":
-            mode = min(timings, key=timings.__getitem__) if timings else "loop"
-        began, compiled = time.perf_counter(), compile_seconds()
-        if len(request.rates) > 1:
-            reached, losses = state, runner.run_together(state, request, mode)
-        else:
-            one_by_one = "steps" if mode == "steps" or _is_stepwise(timings) else "loop"
-            reached, losses = runner.run(state, request, one_by_one)
-        compiled = compile_seconds() - compiled
-        seconds = max(time.perf_counter() - began - compiled, 0.0)
-        controller, is_kept = tell(
-            constants, controller, request, losses, seconds=seconds, compile_seconds=compiled
-        )
-        state = reached if is_kept else state
-        progress = SearchProgress(controller, state, timings, constants)
-        if callback is not None and callback(progress, request, losses) is True:
-            break
+    stopped = ""
+    try:
+        while (request := ask(constants, progress.controller)) is not None:
+            progress, losses = _after(request, progress, runner, evaluation)
+            if callback is not None and callback(progress, request, losses) is True:
+                break
+    except KeyboardInterrupt:
+        stopped = "; stopped by Ctrl-C"
+    controller = progress.controller
     rates = controller.rates if len(controller.rates) else np.array(lr_range[:1])
     return SearchResult(
         tabulated_schedule(rates),
         controller.ledger,
         controller.table,
-        state.params,
-        reason_of(constants, controller),
+        progress.state.params,
+        reason_of(constants, controller) + stopped,
         progress,
     )
+
+
+def _fingerprints(
+    runner: CandidateRunner,
+    loss_fn: Callable,
+    optimizer: optax.GradientTransformation,
+    batches: Any,
+    validation: Callable | None,
+    state: TrainState,
+) -> dict[str, np.ndarray]:
+    if callable(batches) and isinstance(runner.source, Batches):
+        require_function_of_step(batches)
+    shown, data = runner.source.shown(), runner.source.data(state.step, 0, 1)
+    loss = check_loss(loss_fn, state, jax.eval_shape(runner.source.draw, data, state.step))
+    own = () if state.model_state is None else (state.model_state,)
+    of_validation = validation and jax.make_jaxpr(validation)(state.params, *own)
+    return fingerprints(loss, optimizer, state.params, of_validation, shown)
+
+
+def _after(
+    request: Request, progress: SearchProgress, runner: CandidateRunner, evaluation: str
+) -> tuple[SearchProgress, np.ndarray]:
+    """The search after one request, and its losses."""
+    controller, state, timings = progress.controller, progress.state, progress.timings
+    if evaluation == "measured" and not timings and len(request.rates) > 1:
+        timings, repeated = runner.time_modes(state, request)
+        ledger = replace(controller.ledger, timing_evaluations=repeated)
+        controller = replace(controller, ledger=ledger)
+    mode = evaluation
+    if evaluation == "measured":
+        mode = min(timings, key=timings.__getitem__) if timings else "loop"
+    began, compiled = time.perf_counter(), compile_seconds()
+    if len(request.rates) > 1:
+        reached, losses = state, runner.run_together(state, request, mode)
+    else:
+        one_by_one = "steps" if mode == "steps" or _is_stepwise(timings) else "loop"
+        reached, losses = runner.run(state, request, one_by_one)
+    compiled = compile_seconds() - compiled
+    seconds = max(time.perf_counter() - began - compiled, 0.0)
+    controller, is_kept = tell(
+        progress.searcher,
+        controller,
+        request,
+        losses,
+        seconds=seconds,
+        compile_seconds=compiled,
+    )
+    state = reached if is_kept else state
+    return replace(progress, controller=controller, state=state, timings=timings), losses
 
 
 def _is_stepwise(timings: dict[str, float]) -> bool:

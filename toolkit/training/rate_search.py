@@ -143,7 +143,8 @@ def search_rate(
         if restored is not None:
             state, record = restored
             controller = decoded(record["controller"], start.controller)
-            start = lr.SearchProgress(controller, state, record["timings"], constants)
+            prints = {name: np.array(row, np.uint8) for name, row in record["fingerprints"].items()}
+            start = lr.SearchProgress(controller, state, record["timings"], constants, prints)
         log = open_log(stack, directory, int(state.step))
         ledger = start.controller.ledger
         bar = stack.enter_context(progress_bar(options, ledger.gradient_evaluations))
@@ -173,7 +174,9 @@ def search_rate(
                 stopped_by = reason_to_stop(signals, stop)
             is_due = is_last or stopped_by is not None or spent >= saved + options.checkpoint_every
             if checkpoints is not None and (is_due or is_time_to_save(saved_at, options)):
+                prints = {name: row.tolist() for name, row in progress.fingerprints.items()}
                 record = {"controller": encoded(progress.controller), "timings": progress.timings}
+                record |= {"fingerprints": prints}
                 checkpoints.save(spent, progress.state, {**run, **record})
                 saved, saved_at = spent, time.monotonic()
             return stopped_by is not None

@@ -2,7 +2,6 @@
 and silently do something else.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,12 @@ from toolkit.lr.running.batches import used_inputs
 from toolkit.parallel.updates import TrainState
 
 GRADIENT = 1e-3  # so small that no clipping touches it
+FIRST_STEPS = 32  # of which most may collect gradients and move nothing
 OWN_RATE = 0.3  # a unit optimiser moves parameters by more than this
 
 
-def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> None:
-    """Refuses a loss of another form; warns of parameters that it does not depend on.
+def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
+    """The program of a loss. Refuses another form; warns of parameters that it does not depend on.
 
     Averages of batch normalisation among the parameters run without an error and never move.
     """
@@ -46,13 +46,31 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> None:
         warnings.warn(
             f"params: the loss does not depend on {', '.join(idle[:3])}{' ...' * (len(idle) > 3)}, "
             "which will not move; what the model itself changes belongs in model_state",
-            stacklevel=3,
+            stacklevel=4,
+        )
+    return closed
+
+
+def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any) -> None:
+    """Refuses a state of another optimiser to start from, and arguments that contradict it."""
+    given = {"params": (params, state.params), "model_state": (model_state, state.model_state)}
+    for name, (one, other) in given.items():
+        if one is not None and not (
+            _shapes(one) == _shapes(other)
+            and all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+        ):
+            raise ValueError(f"{name}: differs from that of start; give that, or None")
+    wanted, came = jax.eval_shape(optimizer.init, state.params), state.optimizer_state
+    if _shapes(wanted) != _shapes(came):
+        raise ValueError(
+            f"start: its optimizer_state must be that of optimizer, {_in_words(wanted)}; "
+            f"got {_in_words(came)}"
         )
 
 
-def warn_of_own_rate(optimizer: optax.GradientTransformation) -> None:
+def warn_of_own_rate(optimizer: optax.GradientTransformation, params: Any) -> None:
     """Warns of an optimiser that was not built with learning rate 1."""
-    rate = _own_rate(optimizer)
+    rate = _own_rate(optimizer, params)
     if rate is not None and rate < OWN_RATE:
         warnings.warn(
             f"optimizer: it seems to bring a learning rate of its own, about {rate:.2g}, by which "
@@ -61,25 +79,35 @@ def warn_of_own_rate(optimizer: optax.GradientTransformation) -> None:
         )
 
 
-@functools.lru_cache(maxsize=32)
-def _own_rate(optimizer: optax.GradientTransformation) -> float | None:
-    """How far a first step goes, of those optimisers where that does not depend on the gradient
-    (Adam) or is proportional to it (SGD); None for others.
+def _own_rate(optimizer: optax.GradientTransformation, params: Any) -> float | None:
+    """How far the first step that moves anything goes, in the parameters that it moves furthest, of
+    optimisers where that does not depend on the gradient (Adam) or is proportional to it (SGD);
+    None for others.
     """
-    optimizer, ones = optax.with_extra_args_support(optimizer), jnp.ones(2)
+    optimizer = optax.with_extra_args_support(optimizer)
+    # Groups, masks and labels go by the tree; two rows of each array tell as much as all.
+    ones = jax.tree.map(lambda leaf: jnp.ones([min(n, 2) for n in jnp.shape(leaf)]), params)
 
     def moved(gradient: jax.Array) -> jax.Array:
-        updates, _ = optimizer.update(gradient * ones, optimizer.init(ones), ones, value=1.0)
-        return jnp.abs(jnp.asarray(updates)).max()  # pyright: ignore
+        def step(state: Any, _: None) -> tuple:
+            gradients = jax.tree.map(lambda leaf: gradient * leaf, ones)
+            updates, state = optimizer.update(gradients, state, ones, value=1.0)
+            return state, jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(updates)])
+
+        return jax.lax.scan(step, optimizer.init(ones), length=FIRST_STEPS)[1]
 
     try:
         none, once, twice = jax.jit(jax.vmap(moved))(GRADIENT * jnp.arange(3.0))
-    except (TypeError, ValueError, KeyError, AttributeError):  # made for one tree of parameters
+    except (TypeError, ValueError, KeyError, AttributeError):  # made for other shapes
         return None
-    once, twice = float(once - none), float(twice - none)
-    if np.isclose(once, twice, rtol=0.05):
-        return once
-    return once / GRADIENT if np.isclose(2 * once, twice, rtol=0.05) else None
+    once, twice = np.abs(once - none), np.abs(twice - none)
+    moving = np.flatnonzero(once.max(1))
+    if not len(moving):
+        return None
+    once, twice = once[moving[0]], twice[moving[0]]
+    rates = np.where(np.isclose(once, twice, rtol=0.05), once, once / GRADIENT)
+    is_known = np.isclose(once, twice, rtol=0.05) | np.isclose(2 * once, twice, rtol=0.05)
+    return float(rates.max()) if is_known.all() else None
 
 
 def _shapes(tree: Any) -> tuple:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 STEPS_PER_CALL = 256
+SHOWN_STEPS = (0, 1, 10, 100, 1000)
 REPLAYED_PER_CALL = 32  # batches that lie on the device at once
 
 
@@ -44,6 +45,13 @@ class Batches:
         """
         return self._arrays
 
+    def shown(self) -> Any:
+        """What tells these batches from others: the arrays, or the batches of some steps."""
+        if self.draw is _row_of:
+            return self._arrays
+        draw = jax.jit(self.draw)
+        return self._arrays, [draw(self._arrays, jnp.int32(step)) for step in SHOWN_STEPS]
+
 
 class ReplayedBatches:
     """Batches of an iterable, kept for as long as a candidate may ask for them again."""
@@ -66,6 +74,10 @@ class ReplayedBatches:
         rows = self._kept[done : done + count]
         rows += rows[-1:] * (self.steps_per_call - count)
         return jax.tree.map(_stacked, *rows), np.int32(start + done)
+
+    def shown(self) -> Any:
+        """What tells these batches from others: the first."""
+        return self.data(0, 0, 1)
 
     def _next(self) -> Any:
         batch = next(self._iterator, None)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from toolkit._files import json_object, require_seal, sealed, with_blank_seal, write_whole
+
 
 def write_search(path: str | os.PathLike, progress: Any) -> None:
     """Writes a `SearchProgress`, all or nothing."""
@@ -19,31 +20,23 @@ def write_search(path: str | os.PathLike, progress: Any) -> None:
 
     arrays = {name: _stored(leaf) for name, leaf in _named(progress).items()}
     facts = {"constants": described(progress.searcher), "timings": progress.timings}
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(save(arrays, {"search": json.dumps(facts)}))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, sealed(save(arrays, with_blank_seal({"search": json.dumps(facts)}))))
 
 
 def read_search(path: str | os.PathLike, like: Any) -> Any:
     """The search of a file, in the structure of one at its beginning."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
-    name = Path(path).name
+    name, content = Path(path).name, Path(path).read_bytes()
+    require_seal(content, f"start: {name!r}")
     try:
-        with safe_open(path, "numpy") as file:
-            facts = json.loads((file.metadata() or {}).get("search", "null"))
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"start: {name!r} is no safetensors file ({error})") from None
-    if not isinstance(facts, dict):
-        raise ValueError(f"start: {name!r} holds no search, but other arrays")
-    require_same(facts["constants"], described(like.searcher))
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        facts = json_object(json_object(header, "its header")["__metadata__"]["search"], "search")
+        begun, timings, arrays = facts["constants"], facts["timings"], load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"start: {name!r} holds no search ({error})") from None
+    require_same(begun, described(like.searcher))
     wanted = _named(like)
     if missing := sorted(wanted.keys() - arrays.keys()):
         raise ValueError(f"start: {name!r} has no array {missing[0]!r}, which this search wants")
@@ -51,7 +44,7 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
         raise ValueError(f"start: {name!r} has an array {foreign[0]!r}, unknown to this search")
     leaves = [_restored(key, arrays[key], leaf) for key, leaf in wanted.items()]
     found = jax.tree.unflatten(jax.tree.structure(dataclasses.replace(like, timings={})), leaves)
-    return dataclasses.replace(found, timings=facts["timings"])
+    return dataclasses.replace(found, timings=timings)
 
 
 def described(searcher: Any) -> dict[str, Any]:
@@ -76,7 +69,9 @@ def _named(progress: Any) -> dict[str, Any]:
 
 
 def _stored(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    # NumPy's readers of such files know no bfloat16.
+    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 
 
 def _restored(name: str, array: np.ndarray, like: Any) -> Any:
@@ -84,6 +79,8 @@ def _restored(name: str, array: np.ndarray, like: Any) -> Any:
         return array if isinstance(like, np.ndarray) else type(like)(array.item())
     if _is_key(like):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
+    if like.dtype.kind == "V" and array.dtype == f"u{like.dtype.itemsize}":
+        array = array.view(like.dtype)
     if (array.shape, array.dtype) != (like.shape, like.dtype):
         came, wanted = (f"{x.dtype}{list(x.shape)}" for x in (array, like))
         raise ValueError(f"start: {name!r} is {came}, and {wanted} is to go on")

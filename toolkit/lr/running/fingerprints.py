@@ -1,0 +1,88 @@
+"""Whether a search that goes on has the batches, the loss and the optimiser that it was begun with.
+
+Batches are told apart by their bytes; functions by the programs that jax traces of them, with every
+number that is baked in. Digests are arrays, so that any checkpoint can hold them.
+"""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# What two traces of one function do not share: addresses, and names, which compute nothing.
+_INCIDENTAL = re.compile(r"0x[0-9a-f]+|\bname=\S+")
+
+
+FINGERPRINTS = ("batches", "loss_fn", "optimizer", "validation", "jax")
+
+
+def fingerprints(
+    loss: Any, optimizer: optax.GradientTransformation, params: Any, validation: Any, batches: Any
+) -> dict[str, np.ndarray]:
+    """A digest of 32 bytes for each; `loss` and `validation` are jaxprs, `batches` some arrays."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def first_update(params: Any) -> tuple:
+        state = optimizer.init(params)
+        return state, optimizer.update(params, state, params, value=jnp.float32(1))
+
+    parts = (
+        jax.tree.leaves(batches),
+        _parts(loss),
+        _parts(jax.make_jaxpr(first_update)(params)),
+        [] if validation is None else _parts(validation),
+        [jax.__version__],
+    )
+    return dict(zip(FINGERPRINTS, map(_digest, parts), strict=True))
+
+
+def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray]) -> None:
+    """Refuses to go on with another loss, optimiser, validation or other batches."""
+    changed = [name for name in now if not np.array_equal(begun[name], now[name])]
+    if "jax" in changed:  # which traces other programs
+        warnings.warn(
+            "start: begun under another version of jax: whether loss_fn and optimizer are the same "
+            "cannot be told",
+            stacklevel=3,
+        )
+        changed = [name for name in changed if name == "batches"]
+    if changed:
+        raise ValueError(
+            f"start: the search was begun with other {' and '.join(changed)}; it goes on with "
+            "those alone, an iterator from its first batch"
+        )
+
+
+def _digest(parts: list[Any]) -> np.ndarray:
+    whole = hashlib.sha256()
+    for part in parts:
+        if jax.dtypes.issubdtype(getattr(part, "dtype", None), jax.dtypes.prng_key):
+            part = jax.random.key_data(part)
+        array = None if isinstance(part, str) else np.ascontiguousarray(part)
+        whole.update(part.encode() if array is None else f"{array.dtype}{array.shape}".encode())
+        whole.update(b"" if array is None else array.view(np.uint8).data)
+    return np.frombuffer(whole.digest(), np.uint8)
+
+
+def _parts(closed: Any) -> list[Any]:
+    """The text of a program and the arrays that it has taken in, in order."""
+    return [_INCIDENTAL.sub("", str(closed.jaxpr)), *_constants(closed)]
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+    yield from getattr(closed, "consts", ())
+    jaxpr: Callable | Any = getattr(closed, "jaxpr", closed)
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if _is_program(inner):
+                yield from _constants(inner)
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
