@@ -8,8 +8,8 @@ import pytest
 from corruption import CORRUPTIONS, assert_none_silent, corrupted, outcome_of
 
 from toolkit import _files
-from toolkit.experiments.experiment import Experiment
-from toolkit.experiments.records import read_runs
+from toolkit.experiments.kit.experiment import Experiment
+from toolkit.experiments.kit.records import read_runs
 from toolkit.lab.lessons.progress import Progress
 from toolkit.training import MetricsLog, read_metrics
 
