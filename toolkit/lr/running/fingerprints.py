@@ -62,11 +62,13 @@ def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray])
 def _digest(parts: list[Any]) -> np.ndarray:
     whole = hashlib.sha256()
     for part in parts:
-        if jax.dtypes.issubdtype(getattr(part, "dtype", None), jax.dtypes.prng_key):
-            part = jax.random.key_data(part)
-        array = None if isinstance(part, str) else np.ascontiguousarray(part)
-        whole.update(part.encode() if array is None else f"{array.dtype}{array.shape}".encode())
-        whole.update(b"" if array is None else array.view(np.uint8).data)
+        if isinstance(part, str):
+            whole.update(part.encode())
+            continue
+        is_key = jax.dtypes.issubdtype(jnp.result_type(part), jax.dtypes.prng_key)
+        array = np.ascontiguousarray(jax.random.key_data(part) if is_key else part)
+        whole.update(f"{array.dtype}{array.shape}".encode())
+        whole.update(array.view(np.uint8).data)
     return np.frombuffer(whole.digest(), np.uint8)
 
 
