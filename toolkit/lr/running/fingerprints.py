@@ -65,7 +65,7 @@ def _digest(parts: list[Any]) -> np.ndarray:
         if isinstance(part, str):
             whole.update(part.encode())
             continue
-        is_key = jax.dtypes.issubdtype(jnp.result_type(part), jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(jnp.result_type(part), jax.dtypes.prng_key)
         array = np.ascontiguousarray(jax.random.key_data(part) if is_key else part)
         whole.update(f"{array.dtype}{array.shape}".encode())
         whole.update(array.view(np.uint8).data)
