@@ -92,6 +92,7 @@ def test_stages_are_balanced_where_that_helps():
 def test_plans_and_predictions_are_quick():
     deep = dataclasses.replace(MODELS["llama-3-8b"], pattern=" ".join(["full"] * 48))
     assert_quick(lambda: plan(deep, "v5p:8x8x8", batch=1024), 5, rounds=5)
+    assert_quick(lambda: plan("llama-3-8b", "h100:3072", batch=6144), 5, rounds=3)
     predict("llama-3-8b", "h100:8", Strategy(fsdp=8), batch=8)
     batches = itertools.count(16, 8)
     assert_quick(
@@ -105,7 +106,7 @@ def test_plans_and_predictions_are_quick():
         ({"memory": 1e9}, "nearest that works: .* GiB with"),
         ({"chips": "t4:2"}, "nearest that works"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"chips": "h100:7", "batch": 3}, "no cut divides"),
+        ({"chips": "h100:74", "batch": 3}, "no cut divides .* nearest batch that works: 37"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(given, words):
@@ -122,7 +123,7 @@ def test_the_memory_that_a_refusal_names_is_enough(reserve):
     with pytest.raises(ValueError, match="too little") as refused:
         plan("llama-3-8b", "h100:8", memory=1e9, **given)
     named = float(str(refused.value).split("nearest that works: ")[1].split(" GiB")[0])
-    assert plan("llama-3-8b", "h100:8", memory=named * 2**30, **given).fitting == 1
+    assert plan("llama-3-8b", "h100:8", memory=named * 2**30, **given).best.fits
     with pytest.raises(ValueError, match="too little"):
         plan("llama-3-8b", "h100:8", memory=(named - 0.02) * 2**30, **given)
 

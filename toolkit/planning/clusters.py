@@ -46,6 +46,15 @@ class Cluster:
         A group that leaves the nearest domain takes the next link, on which all its chips of one
         domain send at the same time.
         """
+        if (inner, degree) not in self._links:  # a search asks a hundred thousand times
+            self._links[inner, degree] = self._link(inner, degree)
+        return self._links[inner, degree]
+
+    @functools.cached_property
+    def _links(self) -> dict[tuple[int, int], Link]:
+        return {}
+
+    def _link(self, inner: int, degree: int) -> Link:
         for position, link in enumerate(self.chip.links):
             if inner * degree <= link.chips or position == len(self.chip.links) - 1:
                 break

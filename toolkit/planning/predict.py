@@ -40,7 +40,6 @@ class Prediction:
         batch: sequences per step.
         sequence_length: tokens per sequence.
         constants: what chips and links achieve.
-        memory: of the chip that holds most, by category.
         limit: bytes of memory a chip may use.
 
     Example:
@@ -55,8 +54,22 @@ class Prediction:
     batch: int
     sequence_length: int
     constants: Constants
-    memory: Memory
     limit: float
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Of the chip that holds most, by category."""
+        strategy, stages = self.strategy, self.stages
+        kinds = layer_kinds(self.config, strategy)
+        found, start = [], 0
+        for stage, size in enumerate(stages):
+            # Of equal ones between them, fewer microbatches are in flight.
+            if stage < 2 or stage == len(stages) - 1 or strategy.stages:
+                layers = kinds[start : start + size]
+                sizes = (self.config, strategy, self.batch, self.sequence_length)
+                found.append(stage_memory(*sizes, stage, layers))
+            start += size
+        return max(found, key=lambda held: held.total)
 
     @property
     def fits(self) -> bool:
@@ -81,16 +94,39 @@ class Prediction:
         """Seconds that a chip waits for other pipeline stages."""
         if self.strategy.pipeline == 1:
             return 0.0
-        slowdown, start, busy = self.constants.slowdown, 0, []
-        for stage, size in enumerate(self.stages):
-            busy.append(self.stage_seconds(stage, start, start + size))
-            start += size
+        slowdown, busy = self.constants.slowdown, self._busy
         count, hops = self.strategy.microbatches, [self.hop_seconds] * (len(busy) - 1)
         forward = [part.forward_total(slowdown) / count for part in busy]
         backward = [part.backward_total(slowdown) / count for part in busy]
         ends = stage_ends(forward, backward, hops, hops, count)
         step = max(end + part.update for end, part in zip(ends, busy, strict=True))
         return max(0.0, step - self.parts.total(slowdown) / self.strategy.pipeline)
+
+    @property
+    def least_seconds(self) -> float:
+        """No step is faster: each stage's work, after one microbatch has gone there and back.
+
+        Without simulating the pipeline; for a search that has a faster plan already.
+        """
+        slowdown, count = self.constants.slowdown, self.strategy.microbatches
+        least = before = 0.0
+        for part in self._busy:
+            one = (part.total(slowdown) - part.update) / count
+            least = max(least, before + count * one + part.update)
+            before += one + 2 * self.hop_seconds
+        return least
+
+    @cached_property
+    def _busy(self) -> list[Seconds]:
+        """Seconds of each pipeline stage; equal ones once."""
+        kinds, start, busy, seen = layer_kinds(self.config, self.strategy), 0, [], {}
+        for stage, size in enumerate(self.stages):
+            key = stage == 0, stage == len(self.stages) - 1, kinds[start : start + size]
+            if key not in seen:
+                seen[key] = self.stage_seconds(stage, start, start + size)
+            busy.append(seen[key])
+            start += size
+        return busy
 
     def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
         """Seconds of one pipeline stage that has the layers from `start` to `end`."""
@@ -114,7 +150,7 @@ class Prediction:
         }
         return named | ({"pipeline bubble": self.bubble} if stages > 1 else {})
 
-    @property
+    @cached_property
     def step_seconds(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds.values())
@@ -182,9 +218,11 @@ class Prediction:
     def _table(self):
         return table_seconds(self.config, *self._sizes())
 
-    @property
+    @cached_property
     def hop_seconds(self) -> float:
         """Seconds from one pipeline stage to the next, or back, for one microbatch."""
+        if self.strategy.pipeline == 1:
+            return 0.0
         sent = self._sequences() * self.sequence_length * self.config.width
         sent *= self.config.compute_dtype.itemsize / self.strategy.tensor
         inner = self.strategy.chips // self.strategy.pipeline
@@ -255,17 +293,7 @@ def predict(
 def prediction_of(config, where, strategy, batch, length, memory, constants) -> Prediction:
     """`predict` of what has been checked."""
     limit = where.chip.memory_bytes if memory is None else memory
-    kinds = tuple(layer_kinds(config, strategy))
-    stages = stages_of(config, strategy)
-    most, start = None, 0
-    for stage, size in enumerate(stages):
-        # Of equal ones between them, fewer microbatches are in flight.
-        if stage < 2 or stage == len(stages) - 1 or strategy.stages:
-            held = stage_memory(config, strategy, batch, length, stage, kinds[start : start + size])
-            most = held if most is None or held.total > most.total else most
-        start += size
-    assert most is not None
-    return Prediction(config, where, strategy, batch, length, constants, most, limit)
+    return Prediction(config, where, strategy, batch, length, constants, limit)
 
 
 def stage_memory(config, strategy, batch, length, stage, layers) -> Memory:

@@ -81,6 +81,12 @@ class Strategy:
                 f"got recompute {self.recompute!r}, nearest that works: 'layer'"
             )
 
+    def changed(self, **changes) -> "Strategy":
+        """The same with other values that are known to be valid; a search tries thousands."""
+        strategy = object.__new__(Strategy)
+        strategy.__dict__.update(self.__dict__, **changes)
+        return strategy
+
     @property
     def chips(self) -> int:
         """Chips it runs on."""

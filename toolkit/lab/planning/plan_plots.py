@@ -10,7 +10,7 @@ from toolkit.lab.kit.plot import Plot
 from toolkit.lab.planning.plan_view import PlanView
 from toolkit.measure import in_words
 from toolkit.planning.grade.by_compiler import summary
-from toolkit.planning.search.plan import RUNNERS_UP
+from toolkit.planning.search.weigh import RUNNERS_UP
 
 _COLUMNS = {"strategy": (0.0, 52), "step": (0.585, 0), "per chip": (0.69, 0), "reason": (0.8, 20)}
 GIB = 2**30

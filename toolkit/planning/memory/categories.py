@@ -11,6 +11,7 @@ first two; the update needs the first two and all gradients. What exists when wa
 schedules (`data/planning/README.md` says which).
 """
 
+import functools
 from collections import Counter
 from typing import NamedTuple
 
@@ -203,11 +204,16 @@ def memory_of(
     )
 
 
-def layer_kinds(config: LoopedConfig, strategy: Strategy) -> list[tuple[str, str]]:
+def layer_kinds(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, str], ...]:
     """Word and recomputing of every layer."""
-    runs = strategy.runs(len(config.layers))
-    words = iter(config.layers)
-    return [(next(words), recompute) for recompute, count in runs for _ in range(count)]
+    words = config.layers
+    return _kinds(words, strategy.runs(len(words)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds(words: tuple[str, ...], runs: tuple[tuple[str, int], ...]):
+    each = iter(words)
+    return tuple((next(each), recompute) for recompute, count in runs for _ in range(count))
 
 
 def head_size(config: LoopedConfig, word: str) -> int:

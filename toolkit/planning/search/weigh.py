@@ -1,0 +1,235 @@
+"""Every way to cut a step over chips, and the fastest of each that fits.
+
+A cut is weighed by time first, for time is bounded below without its pipeline's bubble; what cannot
+be shown any more is neither simulated nor are its bytes counted.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+from toolkit.looped import LoopedConfig
+from toolkit.planning.clusters import Cluster
+from toolkit.planning.memory.categories import layer_kinds, layer_memory
+from toolkit.planning.models import check_model
+from toolkit.planning.predict import Prediction, prediction_of, stage_memory
+from toolkit.planning.search.layers import assign_layers
+from toolkit.planning.strategy import RECOMPUTE, Strategy
+from toolkit.planning.time.pipelines import balanced
+from toolkit.planning.time.step import layer_seconds
+
+RUNNERS_UP = 5
+UNITS = 512  # of memory in the knapsack over layers
+CHUNK = 256  # tokens of a sequence whose logits exist at one time, where the head is streamed
+LARGEST_TENSOR = 64
+BLOCK_CHUNKS = (2, 4, 8, 16)  # parts of a sequence by which a layer is gone back through
+BALANCED = 8  # of the fastest pipelines, those whose stages are balanced
+
+
+class Search:
+    """The fastest step of each cut of the chips, over all that may be chosen for it."""
+
+    def __init__(self, config, where, batch, length, limit, constants):
+        self.given = config, where, batch, length, limit, constants
+        self.chunks = max(n for n in _divisors(length) if n == 1 or length // n >= CHUNK)
+        self.considered = self.fitting = 0
+        self.best: dict[tuple[int, ...], Prediction] = {}  # of each cut's degrees
+        self.slowest = math.inf  # seconds of the slowest plan that would be shown
+        self.smallest: Prediction | None = None
+        self.staged: list[tuple[float, Prediction]] = []
+
+    def of(self, base: Strategy, **changes) -> Prediction:
+        """Of a cut that has been checked, with what divides it."""
+        config, where, batch, length, limit, constants = self.given
+        strategy = base.changed(**changes)
+        return prediction_of(config, where, strategy, batch, length, limit, constants)
+
+    def floor(self, base: Strategy) -> float:
+        """Seconds that no step with these degrees goes below: without bubble or recomputing."""
+        return min(
+            _mean_seconds(self.of(base, shard_optimizer=sharded)) for sharded in _sharded(base)
+        )
+
+    def weigh(self, base: Strategy) -> None:
+        """The fastest step with these degrees: microbatches, optimiser, head and recomputing."""
+        for parts in _divisors(self.given[2] // base.batch_shards):
+            fastest = [
+                self.of(base, microbatches=parts, shard_optimizer=sharded, head_chunks=chunks)
+                for sharded in _sharded(base)
+                for chunks in sorted({1, self.chunks})
+            ]
+            # More microbatches never send less.
+            if min(map(_mean_seconds, fastest)) > self._bar(base):
+                break
+            for each in fastest:
+                self._recomputed(each)
+
+    def _recomputed(self, fastest: Prediction) -> None:
+        """Of one cut, the least recomputing that fits, also mixed, or in parts."""
+        base, bar = fastest.strategy, self._bar(fastest.strategy)
+        # As fast as a pipeline is whose stages are balanced.
+        even = 1 + (base.pipeline - 1) / base.microbatches
+        if _mean_seconds(fastest) * even >= bar:
+            return
+        found = [fastest, *(self.of(base, recompute=each) for each in RECOMPUTE[1:])]
+        if base.pipeline > 1:
+            self.staged += [(_mean_seconds(each) * even, each) for each in found]
+        if fastest.least_seconds >= bar:
+            return
+        for each in found:
+            self._try(each)
+            if each.fits:
+                break
+        mixed = None if fastest.fits or not found[-1].fits else _mixed(found[-1])
+        for each in [*([mixed] if mixed else []), *_streamed(found[-1])]:
+            self._try(each)
+
+    def _try(self, each: Prediction) -> None:
+        self.considered += 1
+        self.fitting += each.fits
+        if self.smallest is None or each.memory.total < self.smallest.memory.total:
+            self.smallest = each
+        bar = self._bar(each.strategy)
+        if each.fits and each.least_seconds < bar and each.step_seconds < bar:
+            self.best[_degrees(each.strategy)] = each
+            shown = sorted(each.step_seconds for each in self.best.values())
+            self.slowest = shown[RUNNERS_UP] if len(shown) > RUNNERS_UP else math.inf
+
+    def _bar(self, strategy: Strategy) -> float:
+        """Seconds that a step must beat to be shown."""
+        known = self.best.get(_degrees(strategy))
+        return min(self.slowest, known.step_seconds if known else math.inf)
+
+    def balance(self) -> None:
+        """Of the pipelines that would be fastest, those whose stages are balanced."""
+        staged = sorted(self.staged, key=lambda pair: pair[0])
+        for fits in (True, False):
+            few = itertools.islice((each for _, each in staged if each.fits is fits), BALANCED)
+            for each in few:
+                uneven = _balanced(each)
+                if uneven is not None:
+                    self._try(uneven)
+
+
+def _mean_seconds(found: Prediction) -> float:
+    return found.parts.total(found.constants.slowdown) / found.strategy.pipeline
+
+
+def _sharded(base: Strategy) -> tuple[bool, ...]:
+    return (False, True) if base.data > 1 else (False,)
+
+
+def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> Iterator[Strategy]:
+    """Every cut of the chips that divides the model and the batch."""
+    for pipeline in _divisors(where.chips):
+        for tensor in _divisors(where.chips // pipeline):
+            shards = where.chips // pipeline // tensor
+            if tensor > LARGEST_TENSOR or batch % shards:
+                continue
+            for data in _divisors(shards):
+                base = Strategy(data=data, fsdp=shards // data, tensor=tensor, pipeline=pipeline)
+                try:
+                    check_model(config, base, batch, length)
+                except ValueError:
+                    break
+                yield base
+
+
+def _streamed(layer: Prediction) -> list[Prediction]:
+    """Where layers that are recomputed whole do not fit, in as few parts as do (StreamBP)."""
+    memory, strategy = layer.memory, layer.strategy
+    smallest = memory.total - memory.gathered - memory.working
+    if layer.fits or strategy.tensor > 1 or smallest > layer.limit:
+        return []
+    found = []
+    for chunks in BLOCK_CHUNKS:
+        streamed = dataclasses.replace(strategy, block_chunks=chunks)
+        try:
+            check_model(layer.config, streamed, layer.batch, layer.sequence_length)
+        except ValueError:
+            break
+        found.append(
+            prediction_of(
+                layer.config, layer.cluster, streamed, layer.batch, layer.sequence_length,
+                layer.limit, layer.constants,
+            )
+        )  # fmt: skip
+        if found[-1].fits:
+            break
+    return found
+
+
+def _mixed(least: Prediction) -> Prediction | None:
+    """Which layers recompute what, by a knapsack over the layers of one stage."""
+    config, strategy = least.config, least.strategy
+    words = set(config.layers)
+    if len(words) > 1 or strategy.pipeline > 1 or least.strategy.recompute != "layer":
+        return None
+    sequences = least.batch // (strategy.batch_shards * strategy.microbatches)
+    word, layers = words.pop(), len(config.layers)
+    sizes = (strategy, sequences, least.sequence_length)
+    kept = [layer_memory(config, word, each, *sizes).kept * config.loops for each in RECOMPUTE]
+    free = least.limit - least.memory.total + layers * kept[RECOMPUTE.index("layer")]
+    seconds = [
+        layer_seconds(
+            config, word, each, strategy, least.cluster, sequences, least.sequence_length,
+            least.constants,
+        ).total(least.constants.slowdown)
+        for each in RECOMPUTE
+    ]  # fmt: skip
+    unit = free / UNITS
+    units = [math.ceil(size / unit) for size in kept]
+    found = assign_layers([units] * layers, [seconds] * layers, budget=UNITS)
+    if found is None:
+        return None
+    count = {name: found.choices.count(index) for index, name in enumerate(RECOMPUTE)}
+    runs = [f"{count[name]} {name}" for name in reversed(RECOMPUTE) if count[name]]
+    if len(runs) < 2:
+        return None
+    mixed = dataclasses.replace(strategy, recompute=", ".join(runs))
+    return prediction_of(
+        config, least.cluster, mixed, least.batch, least.sequence_length, least.limit,
+        least.constants,
+    )  # fmt: skip
+
+
+def _balanced(even: Prediction) -> Prediction | None:
+    """The same with stages that take as long as each other, as far as memory allows."""
+    config, strategy, sizes = even.config, even.strategy, (even.batch, even.sequence_length)
+    kinds = tuple(layer_kinds(config, strategy))
+    if len(set(kinds)) > 1:
+        return None
+    slowdown, count = even.constants.slowdown, len(kinds)
+
+    @functools.cache
+    def seconds(stage, layers):
+        return even.stage_seconds(stage, 0, layers).total(slowdown)
+
+    @functools.cache
+    def memory(stage, layers):
+        return stage_memory(config, strategy, *sizes, stage, kinds[:layers]).total
+
+    found = balanced(
+        count,
+        strategy.pipeline,
+        lambda stage, start, end: seconds(stage, end - start),
+        lambda stage, start, end: memory(stage, end - start),
+        even.limit,
+    )
+    if found is None or found == even.stages:
+        return None
+    return prediction_of(
+        config, even.cluster, dataclasses.replace(strategy, stages=found), *sizes, even.limit,
+        even.constants,
+    )  # fmt: skip
+
+
+def _degrees(strategy):
+    return strategy.data, strategy.fsdp, strategy.tensor, strategy.pipeline
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
