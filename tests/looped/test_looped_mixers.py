@@ -12,7 +12,7 @@ from layer_options import everywhere
 from tiers import by_night
 
 from toolkit.attention import MIXERS
-from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
+from toolkit.looped import LoopedConfig, LoopedLM, decode_step, parameter_count, prefill
 from toolkit.looped.mixing import LAYERS
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -173,3 +173,16 @@ def test_decays_start_away_from_their_limits():
 def test_a_rotated_head_has_pairs():
     with pytest.raises(ValueError, match=r"retention\.key_size is 5; it must be even"):
         CONFIG.with_options(retention={"key_size": 5})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["gdn full", "rwkv7 comba", "mamba2 kda"])
+def test_recurrent_layers_run_without_jit(pattern):
+    config = LoopedConfig.tiny(pattern, loops=1, width=16, heads=2, vocabulary=12)
+    model = LoopedLM(config, rngs=nnx.Rngs(0))
+    tokens = jnp.array([[1, 2, 3, 4]])
+    wanted = model(tokens)[:, -1]
+    with jax.disable_jit():
+        _, cache = prefill(model, tokens[:, :3], 8)
+        found, _ = decode_step(model, tokens[:, 3], cache)
+    np.testing.assert_allclose(found, wanted, **STEP_TOLERANCE)

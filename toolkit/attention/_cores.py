@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -80,7 +81,7 @@ def over_cores(
         (array, axis)
         for argument, axis in zip(arguments, heads, strict=True)
         for array in jax.tree.leaves(argument)
-        if array.ndim
+        if np.ndim(array)  # a number outside `jax.jit` is no array
     ]
     explicit = _explicit_cut(arrays)
     cut = explicit or _cut_by_cores(cores, arrays)
@@ -88,7 +89,7 @@ def over_cores(
         return function(*arguments)
 
     def specs(argument, axis):
-        return jax.tree.map(lambda array: cut.spec(array.shape, axis), argument)
+        return jax.tree.map(lambda array: cut.spec(np.shape(array), axis), argument)
 
     in_specs = tuple(map(specs, arguments, heads))
     if explicit:
