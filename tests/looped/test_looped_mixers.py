@@ -11,8 +11,9 @@ from flax import nnx
 from layer_options import everywhere
 from tiers import by_night
 
+from toolkit import looped
 from toolkit.attention import MIXERS
-from toolkit.looped import LoopedConfig, LoopedLM, decode_step, parameter_count, prefill
+from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
 from toolkit.looped.mixing import LAYERS
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -183,6 +184,6 @@ def test_recurrent_layers_run_without_jit(pattern):
     tokens = jnp.array([[1, 2, 3, 4]])
     wanted = model(tokens)[:, -1]
     with jax.disable_jit():
-        _, cache = prefill(model, tokens[:, :3], 8)
-        found, _ = decode_step(model, tokens[:, 3], cache)
+        _, cache = looped.prefill(model, tokens[:, :3], 8)
+        found, _ = looped.decode_step(model, tokens[:, 3], cache)
     np.testing.assert_allclose(found, wanted, **STEP_TOLERANCE)
