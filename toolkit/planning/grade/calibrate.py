@@ -1,5 +1,8 @@
 """The model's constants from measurements: what chips and links achieve, fitted to a file.
 
+Few rows bear few constants. Each starts from what chips usually achieve (a prior), and only those
+are fitted of which the rows say more than the prior does.
+
 A file has one JSON object per line (or is one JSON list of them), all of one kind of chip:
 
     {"measured": "matmul", "chips": "h100:8", "flops": 1.1e12, "seconds": 0.0016}
@@ -8,8 +11,9 @@ A file has one JSON object per line (or is one JSON list of them), all of one ki
     {"measured": "step", "chips": "h100:8", "model": "llama-3-8b", "strategy": {"fsdp": 8},
      "batch": 16, "sequence_length": 2048, "seconds": 1.9}
 
-`bytes_sent` are those that one chip sends (`toolkit.measure.collectives` reads them); `inner`, 1
-unless given, is how far apart the chips of a group are.
+A `model` is a name, or the fields of a `LoopedConfig` as an object. `bytes_sent` are those that one
+chip sends (`toolkit.measure.collectives` reads them); `inner`, 1 unless given, is how far apart the
+chips of a group are.
 """
 
 import dataclasses
@@ -20,32 +24,47 @@ import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from toolkit._checks import checked
 from toolkit._kinds import shown
+from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
+from toolkit.planning.models import model_of
 from toolkit.planning.predict import predict
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
 from toolkit.planning.time.step import Constants, transfer_seconds
 
-# Name -> the range that is searched.
+# Name -> the range that is searched, and by what factor (one standard deviation of its logarithm)
+# chips of one kind or another are off the default.
 BOUNDS = {
-    "matmul": (1e-3, 1.0),
-    "memory": (1e-3, 1.0),
-    "link": (1e-3, 1.0),
-    "latency": (1e-3, 1e4),
-    "slowdown": (1.0, 10.0),
+    "matmul": (1e-3, 1.0, 0.25),
+    "memory": (1e-3, 1.0, 0.15),
+    "link": (1e-3, 1.0, 0.25),
+    "latency": (1e-3, 1e4, 1.0),
+    "slowdown": (1.0, 10.0, 0.2),
 }
+# How far measurements are from the model with the best of constants: those of one operation by
+# noise, those of whole steps by what the model leaves out.
+NOISE, STEP_NOISE = 0.02, 0.1
+# A constant is fitted if it is then known this much better than before: half the variance.
+KNOWN_BETTER = 0.5
+MOST_FOLDS = 20  # times that rows are left out: one by one, or so many parts of them
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 24
-# A constant that moves no prediction by a ten-thousandth is not determined.
-LEAST_EFFECT = 1e-4
 
 Model = Callable[[Constants], float]
+
+
+class Row(NamedTuple):
+    """A measurement: what predicts it, the seconds it took, and how far off the best model is."""
+
+    model: Model
+    seconds: float
+    noise: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +77,8 @@ class Calibration:
         chip: the chip's name.
         count: measurements.
         error_before, error_after: median relative error with the defaults, and with these.
+        error_left_out: median relative error of rows that constants were not fitted to, each
+            predicted from the others (of many rows, a twentieth from the rest); None of one row.
 
     Example:
         >>> from pathlib import Path
@@ -74,6 +95,7 @@ class Calibration:
     count: int
     error_before: float
     error_after: float
+    error_left_out: float | None
 
     def __str__(self) -> str:
         rows = [("constant", "default", "fitted")]
@@ -81,17 +103,23 @@ class Calibration:
             value = getattr(self.constants, name)
             rows.append((name, f"{default:.3g}", f"{value:.3g}" if name in self.fitted else "–"))
         before, after = (in_words(e, "share") for e in (self.error_before, self.error_after))
-        return (
-            f"{self.chip}: {self.count} measurements; median error {before} before, {after} after\n"
-            f"{text_table(rows, '<>>')}"
-        )
+        words = f"{before} before, {after} after"
+        if self.error_left_out is not None:
+            words += f", {in_words(self.error_left_out, 'share')} on rows left out"
+            if self.error_left_out > self.error_before:
+                words += "; they do not carry over: the defaults are nearer"
+        table = text_table(rows, "<>>")
+        return f"{self.chip}: {self.count} measurements; median error {words}\n{table}"
 
 
 @checked
 def calibrate(path: str | os.PathLike[str]) -> Calibration:
     """Fits what chips and links achieve to measurements.
 
-        min over constants of sum (log predicted / measured)^2
+        min over constants of sum (log predicted / measured)^2 / noise^2
+                            + sum (log constant / default)^2 / spread^2
+
+    and a constant of which the rows tell less than the second sum keeps its default.
 
     Args:
         path: a file of measurements, one JSON object per line;
@@ -104,56 +132,99 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
         ValueError: no such file, or a line that is not a measurement; one line that says which.
 
     Cost:
-        Milliseconds per measurement; whole steps are predicted some tens of times each.
+        Milliseconds per measurement; whole steps are predicted some hundreds of times each.
+
+    Source:
+        Bishop, "Pattern Recognition and Machine Learning", 2006, section 3.3 (a Gaussian prior);
+        Stone, "Cross-validatory choice and assessment of statistical predictions", 1974.
 
     Example:
         >>> from pathlib import Path
         >>> row = '{"measured": "matmul", "chips": "v5e:1", "flops": 1.97e14, "seconds": 2.0}'
         >>> _ = Path("measured.jsonl").write_text(row)
-        >>> round(calibrate("measured.jsonl").constants.matmul, 3)
+        >>> round(calibrate("measured.jsonl").constants.matmul, 2)
         0.5
     """
+    chip, rows = _read(Path(path))
+    constants, fitted = _fit(rows)
+    folds = min(len(rows), MOST_FOLDS)
+    left_out: list[float] = []
+    for fold in range(folds if len(rows) > 1 else 0):
+        others, _ = _fit([row for at, row in enumerate(rows) if at % folds != fold])
+        left_out.extend(_errors(rows[fold::folds], others))
+    before, after = (_median(_errors(rows, each)) for each in (Constants(), constants))
+    return Calibration(
+        constants, fitted, chip, len(rows), before, after, _median(left_out) if left_out else None
+    )
+
+
+def _fit(rows: list[Row]) -> tuple[Constants, tuple[str, ...]]:
+    """Constants nearest to rows and priors, and the names of those that are fitted."""
     from scipy.optimize import least_squares
 
-    chip, models, measured = _read(Path(path))
-    logs = np.log(measured)
-
-    def errors(values, names):
-        constants = dataclasses.replace(
-            Constants(), **dict(zip(names, np.exp(values), strict=True))
-        )
-        return np.log([model(constants) for model in models]) - logs
-
+    noise = np.array([row.noise for row in rows])
     start = {name: math.log(getattr(Constants(), name)) for name in BOUNDS}
-    before = errors([*start.values()], [*start])
-    names = [name for name in BOUNDS if _effect(errors, start[name], name, before) > LEAST_EFFECT]
+    names = _determined(rows, noise)
+
+    def misses(values):
+        found = _errors(rows, _constants(names, values))
+        beliefs = [
+            (value - start[name]) / BOUNDS[name][2]
+            for name, value in zip(names, values, strict=True)
+        ]
+        return np.concatenate([found / noise, beliefs])
+
+    if not names:
+        return Constants(), ()
     low, high = (np.log([BOUNDS[name][side] for name in names]) for side in (0, 1))
     first = np.clip([start[name] for name in names], low + 1e-6, high - 1e-6)
-    found = least_squares(errors, first, bounds=(low, high), args=(names,), xtol=1e-12, ftol=1e-12)
-    values = np.clip(np.exp(found.x), *(np.exp(side) for side in (low, high)))
-    constants = dataclasses.replace(
-        Constants(), **{name: float(value) for name, value in zip(names, values, strict=True)}
-    )
-    return Calibration(
-        constants, tuple(names), chip, len(models), _median(before), _median(found.fun)
+    found = least_squares(misses, first, bounds=(low, high), xtol=1e-12, ftol=1e-12)
+    return _constants(names, np.clip(found.x, low, high)), tuple(n for n in BOUNDS if n in names)
+
+
+def _constants(names: list[str], logarithms) -> Constants:
+    values = zip(names, map(math.exp, logarithms), strict=True)
+    return dataclasses.replace(
+        Constants(), **{name: min(max(v, BOUNDS[name][0]), BOUNDS[name][1]) for name, v in values}
     )
 
 
-def _effect(errors, start: float, name: str, before) -> float:
-    """By how much predictions move when a constant moves by a twentieth."""
-    moved = start + (0.05 if name in ("latency", "slowdown") else -0.05)
-    return float(np.abs(errors([moved], [name]) - before).max())
+def _determined(rows: list[Row], noise) -> list[str]:
+    """Constants that the rows tell more of than their priors do, the best known first; no more
+    than there are rows. (Each is judged beside those before it, which may do the same.)"""
+    before, slopes = _errors(rows, Constants()), {}
+    for name, (_, _, spread) in BOUNDS.items():
+        step = 0.05 if name in ("latency", "slowdown") else -0.05  # away from their bounds
+        moved = _constants([name], [math.log(getattr(Constants(), name)) + step])
+        slopes[name] = (_errors(rows, moved) - before) / step / noise * spread
+    names: list[str] = []
+    while len(names) < min(len(rows), len(BOUNDS)):
+        left = {}
+        for name in BOUNDS:
+            if name not in names:
+                told = np.stack([slopes[each] for each in (*names, name)])
+                variance = np.linalg.inv(np.eye(len(told)) + told @ told.T)
+                left[name] = variance.diagonal().max()
+        best = min(left, key=left.__getitem__)
+        if left[best] > KNOWN_BETTER:
+            break
+        names.append(best)
+    return names
+
+
+def _errors(rows: list[Row], constants: Constants):
+    """Logarithm of predicted over measured, row by row."""
+    return np.array([math.log(row.model(constants) / row.seconds) for row in rows])
 
 
 def _median(errors) -> float:
     return statistics.median(abs(math.expm1(error)) for error in errors)
 
 
-def _read(path: Path) -> tuple[str, list[Model], list[float]]:
-    """The chip, what predicts each measurement, and the seconds measured."""
-    rows = _rows(path)
-    chips, models, seconds = set(), [], []
-    for where, row in rows:
+def _read(path: Path) -> tuple[str, list[Row]]:
+    """The chip, and the measurements."""
+    chips, found_rows = set(), []
+    for where, row in _rows(path):
         kind = row.get("measured")
         if kind not in _KINDS:
             raise ValueError(
@@ -175,13 +246,13 @@ def _read(path: Path) -> tuple[str, list[Model], list[float]]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{where}: {error}") from None
         chips.add(found.chip.name)
-        models.append(model)
-        seconds.append(values["seconds"])
+        noise = STEP_NOISE if kind == "step" else NOISE
+        found_rows.append(Row(model, values["seconds"], noise))
     if len(chips) > 1:
         raise ValueError(
             f"path {path}: measurements of one kind of chip; got {', '.join(sorted(chips))}"
         )
-    return chips.pop(), models, seconds
+    return chips.pop(), found_rows
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -240,12 +311,15 @@ def _collective(where, row, values) -> Model:
 
 
 def _step(where, row, values) -> Model:
-    for name, kind in (("model", str), ("strategy", dict)):
-        if not isinstance(row.get(name), kind):
-            raise ValueError(f"{name} must be a {kind.__name__}; got {shown(row.get(name))}")
+    model = row.get("model")
+    if not isinstance(model, str | dict):
+        raise ValueError(f"model must be a name or an object of fields; got {shown(model)}")
+    if not isinstance(row.get("strategy"), dict):
+        raise ValueError(f"strategy must be an object of fields; got {shown(row.get('strategy'))}")
+    config = model_of(LoopedConfig(**model) if isinstance(model, dict) else model)
     strategy = Strategy(**row["strategy"])
     sizes = {name: int(values[name]) for name in ("batch", "sequence_length")}
-    foretold = functools.partial(predict, row["model"], where.name, strategy, **sizes)
+    foretold = functools.partial(predict, config, where.name, strategy, **sizes)
     return lambda constants: foretold(constants=constants).step_seconds
 
 
