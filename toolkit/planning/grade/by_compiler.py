@@ -6,11 +6,9 @@ interrupted run goes on where it stopped.
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
-import random
 import statistics
 import time
 from collections import Counter
@@ -20,107 +18,27 @@ from typing import Any
 
 import jax
 
-from toolkit.looped import LoopedConfig, parameter_count
+from toolkit.looped import LoopedConfig
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
-from toolkit.planning.clusters import Cluster, cluster
+from toolkit.planning.clusters import cluster
+from toolkit.planning.grade.cases import COUNT, Case, cases
 from toolkit.planning.grade.program import train_program
-from toolkit.planning.models import DENSE, check_model, model_of
 from toolkit.planning.predict import predict
 from toolkit.planning.search.plan import Plan, plan
 from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.compiled_work import compiled_work
 from toolkit.planning.time.timeline import timeline
 
-TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")
-LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, by a rough count
-# Bytes kept per token and channel of a layer, roughly: the list must not depend on the model of
-# memory that it grades.
-ROUGHLY_KEPT = {"layer": 2, "elementwise": 24, "none": 60}
-COUNT = 100
 # Plans that are compiled: what the planner says fits, fits.
 PLANNED = ("llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b")
 PLANNED_FOR = ("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:2x2x1")
 PLANS = 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One configuration to grade."""
-
-    model: str
-    topology: str
-    strategy: Strategy
-    batch: int
-    length: int
-
-    @property
-    def key(self) -> str:
-        """Its name in the record."""
-        words = f"{self.strategy}".replace(",", ";")
-        return f"{self.model} | {self.topology} | {words} | {self.batch} x {self.length}"
-
-
-@functools.lru_cache(maxsize=2)
-def cases(count: int = COUNT) -> tuple[Case, ...]:
-    """The configurations, in the order they are compiled: drawn once, the same ever after."""
-    found = []
-    for model, name, tensor, recompute, rows, length in itertools.product(
-        DENSE, TOPOLOGIES, (1, 2, 4, 8), ("layer", "elementwise", "none"), (1, 2, 4), (2048, 4096)
-    ):
-        where = cluster(name)
-        if tensor > where.chips:
-            continue
-        shards = where.chips // tensor
-        cuts: list[dict[str, Any]] = [{"fsdp": shards}]
-        if shards > 1:
-            cuts.append({"data": shards, "shard_optimizer": True})
-        if shards >= 4:
-            cuts.append({"data": 2, "fsdp": shards // 2})
-        for cut in cuts:
-            strategy = Strategy(
-                **cut, tensor=tensor, recompute=recompute, head_chunks=length // 256
-            )
-            if is_possible(case := Case(model, name, strategy, rows * shards, length), where):
-                found.append(case)
-    random.Random(14).shuffle(found)
-    taken, left = [], found
-    while left and len(taken) < count:  # in turn, so that no model or strategy fills the list
-        seen: set[Any] = set()
-        rest = []
-        for case in left:
-            kind = (case.model, case.strategy.recompute)
-            (rest if kind in seen else taken).append(case)
-            seen.add(kind)
-        left = rest
-    return tuple(taken[:count])
-
-
-def is_possible(case: Case, where: Cluster) -> bool:
-    """Whether the strategy divides the model and, by a rough count, fits."""
-    config, strategy = model_of(case.model), case.strategy
-    try:
-        check_model(config, strategy, case.batch, case.length)
-    except ValueError:
-        return False
-    shards = strategy.tensor * strategy.fsdp
-    moments = shards * (strategy.data if strategy.shard_optimizer else 1)
-    numbers = _numbers(case.model)
-    table = config.vocabulary * config.width / strategy.tensor
-    streams = case.batch * case.length / strategy.batch_shards / strategy.tensor * config.width
-    kept = streams * len(config.layers) * ROUGHLY_KEPT[strategy.recompute]
-    needed = 8 * numbers / shards + 8 * numbers / moments + 6 * table + kept
-    return needed <= LARGEST_SHARE * where.chip.memory_bytes
-
-
-@functools.lru_cache(maxsize=64)
-def _numbers(model: str) -> int:
-    return parameter_count(model_of(model))
-
-
 def compiled(case: Case) -> dict[str, Any]:
     """What libtpu says of one configuration: bytes of memory and bytes sent, per chip."""
-    start, config = time.perf_counter(), model_of(case.model)
+    start, config = time.perf_counter(), case.config
     devices = cluster(case.topology).devices()
     try:
         done = quickly_compiled(config, case.strategy, case.batch, case.length, devices)
@@ -238,7 +156,7 @@ def graded(path: Path) -> list[dict[str, Any]]:
 def predicted(case: Case) -> tuple[int, float]:
     """Bytes of memory and bytes sent, per chip."""
     found = predict(
-        case.model, case.topology, case.strategy, batch=case.batch, sequence_length=case.length
+        case.config, case.topology, case.strategy, batch=case.batch, sequence_length=case.length
     )
     return found.memory.total, found.sent_bytes
 

@@ -29,6 +29,9 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     h = _embed(tables["embedding"], inputs, strategy.tensor)
 
     def group(recompute, spec, h, layers):
+        if config.loops > 1:
+            # Else compilers gather what all loops use before the first, and keep it whole.
+            h, layers = lax.optimization_barrier((h, layers))
         for graph, layer, of_layer in zip(graphs, layers, spec, strict=True):
             block = _gathered(graph, dtype, of_layer, layer)
             if recompute == "layer" and strategy.block_chunks > 1:
@@ -87,7 +90,7 @@ def _used(shard, spec, dtype):
 
 def _is_cheap_to_keep(primitive, *_, **__):
     """Keep all but gathered arrays and copies in another type: weights among them."""
-    return primitive.name not in ("all_gather", "convert_element_type")
+    return primitive.name not in ("all_gather", "convert_element_type", "optimization_barrier")
 
 
 _POLICIES = {
