@@ -132,7 +132,7 @@ def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> Non
     _, _, types, right, axes, dtypes, label, between, fields = wanted
     kind = type(value)
     if kind in types:
-        for field, own in fields.items():
+        for field, own in () if value is None else fields.items():
             _check(f"{name}.{field}", getattr(value, field), own, sizes)
         return
     if kind in _SCALARS:

@@ -363,3 +363,12 @@ def test_bad_input_is_refused_in_words(number):
     call, error, message = bad_calls()[number]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_no_cache_may_be_given_by_name():
+    inputs = draw(3)
+    wanted, nothing = softmax_attention(*inputs)
+    out, cache = softmax_attention(*inputs, initial_state=None)
+    assert nothing is None
+    assert cache is None
+    np.testing.assert_array_equal(out, wanted)
