@@ -1,8 +1,7 @@
 """A file, a row and a layer are a new mixer: one that no room has heard of passes them all."""
 
+import dataclasses
 import importlib.util
-import inspect
-import itertools
 from pathlib import Path
 
 import jax
@@ -10,9 +9,13 @@ import numpy as np
 import pytest
 from toy_mixer import TOY, ToyLayer
 
-from toolkit.attention import MIXERS, mixer
+from toolkit.attention import MIXERS, mixer, register
 from toolkit.attention.table import mixer_page
-from toolkit.looped.mixing import LAYERS
+from toolkit.looped import LAYERS, register_layer
+from toolkit.testing import check_mixer
+from toolkit.testing.layers import layer_contracts
+from toolkit.testing.sequences import sequence_contracts
+from toolkit.testing.states import state_contracts
 
 TESTS = Path(__file__).parent
 
@@ -25,46 +28,67 @@ def suite(path):
     return module
 
 
-CONTRACTS = suite("attention/test_contracts.py"), suite("attention/linear/test_state_contracts.py")
-LAYER_CONTRACTS = suite("looped/test_looped_mixers.py")
-
-
-def inherited(argument, *modules):
-    """The tests that are given every name of a table, with the values of their other argument."""
-    found = []
-    for name, test in (item for module in modules for item in vars(module).items()):
-        given = inspect.signature(test).parameters if name.startswith("test_") else ()
-        if argument in given:
-            marks = getattr(test, "pytestmark", ())
-            values = dict(mark.args for mark in marks if mark.name == "parametrize")
-            others = [other for other in given if other != argument]
-            for chosen in itertools.product(*(values[other] for other in others)):
-                params = [value for value in chosen if hasattr(value, "marks")]
-                plain = (getattr(value, "values", [value])[0] for value in chosen)
-                given_too = dict(zip(others, plain, strict=True))
-                every = itertools.chain(marks, *(param.marks for param in params))
-                # The toy is of no family of its own.
-                is_late = any(mark.name in ("by_family", "nightly") for mark in every)
-                late = [pytest.mark.nightly] if is_late else []
-                found.append(pytest.param(test, given_too, id=name, marks=late))
-    return found
-
-
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(MIXERS, "toy", TOY)
-    monkeypatch.setitem(LAYERS, "toy", ToyLayer)
+def registered():
+    register(TOY)
+    register_layer(ToyLayer)
+    yield
+    del MIXERS["toy"], LAYERS["toy"]
 
 
-@pytest.mark.parametrize(("contract", "given"), inherited("row", *CONTRACTS))
-def test_it_inherits_the_contracts(contract, given):
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        contract(row=TOY, **given)
+@pytest.mark.slow
+def test_it_holds_the_contract_of_mixers_and_layers():
+    held = check_mixer(TOY, word="toy")
+    assert {*sequence_contracts(), *state_contracts()} <= {*held}
+    assert {f"layer_{name}" for name in layer_contracts()} <= {*held}
 
 
-@pytest.mark.parametrize(("contract", "given"), inherited("word", LAYER_CONTRACTS))
-def test_its_layer_inherits_the_contracts_of_layers(contract, given):
-    contract(word="toy", **given)
+def sees_the_future(q, k, v, g, write, **options):
+    out, state = TOY.function(q, k, v, g, write, **options)
+    return out + 1e-3 * v.mean(axis=1, keepdims=True), state
+
+
+def forgets_documents(*inputs, segment_ids=None, **options):
+    return TOY.function(*inputs, **options)
+
+
+def without_a_gradient(q, k, *others, **options):
+    return TOY.function(q, jax.lax.stop_gradient(k), *others, **options)
+
+
+def step_of_another_scale(*inputs):
+    out, state = TOY.step(*inputs)
+    return 1.001 * out, state
+
+
+BROKEN = {
+    "the_future_does_not_change_the_past": {"function": sees_the_future},
+    "packed_documents_equal_separate_ones": {"function": forgets_documents},
+    "one_token_equals_the_reference": {"function": without_a_gradient},
+    "prefill_and_steps_equal_one_pass": {"step": step_of_another_scale},
+}
+
+
+@pytest.mark.parametrize("contract", BROKEN)
+def test_a_mixer_that_breaks_a_contract_does_not_hold_it(contract):
+    with pytest.raises(AssertionError):
+        sequence_contracts()[contract](dataclasses.replace(TOY, **BROKEN[contract]))
+
+
+def test_a_check_names_all_that_does_not_hold(monkeypatch):
+    def broken(row):
+        raise ValueError("\nthe shapes of q and k differ\nand more")
+
+    names = {"one": broken, "another": lambda row: None, "third": broken}
+    monkeypatch.setattr("toolkit.testing.sequence_contracts", lambda: names)
+    monkeypatch.setattr("toolkit.testing.state_contracts", lambda is_grouped: {})
+    with pytest.raises(AssertionError) as found:
+        check_mixer(TOY)
+    assert str(found.value).splitlines() == [
+        "toy: 2 of 3 contracts do not hold",
+        "one: ValueError the shapes of q and k differ",
+        "third: ValueError the shapes of q and k differ",
+    ]
 
 
 def test_its_line_is_on_the_page_of_mixers():

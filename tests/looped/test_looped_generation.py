@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_options import everywhere
 
 from toolkit.looped import (
     PRESETS,
@@ -28,6 +27,7 @@ from toolkit.looped import (
     truncated_logits,
 )
 from toolkit.looped.mixing import LAYERS
+from toolkit.testing.layers import everywhere
 
 STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits

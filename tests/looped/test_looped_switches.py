@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_options import everywhere
 
 from toolkit.looped import (
     PRESETS,
@@ -25,6 +24,7 @@ from toolkit.looped import (
     tokens_reached,
 )
 from toolkit.looped.layers import rotary_embedding
+from toolkit.testing.layers import everywhere
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 HUGINN = {

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from attention_results import assert_close, results
 
 from toolkit.attention import (
     draw_inputs,
@@ -15,6 +14,7 @@ from toolkit.attention import (
     retention,
     retention_log_decay,
 )
+from toolkit.testing.states import assert_close, results
 
 FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_results import assert_close, random_state, results
 
 from toolkit.attention import (
     comba,
@@ -22,6 +21,7 @@ from toolkit.attention import (
     mixer,
     rwkv7,
 )
+from toolkit.testing.states import assert_close, random_state, results
 
 FLOAT64_TOLERANCE = 1e-11
 HARD_KEYS_TOLERANCE = 1e-4

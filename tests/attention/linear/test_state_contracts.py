@@ -6,22 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_results import assert_close, random_state, results, with_state
 from tiers import by_night
 
 from toolkit import checking
 from toolkit.attention import MIXERS, draw_inputs, mixer
 from toolkit.attention.linear.engine import recurrence
+from toolkit.testing.states import (
+    DOCUMENTS,
+    TIME,
+    assert_close,
+    random_state,
+    results,
+    state_contracts,
+    with_state,
+)
 
-FLOAT64_TOLERANCE = 1e-11
 FLOAT32_TOLERANCE = 2e-5
-TIME = 50
-# Ends of documents inside a chunk, at its edge, of one token, and a number used twice.
-DOCUMENTS = np.stack([np.repeat([4, 1, 2, 4, 9], [10, 22, 1, 10, 7]), np.repeat([0, 1], [32, 18])])
 UNGROUPED = ("hgrn2", "rwkv7")  # one head of q for every head of v
-# Of the largest value.
-ABRUPT_OUTPUT_TOLERANCE, ABRUPT_GRADIENT_TOLERANCE = 1e-6, 1e-5
-DECAYS = (0.0, -30.0, -200.0, -np.inf)
 
 
 @pytest.fixture(params=[row.name for row in MIXERS.values() if row.state_bytes(1, 0, 1, 1, 1) > 0])
@@ -30,27 +31,9 @@ def row(request):
 
 
 @pytest.mark.by_family
-def test_states_groups_and_documents_carry_gradients(row):
-    with jax.enable_x64(True):
-        inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
-        if row.name not in UNGROUPED:  # heads of q and k that serve two value heads each
-            inputs = [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
-        inputs.append(random_state(4, jnp.float64))
-        options = {"segment_ids": jnp.asarray(DOCUMENTS), "scale": 0.7}
-        wanted = results(with_state(row.reference), inputs, **options)
-        for form in ("xla", "scan"):
-            got = results(with_state(row.function), inputs, implementation=form, **options)
-            assert_close(got, wanted, FLOAT64_TOLERANCE)
-
-
-@pytest.mark.by_family
-def test_values_alone_are_those_of_the_equation(row):
-    """Which take a way of their own, where nothing is differentiated."""
-    with jax.enable_x64(True):
-        inputs = [*draw_inputs(row, TIME, heads=4, dtype=jnp.float64), random_state(4, jnp.float64)]
-        options = {"segment_ids": jnp.asarray(DOCUMENTS)}
-        wanted = jax.jit(partial(with_state(row.reference), **options))(*inputs)
-        assert_close(with_state(row.function)(*inputs, **options), wanted, FLOAT64_TOLERANCE)
+@pytest.mark.parametrize("contract", state_contracts())
+def test_contract(row, contract):
+    state_contracts(is_grouped=row.name not in UNGROUPED)[contract](row)
 
 
 @pytest.mark.parametrize("name", ["gdn", "rwkv7"])
@@ -77,32 +60,6 @@ def test_the_way_of_values_alone_has_the_same_derivatives(name, monkeypatch):
 
 
 @pytest.mark.by_family
-def test_not_finite_numbers_show_in_their_own_document_only(row):
-    inputs = draw_inputs(row, 40, batch=1)
-    segment_ids = jnp.asarray(np.repeat([0, 1], [20, 20])[None])
-    run = jax.jit(partial(row.function, segment_ids=segment_ids))
-
-    def spoilt(name, token, head, number):
-        place, x = row.names.index(name), inputs[row.names.index(name)]
-        one = x.at[(0, token, head, *(0 for _ in x.shape[3:]))].set(number)
-        return run(*inputs[:place], one, *inputs[place + 1 :])
-
-    for name in row.names[1:]:
-        out, state = spoilt(name, 5, 0, jnp.nan)
-        assert np.isnan(out[0, 5:20, 0]).all()
-        assert np.isfinite(out[0, :5]).all()
-        assert np.isfinite(out[0, 20:]).all()
-        assert np.isfinite(out[0, :, 1]).all()
-        assert np.isfinite(state).all()
-    out, state = spoilt("v", 30, 1, jnp.inf)
-    assert np.isfinite(out[0, :30]).all()
-    assert np.isnan(state[0, 1]).all()
-    out, _ = run(*inputs, initial_state=jnp.full((1, 2, 16, 8), jnp.nan))
-    assert np.isnan(out[0, :20]).all()
-    assert np.isfinite(out[0, 20:]).all()
-
-
-@pytest.mark.by_family
 def test_a_positive_log_decay_gives_nan(row):
     """From its token on, packed or not, in every form; only `checking()` refuses it."""
     if "g" not in row.names:
@@ -118,35 +75,6 @@ def test_a_positive_log_decay_gives_nan(row):
         np.testing.assert_array_equal(np.isnan(state).any((-2, -1)), spoilt[:, -1])
     out_t, _ = jax.jit(row.step)(*(x[:, 1] for x in inputs), jnp.zeros((2, 2, 16, 8)))
     np.testing.assert_array_equal(np.isnan(out_t).all(-1), spoilt[:, 1])
-
-
-@pytest.mark.by_family
-def test_gates_at_their_limits(row):
-    """No decay, a nearly cleared state, an exactly cleared one: at half the tokens, in a third of
-    the channels, whose decays then cannot be factored from the chunk's entry; or all of them among
-    mild ones, which must lose nothing beside them."""
-    if "g" not in row.names:
-        return
-    inputs = [*draw_inputs(row, TIME), random_state(2, jnp.float32)]
-    got_of, wanted_of = (
-        jax.jit(partial(results, with_state(f))) for f in (row.function, row.reference)
-    )
-    place = row.names.index("g")
-    mild, random = inputs[place], np.random.default_rng(0)
-    tokens, channels = (slice(None), slice(0, None, 2)), (slice(None), slice(0, None, 3))
-    places = [tokens, (*tokens, *channels)] if mild.ndim == 4 else [tokens]
-    gates = [mild.at[where].set(decay) for where in places for decay in DECAYS]
-    is_abrupt, decays = random.random(mild.shape) < 0.3, random.choice([-50.0, -np.inf], mild.shape)
-    gates.append(jnp.where(is_abrupt, decays.astype(np.float32), mild))
-    for g in gates:
-        gated = [*inputs[:place], g, *inputs[place + 1 :]]
-        got = got_of(gated)
-        with jax.enable_x64(True):
-            wanted = wanted_of([x.astype(jnp.float64) for x in gated])
-        tolerances = [ABRUPT_OUTPUT_TOLERANCE] * 2 + [ABRUPT_GRADIENT_TOLERANCE] * len(inputs)
-        for a, b, tolerance in zip(got, wanted, tolerances, strict=True):
-            largest = np.max(np.abs(b)) + np.finfo(np.float32).tiny
-            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
 
 
 @pytest.mark.parametrize("name", ["gdn", "gla"])
@@ -197,16 +125,6 @@ def test_the_backward_pass_keeps_chunk_states_not_token_states(name):
     token_states = 1024 * 2 * 64 * 64 * 4
     assert temporary_bytes("xla") < token_states / 4
     assert temporary_bytes("scan") > token_states
-
-
-@pytest.mark.by_family
-def test_bfloat16_keeps_its_state_in_float32(row):
-    inputs = draw_inputs(row, 20, dtype=jnp.bfloat16)
-    for function in (row.function, row.reference):
-        out, state = jax.eval_shape(function, *inputs)
-        assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
-    out_t, state = jax.eval_shape(row.step, *(x[:, 0] for x in inputs), state)
-    assert (out_t.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
 
 
 def test_wrong_states_and_lengths_are_named(row):

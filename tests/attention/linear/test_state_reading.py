@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from attention_results import assert_close, random_state, results
 
 from toolkit.attention import draw_inputs, mixer
 from toolkit.attention.linear.engine import reading
+from toolkit.testing.states import assert_close, random_state, results
 
 FLOAT64_TOLERANCE = 1e-12
 

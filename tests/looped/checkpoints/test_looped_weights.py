@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from layer_options import everywhere
 from safetensors.flax import save_file
 
 from toolkit.looped import LoopedConfig, load_layer
 from toolkit.looped.checkpoints.names import STYLES
 from toolkit.looped.checkpoints.weights import parameter_paths
 from toolkit.looped.mixing import LAYERS
+from toolkit.testing.layers import everywhere
 
 CONFIG = LoopedConfig(width=8, heads=2, options=everywhere(key_value_heads=1))
 PREFIX = "model.layers.3.self_attn."
