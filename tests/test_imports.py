@@ -24,6 +24,7 @@ FLOORS = {
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
     "looped": {"attention", "measure", "parallel"},
+    "testing": {"attention", "looped"},
     "conversion": {"looped", "training"},
     "language": {"looped", "measure", "parallel", "training"},
     "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
