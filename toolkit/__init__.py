@@ -9,6 +9,7 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.schedules`: pipeline schedules as data, checked and simulated
 * `toolkit.lr`: learning-rate schedules and their search
 * `toolkit.looped`: looped language models (flax nnx)
+* `toolkit.testing`: the contract of token mixers, for those written elsewhere
 * `toolkit.training`: data, train step, loop, checkpoints, metrics
 * `toolkit.conversion`: a trained looped softmax model becomes a hybrid
 * `toolkit.language`: train, load, export, continue a language model on text
@@ -39,6 +40,7 @@ _ROOMS = (
     "parallel",
     "planning",
     "schedules",
+    "testing",
     "training",
 )
 __all__ = ["__version__", "checking", *_ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
