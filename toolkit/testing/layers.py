@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from flax import nnx
 
 from toolkit.looped import LAYERS, LoopedConfig, LoopedLM, parameter_count
 
-STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+STEP_TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the output
 WIDTH = 16
 # Longer than the smallest chunk; the prompt and the first document end within one.
@@ -64,9 +65,14 @@ def drawn(make, seed=0):
     return module
 
 
+def _made(word: str, config: LoopedConfig) -> Any:
+    layer: Any = LAYERS[word]
+    return layer(config, rngs=nnx.Rngs(0))
+
+
 def build(word, config):
     """A layer."""
-    return drawn(lambda: LAYERS[word](config, rngs=nnx.Rngs(0)))
+    return drawn(lambda: _made(word, config))
 
 
 def some_inputs(seed=0):
@@ -102,7 +108,8 @@ def prefill_and_steps_equal_the_parallel_form(word: str) -> None:
     layer, x = build(word, grouped()), some_inputs()
     wanted = forward(layer, x)
     assert wanted.shape == x.shape
-    empty = LAYERS[word].empty_cache(grouped(), 2, TIME)
+    layers: Any = LAYERS
+    empty = layers[word].empty_cache(grouped(), 2, TIME)
     out, cache = prefill(layer, x[:, :PROMPT], empty)
     assert jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty)
     np.testing.assert_allclose(out, wanted[:, :PROMPT], **STEP_TOLERANCE)

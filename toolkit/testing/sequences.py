@@ -29,7 +29,7 @@ def values(row, inputs):
     return inputs[row.names.index("v")]
 
 
-def output(row):
+def output(row) -> Any:
     """(*inputs) -> out, compiled once per row and shape."""
     return _output(row.function, tuple(row.options.items()))
 
@@ -108,7 +108,7 @@ def prefill_and_steps_equal_one_pass(row: Mixer) -> None:
         for part in (slice(0, 15), slice(15, 30)):  # of one length: one program
             out, state = read(*(x[:, part] for x in inputs), initial_state=state)
             pieces.append(out)
-        step = jax.jit(partial(row.step, **row.options))
+        step: Any = jax.jit(partial(row.step, **row.options))
         for t in range(30, TIME):
             out, state = step(*(x[:, t] for x in inputs), state)
             pieces.append(out[:, None])
@@ -164,7 +164,7 @@ def a_state_remembers_the_last_document(row: Mixer) -> None:
                 segment_ids=documents[:, part].astype(jnp.int32),
             )
             pieces.append(out)
-        step = jax.jit(partial(row.step, **row.options))
+        step: Any = jax.jit(partial(row.step, **row.options))
         for t in range(30, TIME):
             out, state = step(*(x[:, t] for x in inputs), state)
             pieces.append(out[:, None])
@@ -248,7 +248,7 @@ def shard_map_over_batch_and_heads_equals_one_device(row: Mixer) -> None:
 
 def a_second_call_does_not_compile_again(row: Mixer) -> None:
     """Of the same shapes."""
-    run = output(row)
+    run: Any = output(row)
     run(*draw_inputs(row, TIME))
     programs = run._cache_size()
     run(*draw_inputs(row, TIME, seed=1))
