@@ -24,12 +24,14 @@ class Ranked(NamedTuple):
         sizes: tokens of each unit.
         forced_share: estimated share of the sinks and recent tokens, attended to anyhow.
         forced_lse: their residual, exactly, for every query head of the set.
+        scores: by which all units are ranked, in the units' own order.
     """
 
     shares: Float[Array, "units"]
     sizes: Int[Array, "units"]
     forced_share: Float[Array, ""]
     forced_lse: Float[Array, "group"]
+    scores: Float[Array, "all_units"]
 
 
 class Budget(Protocol):

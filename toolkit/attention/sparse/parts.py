@@ -119,17 +119,17 @@ def selected_tokens(
     own, lse = (x[:, None] if sets > 1 else x[None] for x in (head.q, forced.lse))
     room = jnp.maximum(count - forced.tokens, 0)
 
-    def expand(units, q, lse, shares, forced_share):
+    def expand(units, q, lse, scores, shares, forced_share):
         tokens, is_token = selector.expand(head.index, units, head.start, slots)
         sizes = selector.sizes(head.index, units, head.start)
         wanted = room
         if budget.needs_mass:
-            ranked = Ranked(shares[units], sizes, forced_share, lse)
+            ranked = Ranked(shares[units], sizes, forced_share, lse, scores)
             args = budget, ranked, head.index, head.keys, q, tokens
             wanted = jnp.minimum(wanted, selector.suffices(*args))
         return tokens, jnp.cumsum(is_token, dtype=jnp.int32), is_token, sizes, wanted
 
-    estimates = ranking.shares, ranking.forced_share
+    estimates = ranking.scores, ranking.shares, ranking.forced_share
     tokens, place, is_token, sizes, wanted = jax.vmap(expand)(units, own, lse, *estimates)
     if group == "each" and sets > 1:
         wanted = jnp.minimum(wanted, _fair_share(wanted, room))
