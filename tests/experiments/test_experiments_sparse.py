@@ -1,5 +1,7 @@
 """Sparse decoding looked into: the drawn data, the retrieval model, the audit of any model."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -99,7 +101,7 @@ def test_a_tail_lowers_the_error_on_heavy_tails(name):
 
 
 def test_the_law_that_is_calibrated_is_the_one_that_stops_a_step():
-    drawn, tactic = heavy_tailed(1, **SMALL), at_small_budgets("tactic")
+    drawn, tactic = heavy_tailed(1, **SMALL), replace(at_small_budgets("tactic"), stops_by="fit")
     assert isinstance(tactic, Tactic)
     step = of_drawn(drawn, tactic, MassTarget(0.75, 512))
     found = reached(drawn, tactic, "a / x + b", 0.75)

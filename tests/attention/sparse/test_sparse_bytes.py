@@ -5,17 +5,21 @@ import jax.numpy as jnp
 import pytest
 
 from toolkit.attention import sparse
+from toolkit.attention.sparse.decode.stopping import FIRST, SAMPLES
 from toolkit.attention.sparse.decode.tactic import PLACES, TOKENS
 
 CONTEXT, SIZE, SELECTED = 131_072, 128, 2048
 WHOLE = 4 * CONTEXT * SIZE  # keys and values in bfloat16
 KEY = 2 * SIZE
-LOOKED_AT = len(PLACES) * TOKENS * KEY + CONTEXT * KEY // 100 + 1  # one head's segments and head
+LOOKED_AT = {  # by one query head, to find where a mass is reached
+    "samples": (FIRST + SAMPLES * 9) * KEY,
+    "fit": len(PLACES) * TOKENS * KEY + CONTEXT * KEY // 100 + 1,
+}
 
 
 def of_tactic(size):
-    """Centroids with their sizes and places, and the keys that the fit looks at."""
-    return CONTEXT // size * (KEY + 8) + LOOKED_AT
+    """Centroids with their sizes and places."""
+    return CONTEXT // size * (KEY + 8)
 
 
 # settings, the index bytes that a step reads, and how many times less than everything that is
@@ -47,3 +51,14 @@ def test_a_step_reads_what_the_cost_model_says(name):
     tail = int(selector.tail_bytes(index, q, jnp.int32(CONTEXT)))
     means = KEY * CONTEXT // selector.cluster_size if name.startswith("tactic") else 8 * SIZE
     assert tail == pytest.approx(means, rel=2e-3)
+
+
+@pytest.mark.parametrize("stops_by", LOOKED_AT)
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_every_query_head_looks_for_its_own_mass(stops_by, group_size):
+    tactic = sparse.SELECTORS["tactic"](stops_by=stops_by)
+    rows = jax.ShapeDtypeStruct((CONTEXT, SIZE), jnp.bfloat16)
+    index = jax.eval_shape(tactic.build, rows, rows, jnp.int32(CONTEXT))
+    q = jax.ShapeDtypeStruct((group_size, SIZE), jnp.bfloat16)
+    read = int(tactic.estimate_bytes(index, q, jnp.int32(CONTEXT)))
+    assert read == pytest.approx(group_size * LOOKED_AT[stops_by], rel=2e-3)

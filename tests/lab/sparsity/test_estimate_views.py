@@ -1,5 +1,7 @@
 """Tactic's fit, hash bits, rounded keys and SALE's tiles: drawn as the library has them."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ CONTEXT = 1024
 @pytest.mark.parametrize("target", [0.7, 0.95])
 def test_tactic_stops_where_a_step_stops(target):
     text, selector = read_text(CONTEXT), at_small_budgets("tactic")
+    selector = replace(selector, stops_by="fit")
     q, k, v = ask(params(), 0, text.first)
     room = ((0, 0), (0, 8), (0, 0))
     held = (jnp.pad(rows[0], room)[None] for rows in (text.keys, text.values))

@@ -359,6 +359,8 @@ def _decode(cache, q_t, selector, budget, scale, group, corrects_tail, by_kernel
     tokens = jnp.stack([part.tokens for part in read]).sum(axis=0)
     per_token = sum(x.shape[-1] * x.dtype.itemsize for x in (cache.keys, cache.values))
     index_bytes = _each("index_bytes", selector, cache.index, q, length)
+    if budget.needs_mass:
+        index_bytes += _each("estimate_bytes", selector, cache.index, q, length)
     if corrects_tail:
         index_bytes += _each("tail_bytes", selector, cache.index, q, length)
     lse = lse.reshape(batch, -1)

@@ -200,6 +200,10 @@ class Selector:
         """Bytes of the index that a step reads."""
         return jnp.int32(0)
 
+    def estimate_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
+        """Bytes that a budget that asks for a mass reads beside them."""
+        return jnp.int32(0)
+
     def tail_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
         """Bytes that the tail reads beside them: the sums of all keys and values."""
         return jnp.int32(8 * q.shape[1])

@@ -76,6 +76,8 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict:
         assert isinstance(selector, Tactic)
         return _of("heavy tails", reached(heavy, selector, setting.budget, TARGET))
     if setting.budget not in ("tokens", "tail"):
+        if isinstance(selector, Tactic):  # the paper's form, which the other laws stand beside
+            selector = replace(selector, stops_by="fit")
         asked = float(setting.budget) if setting.budget in map(str, TARGETS) else TARGET
         adaptive = of_drawn(heavy, selector, MassTarget(asked))
         if setting.budget != "as many":

@@ -94,7 +94,7 @@ class FitView(View):
     def sentence(self) -> str:
         got = in_words(float(self.mass[self.count]), "share")
         return (
-            f"Asked for {in_words(self.target, 'share')} of the softmax, Tactic reads "
+            f"Asked for {in_words(self.target, 'share')} of the softmax, Tactic's fit reads "
             f"{self.count:,} of {len(self.exact):,} listed tokens and gets {got}. In this order "
             f"{self.needed:,} would do, in the best order {self.fewest:,}. Sinks and "
             f"recent tokens, always read, hold {in_words(self.forced / self.total, 'share')}."

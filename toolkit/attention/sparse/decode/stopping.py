@@ -1,6 +1,6 @@
 r"""Where Tactic's list may stop, from samples of what comes after, with their error.
 
-Tokens of the list are in strata, [128, 256), [256, 512) and so on. Of each, a few tokens y are
+Tokens of the list are in strata, [256, 512), [512, 1024) and so on. Of each, a few tokens y are
 computed exactly; their centroids' guesses u = exp(q . centroid), summed over what is left of the
 stratum, are scaled by the samples' ratio. The first tokens of the list are exact. The list stops
 at the first x for which
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-FIRST, SAMPLES = 128, 16  # tokens of the list that are exact, and samples of a stratum
+FIRST, SAMPLES = 256, 16  # tokens of the list that are exact, and samples of a stratum
 ERRORS = 1.5  # standard errors of the rest that are allowed for; chosen on other draws than tested
 
 

@@ -34,7 +34,7 @@ from toolkit.attention._checks import check_choice, check_count, check_multiple
 from toolkit.attention._precision import accumulator
 from toolkit.attention.sparse.budget import Budget, MassTarget, Ranked
 from toolkit.attention.sparse.decode.kmeans import k_means
-from toolkit.attention.sparse.decode.stopping import sampled_counts
+from toolkit.attention.sparse.decode.stopping import estimate_rows, sampled_counts
 from toolkit.attention.sparse.selector import Expanded, Rest, Selector, setting
 
 PLACES = (0.09, 0.11, 0.58, 0.62)  # of the list, where two segments of two clusters each lie
@@ -235,10 +235,17 @@ class Tactic(Selector):
 
     def index_bytes(self, index: Clusters, q: Array, length) -> Array:
         clusters = self._clustered(length) // self.cluster_size
-        exact = jnp.ceil(self.exact_head * length.astype(jnp.float32)).astype(jnp.int32)
-        looked_at = len(PLACES) * TOKENS
-        row = q.shape[1] * q.dtype.itemsize
-        return (clusters + looked_at + exact) * row + clusters * 8
+        return clusters * (q.shape[1] * q.dtype.itemsize + 8)
+
+    def estimate_bytes(self, index: Clusters, q: Array, length) -> Array:
+        """The keys that every query head of the group looks at, those it then reads among them."""
+        capacity = index.members.shape[0]
+        if self.stops_by == "samples":
+            rows = jnp.int32(estimate_rows(capacity, capacity))
+        else:
+            exact = jnp.ceil(self.exact_head * length.astype(jnp.float32)).astype(jnp.int32)
+            rows = len(PLACES) * TOKENS + jnp.maximum(exact, 64)
+        return jnp.minimum(rows, length) * (q.size * q.dtype.itemsize)
 
 
 def segments(
