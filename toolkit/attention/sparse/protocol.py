@@ -265,9 +265,10 @@ def decode_step(
             in turn, every token once; "sum" and "max": the units with the largest sum, or the
             largest, of the heads' softmaxes over the units; "each": every head its own, read once
             per head, so that its part of the budget is one of the group's. None: the system's own.
-        corrects_tail: whether to add an estimate of the tokens not attended to. `toolkit experiment
-            sparse` finds every system's errors lower with it (HATA's 0.19 instead of 0.30 on heavy
-            tails), but none's perplexity lower on all texts. Off, therefore, unless asked for.
+        corrects_tail: whether to add an estimate of the tokens not attended to: a much smaller
+            error where attention is flat. Off unless asked for, since the weight of the rest is
+            the system's own estimate, and one that is too large makes an error larger: nothing
+            measured in a step bounds it yet.
         implementation: "xla", or "pallas" for the selected tokens: kernels for NVIDIA GPUs in
             bfloat16, without gradients and without a correction of the tail, which have not been
             run on one yet. Pages of 64 tokens that a group shares (`Quest(page_size=64)`, the group
