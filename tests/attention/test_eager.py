@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from toolkit.attention import MIXERS, draw_inputs, mixer
+from toolkit.attention import MIXERS, draw_inputs, mixer, softmax_attention
 
 OPTIONS = {
     "window": {"sliding_window": 5},
@@ -60,3 +60,10 @@ def test_a_second_eager_step_compiles_nothing(name):
     with counted_programs() as programs:
         row.step(*inputs, state, **row.options)
     assert not programs, f"{len(programs)} programs compiled again"
+
+
+def test_an_argument_may_be_none_by_name_as_by_default():
+    """Once the fields of a state that is not there were read."""
+    x = jnp.ones((1, 4, 2, 8))
+    out, _ = softmax_attention(x, x, x, initial_state=None)
+    assert jnp.array_equal(out, softmax_attention(x, x, x)[0])
