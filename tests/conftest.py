@@ -9,6 +9,7 @@ them). `JAX_DISABLE_MOST_OPTIMIZATIONS=0` compiles them as for a user.
 import gc
 import os
 import sys
+from collections import Counter
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -18,6 +19,8 @@ import pytest
 
 # Of a quiet machine. A test that takes ten is marked `slow`.
 MOST_PROCESSOR_SECONDS = 30
+# A file that takes longer is named at the end of the run.
+MOST_SECONDS_OF_A_FILE = 20
 COMPILE_FAST = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") != "0"
 # jax 0.12 no longer knows them, and ends without a word.
 FAST_FLAGS = (
@@ -113,3 +116,15 @@ def tier(request):
 
         limit = max(1, slowness()) * MOST_PROCESSOR_SECONDS
         assert seconds < limit, "mark it `slow`, or make it smaller"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The files that take longest, so that one that grew is seen."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    for path, total in seconds.most_common():
+        if total >= MOST_SECONDS_OF_A_FILE:
+            terminalreporter.write_line(f"slow file: {path} {total:.0f} s")

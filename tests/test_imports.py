@@ -10,32 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from floors import FLOORS
 
 import toolkit
 
 PACKAGE = Path(toolkit.__file__).parent
-# Room -> the rooms it may import. What is not named here may be imported by none.
-FLOORS = {
-    "attention": set(),
-    "measure": set(),
-    "schedules": set(),
-    "figures": {"measure"},
-    "parallel": {"attention", "figures", "measure"},
-    "lr": {"parallel"},
-    "training": {"lr", "measure", "parallel"},
-    "looped": {"attention", "measure", "parallel"},
-    "testing": {"attention", "looped"},
-    "conversion": {"looped", "training"},
-    "language": {"looped", "measure", "parallel", "training"},
-    "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
-}
-GROUND_TO_LANGUAGE = set(FLOORS)
-FLOORS |= {
-    "experiments": GROUND_TO_LANGUAGE,
-    "bench": GROUND_TO_LANGUAGE,
-    "lab": GROUND_TO_LANGUAGE | {"bench", "experiments"},
-    "cli": GROUND_TO_LANGUAGE | {"bench", "experiments", "lab"},
-}
 MOST_MODULES = 20  # in one folder, its map (`__init__.py`) aside
 VIEWS = ("view", "costs", "inputs", "reader", "rounds", "landscape", "problems", "table")
 NOT_AT_IMPORT = ("matplotlib", "ipywidgets", "orbax", "scipy", "flax", "optax", "torch")

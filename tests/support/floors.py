@@ -1,0 +1,24 @@
+"""The rooms of the package from the ground up; `tests/test_imports.py` holds them to it."""
+
+# Room -> the rooms it may import. What is not named here may be imported by none.
+FLOORS = {
+    "attention": set(),
+    "measure": set(),
+    "schedules": set(),
+    "figures": {"measure"},
+    "parallel": {"attention", "figures", "measure"},
+    "lr": {"parallel"},
+    "training": {"lr", "measure", "parallel"},
+    "looped": {"attention", "measure", "parallel"},
+    "testing": {"attention", "looped"},
+    "conversion": {"looped", "training"},
+    "language": {"looped", "measure", "parallel", "training"},
+    "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
+}
+GROUND_TO_LANGUAGE = set(FLOORS)
+FLOORS |= {
+    "experiments": GROUND_TO_LANGUAGE,
+    "bench": GROUND_TO_LANGUAGE,
+    "lab": GROUND_TO_LANGUAGE | {"bench", "experiments"},
+    "cli": GROUND_TO_LANGUAGE | {"bench", "experiments", "lab"},
+}
