@@ -130,6 +130,13 @@ class Extent(NamedTuple):
     key_stop: Int[Array, "..."] | int
 
 
+def bounded(numbers: Int[Array, "..."] | int, least: int, most: int) -> Int[Array, "..."]:
+    """Numbers as int32, those out of range as its nearest end; a cast of 64 bits would wrap."""
+    numbers = jnp.asarray(numbers)
+    kind = jnp.iinfo(numbers.dtype)
+    return jnp.clip(numbers, max(least, kind.min), min(most, kind.max)).astype(jnp.int32)
+
+
 # How many keys a query sees before and after its own place; None for all of them.
 Window = tuple[int | None, int | None]
 

@@ -18,7 +18,7 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Int, Shaped
 
 from toolkit._kinds import check_integers, shown
-from toolkit.attention._attend import Extent, Segments, packed, positions_in_documents
+from toolkit.attention._attend import Extent, Segments, bounded, packed, positions_in_documents
 from toolkit.attention._checks import (
     check_same_dtype,
     check_shape,
@@ -50,8 +50,7 @@ class Rows:
         """Keep the first `lengths` tokens of every row; a row that holds no more stays as it is."""
         check_integers("lengths", lengths)
         check_shape("lengths", lengths, self.length.shape, "batch")
-        # Compared before the cast, which would wrap a large number of 64 bits.
-        kept = jnp.clip(lengths, 0, self.length.astype(lengths.dtype)).astype(self.length.dtype)
+        kept = jnp.minimum(bounded(lengths, 0, 2**31 - 1), self.length)
         return replace(self, length=kept)  # type: ignore[type-var]
 
     def restore(self, earlier: Sequence[Self], which: Int[Array, "batch"]) -> Self:

@@ -81,3 +81,28 @@ def test_what_a_bias_hides_never_shows(form):
     out, _ = FORMS[form](q, k, v, bias=bias.at[..., -1].set(jnp.nan))
     assert jnp.isnan(out[:, -1]).all()
     assert jnp.isfinite(out[:, :-1]).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.int64, np.uint64])
+def test_lengths_and_places_out_of_range_are_the_nearest_in_it(form, dtype):
+    """Cast to 32 bits as they are, 2**32 + 1 would count one token and 2**63 none."""
+    with jax.enable_x64(True):
+        q, k, v = (numbers(seed, 3, TIME, HEADS, KEY) for seed in range(3))
+        info = np.iinfo(dtype)
+        far = np.array([info.min, 5, min(info.max, 2**32 + 1)], dtype)
+        near, attend = np.array([0, 5, TIME]), partial(FORMS[form], q, k, v, is_causal=False)
+        for name in ("query_seq_lengths", "key_value_seq_lengths"):
+            wanted = attend(**{name: jnp.asarray(near)})[0]
+            np.testing.assert_array_equal(attend(**{name: jnp.asarray(far)})[0], wanted)
+            assert not wanted[0].any()
+        near = np.array([-TIME if info.min else 0, 5, TIME])  # no key before it is seen, or all
+        attend = partial(FORMS[form], q, k, v)
+        wanted = attend(query_offset=jnp.asarray(near))[0]
+        np.testing.assert_allclose(attend(query_offset=jnp.asarray(far))[0], wanted, rtol=TOLERANCE)
+
+
+def test_a_far_place_is_refused():
+    q = numbers(0, 1, 3, HEADS, KEY)
+    with pytest.raises(ValueError, match="query_offset must be within 2"):
+        softmax_attention(q, q, q, query_offset=2**31 - 1)

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
-from toolkit.attention._attend import positions_in_documents, run_numbers
+from toolkit.attention._attend import bounded, positions_in_documents, run_numbers
 from toolkit.attention._caches import write_token
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
 from toolkit.attention.softmax.cache import KVCache, floats, stored
 from toolkit.attention.softmax.scores import kept
-from toolkit.attention.softmax.softmax_attention import checked_key, window_of
+from toolkit.attention.softmax.softmax_attention import FURTHEST, checked_key, window_of
 
 
 @checked
@@ -70,16 +70,16 @@ def softmax_attention_reference(
 
     query = jnp.arange(time, dtype=jnp.int32).reshape(1, 1, -1, 1)
     key = jnp.arange(keys, dtype=jnp.int32).reshape(1, 1, 1, -1)
-    place = query if past is None else query + jnp.asarray(past, jnp.int32).reshape(-1, 1, 1, 1)
+    place = (
+        query if past is None else query + bounded(past, -FURTHEST, FURTHEST).reshape(-1, 1, 1, 1)
+    )
     visible = jnp.ones((1, 1, time, keys), bool) if mask is None else mask
     if left is not None:
         visible = visible & (key >= place - left)
     if right is not None:
         visible = visible & (key <= place + right)
     if key_value_seq_lengths is not None:
-        visible = visible & (
-            key < jnp.asarray(key_value_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
-        )
+        visible = visible & (key < bounded(key_value_seq_lengths, 0, keys).reshape(-1, 1, 1, 1))
     if segment_ids is not None and documents is not None:
         visible = visible & (segment_ids[:, :, None] == documents[:, None, :])[:, None]
 
@@ -103,7 +103,7 @@ def softmax_attention_reference(
     else:
         residual = jnp.where(is_empty, -jnp.inf, residual)
     if query_seq_lengths is not None:
-        counts = query < jnp.asarray(query_seq_lengths, jnp.int32).reshape(-1, 1, 1, 1)
+        counts = query < bounded(query_seq_lengths, 0, time).reshape(-1, 1, 1, 1)
         p, residual = jnp.where(counts, p, 0), jnp.where(counts, residual, -jnp.inf)
     if dropout_key is not None:
         numbers = jnp.indices(scores.shape, dtype=jnp.int32, sparse=True)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
 from toolkit._kinds import shown
-from toolkit.attention._attend import Extent, Window, fixed_scale, packed, seen_window
+from toolkit.attention._attend import Extent, Window, bounded, fixed_scale, packed, seen_window
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
 from toolkit.attention._checks import (
     check_broadcasts,
@@ -38,6 +38,9 @@ from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Context, Inputs, Options, checked_cap
 from toolkit.attention.softmax.stock import STOCK, check_stock, stock_attention
+
+# Farther away than any key, and no sum with the index of a token overflows 32 bits.
+FURTHEST = 2**30
 
 
 @checked
@@ -85,9 +88,11 @@ def softmax_attention(
         is_causal: a token sees no token after itself.
         query_offset: place of the first query among the keys, one for all or one per sequence
             [batch]. With None, which is 0, query i sees keys up to i as in jax.nn; a chunk at the
-            end of a prompt has key_time - time.
-        query_seq_lengths: queries that count [batch]; those after them give 0.
-        key_value_seq_lengths: keys that count [batch].
+            end of a prompt has key_time - time. Arrays are clamped to +-2**30, which sees no more
+            and no less; a number beyond is refused.
+        query_seq_lengths: queries that count [batch]; those after them give 0. A length below 0
+            counts as 0, and one above time as time.
+        key_value_seq_lengths: keys that count [batch], likewise from 0 to key_time.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         local_window_size: tokens seen before and after itself (left, right), itself apart, or one
             number for both; None in place of either for all. Another way to say `sliding_window`.
@@ -199,12 +204,14 @@ def _attend(
     cores,
 ):
     offset, query_lengths, key_lengths = places
-    time = inputs.q.shape[1]
+    time, key_time = inputs.q.shape[1], inputs.k.shape[1]
+    offset = None if offset is None else bounded(offset, -FURTHEST, FURTHEST)
+    key_lengths = None if key_lengths is None else bounded(key_lengths, 0, key_time)
     keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
     arrays = inputs.q, keys, values, inputs.alibi_slopes
 
     def share(q, k, v, slopes, segments, bias, mask, offset, key_lengths):
-        stop = k.shape[3] if key_lengths is None else jnp.minimum(key_lengths, k.shape[3])
+        stop = k.shape[3] if key_lengths is None else key_lengths
         extent = Extent(0 if offset is None else offset, 0, stop)
         context = Context(extent, segments, mask, dropout_key)
         return attend_to_keys(Inputs(q, k, v, bias, slopes), context, options, implementation)
@@ -241,7 +248,7 @@ def _attend(
         out, residual = with_sinks(out, residual, sinks)
     if query_lengths is not None:
         numbers = jnp.arange(time, dtype=jnp.int32)
-        counts = (numbers[None] < query_lengths.astype(jnp.int32)[:, None])[..., None]
+        counts = (numbers[None] < bounded(query_lengths, 0, time)[:, None])[..., None]
         out = jnp.where(counts[..., None], out, 0)
         residual = jnp.where(counts, residual, -jnp.inf)
     if cache is not None and sliding_window is None:
@@ -293,8 +300,8 @@ def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_he
     if counted["bias"] is not None:
         check_floating("bias", counted["bias"])
     offset = 0 if counted["query_offset"] is None else counted["query_offset"]
-    if isinstance(offset, int) and abs(offset) >= 2**31:  # an index of jax has 32 bits
-        raise ValueError(f"query_offset must be within 2**31; got {offset}.")
+    if isinstance(offset, int) and abs(offset) > FURTHEST:
+        raise ValueError(f"query_offset must be within 2**30; got {offset}.")
     if jnp.shape(offset) not in ((), (sizes["batch"],)):
         wanted = f"one number, or one per sequence [{sizes['batch']}]"
         raise ValueError(f"query_offset must be {wanted}; got shape {jnp.shape(offset)}.")

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from toolkit.attention._attend import Window, run_numbers
+from toolkit.attention._attend import Window, bounded, run_numbers
 from toolkit.attention._platforms import run_on
 from toolkit.attention.softmax.scores import Options
 
@@ -69,6 +69,8 @@ def stock_attention(q, k, v, segment_ids, lengths, *, name: str, options: Option
 
 def _cudnn(q, k, v, query_lengths, key_lengths, options: Options) -> Array:
     left, right = options.window
+    lengths = (query_lengths, q.shape[1]), (key_lengths, k.shape[1])
+    query_lengths, key_lengths = (x if x is None else bounded(x, 0, most) for x, most in lengths)
     try:
         return jax.nn.dot_product_attention(
             q,

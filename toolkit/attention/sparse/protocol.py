@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.attention._attend import fixed_scale
+from toolkit.attention._attend import bounded, fixed_scale
 from toolkit.attention._caches import (
     Rows,
     check_room,
@@ -148,7 +148,7 @@ def build(
         selector: one of `SELECTORS`, with its settings.
         keys: [batch, key_value_heads, capacity, key]; slots from `length` on may hold anything.
         values: [batch, key_value_heads, capacity, value].
-        length: tokens of each row, 0 to the capacity.
+        length: tokens of each row, 0 to the capacity; below 0 counts as 0, above as the capacity.
 
     Returns:
         A `SparseCache` with room for capacity - length more tokens per row.
@@ -175,7 +175,7 @@ def build(
 
 @jax.jit
 def _build(selector, keys, values, length):
-    length = length.astype(jnp.int32)
+    length = bounded(length, 0, keys.shape[2])
     is_token = (jnp.arange(keys.shape[2])[None] < length[:, None])[:, None, :, None]
     keys, values = (jnp.where(is_token, x, 0) for x in (keys, values))
     key_sum, value_sum = (x.sum(axis=2, dtype=accumulator(x.dtype)) for x in (keys, values))
