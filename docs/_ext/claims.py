@@ -14,7 +14,9 @@ OUT_OF_REACH, NOT_RUN = "out of reach here", "not run yet"
 LOOKS = {
     "seen": ("\N{CHECK MARK}", "tip"),
     "contradicted": ("\N{BALLOT X}", "danger"),
+    "no difference that matters": ("=", "note"),
     "not shown": ("?", "warning"),
+    "void": ("!", "warning"),
     OUT_OF_REACH: ("\N{HORIZONTAL ELLIPSIS}", "note"),
     NOT_RUN: ("\N{EN DASH}", "note"),
 }
@@ -23,10 +25,13 @@ LEAD = """\
 # Claims
 
 One card per claim that the toolkit can test: the claim, the command that tests it, the verdict, and
-the numbers that decided. The rule stands before the run: a claim is *seen* where all of at least
-five seeds, paired, bear it out, *contradicted* where all speak against it, and *not shown*
-otherwise, also where a record holds fewer seeds so far. The models are small; what a machine of two
-cores cannot show is said.
+the numbers that decided. The rule: a claim is *seen* where the interval of its mean margin over
+paired seeds, at 95 % for all claims of the experiment together, lies beyond the smallest margin
+that matters, *contradicted* where it lies below zero, of *no difference that matters* where it lies
+within that margin, and *not shown* otherwise, also with fewer seeds than planned or runs of several
+commits. It is *void* where a control that must fail does not. Claims recorded before this rule
+stated no smallest margin: for them it is zero. The models are small; what a machine of two cores
+cannot show is said.
 """
 
 

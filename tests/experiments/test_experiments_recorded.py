@@ -10,6 +10,7 @@ from toolkit.experiments import load_experiment
 from toolkit.experiments.kit.records import is_changed, read_runs, results_of
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS
 
+WORDS = "seen|contradicted|no difference that matters|not shown|void"
 RECORDED = sorted((Path(__file__).parents[2] / "data/experiments").glob("*.jsonl"))
 
 
@@ -22,7 +23,7 @@ def test_recorded_results_are_shown_by_the_command(path, tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "recorded:" in out
     for claim in load_experiment(path.stem).claims:
-        assert re.search(rf"^(seen|contradicted|not shown) +{re.escape(claim.text)}", out, re.M)
+        assert re.search(rf"^({WORDS}) +{re.escape(claim.text)}", out, re.M)
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
@@ -40,4 +41,7 @@ def test_recorded_results_are_of_every_setting_with_provenance_and_verdicts_by_t
         assert line["setting"] or is_changed(line["environment"]["commit"])
     for verdict in experiment.verdicts(results):
         assert verdict.seeds
-        assert verdict.word == "not shown" or verdict.seeds >= LEAST_SEEDS
+        assert (verdict.interval is None) == (
+            verdict.seeds < LEAST_SEEDS or " commits, " in str(verdict)
+        )
+        assert verdict.interval or verdict.word == "not shown"

@@ -1,30 +1,105 @@
-"""The rule: which margins make a claim seen, contradicted or not shown."""
+"""The rule: which margins make a claim seen, contradicted, not shown; when it is void."""
 
 import numpy as np
 import pytest
 
-from toolkit.experiments import Claim, MissingResultError, Results, above, below
+from toolkit.experiments import Claim, MissingResultError, Results, above, below, power
+from toolkit.experiments.kit.verdicts import fails
+
+
+def judged(margins, claims=1, **options):
+    claim = Claim("a is right", lambda results: (margins, "numbers"), **options)
+    return claim.verdict(Results({}), claims)
 
 
 @pytest.mark.parametrize(
-    ("margins", "word"),
+    ("margins", "smallest", "word"),
     [
-        ([1, 1, 1, 1, 1e-9], "seen"),
-        ([1, 1, 1, 1, 0], "not shown"),
-        # However large the mean is, one seed that disagrees decides.
-        ([9, 9, 9, 9, 9, -1e-9], "not shown"),
-        ([-1, -2, -1, -1, -1e-9], "contradicted"),
-        ([0, 0, 0, 0, 0], "not shown"),
-        ([9, 9, 9, 9], "not shown"),
-        ([-9, -9, -9], "not shown"),
-        ([1, 1, 1, 1, np.nan], "not shown"),
-        ([], "not shown"),
+        ([1, 1.1, 0.9, 1, 1], 0, "seen"),
+        ([1, 1.1, 0.9, 1, 1], 0.8, "seen"),
+        ([1, 1.1, 0.9, 1, 1], 1, "not shown"),
+        ([1, 1.1, 0.9, 1, 1], 1.5, "no difference that matters"),
+        ([0.1, -0.1, 0, 0.1, -0.1], 0.5, "no difference that matters"),
+        ([0.1, -0.1, 0, 0.1, -0.1], 0, "not shown"),
+        ([-1, -1.1, -0.9, -1, -1], 0.5, "contradicted"),
+        # One seed that disagrees decides nothing, and neither do five that agree by chance.
+        ([9, 9, 9, 9, 9, 9, 8, 9, 9, -1e-9], 0, "seen"),
+        ([1, 1, 1, 1, 30], 0, "not shown"),
+        ([0, 0, 0, 0, 0], 0, "not shown"),
+        ([9, 9, 9, 9], 0, "not shown"),
+        ([1, 1, 1, 1, np.nan], 0, "not shown"),
+        ([], 0, "not shown"),
     ],
 )
-def test_all_of_five_seeds_decide(margins, word):
-    verdict = Claim("a is right", lambda results: (margins, "numbers")).verdict(Results({}))
+def test_the_interval_of_the_mean_decides(margins, smallest, word):
+    verdict = judged(margins, smallest=smallest)
     assert verdict.word == word
     assert verdict.seeds == len(margins)
+
+
+def test_the_interval_is_students():
+    from scipy.stats import ttest_1samp
+
+    margins = np.array([0.3, 0.5, 0.1, 0.9, 0.4, 0.2])
+    expected = ttest_1samp(margins, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(judged(margins).interval, expected)
+    together = ttest_1samp(margins, 0).confidence_interval(1 - 0.05 / 10)
+    np.testing.assert_allclose(judged(margins, claims=10).interval, together)
+
+
+def test_fewer_seeds_than_planned_give_no_verdict():
+    assert judged([1.0, 1.1] * 4, seeds=9).word == "not shown"
+    assert judged([1.0, 1.1] * 5, seeds=9).word == "seen"
+
+
+SEEDS = (5, 6, 8, 10, 14, 20, 30)
+
+
+@pytest.mark.parametrize("effect", [0.5, 1.0, 2.0])
+def test_power_never_falls_with_seeds(effect):
+    found = [power(seeds, effect) for seeds in SEEDS]
+    assert found == sorted(found)
+    # Control: by the rule that all must agree, it does fall.
+    draws = np.random.default_rng(0).normal(effect, 1, (4000, SEEDS[-1]))
+    by_agreement = [np.mean((draws[:, :seeds] > 0).all(1)) for seeds in SEEDS]
+    assert by_agreement == sorted(by_agreement, reverse=True)
+    assert by_agreement[-1] < by_agreement[0]
+
+
+def test_ten_seeds_see_one_deviation_and_chance_is_not_seen():
+    assert power(10, 1.0) > 0.79
+    assert power(5, 1.0) < 0.5
+    assert 0.015 < power(5, 0.0) < 0.035  # half of 5 %: on one side
+    assert power(10, 1.0, claims=10) < power(10, 1.0)
+
+
+def test_a_control_that_does_not_fail_makes_a_claim_void():
+    right = lambda margins: lambda results: (margins, "numbers")  # noqa: E731
+    sure = [1, 1.1, 0.9, 1, 1]
+    claim = Claim("a is right", right(sure), control=right(sure))
+    assert claim.verdict(Results({})).word == "seen"
+    for margins in ([1, -1, 1, -1, 1], [-1, -1, -1.1, -1, -1], [1, 1.1, 1]):
+        verdict = Claim("a is right", right(sure), control=right(margins)).verdict(Results({}))
+        assert verdict.word == "void"
+        assert "the control is not seen to fail" in str(verdict)
+    assert fails(right(sure))(Results({}))[0].tolist() == [-1, -1.1, -0.9, -1, -1]
+
+
+def test_runs_of_two_commits_give_no_verdict():
+    outcomes = {
+        label: {seed: {"loss": loss + 0.01 * seed} for seed in range(5)}
+        for label, loss in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+    }
+    commits = {label: dict.fromkeys(range(5), "one") for label in "ab"}
+    commits["c"] = dict.fromkeys(range(5), "two")
+    results = Results(outcomes, commits)
+    assert Claim("a", below("loss", ["a"], 1.5)).verdict(results).word == "seen"
+    assert Claim("a", below("loss", ["a"], ["b"])).verdict(results).word == "seen"
+    verdict = Claim("c", above("loss", ["c"], 1.5)).verdict(results)
+    assert verdict.word == "seen"
+    mixed = Claim("c", above("loss", ["c"], ["a", "b"])).verdict(results)
+    assert mixed.word == "not shown"
+    assert "from runs of 2 commits" in str(mixed)
 
 
 def test_three_seeds_are_said_to_be_three():

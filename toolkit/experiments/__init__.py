@@ -14,7 +14,9 @@ Describing
 * `Column`: a number of the table
 * `Claim`: a sentence with its judge
 * `above`, `below`: judges of a number against a bound, or of settings against each other
-* `Verdict`: seen, contradicted or not shown, by the rule of `toolkit.experiments.kit.verdicts`
+* `Verdict`: seen, contradicted, no difference that matters, not shown or void, by the rule of
+  `toolkit.experiments.kit.verdicts`
+* `power`: how often a true effect is seen with so many seeds
 * `Results`: outcomes by setting and seed
 * `MissingResultError`: a number that was not run
 * `result_table`: mean and spread as text
@@ -31,7 +33,7 @@ from toolkit.experiments.kit.experiment import (
 )
 from toolkit.experiments.kit.results import MissingResultError, Results
 from toolkit.experiments.kit.runner import run_experiment, show_recorded
-from toolkit.experiments.kit.verdicts import Claim, Verdict, above, below
+from toolkit.experiments.kit.verdicts import Claim, Verdict, above, below, power
 
 __all__ = [
     "EXPERIMENTS",
@@ -47,6 +49,7 @@ __all__ = [
     "above",
     "below",
     "load_experiment",
+    "power",
     "result_table",
     "run_experiment",
     "show_recorded",

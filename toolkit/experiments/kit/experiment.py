@@ -130,7 +130,7 @@ class Experiment:
 
     def verdicts(self, results: Results) -> list[Verdict]:
         """One verdict per claim, by the rule of `toolkit.experiments.kit.verdicts`."""
-        return [claim.verdict(results) for claim in self.claims]
+        return [claim.verdict(results, len(self.claims)) for claim in self.claims]
 
 
 @checked

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ class Results:
 
     Attributes:
         outcomes: label of the setting -> seed -> outcome.
+        commits: label -> seed -> the commit that it was run on, where that is known.
+        commits_read: of all runs whose numbers have been asked for.
 
     Example:
         >>> results = Results({"a": {0: {"accuracy": 0.5}, 1: {"accuracy": 1.0}}})
@@ -29,6 +31,8 @@ class Results:
     """
 
     outcomes: Mapping[str, Mapping[int, Outcome]]
+    commits: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    commits_read: set[str] = field(default_factory=set, compare=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -60,6 +64,8 @@ class Results:
     def _by_seed(self, label: str, name: str) -> dict[int, Any]:
         runs = self.outcomes.get(label, {})
         found = {seed: runs[seed][name] for seed in sorted(runs) if name in runs[seed]}
+        self.commits_read.update(self.commits.get(label, {}).get(seed, "") for seed in found)
+        self.commits_read.discard("")
         if not found:
             raise MissingResultError(f"no finished run of {label!r} has {name!r}")
         return found

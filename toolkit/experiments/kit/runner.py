@@ -205,8 +205,8 @@ def _report(
     if changed:
         names = ", ".join(repr(name) for name in dict.fromkeys(changed))
         print(f"\nFrom a tree with uncommitted changes, to be run again: {names}.")
-    print("\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, where")
-    print(f"all of at least {LEAST_SEEDS} seeds agree. The claims:\n")
+    print("\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, by the")
+    print("interval of its mean margin over paired seeds, at 95 % for all claims together:\n")
     for verdict in experiment.verdicts(results):
         print(verdict)
     print(f"\nOut of reach of two cores: {experiment.beyond}")

@@ -17,7 +17,7 @@ from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.chart import LOOKS, caption_below, draw_bar, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
 from toolkit.experiments.kit.results import Results
-from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, in_words
+from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, in_words
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.calibration import LAWS, Reached, reached
 from toolkit.experiments.sparse.data import Drawn, gaussian, heavy_tailed
@@ -299,6 +299,7 @@ EXPERIMENT = Experiment(
             f"a quarter of a text's tokens ({TEXT_TOKENS[0]} of 160) suffices the oracle: its "
             "perplexity is within 2 % of dense attention's",
             _above_dense(["oracle"], TEXT_TOKENS[0], 0.02),
+            control=fails(_above_dense(["random"], TEXT_TOKENS[0], 0.02)),
         ),
         Claim(
             "the window's perplexity is higher than the oracle's",
