@@ -79,7 +79,7 @@ def test_table_verdicts_records_and_figure(tmp_path, capsys):
     out = capsys.readouterr().out
     assert (
         "seen         steep lines end higher\n"
-        "             5 of 5 seeds bear it out; end: steep 6 7 8 9 10, flat 0 1 2 3 4\n"
+        "             5 of 5 seeds bear it out, by 6 to 6; end: steep 6 7 8 9 10, flat 0 1 2 3 4\n"
         "not shown    curved lines exist (0 seeds)\n"
         "             no finished run of 'curved' has 'end'\n"
     ) in out

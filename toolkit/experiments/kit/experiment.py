@@ -4,15 +4,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolkit._checks import checked
 from toolkit.experiments.kit.results import MissingResultError, Outcome, Results
 from toolkit.experiments.kit.verdicts import LEAST_SEEDS, Claim, Verdict
 from toolkit.measure.tables import text_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Stopped(Exception):
@@ -111,7 +108,7 @@ class Experiment:
     execute: Callable[[Any, int, Workspace], Outcome]
     columns: tuple[Column, ...]
     claims: tuple[Claim, ...]
-    draw: Callable[[Results, str], "Figure"]
+    draw: Callable[[Results, str], Any]
     beyond: str
     minutes: float
     work: Callable[[Any], float] = lambda setting: 1.0

@@ -206,7 +206,7 @@ def _report(
         names = ", ".join(repr(name) for name in dict.fromkeys(changed))
         print(f"\nFrom a tree with uncommitted changes, to be run again: {names}.")
     print("\nMean +- standard deviation over the seeds. A claim is seen, or contradicted, by the")
-    print("interval of its mean margin over paired seeds, at 95 % for all claims together:\n")
+    print("interval of its mean margin, at 95 % for all of them together. The claims:\n")
     for verdict in experiment.verdicts(results):
         print(verdict)
     print(f"\nOut of reach of two cores: {experiment.beyond}")
