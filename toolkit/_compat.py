@@ -27,6 +27,13 @@ def distributed_options(shutdown_seconds: int) -> dict[str, Any]:
     return {"shutdown_timeout_seconds": shutdown_seconds}
 
 
+def coordination() -> Any:
+    """The client of the service by which the processes of a job find each other; None alone."""
+    from jax._src import distributed  # jax has no public name for it
+
+    return distributed.global_state.client
+
+
 def varying_axes(x: Any) -> frozenset[str]:
     """The mesh axes over which an array varies under `jax.shard_map`."""
     kind = jax.typeof(x)

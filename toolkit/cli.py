@@ -146,7 +146,10 @@ def train(
     shared = 1
     if simulated_devices != 1:
         simulate_devices(simulated_devices)
-    if join_processes(processes) == 1 and simulated_devices == 1 and layout == "single":
+    count = join_processes(processes)
+    if count > 1:
+        _enable_compilation_cache(directory / "programs")  # which all hosts see
+    elif simulated_devices == 1 and layout == "single":
         shared = use_cores(run_cores(directory, batch) if cores is None else cores)
     import jax
 
@@ -326,12 +329,12 @@ def info() -> None:
         print(f"{name:<12} {text}")
 
 
-def _enable_compilation_cache() -> None:
+def _enable_compilation_cache(folder: Path | None = None) -> None:
     # A second run of the same command starts in a quarter of the time.
     import jax
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mlsys-toolkit" / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    jax.config.update("jax_compilation_cache_dir", str(folder or home / "mlsys-toolkit" / "xla"))
 
 
 _FUNCTIONS = (

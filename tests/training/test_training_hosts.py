@@ -1,6 +1,9 @@
 """Real processes over gloo: what they train is the same whoever was killed and whoever reads it."""
 
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -82,3 +85,128 @@ def test_processes_end_with_the_one_that_watches_them():
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         process.stdin.close()
         assert process.wait(30) == 1
+
+
+# gloo gives a program's first collective 30 s to connect all processes.
+LONGER_THAN_GLOO_WAITS = 36
+# The second process stops itself while its train step is compiled.
+SLOW_TO_COMPILE = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+from toolkit import parallel, training
+
+parallel.join_processes()
+mesh = parallel.make_mesh({"data": 4})
+params = {"w": jnp.ones(8)}
+layout = parallel.layout(params, mesh, "zero3", min_elements=0)
+
+def loss(params, batch):
+    if jax.process_index() == 1 and not os.path.exists(sys.argv[1]):
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return jnp.mean((batch - params["w"]) ** 2)
+
+optimizer = training.adamw(0.1)
+state = training.TrainState.create(layout.apply(params), optimizer)
+step = training.make_train_step(loss, optimizer)
+batch = layout.apply_batch(jnp.zeros((4, 8)))
+state, metrics = step(state, batch)
+print("trained", float(metrics["loss"][0]), flush=True)
+"""
+
+
+def launched(code, *arguments):
+    command = [sys.executable, "-m", "toolkit.cli", "launch", "--processes", "2", "--devices", "2"]
+    return subprocess.Popen(
+        [*command, "--", sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.slow
+def test_a_host_that_compiles_slowly_is_waited_for_and_named(tmp_path):
+    stopped = tmp_path / "stopped"
+    with launched(SLOW_TO_COMPILE, stopped) as process:
+        try:
+            while not stopped.exists() or not stopped.read_text():
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.1)
+            time.sleep(LONGER_THAN_GLOO_WAITS)
+            os.kill(int(stopped.read_text()), signal.SIGCONT)
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert "trained 1.0" in output
+    host = socket.gethostname()
+    assert f"waiting for process 1 (host {host}) of 2 to compile the train step" in errors
+    assert "Gloo" not in output + errors  # that is in the log
+
+
+@pytest.mark.slow
+def test_programs_lie_where_every_host_finds_them(tmp_path):
+    launch = ["launch", "--processes", "2", "--devices", "2", "--"]
+    sizes = ["--pattern", "full", "--width", "16", "--heads", "2", "--sequence-length", "16"]
+    train = ["train", str(tmp_path), "--layout", "data", "--steps", "10", "--batch", "4"]
+    cli = [sys.executable, "-m", "toolkit.cli"]
+    ended = subprocess.run(
+        [*cli, *launch, *cli, *train, *sizes],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    names = {path.name.split("-")[0] for path in (tmp_path / "programs").iterdir()}
+    assert "jit_run_updates" in names
+    assert "Gloo" not in ended.stdout + ended.stderr
+
+
+LATE = """
+import sys, time
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from toolkit.parallel import join_processes
+from toolkit.parallel.meeting import meet
+
+join_processes()
+multihost_utils.process_allgather(np.ones(1))
+meet("be early")
+if jax.process_index() == 1:
+    time.sleep(float(sys.argv[1]))
+meet("be there", seconds=1)
+"""
+
+
+def test_a_host_that_is_late_is_named_and_libraries_write_elsewhere():
+    with launched(LATE, 60) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    host = socket.gethostname()
+    wanted = f"RuntimeError: waited 1 s for process 1 (host {host}) of 2 to be there"
+    assert wanted in errors
+    last = errors.splitlines()[-1]
+    assert "process 0 of 2 ended with status 1" in last
+    assert "Gloo" not in output + errors
+    first, _ = sorted(Path(last.rsplit(" ", 1)[1].rstrip(".")).iterdir())
+    assert "Gloo" in first.read_text()
+    shutil.rmtree(first.parent)
+
+
+def test_a_port_in_use_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+        code = "from toolkit.parallel import join_processes; join_processes()"
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | job | {"JAX_PROCESS_ID": "0", "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+        )
+    assert ended.returncode == 1, ended
+    last = ended.stderr.splitlines()[-1]
+    assert f"cannot join the other processes (port {port} of this host: " in last
+    assert "in use" in last

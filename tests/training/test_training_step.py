@@ -54,7 +54,7 @@ def test_any_cutting_into_calls_gives_the_same_bits_from_one_program():
             assert metrics["loss"].shape == (steps,)
         digests.append(digest(state))
     assert len(set(digests)) == 1
-    assert step._program._cache_size() == 1
+    assert step._run.program._cache_size() == 1
 
 
 def test_loss_falls_and_the_given_parameters_survive_donation():
@@ -103,7 +103,7 @@ def test_sharded_state_keeps_its_layout_and_agrees_with_one_device():
     state, _ = sharded(state, TOKENS, 4)
     state, _ = sharded(state, TOKENS, 4)
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == layout
-    assert sharded._program._cache_size() == 1
+    assert sharded._run.program._cache_size() == 1
     single = training.make_train_step(bigram_loss, optimizer, **options)
     expected = training.TrainState.create(params, optimizer)
     for _ in range(2):

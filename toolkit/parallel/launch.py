@@ -8,14 +8,17 @@ and says so, and what was saved is where the next start goes on.
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from toolkit._checks import checked
@@ -41,6 +44,7 @@ def launch(
 
     Each process finds in its environment what `join_processes` needs; `toolkit train` calls that.
     The first process writes to this one's output as it is, the others' lines carry their number.
+    What libraries in C++ write goes to a file per process, whose folder is named after a failure.
     When one process fails, the others are ended at once. SIGINT and SIGTERM are handed on as
     SIGTERM, so that a run can save; a second one ends the job.
 
@@ -70,18 +74,21 @@ def launch(
     if restarts < 0 or grace_seconds < 0:
         name, value = ("restarts", restarts) if restarts < 0 else ("grace_seconds", grace_seconds)
         raise ValueError(f"{name}: got {value}, wanted at least 0")
-    with remembered_signals() as signals:
+    logs = Path(tempfile.mkdtemp(prefix="toolkit-logs-"))
+    with remembered_signals() as signals, _only_with_content(logs):
         for attempt in range(restarts + 1):
-            with _Job(command, processes, devices) as job:
+            with _Job(command, processes, devices, logs) as job:
                 failure = job.watch(signals, grace_seconds)
             if failure is None:
+                shutil.rmtree(logs)
                 return job.status
             if signals or attempt == restarts:
                 break
             print(f"{failure}; starting again ({attempt + 1} of {restarts})", file=sys.stderr)
+    written = f" What libraries wrote is in {logs}." if logs.exists() else ""
     raise RuntimeError(
         f"{failure}; the others were ended. Run the same command again: a run that saves "
-        "checkpoints goes on from its last one."
+        f"checkpoints goes on from its last one.{written}"
     )
 
 
@@ -96,6 +103,16 @@ def launch_commands(command: Sequence[str], processes: int, devices: int | None)
     return "\n".join(lines)
 
 
+@contextmanager
+def _only_with_content(folder: Path) -> Iterator[None]:
+    """Removes a folder in whose files nothing was written."""
+    try:
+        yield
+    finally:
+        if folder.exists() and not any(path.stat().st_size for path in folder.iterdir()):
+            shutil.rmtree(folder)
+
+
 def _check(command: Sequence[str], processes: int, devices: int | None) -> None:
     if not command or not all(isinstance(word, str) and word for word in command):
         raise ValueError(f"command: got {command!r}, wanted a program and its arguments")
@@ -108,7 +125,7 @@ def _check(command: Sequence[str], processes: int, devices: int | None) -> None:
 class _Job:
     """The processes of one attempt. Leaving it leaves none of them, nor what they started."""
 
-    def __init__(self, command: Sequence[str], processes: int, devices: int | None):
+    def __init__(self, command: Sequence[str], processes: int, devices: int | None, logs: Path):
         address = f"127.0.0.1:{_free_port()}"
         self.status = 0
         self.processes: list[subprocess.Popen] = []
@@ -116,6 +133,7 @@ class _Job:
         try:
             for index in range(processes):
                 added = _environment(address, processes, index, devices)
+                added["TOOLKIT_LOGS"] = str(logs)
                 self._start(command, os.environ | added, index)
         except OSError as error:
             self._end()
@@ -217,7 +235,5 @@ def _repeat(stream: IO[bytes], index: int) -> None:
     """Lines of one process, with its number, until it ends."""
     with stream:
         for line in stream:
-            if b"connected peer ranks" in line:
-                continue  # once per connection, and no news
             sys.stderr.write(f"[{index}] {line.decode(errors='replace')}")
             sys.stderr.flush()

@@ -1,8 +1,10 @@
 """What each process of a job does first: find the others, and count them."""
 
 import os
+import socket
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -10,6 +12,8 @@ import jax
 
 from toolkit._checks import checked
 from toolkit._compat import distributed_options
+from toolkit.parallel.chatter import library_output_to
+from toolkit.parallel.meeting import introduce
 
 MOST_PROCESSES = 1_000_000
 # A process that ends with an error would wait so long for the others to end too.
@@ -66,8 +70,12 @@ def _initialize() -> None:
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = [os.environ.get(name) for name in names]
     options = distributed_options(_SHUTDOWN_SECONDS)  # `fit` needs SIGTERM to save and stop
+    if folder := os.environ.get("TOOLKIT_LOGS"):
+        library_output_to(Path(folder) / f"process-{given[2]}.log")
     try:
         address, processes, index = given
+        if address is not None and index == "0":
+            _require_free_port(address)
         jax.distributed.initialize(
             address,
             None if processes is None else int(processes),
@@ -82,9 +90,21 @@ def _initialize() -> None:
             f"cannot join the other processes ({str(error).splitlines()[0]}); the environment has "
             f"{said}"
         ) from error
+    introduce()
     sys.excepthook = _leave_with_traceback
     if os.environ.get("TOOLKIT_SUPERVISED"):
         threading.Thread(target=_die_with_supervisor, daemon=True).start()
+
+
+def _require_free_port(address: str) -> None:
+    """Refuses a port that is in use, on which jax would end the process without a word."""
+    port = int(address.rpartition(":")[2])
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    is_dual = family == socket.AF_INET6
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=is_dual).close()
+    except OSError as error:
+        raise RuntimeError(f"port {port} of this host: {error.strerror}") from None
 
 
 def _check(expected: int | None, found: int | str | None) -> None:

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.parallel.meeting import Together
 from toolkit.parallel.updates import (
     Batch,
     Metrics,
@@ -40,21 +41,23 @@ class TrainStep:
 
     def __init__(self, update: Callable, most_steps: int):
         self.most_steps = most_steps
-        self._program = jax.jit(
+        program = jax.jit(
             partial(run_updates, update, most_steps=most_steps),
             donate_argnames="state",
             static_argnames="layout",
         )
+        self._run = Together(program, "the train step")
 
     def __call__(self, state: TrainState, data: Any, steps: int = 1) -> tuple[TrainState, Metrics]:
         if not 1 <= steps <= self.most_steps:
             raise ValueError(f"steps must lie in 1..{self.most_steps} (most_steps), got {steps}")
-        state, metrics = self._program(state, data, jnp.int32(steps), layout=layout_of(state))
+        state, metrics = self._run(state, data, jnp.int32(steps), layout=layout_of(state))
         return state, {name: rows[:steps] for name, rows in metrics.items()}
 
     def lower(self, state: TrainState, data: Any, steps: int = 1) -> jax.stages.Lowered:
         """The program before compilation: collectives, FLOPs, memory; arguments as in a call."""
-        return self._program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
+        program = self._run.program
+        return program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
 
 
 @checked
@@ -149,7 +152,8 @@ def make_evaluation(
         params = _cast_matrices(params, compute_dtype)
         return jax.lax.map(partial(loss_fn, params), batches).mean()
 
-    return lambda params: float(mean_loss(params, batches))
+    run = Together(mean_loss, "the evaluation")
+    return lambda params: float(run(params, batches))
 
 
 def sharded_sample(sample: Callable, sharding: jax.sharding.Sharding | None) -> Callable:

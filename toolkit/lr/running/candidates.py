@@ -20,6 +20,7 @@ from jaxtyping import Array
 from toolkit.lr.protocol import Request
 from toolkit.lr.running.batches import batch_source
 from toolkit.parallel import make_mesh
+from toolkit.parallel.meeting import Together
 from toolkit.parallel.updates import (
     TrainState,
     held,
@@ -193,7 +194,11 @@ def _programs(
         *reached, losses = jax.lax.map(one, candidates, batch_size=CANDIDATES_PER_MAP)
         return TrainState(state.step + count, *reached), losses
 
-    several = {"map": jax.jit(mapped), "vmap": jax.jit(batched)}
+    together = partial(Together, what="candidates of the search")
+    several: dict[str, Callable] = {
+        "map": together(jax.jit(mapped)),
+        "vmap": together(jax.jit(batched)),
+    }
     if jax.local_device_count() > 1:
         none, along = PartitionSpec(), PartitionSpec("candidate")
         states: Any = TrainState(none, along, along, along)  # pyright: ignore
@@ -208,11 +213,11 @@ def _programs(
         )
     return _Programs(
         # Nothing is donated: the snapshot must survive its candidates.
-        jax.jit(steps, static_argnames="layout"),
-        jax.jit(one_step, static_argnames="layout"),
+        together(jax.jit(steps, static_argnames="layout")),
+        together(jax.jit(one_step, static_argnames="layout")),
         several,
-        jax.jit(evaluate),
-        jax.jit(jax.vmap(evaluate)),
+        together(jax.jit(evaluate)),
+        together(jax.jit(jax.vmap(evaluate))),
     )
 
 
