@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.conversion import STARTABLE
-from toolkit.conversion.distillation import divergence_by_loop
-from toolkit.conversion.selection import kl_guided, uniform
-from toolkit.conversion.stage import Course, align
-from toolkit.conversion.student import restore
-from toolkit.looped import (
+from toolkit.conversion import (
+    STARTABLE,
     ConversionPlan,
-    LoopedConfig,
-    LoopedLM,
     alignment_losses,
     convert,
     loop_weights,
@@ -24,6 +18,11 @@ from toolkit.looped import (
     student_from,
     top_k_divergence,
 )
+from toolkit.conversion.distillation import divergence_by_loop
+from toolkit.conversion.selection import kl_guided, uniform
+from toolkit.conversion.stage import Course, align
+from toolkit.conversion.student import restore
+from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.training import CheckpointError
 
 # Together they compute for longer than the first tier has time.

@@ -1,14 +1,17 @@
 """What `implementation=None` means: the best form that a record shows, platform by platform.
 
 A form that nobody has measured is not claimed to be the best: the kernels for GPUs and TPUs
-("pallas", "cudnn", "splash") have to be asked for by name until a record in data/measurements shows
-what they gain, and a row here cites it. Below some length the forms of XLA differ by little and
-are chosen by length (`DENSE_UP_TO`); NSA and DSA count what their two forms cost.
+("pallas", "cudnn", "splash") have to be asked for by name until a record in data/measurements
+shows what they gain, and a row here cites it. Until then our own, "pallas", are experimental, and
+warn so. Below some length the forms of XLA differ by little and are chosen by length
+(`DENSE_UP_TO`); NSA and DSA count what their two forms cost.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 
 
@@ -67,3 +70,14 @@ def in_best_form(
     default = form(next((row.implementation for row in known if row.platform is None), "xla"))
     rows = {row.platform: form(row.implementation) for row in known if row.platform is not None}
     return lax.platform_dependent(*args, **rows, default=default) if rows else default(*args)
+
+
+def warn_experimental(family: str, known: Sequence[Known] = BEST_KNOWN) -> None:
+    """Warn that kernels are experimental, until a record of this platform is cited."""
+    here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if not any(row[:3] == (family, here, "pallas") for row in known):
+        warnings.warn(
+            f'implementation="pallas" is experimental: no record shows what the "{family}" kernels '
+            f'gain on {here}, or that they were run there; implementation="xla" is tested.',
+            stacklevel=2,
+        )

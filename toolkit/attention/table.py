@@ -46,9 +46,9 @@ the machines it is for.
 is lowered (`toolkit/attention/best_known.py`): "xla"; for softmax "dense" when short and
 "blockwise" when long; "masked" or "gathered" by cost. Softmax also takes "cudnn" on NVIDIA GPUs and
 "splash" on TPUs, kernels of others, for the arguments that these have.
-"pallas" are kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the Hopper
-generation (H100, H200, GH200; bfloat16), forward, backward and the decode step; nobody has timed
-them yet, so they have to be asked for by name.
+"pallas" are *experimental* kernels for TPUs (written for v5e and v6e) and for NVIDIA GPUs of the
+Hopper generation (H100, H200, GH200; bfloat16), forward, backward and the decode step. They have to
+be asked for by name, and warn until a record of such a machine shows what they gain.
 On a CPU one call walks through time on one core; after `toolkit.parallel.use_cores()` sequences,
 or else heads, are shared among all of them.
 """

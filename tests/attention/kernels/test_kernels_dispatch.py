@@ -4,6 +4,7 @@ The kernels themselves are tested by device; here the TPU's run interpreted, and
 lowered, in place of those of a device this machine does not have.
 """
 
+import warnings
 from functools import partial
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from toolkit._compat import require_jax
-from toolkit.attention import draw_inputs, mixer
+from toolkit.attention import best_known, draw_inputs, mixer
 from toolkit.attention.kernels import dispatch
 from toolkit.attention.kernels.tpu import chunked as tpu_chunked
 from toolkit.attention.kernels.tpu import step as tpu_step
@@ -170,3 +171,16 @@ def test_without_a_device_or_a_kernel_it_is_refused():
             call()
     with pytest.raises(ValueError, match="no kernel for this mixer"):
         mixer("rwkv7").function(*draw_inputs(mixer("rwkv7"), 3), implementation="pallas")
+
+
+def test_kernels_warn_until_a_record_of_their_platform_is_cited():
+    row = mixer("gdn")
+    inputs = draw_inputs(row, 37)  # a time of its own, as a program warns when it is traced
+    with pytest.warns(UserWarning, match='"pallas" is experimental: .*"recurrent" kernels'):
+        jax.eval_shape(partial(row.function, implementation="pallas"), *inputs)
+    cited = best_known.BEST_KNOWN[1]._replace(platform="cpu", implementation="pallas")
+    with warnings.catch_warnings(action="error"):
+        best_known.warn_experimental("recurrent", [cited])
+    for other in (cited._replace(platform="tpu"), cited._replace(implementation="xla")):
+        with pytest.warns(UserWarning, match="experimental"):
+            best_known.warn_experimental("recurrent", [other])

@@ -1,5 +1,8 @@
 """Pallas kernels of the linear-time mixers, one head of a sequence beside another.
 
+All are experimental, and warn so, until a record of a device shows what they gain
+(`best_known.py`).
+
 Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
 for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,
 interpret)` and `step(q_t, k_t, v_t, g_t, beta_t, state, *, interpret)`, for any mixer whose state

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._derivatives import gradient_only, no_derivative
 from toolkit.attention._platforms import run_on
+from toolkit.attention.best_known import warn_experimental
 from toolkit.attention.linear.engine.rule import Rule, act
 from toolkit.attention.linear.engine.tokens import Tokens
 
@@ -101,6 +102,7 @@ def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: 
 
     A platform whose kernel does not take these inputs is as one without kernels.
     """
+    warn_experimental("recurrent")
     arrays = {} if documents is None else {"documents": documents}
 
     def branch(kernel):
@@ -210,6 +212,7 @@ def tiles_above(*arrays: Array, **settings: int) -> Array:
 
 def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any) -> Any:
     """Run the kernel of the platform, or refuse in one line."""
+    warn_experimental("latent" if kernels is LATENT_KERNELS else "sparse")
     arrays = no_derivative("the step", arrays)
     branches = {name: partial(load(), **settings) for name, load in kernels.items()}
     for attend in branches.values():

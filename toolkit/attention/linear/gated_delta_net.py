@@ -80,7 +80,7 @@ def gated_delta_net(
             `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
             for small heads on a CPU, but its gradient keeps one state per token) or "pallas"
-            (kernels for TPUs and Hopper GPUs).
+            (experimental kernels for TPUs and Hopper GPUs).
         chunk: tokens per chunk, a power of two from 16 on; None chooses.
 
     Returns:
@@ -174,8 +174,8 @@ def gated_delta_net_step(
         o = scale (e^g r + (q . k) u),  S <- e^g S + k u^T
 
     Arguments as `gated_delta_net`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-    GPUs.
+    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
+    kernel of TPUs and Hopper GPUs.
 
     Cost:
         About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate

@@ -75,7 +75,7 @@ def gated_delta_product(
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (kernels for TPUs and Hopper GPUs).
+            (experimental kernels for TPUs and Hopper GPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -174,8 +174,8 @@ def gated_delta_product_step(
         o   = scale (e^g S^T q + sum_i (q . k_i) u_i),   S <- e^g S + sum_i k_i u_i^T
 
     Arguments as `gated_delta_product`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-    GPUs, which reads and writes the state once per correction.
+    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
+    kernel of TPUs and Hopper GPUs, which reads and writes the state once per correction.
 
     Cost:
         About (4 n + 3) K V FLOPs and 8 K V bytes of a float32 state per value head: bound by

@@ -76,7 +76,7 @@ def kimi_delta_attention(
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (kernels for TPUs and Hopper GPUs).
+            (experimental kernels for TPUs and Hopper GPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -172,8 +172,8 @@ def kimi_delta_attention_step(
         S <- Diag(e^g) S + k u^T
 
     Arguments as `kimi_delta_attention`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-    GPUs.
+    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
+    kernel of TPUs and Hopper GPUs.
 
     Cost:
         About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate

@@ -80,7 +80,7 @@ def mamba2(
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (kernels for TPUs and Hopper GPUs).
+            (experimental kernels for TPUs and Hopper GPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
@@ -164,8 +164,8 @@ def mamba2_step(
         o = scale (e^g S^T q + dt (q . k) v),   S <- e^g S + dt k v^T
 
     Arguments as `mamba2`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the decode kernel of TPUs and Hopper
-    GPUs.
+    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
+    kernel of TPUs and Hopper GPUs.
 
     Cost:
         About 5 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate

@@ -269,11 +269,11 @@ def decode_step(
             error where attention is flat. Off unless asked for, since the weight of the rest is
             the system's own estimate, and one that is too large makes an error larger: nothing
             measured in a step bounds it yet.
-        implementation: "xla", or "pallas" for the selected tokens: kernels for NVIDIA GPUs in
-            bfloat16, without gradients and without a correction of the tail, which have not been
-            run on one yet. Pages of 64 tokens that a group shares (`Quest(page_size=64)`, the group
-            "max" or "sum", a budget in tokens) are copied whole, for which it takes a Hopper GPU;
-            any other selection is gathered token by token. None: "xla".
+        implementation: "xla", or "pallas" for the selected tokens: experimental kernels for NVIDIA
+            GPUs in bfloat16, without gradients and without a correction of the tail, which have not
+            been run on one yet. Pages of 64 tokens that a group shares (`Quest(page_size=64)`, the
+            group "max" or "sum", a budget in tokens) are copied whole, for which it takes a Hopper
+            GPU; any other selection is gathered token by token. None: "xla".
 
     Returns:
         A `Decoded`: outputs, residuals, and what was read.

@@ -41,6 +41,8 @@ def floors_page() -> str:
     )
     return f"""# Floors of the kernels
 
+The kernels are *experimental*: no record of an accelerator shows what they gain.
+
 The least time in which a chip could run a mixer whose form is a Pallas kernel: the longer of
 products at the published rate and of inputs and results crossing the memory bus once. All figures
 are *modelled*, from the formulas of `MIXERS`, for batch {batch}, {time:,} tokens, {heads} heads of

@@ -71,9 +71,9 @@ def sale_tiles(
         local: keys before a block of queries that are always kept, with the block itself.
         scale: factor of the scores; None for key ** -0.5.
         is_rounded: whether scores are estimated in 4 bits; exact otherwise.
-        implementation: "xla", or "pallas": a kernel for NVIDIA GPUs that compares the 15 levels as
-            8-bit integers, for blocks that are powers of two; it has not been run on one yet. None:
-            "xla".
+        implementation: "xla", or "pallas": an experimental kernel for NVIDIA GPUs that compares the
+            15 levels as 8-bit integers, for blocks that are powers of two; it has not been run on
+            one yet. None: "xla".
 
     Returns:
         The tiles, for causal attention.

@@ -82,9 +82,9 @@ def attend_tiles(
         tiles: what each head keeps.
         is_causal: whether a query sees no later key; then key_time must be time.
         scale: factor of the scores; None for key ** -0.5.
-        implementation: "xla", or "pallas": a kernel for NVIDIA GPUs in bfloat16, without gradients
-            and without columns, for blocks that are powers of two; it has not been run on one yet.
-            None: "xla".
+        implementation: "xla", or "pallas": an experimental kernel for NVIDIA GPUs in bfloat16,
+            without gradients and without columns, for blocks that are powers of two; it has not
+            been run on one yet. None: "xla".
 
     Returns:
         The output [batch, time, heads, value], 0 where nothing is kept, and the logarithm of the
