@@ -7,7 +7,20 @@ import math
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from jax.core import Tracer
+from jax import Array
+
+
+class Known(NamedTuple):
+    """A number of Python or NumPy, which compiling needs."""
+
+    def of_value(self, name: str, value: Any) -> Exception | None:
+        """The error with which a value of the right type is refused; None where it is allowed."""
+        if isinstance(value, Array):
+            shape = ", ".join(map(str, value.shape))
+            return TypeError(
+                f"{name} must be known when compiling; got an array {value.dtype}[{shape}]."
+            )
+        return None
 
 
 class AtLeast(NamedTuple):
@@ -18,8 +31,8 @@ class AtLeast(NamedTuple):
 
     def of_value(self, name: str, value: Any) -> Exception | None:
         """The error with which a value of the right type is refused; None where it is allowed."""
-        if isinstance(value, Tracer):
-            return TypeError(f"{name} must be known when compiling; got a traced {value.dtype}.")
+        if isinstance(value, Array):
+            return Known().of_value(name, value)
         if value < self.least:
             return ValueError(f"{name} must be at least {self.least}{self.why}; got {value}.")
         if value >= 2**31:  # an index of jax has 32 bits

@@ -37,6 +37,7 @@ from toolkit._kinds import (
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SCALARS = frozenset((int, float, str, bool, type(None)))
+_FLOATING = frozenset(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _IS_CHECKING: ContextVar[bool] = ContextVar("_IS_CHECKING", default=False)
 
@@ -66,14 +67,14 @@ class _Wanted(NamedTuple):
     Attributes:
         kinds: the alternatives of its annotation.
         is_infinite: whether it may be infinite: where its default is.
-        types: types of which every value is right, unless there are `fields`.
+        types: types of which every value is right.
         right: numbers and strings that were found right before, with their types.
         axes: names of an array's axes, of which the size of each is shared by the arrays of a
             call; None where their number is open, or the argument is no array.
         dtypes: dtypes of an array that are right without a closer look.
         label: under which its dtype is shared; None where it is its own.
         between: the range of an array's values.
-        fields: what the arrays in a dataclass may be.
+        fields: dataclasses that it may be, and what the arrays in each may be.
     """
 
     kinds: tuple[Any, ...]
@@ -84,7 +85,7 @@ class _Wanted(NamedTuple):
     dtypes: frozenset[Any]
     label: str | None
     between: Between | None
-    fields: "dict[str, _Wanted]"
+    fields: "tuple[tuple[type, dict[str, _Wanted]], ...]"
 
 
 class _Plan(NamedTuple):
@@ -129,31 +130,40 @@ def check_fields(instance: Any, prefix: str = "") -> None:
 
 def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> None:
     """Refuse a value that is not what is wanted; what is right is found so in a microsecond."""
-    _, _, types, right, axes, dtypes, label, between, fields = wanted
+    if not _is_right(value, wanted, sizes):
+        _check_closely(name, value, wanted, sizes)
+        if type(value) in _SCALARS and len(wanted.right) < 64:
+            wanted.right.add((type(value), value))
+    for owner, fields in wanted.fields:
+        if isinstance(value, owner):
+            for field, own in fields.items():
+                array = getattr(value, field)
+                if not _is_right(array, own, sizes):
+                    _check_closely(f"{name}.{field}", array, own, sizes)
+
+
+def _is_right(value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> bool:
+    """Whether a value is surely what is wanted; notes the sizes of an array."""
+    _, _, types, right, axes, dtypes, label, between, _ = wanted
     kind = type(value)
     if kind in types:
-        for field, own in () if value is None else fields.items():
-            _check(f"{name}.{field}", getattr(value, field), own, sizes)
-        return
+        return True
     if kind in _SCALARS:
-        if (kind, value) in right:
-            return
-    elif axes is not None and hasattr(value, "dtype") and hasattr(value, "shape"):
+        return (kind, value) in right
+    if axes is None or (between is not None and reads_values(value)):
+        return False
+    try:
         shape, dtype = value.shape, value.dtype
-        is_right = len(shape) == len(axes) and dtype in dtypes
-        if is_right:
-            for axis, size in zip(axes, shape, strict=True):
-                if sizes.setdefault(axis, size) != size:
-                    is_right = False
-            if label is not None and (0 in shape or sizes.setdefault(label, dtype) != dtype):
-                is_right = False
-        if is_right and between is None:
-            return
-        if is_right and not reads_values(value):
-            return
-    _check_closely(name, value, wanted, sizes)
-    if kind in _SCALARS and len(right) < 64:
-        right.add((kind, value))
+    except AttributeError:
+        return False
+    if len(shape) != len(axes) or dtype not in dtypes:
+        return False
+    for axis, size in zip(axes, shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            return False
+    if label is None:
+        return True
+    return dtype in _FLOATING and 0 not in shape and sizes.setdefault(label, dtype) == dtype
 
 
 def _check_closely(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> None:
@@ -219,6 +229,11 @@ def check_shape(name: str, array: Array, wanted: Sequence[int], axis_names: str)
         )
 
 
+def axes_of(owner: Any, name: str) -> tuple[str, ...]:
+    """The axes of an array, by the annotation of the argument or field."""
+    return _plan(owner).wanted[name].axes or ()
+
+
 @functools.cache
 def _plan(owner: Any) -> _Plan:
     hints, parameters = hints_of(owner), list(inspect.signature(owner).parameters.values())
@@ -228,7 +243,10 @@ def _plan(owner: Any) -> _Plan:
         for x in parameters
         if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
     }
-    markers = [marker for name in wanted for marker in markers_of(hints.get(name))]
+    annotations = [hints.get(name) for name in wanted]
+    kinds = [kind for annotation in annotations for kind in alternatives(annotation)]
+    of_arrays = [hint for kind in kinds for hint in _array_hints(kind).values()]
+    markers = [marker for each in (*annotations, *of_arrays) for marker in markers_of(each)]
     return _Plan(
         wanted,
         tuple((x.name, wanted[x.name]) for x in parameters if x.kind in _POSITIONAL),
@@ -250,17 +268,20 @@ def _wanted_of(annotation: Any, default: Any) -> _Wanted:
         dtypes,
         next((m.label for m in markers if isinstance(m, SameDtype)), None),
         next((m for m in markers if isinstance(m, Between)), None),
-        {name: own for kind in kinds for name, own in _fields(kind).items()},
+        tuple((kind, fields) for kind in kinds if (fields := _fields(kind))),
     )
 
 
 def _fields(kind: Any) -> dict[str, _Wanted]:
     """What the arrays in a dataclass may be."""
+    return {name: _wanted_of(hint, None) for name, hint in _array_hints(kind).items()}
+
+
+def _array_hints(kind: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(kind):
         return {}
     hints = hints_of(kind)
-    hints = {name: hint for name, hint in hints.items() if array_kinds(alternatives(hint))}
-    return {name: _wanted_of(hint, None) for name, hint in hints.items()}
+    return {name: hint for name, hint in hints.items() if array_kinds(alternatives(hint))}
 
 
 _ANYTHING = _wanted_of(Any, None)

@@ -48,7 +48,9 @@ def hints_of(owner: Any) -> dict[str, Any]:
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """What a union allows, piece by piece."""
+    """What a union allows, piece by piece; what a type variable is bound by."""
+    if isinstance(annotation, TypeVar) and annotation.__bound__ is not None:
+        annotation = annotation.__bound__
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [kind for part in typing.get_args(annotation) for kind in alternatives(part)]
     return [annotation]

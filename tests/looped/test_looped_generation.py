@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from toolkit import checking
 from toolkit.looped import (
     PRESETS,
     LoopedCache,
@@ -186,7 +187,7 @@ def test_rows_that_do_not_fit_are_refused_and_may_be_named_by_a_mask():
         (lambda: cache.insert(one, longer), ValueError, r"other\.loops.*keys must be float32"),
         (lambda: cache.insert(one, text.loops), TypeError, "other must be a LoopedCache"),
     ):
-        with pytest.raises(error, match=message):
+        with checking(), pytest.raises(error, match=message):
             call()
     full = jax.tree.map(jnp.ones_like, cache)
     for rows in (one, jnp.array([False, True])):

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from toolkit._checks import check_shape
 from toolkit.attention import (
     Input,
     gated_linear_attention,
     gated_linear_attention_reference,
     gated_linear_attention_step,
 )
-from toolkit.attention._checks import check_shape
 from toolkit.attention.costs import additive_forward_flops, additive_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, K, Q, V, recurrent
 from toolkit.looped.layers import linear

@@ -62,7 +62,7 @@ def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
 
     One that is an array, as a learned temperature is, multiplies the queries instead.
     """
-    if isinstance(scale, Array):
+    if scale is not None and isinstance(scale, Array):
         if scale.ndim:
             raise ValueError(f"scale must be one number; got shape {tuple(scale.shape)}.")
         precise = accumulator(q.dtype)
@@ -143,7 +143,7 @@ Window = tuple[int | None, int | None]
 
 def seen_window(is_causal: bool, sliding_window: int | None) -> Window:
     """The window in which a token sees `sliding_window` tokens on a side, itself included."""
-    reach = None if sliding_window is None else sliding_window - 1
+    reach = None if sliding_window is None else int(sliding_window) - 1
     return reach, 0 if is_causal else reach
 
 

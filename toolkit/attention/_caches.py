@@ -2,11 +2,11 @@
 
 A row holds the tokens of one document, the last that was read into it: token p of the document is
 in slot p, or in slot p % capacity of a ring, which forgets the oldest. What other slots hold never
-shows. A token that finds no room is an error: ValueError when the lengths are known, and under
-`jax.jit` NaN in the outputs of that row until it is freed.
+shows. A token that finds no room is dropped, and the outputs of that row are NaN until it is freed;
+`toolkit.checking()` refuses it with a ValueError.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -14,17 +14,12 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core, lax
+from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
+from toolkit._checks import axes_of, check_shape, reads_values
 from toolkit._kinds import check_integers, shown
 from toolkit.attention._attend import Extent, Segments, bounded, packed, positions_in_documents
-from toolkit.attention._checks import (
-    check_same_dtype,
-    check_shape,
-    check_shapes,
-    declared_shape,
-)
 from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
 
@@ -78,7 +73,7 @@ def cleared(held: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "b
 
 
 def check_rows(rows: Any, batch: int) -> None:
-    """Refuse numbers of rows that a cache does not have; their values, where they are known."""
+    """Refuse what is no list of rows, and inside `checking()` rows that a cache does not have."""
     if not hasattr(rows, "ndim") or rows.ndim != 1:
         raise TypeError(f"rows must be an array of row numbers [rows]; got {shown(rows)}.")
     if rows.dtype == bool and rows.shape[0] != batch:
@@ -86,7 +81,7 @@ def check_rows(rows: Any, batch: int) -> None:
     if rows.dtype == bool:
         return
     check_integers("rows", rows)
-    if isinstance(rows, core.Tracer) or not rows.size:
+    if not rows.size or not reads_values(rows):
         return
     least, most = int(rows.min()), int(rows.max())
     if least < -batch or most >= batch:
@@ -114,33 +109,20 @@ def check_other(cache: Any, rows: Any, other: Any) -> None:
 
 
 def check_lengths(cache: Any) -> None:
-    """Refuse a cache in which a row of known length holds fewer than no tokens."""
-    if isinstance(cache.length, core.Tracer):
+    """Refuse, inside `checking()`, a cache in which a row holds fewer than no tokens."""
+    if not reads_values(cache.length):
         return
     least = int(np.asarray(cache.length).min())
     if least < 0:
         raise ValueError(f"cache.length must be at least 0 in every row; got {least}.")
 
 
-def check_cache(cache: Any, kind: type, sizes: Mapping[str, int], k: Array) -> None:
-    """Refuse a cache of another kind, or one that does not fit the `sizes` or the dtype of k."""
-    if not isinstance(cache, kind):
-        raise TypeError(f"the state must be a {kind.__name__}; got {type(cache).__name__}.")
-    arrays = {field.name: getattr(cache, field.name) for field in fields(cache)}
-    known = {axis: sizes[axis] for axis in sizes if axis != "time"}
-    check_shapes(kind, arrays, known, prefix="cache.")
-    if jnp.issubdtype(cache.keys.dtype, jnp.floating):
-        check_same_dtype(k=k, cache_keys=cache.keys)
-
-
 def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> None:
-    """Refuse tokens for which a row of known length has no room, or no row of any length has."""
+    """Refuse tokens that no row could take; inside `checking()`, those that one row cannot take."""
     check_lengths(cache)
-    if isinstance(cache.length, core.Tracer) or isinstance(segment_ids, core.Tracer):
-        length, wanted = 0, time if segment_ids is None else 0
-    else:
-        with jax.ensure_compile_time_eval():  # known, though the caller may be tracing
-            after = np.asarray(length_after(cache.length, segment_ids, time))
+    length, wanted = 0, time if segment_ids is None else 0
+    if reads_values(cache.length, segment_ids):
+        after = np.asarray(length_after(cache.length, segment_ids, time))
         row = int(after.argmax())
         length, wanted = int(np.asarray(cache.length)[row]), int(after[row])
     if wanted > cache.capacity:
@@ -192,11 +174,10 @@ def cut_as_arrays_are(
     """
     held, tree = jax.tree.flatten(cache)
     axes = [
-        1 if "key_value_heads" in declared_shape(type(cache).__annotations__[field.name]).dim_str
-        else None
+        1 if "key_value_heads" in axes_of(type(cache), field.name) else None
         for field in fields(cache)
         if getattr(cache, field.name) is not None
-    ]  # fmt: skip
+    ]
 
     def share(*arguments):
         tokens, rows = arguments[: len(arrays)], arguments[len(arrays) :]

@@ -36,7 +36,7 @@ def set_cores(devices: list[jax.Device] | None) -> None:
 
 def free_cores() -> Mesh | None:
     """The cores over which a mixer may spread where it is called; None for it alone."""
-    return _mesh if jax.sharding.get_abstract_mesh().empty else None
+    return None if _mesh is None or not jax.sharding.get_abstract_mesh().empty else _mesh
 
 
 class Cut(NamedTuple):

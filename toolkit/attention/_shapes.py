@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from jaxtyping import Array, Float, Int
 
-from toolkit._annotations import Between, Multiple, PowerOfTwo, SameDtype
+from toolkit._annotations import AtLeast, Between, Multiple, PowerOfTwo, SameDtype
 
 TOKENS = SameDtype("q, k and v")
 GROUPED_VALUES = Multiple("value_heads", "heads", "the heads of v", "the heads of q and k")
@@ -17,6 +17,8 @@ LOG_DECAY = Between("a natural-log decay", -float("inf"), 0.0)
 STRENGTH = Between("a writing strength", 0.0, 2.0)
 TIME_STEP = Between("a time step", 0.0, float("inf"))
 SHARE = Between("a share to erase", 0.0, 1.0)
+
+TokenCount = Annotated[int, AtLeast(1, " token")]  # how many: of a block, in a window
 
 Queries = Annotated[Float[Array, "batch time heads key"], TOKENS]
 Keys = Annotated[Float[Array, "batch time heads key"], TOKENS]
@@ -28,6 +30,10 @@ SharedValues = Annotated[Float[Array, "batch time key_value_heads value"], TOKEN
 # Of another sequence than the queries.
 OtherKeys = Annotated[Float[Array, "batch key_time key_value_heads key"], TOKENS, GROUPED_QUERIES]
 OtherValues = Annotated[Float[Array, "batch key_time key_value_heads value"], TOKENS]
+
+# Of a cache that keeps one row per token.
+HeldKeys = Annotated[Float[Array, "batch key_value_heads capacity key"], TOKENS, GROUPED_QUERIES]
+HeldValues = Annotated[Float[Array, "batch key_value_heads capacity value"], TOKENS]
 
 # Gates have one number per head, or one per channel; per value head unless their names say so.
 Gates = Float[Array, "batch time value_heads"]

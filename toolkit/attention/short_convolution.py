@@ -4,21 +4,27 @@ Both respect the borders of packed documents, and both continue a sequence from 
 last inputs before the next one.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from toolkit._annotations import SameDtype
 from toolkit._checks import checked
 from toolkit.attention._attend import run_numbers
-from toolkit.attention._checks import check_inputs, check_same_dtype
+from toolkit.attention._compiled import compiled
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
 
+_ALIKE = SameDtype("x and kernel")
+
 
 @checked
+@compiled
 def short_convolution(
-    x: Float[Array, "batch time channels"],
-    kernel: Float[Array, "taps channels"],
+    x: Annotated[Float[Array, "batch time channels"], _ALIKE],
+    kernel: Annotated[Float[Array, "taps channels"], _ALIKE],
     bias: Float[Array, "channels"] | None = None,
     *,
     initial_state: Float[Array, "batch past channels"] | None = None,
@@ -60,9 +66,6 @@ def short_convolution(
         >>> y[0, :, 0].tolist(), state.tolist()
         ([0.0, 1.0, 12.0, 23.0], [[[3.0]]])
     """
-    arrays = {"x": x, "kernel": kernel, "bias": bias, "initial_state": initial_state}
-    check_inputs(short_convolution, **arrays, segment_ids=segment_ids)
-    check_same_dtype(x=x, kernel=kernel)
     taps, time = kernel.shape[0], x.shape[1]
     if initial_state is not None and initial_state.shape[1] != taps - 1:
         raise ValueError(
@@ -84,9 +87,10 @@ def short_convolution(
 
 
 @checked
+@compiled
 def short_convolution_step(
-    x_t: Float[Array, "batch channels"],
-    kernel: Float[Array, "taps channels"],
+    x_t: Annotated[Float[Array, "batch channels"], _ALIKE],
+    kernel: Annotated[Float[Array, "taps channels"], _ALIKE],
     state: Float[Array, "batch past channels"],
     bias: Float[Array, "channels"] | None = None,
 ) -> tuple[Float[Array, "batch channels"], Float[Array, "batch past channels"]]:
@@ -102,7 +106,6 @@ def short_convolution_step(
         >>> y_t.tolist(), state.tolist()
         ([[34.0]], [[[4.0]]])
     """
-    check_inputs(short_convolution_step, x_t=x_t, kernel=kernel, state=state, bias=bias)
     y, state = short_convolution(x_t[:, None], kernel, bias, initial_state=state)
     return y[:, 0], state
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from toolkit import checking
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.quantisation import quantisation_error
 from toolkit.attention.softmax.reference import softmax_attention_reference
@@ -181,13 +182,15 @@ def test_gradient_flows_through_the_prefilled_cache():
         np.testing.assert_allclose(got, wanted, rtol=0, atol=10 * FLOAT32_TOLERANCE)
 
 
-def test_overflow_is_an_error_when_the_length_is_known():
+def test_overflow_is_an_error_where_no_row_has_room_or_values_are_checked():
     inputs = draw(5)
     with pytest.raises(ValueError, match="larger capacity"):
         softmax_attention(*inputs, initial_state=empty(4))
     _, full = softmax_attention(*inputs, initial_state=empty(5))
-    with pytest.raises(ValueError, match="larger capacity"):
-        softmax_attention_step(*(array[:, 0] for array in inputs), full)
+    token = [array[:, 0] for array in inputs]
+    assert jnp.isnan(softmax_attention_step(*token, full)[0]).all()
+    with checking(), pytest.raises(ValueError, match="larger capacity"):
+        softmax_attention_step(*token, full)
 
 
 def test_overflow_is_nan_under_jit_and_stays_so():
@@ -290,7 +293,8 @@ def test_a_row_without_room_is_nan_alone():
     out, cache = jax.jit(softmax_attention_step)(*(x[:, 5] for x in inputs), cache)
     assert jnp.isfinite(out[0]).all()
     assert jnp.isnan(out[1]).all()
-    with pytest.raises(ValueError, match="holds 6 of 5 tokens and cannot take 1 more"):
+    message = "holds 6 of 5 tokens and cannot take 1 more"
+    with checking(), pytest.raises(ValueError, match=message):
         softmax_attention_step(*(x[:, 5] for x in inputs), cache)
 
 
@@ -353,7 +357,7 @@ def bad_calls():
         (lambda: step(q, k, v, empty(8, jnp.bfloat16)), TypeError, "share one dtype"),
         (lambda: step(q, k, v, empty(8), sliding_window=9), ValueError, "capacity"),
         (lambda: step(q, k, v, empty(8), sliding_window=0), ValueError, "at least 1"),
-        (lambda: parallel(*many, initial_state=small), ValueError, "cache.keys"),
+        (lambda: parallel(*many, initial_state=small), ValueError, "initial_state.keys"),
         (lambda: KVCache.empty(1, 1, 4, 4, 0), ValueError, "capacity"),
     ]
 

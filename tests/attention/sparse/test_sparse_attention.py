@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from toolkit import checking
 from toolkit.attention import (
     BlockCache,
     IndexedCache,
@@ -195,14 +196,15 @@ def test_a_full_cache_is_an_error_or_nan(name):
     for _ in range(4):
         out, state = step(*inputs, state)
         assert np.isfinite(out).all()
-    with pytest.raises(ValueError, match="holds 4 of 4 tokens and cannot take 1 more"):
+    message = "holds 4 of 4 tokens and cannot take 1 more"
+    with checking(), pytest.raises(ValueError, match=message):
         row.step(*inputs, state, **row.options)
     held = state
     out, state = step(*inputs, state)
     assert np.isnan(out).all()
     for a, b in zip(jax.tree.leaves(state)[:2], jax.tree.leaves(held)[:2], strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="cannot take 2 more"):
+    with checking(), pytest.raises(ValueError, match="cannot take 2 more"):
         row.function(*(jnp.stack([x, x], 1) for x in inputs), initial_state=held, **row.options)
     with pytest.raises(TypeError, match="must be a"):
         row.step(*inputs, jnp.zeros(3), **row.options)

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit._kinds import check_floating
-from toolkit.attention._checks import check_count, check_shape
+from toolkit.attention._checks import check_count
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.weights import LatentWeights, rms_norm
 

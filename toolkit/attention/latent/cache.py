@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import check_shape
 from toolkit.attention._caches import Rows
-from toolkit.attention._checks import check_count, check_same_dtype, check_shape
+from toolkit.attention._checks import check_count, check_same_dtype
 
 
 @jax.tree_util.register_dataclass

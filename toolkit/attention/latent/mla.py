@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit.attention._attend import Extent, packed, positions_in_documents
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
-from toolkit.attention._checks import check_shape
 from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache

@@ -19,9 +19,9 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit._kinds import check_rank
-from toolkit.attention._checks import check_count, check_shape
+from toolkit.attention._checks import check_count
 from toolkit.attention._precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.weights import (

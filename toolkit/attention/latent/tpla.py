@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit.attention._caches import check_room, show_overflow, write_token
-from toolkit.attention._checks import check_count, check_shape
+from toolkit.attention._checks import check_count
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import SegmentIds
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache

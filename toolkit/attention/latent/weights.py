@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from toolkit._checks import check_shape
 from toolkit._kinds import check_floating, shown
-from toolkit.attention._checks import check_shape
 from toolkit.attention._precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_floating
+from toolkit._kinds import check_floating
 from toolkit.attention._precision import accumulator
 
 

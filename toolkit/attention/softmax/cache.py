@@ -12,21 +12,20 @@ Every row has a length of its own, so sequences of different lengths decode toge
 whose sequence has ended takes in another while the others go on (`free`, `insert`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
+from toolkit._annotations import Known
 from toolkit._checks import checked
 from toolkit.attention._attend import Extent, Segments, fixed_scale, masked_softmax, seen_window
 from toolkit.attention._caches import (
     Rows,
-    check_cache,
     check_lengths,
     check_room,
     cleared,
@@ -35,9 +34,9 @@ from toolkit.attention._caches import (
     show_overflow,
     write_token,
 )
-from toolkit.attention._checks import check_count, check_dtype, check_inputs, check_sizes
+from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import Query, SegmentIds, SharedKey, SharedValue
+from toolkit.attention._shapes import TOKENS, Query, SegmentIds, SharedKey, SharedValue, TokenCount
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Options, capped, checked_cap
 
@@ -68,8 +67,8 @@ class KVCache(Rows):
         ((1, 2, 4, 8), [0])
     """
 
-    keys: Num[Array, "batch key_value_heads key capacity"]
-    values: Num[Array, "batch key_value_heads value capacity"]
+    keys: Annotated[Num[Array, "batch key_value_heads key capacity"], TOKENS]
+    values: Annotated[Num[Array, "batch key_value_heads value capacity"], TOKENS]
     length: Int[Array, "batch"]
     forgotten: Int[Array, "batch"]
     key_scales: Float[Array, "batch key_value_heads capacity"] | None = None
@@ -133,8 +132,8 @@ def softmax_attention_step(
     cache: KVCache,
     *,
     scale: float | None = None,
-    sliding_window: int | None = None,
-    logits_soft_cap: float | None = None,
+    sliding_window: TokenCount | None = None,
+    logits_soft_cap: Annotated[float, Known()] | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
     sinks: Float[Array, "heads"] | None = None,
     return_residual: bool = False,
@@ -165,10 +164,7 @@ def softmax_attention_step(
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
     """
-    of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
-    sizes = check_inputs(softmax_attention_step, q_t=q_t, k_t=k_t, v_t=v_t, **of_heads)
-    sliding_window = check_window(sliding_window)
-    check_kv_cache(cache, sizes, k_t, sliding_window)
+    check_room_of(cache, 1, sliding_window)
     q_t, scale = fixed_scale(q_t, scale)
     options = Options(scale, seen_window(True, sliding_window), checked_cap(logits_soft_cap))
     out, residual, cache = _step(q_t, k_t, v_t, alibi_slopes, sinks, cache, options=options)
@@ -332,21 +328,12 @@ def _refuse_derivative(primals, tangents):
     )
 
 
-def check_window(sliding_window: int | None) -> int | None:
-    """A window as an int; refuses one that is not a positive whole number."""
-    if sliding_window is None:
-        return None
-    check_count("sliding_window", sliding_window, 1, " token")
-    return int(sliding_window)
-
-
-def check_kv_cache(
-    cache: KVCache, sizes: Mapping[str, int], k: Array, sliding_window, segment_ids=None
+def check_room_of(
+    cache: KVCache, time: int, sliding_window: int | None, segment_ids: SegmentIds | None = None
 ) -> None:
-    """Refuse a cache that does not fit, a ring shorter than its window, or tokens without room."""
-    check_cache(cache, KVCache, sizes, k)
+    """Refuse tokens without room, or a ring shorter than its window."""
     if sliding_window is None:
-        return check_room(cache, sizes.get("time", 1), segment_ids)
+        return check_room(cache, time, segment_ids)
     check_lengths(cache)
     if cache.capacity < sliding_window:
         raise ValueError(

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._checks import check_inputs
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import Queries, SharedKeys, SharedValues
+from toolkit.attention._shapes import Queries, SharedKeys, SharedValues, TokenCount
 from toolkit.attention.softmax.cache import KVCache
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 
@@ -18,7 +17,7 @@ def quantisation_error(
     v: SharedValues,
     *,
     scale: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: TokenCount | None = None,
 ) -> Float[Array, "heads"]:
     """How far the outputs of causal attention move when keys and values are held in int8.
 
@@ -50,10 +49,9 @@ def quantisation_error(
         >>> quantisation_error(q, k, v).shape
         (2,)
     """
-    sizes = check_inputs(quantisation_error, q=q, k=k, v=v)
     batch, time, _, key = q.shape
     cache = KVCache.empty(
-        batch, sizes["key_value_heads"], key, v.shape[3], sliding_window or time, is_quantised=True
+        batch, k.shape[2], key, v.shape[3], sliding_window or time, is_quantised=True
     )
     options = {"scale": scale, "sliding_window": sliding_window}
     exact, _ = softmax_attention(q, k, v, **options)

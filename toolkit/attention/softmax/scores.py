@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import Extent, Segments, Window
-from toolkit.attention._checks import check_known
 
 
 class Options(NamedTuple):
@@ -55,7 +54,6 @@ def checked_cap(logits_soft_cap: float | None) -> float | None:
     """A soft cap as a float; refuses one that bounds nothing."""
     if logits_soft_cap is None:
         return None
-    check_known("logits_soft_cap", logits_soft_cap)
     if not logits_soft_cap > 0:
         raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
     return float(logits_soft_cap)

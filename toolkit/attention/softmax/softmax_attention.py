@@ -13,27 +13,22 @@ NaN, and so does one whose scores overflow.
 """
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._annotations import Known
 from toolkit._checks import checked
 from toolkit._kinds import shown
 from toolkit.attention._attend import Extent, Window, bounded, fixed_scale, packed, seen_window
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._checks import (
-    check_broadcasts,
-    check_choice,
-    check_count,
-    check_floating,
-    check_inputs,
-    check_known,
-)
+from toolkit.attention._checks import check_count
 from toolkit.attention._cores import free_cores, over_cores
-from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
-from toolkit.attention.softmax.cache import KVCache, append, check_kv_cache, check_window, lost
+from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds, TokenCount
+from toolkit.attention.softmax.cache import KVCache, append, check_room_of, lost
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.scores import Context, Inputs, Options, checked_cap
@@ -41,6 +36,7 @@ from toolkit.attention.softmax.stock import STOCK, check_stock, stock_attention
 
 # Farther away than any key, and no sum with the index of a token overflows 32 bits.
 FURTHEST = 2**30
+Implementation = Literal["dense", "blockwise", "cudnn", "splash"]
 
 
 @checked
@@ -56,17 +52,17 @@ def softmax_attention(
     query_offset: int | Int[Array, "*batch"] | None = None,
     query_seq_lengths: Int[Array, "batch"] | None = None,
     key_value_seq_lengths: Int[Array, "batch"] | None = None,
-    sliding_window: int | None = None,
+    sliding_window: TokenCount | None = None,
     local_window_size: int | tuple[int | None, int | None] | None = None,
-    logits_soft_cap: float | None = None,
+    logits_soft_cap: Annotated[float, Known()] | None = None,
     alibi_slopes: Float[Array, "heads"] | None = None,
     sinks: Float[Array, "heads"] | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: Annotated[float, Known()] = 0.0,
     dropout_key: Array | None = None,
     segment_ids: SegmentIds | None = None,
     initial_state: KVCache | None = None,
     return_residual: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[Any, ...]:
     """Softmax attention of every token to the tokens it sees.
 
@@ -150,8 +146,7 @@ def softmax_attention(
         "local_window_size": local_window_size,
     }
     of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
-    _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads)
-    check_choice("implementation", implementation, (None, "dense", "blockwise", *STOCK))
+    _check(q, k, query_offset, sliding_window, segment_ids, initial_state, counted)
     q, scale = fixed_scale(q, scale)
     dropout_key = checked_key(dropout_rate, dropout_key)
     options = Options(scale, window, checked_cap(logits_soft_cap), float(dropout_rate))
@@ -258,7 +253,7 @@ def _attend(
 
 def window_of(is_causal, sliding_window, local_window_size) -> Window:
     """The one window that the arguments describe."""
-    window = seen_window(is_causal, check_window(sliding_window))
+    window = seen_window(is_causal, sliding_window)
     if local_window_size is None:
         return window
     if sliding_window is not None:
@@ -274,7 +269,6 @@ def window_of(is_causal, sliding_window, local_window_size) -> Window:
 
 def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
     """The random key of a dropout whose arguments fit each other; None without dropout."""
-    check_known("dropout_rate", dropout_rate)
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
     if not dropout_rate:
@@ -289,31 +283,21 @@ def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
     return key
 
 
-def _check(q, k, v, sliding_window, segment_ids, initial_state, counted, **of_heads) -> None:
-    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids, **of_heads}
-    lengths = ("query_seq_lengths", "key_value_seq_lengths")
-    arrays |= {name: counted[name] for name in lengths}
-    sizes = check_inputs(softmax_attention, **arrays)
-    axes = {axis: sizes[axis] for axis in ("batch", "heads", "time", "key_time")}
-    check_broadcasts("bias", counted["bias"], axes)
-    check_broadcasts("mask", counted["mask"], axes)
-    if counted["bias"] is not None:
-        check_floating("bias", counted["bias"])
-    offset = 0 if counted["query_offset"] is None else counted["query_offset"]
-    if isinstance(offset, int) and abs(offset) > FURTHEST:
-        raise ValueError(f"query_offset must be within 2**30; got {offset}.")
-    if jnp.shape(offset) not in ((), (sizes["batch"],)):
-        wanted = f"one number, or one per sequence [{sizes['batch']}]"
-        raise ValueError(f"query_offset must be {wanted}; got shape {jnp.shape(offset)}.")
+def _check(q, k, query_offset, sliding_window, segment_ids, initial_state, counted) -> None:
+    batch, time, key_time = *q.shape[:2], k.shape[1]
+    if isinstance(query_offset, int) and abs(query_offset) > FURTHEST:
+        raise ValueError(f"query_offset must be within 2**30; got {query_offset}.")
+    if query_offset is not None and np.shape(query_offset) not in ((), (batch,)):
+        wanted = f"one number, or one per sequence [{batch}]"
+        raise ValueError(f"query_offset must be {wanted}; got shape {np.shape(query_offset)}.")
     same = None if initial_state is None else "initial_state"
     same = same if segment_ids is None else "segment_ids"
-    if same is not None and sizes["time"] != sizes["key_time"]:
+    if same is not None and time != key_time:
         raise ValueError(
-            f"with {same} queries and keys are the same tokens; "
-            f"got {sizes['time']} and {sizes['key_time']} of them."
+            f"with {same} queries and keys are the same tokens; got {time} and {key_time} of them."
         )
     if initial_state is not None:
         for name, value in counted.items():
             if value is not None:
                 raise ValueError(f"{name} counts keys without a cache; give no initial_state.")
-        check_kv_cache(initial_state, sizes, k, sliding_window, segment_ids)
+        check_room_of(initial_state, time, sliding_window, segment_ids)

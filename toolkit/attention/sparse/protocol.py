@@ -31,14 +31,12 @@ from toolkit.attention._caches import (
     show_overflow,
     write_token,
 )
-from toolkit.attention._checks import check_choice, check_multiple, check_same_dtype, check_sizes
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import HeadValue, Query, SharedKey, SharedValue
+from toolkit.attention._shapes import HeadValue, HeldKeys, HeldValues, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
-    GROUPS,
     Head,
     attend_by_kernel,
     attend_to,
@@ -70,8 +68,8 @@ class SparseCache(Rows):
         8
     """
 
-    keys: Float[Array, "batch key_value_heads capacity key"]
-    values: Float[Array, "batch key_value_heads capacity value"]
+    keys: HeldKeys
+    values: HeldValues
     key_sum: Float[Array, "batch key_value_heads key"]
     value_sum: Float[Array, "batch key_value_heads value"]
     index: Any
@@ -138,8 +136,8 @@ class Decoded(NamedTuple):
 @checked
 def build(
     selector: Selector,
-    keys: Float[Array, "batch key_value_heads capacity key"],
-    values: Float[Array, "batch key_value_heads capacity value"],
+    keys: HeldKeys,
+    values: HeldValues,
     length: Int[Array, "batch"],
 ) -> SparseCache:
     """Make the cache of a prompt: its keys and values, and the selector's index of them.
@@ -162,14 +160,6 @@ def build(
         >>> cache.capacity, cache.length.tolist()
         (8, [5])
     """
-    batch, heads, capacity, _ = keys.shape
-    if values.shape[:3] != keys.shape[:3] or length.shape != (batch,):
-        raise ValueError(
-            f"keys, values and length must agree in batch, heads and capacity; got shapes "
-            f"{keys.shape}, {values.shape} and {length.shape}."
-        )
-    check_same_dtype(keys=keys, values=values)
-    check_sizes("the keys", batch=batch, key_value_heads=heads, capacity=capacity)
     return _build(selector, keys, values, length)
 
 
@@ -205,13 +195,6 @@ def update(selector: Selector, cache: Cache, k_t: SharedKey, v_t: SharedValue) -
         >>> update(Selector(), cache, jnp.ones((1, 2, 4)), jnp.ones((1, 2, 4))).length.tolist()
         [1]
     """
-    for name, token, held in (("k_t", k_t, cache.keys), ("v_t", v_t, cache.values)):
-        if token.shape != held.shape[:2] + held.shape[3:]:
-            raise ValueError(
-                f"{name} must have shape {held.shape[:2] + held.shape[3:]} to fit the cache; "
-                f"got {token.shape}."
-            )
-    check_same_dtype(k_t=k_t, v_t=v_t, cache_keys=cache.keys)
     check_room(cache, 1)
     return _update(selector, cache, k_t, v_t)
 
@@ -292,15 +275,7 @@ def decode_step(
         >>> step.out.shape, step.tokens.tolist()
         ((1, 4, 4), [[12, 12]])
     """
-    batch, key_heads, _, key = cache.keys.shape
-    if q_t.shape[0] != batch or q_t.shape[2] != key:
-        raise ValueError(
-            f"q_t must be [{batch}, heads, {key}] to fit the cache; got shape {q_t.shape}."
-        )
-    check_multiple("the heads of q_t", q_t.shape[1], "the heads of the cache", key_heads)
-    check_same_dtype(q_t=q_t, cache_keys=cache.keys)
-    check_choice("group", group, (None, *GROUPS))
-    selector.check_budget(budget, cache.capacity, key_heads)
+    selector.check_budget(budget, cache.capacity, cache.keys.shape[1])
     q_t, scale = fixed_scale(q_t, scale)
     how, by_kernel = group or selector.group, implementation == "pallas"
     if by_kernel and corrects_tail:

@@ -21,9 +21,8 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit.attention._caches import check_room, write_token
-from toolkit.attention._checks import check_shape
 from toolkit.attention.latent import LatentCache, LatentSlices
 from toolkit.attention.latent.cache import check_latent_cache
 from toolkit.attention.latent.config import LatentConfig

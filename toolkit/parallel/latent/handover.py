@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit.attention._attend import Extent
-from toolkit.attention._checks import check_count, check_shape
+from toolkit.attention._checks import check_count
 from toolkit.attention.latent import LatentCache, LatentConfig, LatentSlices, LatentWeights
 from toolkit.attention.latent.mla import attend_latents, token_positions
 from toolkit.attention.latent.weights import check_weights, project

@@ -52,7 +52,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._checks import check_multiple, check_rank, check_same_dtype, check_shape
+from toolkit._checks import check_shape
+from toolkit._kinds import check_rank
+from toolkit.attention._checks import check_multiple, check_same_dtype
 from toolkit.attention._derivatives import no_derivative
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED, Products

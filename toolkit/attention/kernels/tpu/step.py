@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from toolkit.attention._checks import check_rank, check_shape
+from toolkit._checks import check_shape
+from toolkit._kinds import check_rank
 from toolkit.attention.kernels.tpu.blocks import as_column
 from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,

@@ -63,7 +63,8 @@ class PQCache(Selector):
     def __post_init__(self):
         super().__post_init__()
         check_count("parts", self.parts, 2)
-        check_choice("parts modulo 2", self.parts % 2, (0,))
+        if self.parts % 2:
+            raise ValueError(f"parts must be even; got {self.parts}.")
         check_choice("bits", self.bits, range(1, 9))
         check_count("iterations", self.iterations, 0)
         if not self.growth > 0:

@@ -17,15 +17,14 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale, masked_softmax
-from toolkit.attention._checks import check_choice, check_count, check_shape
+from toolkit.attention._checks import check_choice, check_count
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import OtherKeys, OtherValues, Queries
+from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, TokenCount
 from toolkit.attention.sparse.prefill.tiles import (
     Tiles,
     attend_tiles,
     by_head,
-    check_tiled,
-    fitting,
+    check_lengths,
     in_blocks,
 )
 from toolkit.attention.sparse.selection import selected_indices, top_mask
@@ -70,8 +69,8 @@ def pattern_tiles(
     k: OtherKeys,
     pattern: Pattern,
     *,
-    block: int = 64,
-    last_queries: int = 64,
+    block: TokenCount = 64,
+    last_queries: TokenCount = 64,
     scale: float | None = None,
 ) -> Tiles:
     """Where a pattern lies in this prompt, for every head.
@@ -104,10 +103,9 @@ def pattern_tiles(
         >>> tiles.kept.shape, tiles.columns.shape
         ((1, 2, 4, 4), (1, 2, 2))
     """
-    check_tiled(pattern_tiles, is_causal=True, q=q, k=k)
-    check_count("last_queries", last_queries, 1)
+    check_lengths(q, k)
     check_pattern(pattern)
-    block = fitting("block", block, q.shape[1])
+    block = min(block, q.shape[1])
     q, scale = fixed_scale(q, scale)
     time = q.shape[1]
     pattern = Pattern(pattern.kind, min(pattern.vertical, time), min(pattern.slash, time))
@@ -179,7 +177,7 @@ def search_patterns(
     v: OtherValues,
     patterns: tuple[Pattern, ...] = PATTERNS,
     *,
-    block: int = 64,
+    block: TokenCount = 64,
     difference: float = 5e-3,
     scale: float | None = None,
 ) -> tuple[Int[Array, "heads"], Float[Array, "patterns heads"]]:
@@ -214,7 +212,7 @@ def search_patterns(
         >>> best.tolist(), shares.shape
         ([0, 0], (1, 2))
     """
-    check_tiled(search_patterns, is_causal=True, q=q, k=k, v=v)
+    check_lengths(q, k)
     if not patterns:
         raise ValueError("search_patterns needs at least one pattern; got none.")
     if difference < 0:
@@ -239,7 +237,7 @@ def patterns_by_head(
     patterns: tuple[Pattern, ...],
     best: Int[Array, "heads"],
     *,
-    block: int = 64,
+    block: TokenCount = 64,
     scale: float | None = None,
 ) -> Tiles:
     """Where the pattern of each head lies in this prompt.
@@ -269,14 +267,13 @@ def patterns_by_head(
     """
     if not patterns:
         raise ValueError("patterns_by_head needs at least one pattern; got none.")
-    sizes = check_tiled(patterns_by_head, is_causal=True, q=q, k=k)
-    check_shape("best", best, (sizes["heads"],), "heads")
+    check_lengths(q, k)
     found = [pattern_tiles(q, k, pattern, block=block, scale=scale) for pattern in patterns]
     most = max(0 if tiles.columns is None else tiles.columns.shape[2] for tiles in found)
     none = jnp.full((*found[0].kept.shape[:2], most), -1, jnp.int32)
     columns = [none if x is None else none.at[:, :, : x.shape[2]].set(x)
                for x in (tiles.columns for tiles in found)]  # fmt: skip
-    head = jnp.arange(sizes["heads"])
+    head = jnp.arange(q.shape[2])
     pick = lambda maps: jnp.stack(maps)[best, :, head].swapaxes(0, 1)  # noqa: E731
     kept = pick([tiles.kept for tiles in found])
     return Tiles(kept, pick(columns) if most else None, found[0].query_block, found[0].key_block)

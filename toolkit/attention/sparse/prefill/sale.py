@@ -16,26 +16,25 @@ One scale per token where the released kernel has one per few rows of a matrix f
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._checks import check_choice, check_count, check_shape
+from toolkit.attention._checks import check_choice
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import OtherKeys, OtherValues, Queries
+from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, TokenCount
 from toolkit.attention.kernels.dispatch import tiles_above
 from toolkit.attention.sparse.prefill.tiles import (
     Tiles,
     attend_tiles,
     by_head,
-    check_tiled,
-    fitting,
+    check_lengths,
     in_blocks,
 )
 from toolkit.attention.sparse.train.spread import each
@@ -49,10 +48,10 @@ def sale_tiles(
     k: OtherKeys,
     *,
     threshold: float | Float[Array, "heads"] = 0.008,
-    query_block: int = 64,
-    key_block: int = 32,
-    sink: int = 32,
-    local: int = 128,
+    query_block: TokenCount = 64,
+    key_block: TokenCount = 32,
+    sink: Annotated[int, AtLeast(0)] = 32,
+    local: Annotated[int, AtLeast(0)] = 128,
     scale: float | None = None,
     is_rounded: bool = True,
     implementation: Literal["xla", "pallas"] | None = None,
@@ -93,17 +92,12 @@ def sale_tiles(
         >>> tiles.kept.shape
         (1, 2, 4, 4)
     """
-    check_tiled(sale_tiles, is_causal=True, q=q, k=k)
-    check_count("sink", sink, 0)
-    check_count("local", local, 0)
-    query_block = fitting("query_block", query_block, q.shape[1])
-    key_block = fitting("key_block", key_block, k.shape[1])
+    check_lengths(q, k)
+    query_block, key_block = min(query_block, q.shape[1]), min(key_block, k.shape[1])
     heads = q.shape[2]
     tau = jnp.asarray(threshold, accumulator(q.dtype))
-    if tau.ndim:
-        check_shape("threshold", tau, (heads,), "heads")
-    if not isinstance(tau, Tracer) and not bool((tau >= 0).all()):
-        raise ValueError(f"threshold must be at least 0; got {float(tau.min()):g}.")
+    if isinstance(threshold, int | float) and threshold < 0:
+        raise ValueError(f"threshold must be at least 0; got {threshold:g}.")
     q, scale = fixed_scale(q, scale)
     how = query_block, key_block, sink, local, scale, is_rounded
     if implementation == "pallas":
@@ -215,10 +209,10 @@ def calibrate_sale(
     error: float = 0.4,
     start: float = 0.008,
     least: float = 1e-4,
-    query_block: int = 64,
-    key_block: int = 32,
-    sink: int = 32,
-    local: int = 128,
+    query_block: TokenCount = 64,
+    key_block: TokenCount = 32,
+    sink: Annotated[int, AtLeast(0)] = 32,
+    local: Annotated[int, AtLeast(0)] = 128,
     scale: float | None = None,
 ) -> Float[Array, "heads"]:
     """Thresholds per head, halved until what is dropped changes the output by little enough.
@@ -258,7 +252,7 @@ def calibrate_sale(
         raise ValueError(f"error must be above 0; got {error}.")
     if not 1e-6 <= least <= start <= 1:
         raise ValueError(f"1e-6 <= least <= start <= 1 must hold; got {least} and {start}.")
-    check_tiled(calibrate_sale, is_causal=True, q=q, k=k, v=v)
+    check_lengths(q, k)
     how: dict[str, Any] = {
         "query_block": query_block,
         "key_block": key_block,

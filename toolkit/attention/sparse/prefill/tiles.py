@@ -19,11 +19,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit._checks import checked
+from toolkit._checks import check_shape, checked
 from toolkit.attention._attend import fixed_scale
-from toolkit.attention._checks import check_count, check_inputs, check_shape
+from toolkit.attention._checks import check_count
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import HeadGates, HeadValues, OtherKeys, OtherValues, Queries
+from toolkit.attention._shapes import (
+    HeadGates,
+    HeadValues,
+    OtherKeys,
+    OtherValues,
+    Queries,
+    TokenCount,
+)
 from toolkit.attention.kernels.dispatch import attend_tile_list
 from toolkit.attention.sparse.train.spread import each
 
@@ -105,8 +112,8 @@ def attend_tiles(
         >>> out.shape, lse.shape
         ((1, 6, 2, 4), (1, 6, 2))
     """
-    sizes = check_tiled(attend_tiles, is_causal=is_causal, q=q, k=k, v=v)
-    check_tiles(tiles, sizes)
+    check_lengths(q, k, is_causal=is_causal)
+    check_tiles(tiles, q, k)
     q, scale = fixed_scale(q, scale)
     if implementation == "pallas":
         if tiles.columns is not None:
@@ -115,27 +122,22 @@ def attend_tiles(
     return _attend(q, k, v, tiles, is_causal, scale)
 
 
-def check_tiled(function, *, is_causal: bool, **arrays: Array) -> dict[str, int]:
-    """Check queries, keys and perhaps values; a causal map has a query for every key."""
-    sizes = check_inputs(function, **arrays)
-    if is_causal and sizes["key_time"] != sizes["time"]:
+def check_lengths(q: Queries, k: OtherKeys, *, is_causal: bool = True) -> None:
+    """A causal map has a query for every key."""
+    if is_causal and k.shape[1] != q.shape[1]:
         raise ValueError(
             "q and k must be as long for causal attention; "
-            f"got {sizes['time']} and {sizes['key_time']} tokens."
+            f"got {q.shape[1]} and {k.shape[1]} tokens."
         )
-    return sizes
 
 
-def check_tiles(tiles: Tiles, sizes: dict[str, int]) -> None:
+def check_tiles(tiles: Tiles, q: Queries, k: OtherKeys) -> None:
     """Refuse a map that does not have a place for every tile."""
     for name in ("query_block", "key_block"):
         check_count(f"tiles.{name}", getattr(tiles, name), 1)
-    wanted = (sizes["batch"], sizes["heads"], -(-sizes["time"] // tiles.query_block))
-    wanted = (*wanted, -(-sizes["key_time"] // tiles.key_block))
+    blocks = -(-q.shape[1] // tiles.query_block), -(-k.shape[1] // tiles.key_block)
+    wanted = (*tiles.kept.shape[:2], *blocks)
     check_shape("tiles.kept", tiles.kept, wanted, "batch heads query_blocks key_blocks")
-    if tiles.columns is not None:
-        wanted = (*wanted[:2], *tiles.columns.shape[2:])
-        check_shape("tiles.columns", tiles.columns, wanted, "batch heads count")
 
 
 def by_head(x: Array, heads: int) -> Array:
@@ -234,8 +236,8 @@ def tile_masses(
     k: OtherKeys,
     lse: HeadGates,
     *,
-    query_block: int = 64,
-    key_block: int = 64,
+    query_block: TokenCount = 64,
+    key_block: TokenCount = 64,
     is_causal: bool = True,
     scale: float | None = None,
 ) -> TileMasses:
@@ -271,17 +273,10 @@ def tile_masses(
         >>> tile_masses(q, k, lse, query_block=2, key_block=2, is_causal=False)[0, 0].tolist()
         [[1.0, 1.0], [1.0, 1.0]]
     """
-    check_tiled(tile_masses, is_causal=is_causal, q=q, k=k, lse=lse)
-    query_block = fitting("query_block", query_block, q.shape[1])
-    key_block = fitting("key_block", key_block, k.shape[1])
+    check_lengths(q, k, is_causal=is_causal)
+    query_block, key_block = min(query_block, q.shape[1]), min(key_block, k.shape[1])
     q, scale = fixed_scale(q, scale)
     return _masses(q, k, lse, query_block, key_block, is_causal, scale)
-
-
-def fitting(name: str, block: int, length: int) -> int:
-    """The block of a tile, no longer than the sequence."""
-    check_count(name, block, 1)
-    return min(block, length)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5, 6))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from toolkit.attention._attend import Extent, Segments, packed
-from toolkit.attention._caches import check_cache, check_room, continue_rows, write_token
+from toolkit.attention._caches import check_room, continue_rows, write_token
 from toolkit.attention.sparse.train.blocks import Blocking, Own, layout, layout_from_zero
 from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
 from toolkit.attention.sparse.train.spread import each, in_cheaper_form
@@ -105,10 +105,9 @@ def step_by_block(
     return [out.reshape(batch, heads, -1) for out in outs], cache
 
 
-def check_blocks(cache: BlockCache, sizes, k: Array, block_size: int, segment_ids=None) -> None:
-    """Refuse a cache that does not fit the tokens or the size of a block."""
-    check_cache(cache, BlockCache, sizes, k)
-    check_room(cache, sizes.get("time", 1), segment_ids)
+def check_blocks(cache: BlockCache, time: int, block_size: int, segment_ids=None) -> None:
+    """Refuse a cache without room for the tokens, or of another size of a block."""
+    check_room(cache, time, segment_ids)
     blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
     if blocks != wanted:
         raise ValueError(

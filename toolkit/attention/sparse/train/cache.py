@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.attention._caches import Rows
 from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import HeldKeys, HeldValues
 
 
 @jax.tree_util.register_dataclass
@@ -38,8 +39,8 @@ class BlockCache(Rows):
         ((1, 2, 8, 4), (1, 2, 4, 4))
     """
 
-    keys: Float[Array, "batch key_value_heads capacity key"]
-    values: Float[Array, "batch key_value_heads capacity value"]
+    keys: HeldKeys
+    values: HeldValues
     pooled_keys: Float[Array, "batch key_value_heads blocks key"]
     pooled_values: Float[Array, "batch key_value_heads blocks value"]
     length: Int[Array, "batch"]
@@ -101,8 +102,8 @@ class IndexedCache(Rows):
         ((1, 2, 8, 4), (1, 8, 3))
     """
 
-    keys: Float[Array, "batch key_value_heads capacity key"]
-    values: Float[Array, "batch key_value_heads capacity value"] | None
+    keys: HeldKeys
+    values: HeldValues | None
     index_keys: Float[Array, "batch capacity index"]
     length: Int[Array, "batch"]
 

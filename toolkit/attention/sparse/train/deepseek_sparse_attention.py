@@ -14,6 +14,7 @@ attend to it, in the index keys in all queries that may see it.
 
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +31,12 @@ from toolkit.attention._attend import (
     positions_in_documents,
 )
 from toolkit.attention._caches import (
-    check_cache,
     check_room,
     continue_rows,
     cut_as_arrays_are,
     show_overflow,
     write_token,
 )
-from toolkit.attention._checks import check_choice, check_count, check_inputs, check_same_dtype
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
@@ -54,8 +53,9 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
-from toolkit.attention.sparse.train.indexer import index_scores, past
+from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past
 from toolkit.attention.sparse.train.spread import (
+    Selection,
     attend_to_past,
     each,
     in_cheaper_form,
@@ -68,15 +68,15 @@ def deepseek_sparse_attention(
     q: Queries,
     k: SharedKeys,
     v: SharedValues,
-    index_q: Float[Array, "batch time index_heads index"],
-    index_k: Float[Array, "batch time index"],
+    index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
+    index_k: Annotated[Float[Array, "batch time index"], INDEX],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
-    selected_tokens: int = 2048,
+    selected_tokens: SelectedTokens = 2048,
     segment_ids: SegmentIds | None = None,
     initial_state: IndexedCache | None = None,
-    implementation: str | None = None,
+    implementation: Selection | None = None,
 ) -> tuple[HeadValues, IndexedCache | None]:
     """Softmax attention of every token to the earlier tokens with the largest index scores.
 
@@ -126,11 +126,8 @@ def deepseek_sparse_attention(
     """
     arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
     arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
-    sizes = _check(deepseek_sparse_attention, selected_tokens, **arrays)
-    check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
-        check_cache(initial_state, IndexedCache, sizes, k)
-        check_room(initial_state, sizes["time"], segment_ids)
+        check_room(initial_state, q.shape[1], segment_ids)
     arrays["q"], scale = fixed_scale(q, scale)
     how = scale, selected_tokens, implementation
     if initial_state is not None:
@@ -235,13 +232,13 @@ def deepseek_sparse_attention_step(
     q_t: Query,
     k_t: SharedKey,
     v_t: SharedValue,
-    index_q_t: Float[Array, "batch index_heads index"],
-    index_k_t: Float[Array, "batch index"],
+    index_q_t: Annotated[Float[Array, "batch index_heads index"], INDEX],
+    index_k_t: Annotated[Float[Array, "batch index"], INDEX],
     index_weights_t: Float[Array, "batch index_heads"],
     cache: IndexedCache,
     *,
     scale: float | None = None,
-    selected_tokens: int = 2048,
+    selected_tokens: SelectedTokens = 2048,
 ) -> tuple[HeadValue, IndexedCache]:
     """Append one token to the cache and attend to the tokens its index scores select.
 
@@ -265,8 +262,6 @@ def deepseek_sparse_attention_step(
     """
     arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "index_q_t": index_q_t, "index_k_t": index_k_t}
     arrays["index_weights_t"] = index_weights_t
-    sizes = _check(deepseek_sparse_attention_step, selected_tokens, **arrays)
-    check_cache(cache, IndexedCache, sizes, k_t)
     check_room(cache, 1)
     arrays["q_t"], scale = fixed_scale(q_t, scale)
     return _step(*arrays.values(), cache, scale=scale, selected_tokens=selected_tokens)
@@ -317,12 +312,12 @@ def deepseek_sparse_attention_reference(
     q: Queries,
     k: SharedKeys,
     v: SharedValues,
-    index_q: Float[Array, "batch time index_heads index"],
-    index_k: Float[Array, "batch time index"],
+    index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
+    index_k: Annotated[Float[Array, "batch time index"], INDEX],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
-    selected_tokens: int = 2048,
+    selected_tokens: SelectedTokens = 2048,
     segment_ids: SegmentIds | None = None,
     initial_state: IndexedCache | None = None,
 ) -> tuple[HeadValues, IndexedCache | None]:
@@ -340,9 +335,6 @@ def deepseek_sparse_attention_reference(
         >>> out.shape
         (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
-    arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
-    _check(deepseek_sparse_attention, selected_tokens, **arrays)
     scale = float(q.shape[3] ** -0.5 if scale is None else scale)
     cache, start, time = None, 0, q.shape[1]
     documents = packed(segment_ids)
@@ -388,11 +380,3 @@ def deepseek_sparse_attention_reference(
     scores = scale * jnp.einsum("bthk,bshk->bhts", q, k)
     p = jax.nn.softmax(scores, axis=-1, where=selected)
     return jnp.einsum("bhts,bshv->bthv", p, v).astype(dtype), cache
-
-
-def _check(function, selected_tokens, **arrays) -> dict[str, int]:
-    check_count("selected_tokens", selected_tokens, 1)
-    sizes = check_inputs(function, **arrays)
-    index = ("index_q", "index_k", "index_q_t", "index_k_t")
-    check_same_dtype(**{name: x for name, x in arrays.items() if name in index})
-    return sizes

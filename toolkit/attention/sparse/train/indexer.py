@@ -16,18 +16,23 @@ Source: DeepSeek-V3.2 technical report (2025), section 2; without its Hadamard r
 not change the scores, and its FP8, which approximates them.
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit._annotations import AtLeast, SameDtype
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale, run_numbers
-from toolkit.attention._checks import check_count, check_inputs, check_same_dtype
 from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
 from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.spread import each, over_queries
+
+INDEX = SameDtype("queries and keys of the index")
+SelectedTokens = Annotated[int, AtLeast(1)]
 
 
 @checked
@@ -80,12 +85,12 @@ def past(
 def indexer_loss(
     q: Queries,
     k: SharedKeys,
-    index_q: Float[Array, "batch time index_heads index"],
-    index_k: Float[Array, "batch time index"],
+    index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
+    index_k: Annotated[Float[Array, "batch time index"], INDEX],
     index_weights: Float[Array, "batch time index_heads"],
     *,
     scale: float | None = None,
-    selected_tokens: int | None = None,
+    selected_tokens: SelectedTokens | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Float[Array, "batch time"]:
     """How far the indexer is from the attention it stands in for, query by query.
@@ -124,13 +129,8 @@ def indexer_loss(
         >>> indexer_loss(q, k, index_q, index_k, index_weights).shape
         (1, 3)
     """
-    index = {"index_q": index_q, "index_k": index_k, "index_weights": index_weights}
-    sizes = check_inputs(indexer_loss, q=q, k=k, **index, segment_ids=segment_ids)
-    check_same_dtype(index_q=index_q, index_k=index_k)
-    if selected_tokens is not None:
-        check_count("selected_tokens", selected_tokens, 1)
     batch, time, heads, key = q.shape
-    groups = sizes["key_value_heads"]
+    groups = k.shape[2]
     q, scale = fixed_scale(q, scale)
     documents = None if segment_ids is None else run_numbers(segment_ids)
     q, k = lax.stop_gradient(q), lax.stop_gradient(k.swapaxes(1, 2))

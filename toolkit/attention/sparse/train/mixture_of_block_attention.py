@@ -13,16 +13,16 @@ last digits.
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale, run_numbers
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
@@ -36,6 +36,7 @@ from toolkit.attention._shapes import (
     SharedKeys,
     SharedValue,
     SharedValues,
+    TokenCount,
 )
 from toolkit.attention.sparse.train.blocks import attend_to_best_blocks, block_means
 from toolkit.attention.sparse.train.by_block import (
@@ -45,7 +46,9 @@ from toolkit.attention.sparse.train.by_block import (
     step_by_block,
 )
 from toolkit.attention.sparse.train.cache import BlockCache
-from toolkit.attention.sparse.train.spread import each, over_queries
+from toolkit.attention.sparse.train.spread import Selection, each, over_queries
+
+SelectedBlocks = Annotated[int, AtLeast(1, ", the query's own")]
 
 
 @checked
@@ -55,11 +58,11 @@ def mixture_of_block_attention(
     v: SharedValues,
     *,
     scale: float | None = None,
-    block_size: int = 512,
-    selected_blocks: int = 3,
+    block_size: TokenCount = 512,
+    selected_blocks: SelectedBlocks = 3,
     segment_ids: SegmentIds | None = None,
     initial_state: BlockCache | None = None,
-    implementation: str | None = None,
+    implementation: Selection | None = None,
 ) -> tuple[HeadValues, BlockCache | None]:
     """Attention to the query's own block and the earlier ones with the most similar mean key.
 
@@ -101,13 +104,10 @@ def mixture_of_block_attention(
         >>> out.shape
         (1, 5, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids}
-    sizes = _check(mixture_of_block_attention, block_size, selected_blocks, **arrays)
-    check_choice("implementation", implementation, (None, "masked", "gathered"))
     q, scale = fixed_scale(q, scale)
     how = scale, block_size, selected_blocks, implementation
     if initial_state is not None:
-        check_blocks(initial_state, sizes, k, block_size, segment_ids)
+        check_blocks(initial_state, q.shape[1], block_size, segment_ids)
         return _continue(how, q, k, v, segment_ids, initial_state)
     return _spread(free_cores(), how, q, k, v, segment_ids), None
 
@@ -153,8 +153,8 @@ def mixture_of_block_attention_step(
     cache: BlockCache,
     *,
     scale: float | None = None,
-    block_size: int = 512,
-    selected_blocks: int = 3,
+    block_size: TokenCount = 512,
+    selected_blocks: SelectedBlocks = 3,
 ) -> tuple[HeadValue, BlockCache]:
     """Append one token to the cache and attend to its block and the best of the earlier ones.
 
@@ -174,9 +174,7 @@ def mixture_of_block_attention_step(
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
     """
-    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t}
-    sizes = _check(mixture_of_block_attention_step, block_size, selected_blocks, **arrays)
-    check_blocks(cache, sizes, k_t, block_size)
+    check_blocks(cache, 1, block_size)
     q_t, scale = fixed_scale(q_t, scale)
     return _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks)
 
@@ -206,8 +204,8 @@ def mixture_of_block_attention_reference(
     v: SharedValues,
     *,
     scale: float | None = None,
-    block_size: int = 512,
-    selected_blocks: int = 3,
+    block_size: TokenCount = 512,
+    selected_blocks: SelectedBlocks = 3,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[HeadValues, None]:
     """The equation of `mixture_of_block_attention`, to be read; the oracle of the fast form.
@@ -222,8 +220,6 @@ def mixture_of_block_attention_reference(
         >>> mixture_of_block_attention_reference(q, k, v, block_size=2)[0].shape
         (1, 5, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "segment_ids": segment_ids}
-    _check(mixture_of_block_attention, block_size, selected_blocks, **arrays)
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
     group, dtype = heads // k.shape[2], q.dtype
@@ -252,10 +248,3 @@ def mixture_of_block_attention_reference(
     read = past[:, None] & (jnp.take_along_axis(chosen, last, axis=-1) | (token >= own)[:, None])
     p = jax.nn.softmax(scale * jnp.einsum("bthk,bshk->bhts", q, k), axis=-1, where=read)
     return jnp.einsum("bhts,bshv->bthv", p, v).astype(dtype), None
-
-
-def _check(function, block_size, selected_blocks, **arrays: Array | None) -> dict[str, int]:
-    sizes = check_inputs(function, **arrays)
-    check_count("block_size", block_size, 1, " token")
-    check_count("selected_blocks", selected_blocks, 1, ", the query's own")
-    return sizes

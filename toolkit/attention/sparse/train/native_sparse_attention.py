@@ -18,16 +18,17 @@ Documents of a packed sequence are runs of equal segment_ids.
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale, run_numbers
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._checks import check_choice, check_count, check_inputs
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
@@ -43,11 +44,14 @@ from toolkit.attention._shapes import (
     SharedKeys,
     SharedValue,
     SharedValues,
+    TokenCount,
 )
 from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
 from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
 from toolkit.attention.sparse.train.cache import BlockCache
-from toolkit.attention.sparse.train.spread import attend_to_past, over_queries
+from toolkit.attention.sparse.train.spread import Selection, attend_to_past, over_queries
+
+SelectedBlocks = Annotated[int, AtLeast(3, ", for the first, the previous and the query's own")]
 
 
 @checked
@@ -60,12 +64,12 @@ def native_sparse_attention(
     window_gate: HeadGates,
     *,
     scale: float | None = None,
-    block_size: int = 64,
-    selected_blocks: int = 16,
-    sliding_window: int = 512,
+    block_size: TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16,
+    sliding_window: TokenCount = 512,
     segment_ids: SegmentIds | None = None,
     initial_state: BlockCache | None = None,
-    implementation: str | None = None,
+    implementation: Selection | None = None,
 ) -> tuple[HeadValues, BlockCache | None]:
     """Gated sum of attention to block means, to selected blocks and to a window.
 
@@ -118,11 +122,8 @@ def native_sparse_attention(
     gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
     gates["window_gate"] = window_gate
     counts = block_size, selected_blocks, sliding_window
-    arrays = {"q": q, "k": k, "v": v, **gates, "segment_ids": segment_ids}
-    sizes = _check(native_sparse_attention, *counts, **arrays)
-    check_choice("implementation", implementation, (None, "masked", "gathered"))
     if initial_state is not None:
-        check_blocks(initial_state, sizes, k, block_size, segment_ids)
+        check_blocks(initial_state, q.shape[1], block_size, segment_ids)
     q, scale = fixed_scale(q, scale)
     gates = tuple(gates.values())
     how = scale, *counts, implementation
@@ -185,9 +186,9 @@ def native_sparse_attention_step(
     cache: BlockCache,
     *,
     scale: float | None = None,
-    block_size: int = 64,
-    selected_blocks: int = 16,
-    sliding_window: int = 512,
+    block_size: TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16,
+    sliding_window: TokenCount = 512,
 ) -> tuple[HeadValue, BlockCache]:
     """Append one token to the cache and attend by the three branches.
 
@@ -211,8 +212,7 @@ def native_sparse_attention_step(
     gates = {"compressed_gate_t": compressed_gate_t, "selected_gate_t": selected_gate_t}
     gates["window_gate_t"] = window_gate_t
     counts = block_size, selected_blocks, sliding_window
-    sizes = _check(native_sparse_attention_step, *counts, q_t=q_t, k_t=k_t, v_t=v_t, **gates)
-    check_blocks(cache, sizes, k_t, block_size)
+    check_blocks(cache, 1, block_size)
     q_t, scale = fixed_scale(q_t, scale)
     return _step(q_t, k_t, v_t, tuple(gates.values()), cache, scale, *counts)
 
@@ -254,9 +254,9 @@ def native_sparse_attention_reference(
     window_gate: HeadGates,
     *,
     scale: float | None = None,
-    block_size: int = 64,
-    selected_blocks: int = 16,
-    sliding_window: int = 512,
+    block_size: TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16,
+    sliding_window: TokenCount = 512,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[HeadValues, None]:
     """The equation of `native_sparse_attention`, to be read; the oracle of the fast form.
@@ -275,9 +275,6 @@ def native_sparse_attention_reference(
     """
     gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
     gates["window_gate"] = window_gate
-    counts = block_size, selected_blocks, sliding_window
-    arrays = {"q": q, "k": k, "v": v, **gates, "segment_ids": segment_ids}
-    _check(native_sparse_attention, *counts, **arrays)
     batch, time, heads, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
     group, dtype = heads // k.shape[2], q.dtype
@@ -324,12 +321,3 @@ def native_sparse_attention_reference(
     branches = zip(gates.values(), (compressed, selected, window), strict=False)
     gated = [gate[..., None].astype(x.dtype) * x for gate, x in branches]
     return (gated[0] + gated[1] + gated[2]).astype(dtype), None
-
-
-def _check(function, block_size, selected_blocks, sliding_window, **arrays) -> dict[str, int]:
-    sizes = check_inputs(function, **arrays)
-    check_count("block_size", block_size, 1, " token")
-    why = ", for the first, the previous and the query's own"
-    check_count("selected_blocks", selected_blocks, 3, why)
-    check_count("sliding_window", sliding_window, 1, " token")
-    return sizes

@@ -10,7 +10,7 @@ Both run over chunks of queries, recomputed in the backward pass: memory is line
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +44,16 @@ def attend_to_past(
     return attend_to_keys(inputs, Context(extent, documents), options)[0]
 
 
+Selection = Literal["masked", "gathered"]
+
+
 def in_cheaper_form(
     form: Callable[[bool], Callable[..., Any]],
     *arrays: Any,
     keys: int,
     selected: int,
     group: int,
-    implementation: str | None,
+    implementation: Selection | None,
 ) -> Any:
     """Run form(is_gathered) on arrays, the form being the one named or the platform's cheaper."""
     if implementation is not None:
