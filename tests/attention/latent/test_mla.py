@@ -178,13 +178,16 @@ def test_half_precision_stays_close():
     ("call", "message"),
     [
         (lambda x, w, c: mla(x[0], w, c), r"x must have 3 axes"),
-        (lambda x, w, c: mla(x[..., 1:], w, c), r"x \[batch, time, width\] must have shape"),
+        (lambda x, w, c: mla(x[..., 1:], w, c), r"latent_down \[width, latent\] must have"),
         (lambda x, w, c: mla(x, w, c, form="fast"), "form must be"),
         (lambda x, w, c: mla(x, w, small(heads=2)), "weights.query_up"),
         (lambda x, w, c: mla(x, w, small(query_latent_size=None)), "weights.query"),
         (lambda x, w, c: mla(x.astype(jnp.bfloat16), w, c), "must share a dtype"),
         (lambda x, w, c: mla(x, w, c, segment_ids=jnp.ones((2, 3), int)), "segment_ids"),
-        (lambda x, w, c: mla(x, w, c, initial_state=LatentCache.empty(2, 9, 4, 8)), "cache.lat"),
+        (
+            lambda x, w, c: mla(x, w, c, initial_state=LatentCache.empty(2, 9, 4, 8)),
+            "initial_state.latents",
+        ),
         (lambda x, w, c: LatentConfig(**{**vars(c), "rope_size": 3}), "rope_size must be even"),
         (lambda x, w, c: LatentConfig(**{**vars(c), "heads": 0}), "heads must lie in"),
         (lambda x, w, c: Yarn(factor=0.0), "factor must be above 0"),

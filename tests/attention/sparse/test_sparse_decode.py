@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiers import by_night
 
+from toolkit import checking
 from toolkit.attention import sparse
 
 BATCH, HEADS, GROUP, CAPACITY, SIZE = 2, 2, 2, 64, 8
@@ -233,15 +234,15 @@ def test_wrong_calls_are_refused():
     keys, values, q = arrays()
     cache, budget = built("oracle"), sparse.FixedTokens(9)
     for call, what in (
-        (lambda: sparse.build(selector("oracle"), keys, values[:1], jnp.array(LENGTH)), "agree"),
+        (lambda: sparse.build(selector("oracle"), keys, values[:1], jnp.array(LENGTH)), "values"),
         (lambda: sparse.decode_step(cache, q[:, :3], selector("oracle"), budget), "multiple"),
-        (lambda: sparse.decode_step(cache, q[..., :3], selector("oracle"), budget), "to fit"),
+        (lambda: sparse.decode_step(cache, q[..., :3], selector("oracle"), budget), "q_t .* shape"),
         (lambda: decode("window", sparse.MassTarget(0.5)), "does not estimate"),
         (lambda: sparse.update(selector("oracle"), cache, keys[:, :, 0], values[:, :, 0]), "take"),
         (lambda: sparse.PerHead(()), "one number per head"),
         (lambda: sparse.SELECTORS["oracle"](recent=0), "newest"),
     ):
-        with pytest.raises(ValueError, match=what):
+        with checking(), pytest.raises(ValueError, match=what):
             call()
 
 

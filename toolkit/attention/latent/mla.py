@@ -83,8 +83,6 @@ def mla(
     _check(x, "batch time width", weights, config, initial_state)
     if initial_state is not None:
         check_room(initial_state, x.shape[1], segment_ids)
-    if segment_ids is not None:
-        check_shape("segment_ids", segment_ids, x.shape[:2], "batch time")
     return _mla(x, weights, segment_ids, initial_state, config=config, form=form)
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit._checks import check_shape, checked
+from toolkit._checks import checked
 from toolkit.attention._caches import check_room, show_overflow, write_token
 from toolkit.attention._checks import check_count
 from toolkit.attention._precision import accumulator
@@ -181,8 +181,6 @@ def tpla(
     if initial_state is not None:
         _check_cache(initial_state, x, sliced, config)
         check_room(initial_state, x.shape[1], segment_ids)
-    if segment_ids is not None:
-        check_shape("segment_ids", segment_ids, x.shape[:2], "batch time")
     return _tpla(x, sliced, segment_ids, initial_state, config=config, norm=norm)
 
 
