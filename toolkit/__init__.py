@@ -14,6 +14,7 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.conversion`: a trained looped softmax model becomes a hybrid
 * `toolkit.language`: train, load, export, continue a language model on text
 * `toolkit.planning`: what fits a cluster and how fast, before anything is compiled
+* `toolkit.eject`: one mixer as one file, to paste into another code base
 * `toolkit.lab`: panels with sliders, notebooks, the tour
 * `toolkit.bench`: contenders side by side
 * `toolkit.experiments`: claims about small models, each tested by one command
@@ -30,6 +31,7 @@ _ROOMS = (
     "attention",
     "bench",
     "conversion",
+    "eject",
     "experiments",
     "figures",
     "lab",

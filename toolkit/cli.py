@@ -321,6 +321,24 @@ def experiment(
         sys.exit(130)
 
 
+def eject(name: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Print one linear-time mixer as a readable file that imports jax and nothing of ours.
+
+    Args:
+        name: the function or its word, such as gated_delta_net or gdn.
+        out: write it here instead; the file checks itself when it is run.
+    """
+    from toolkit.eject import eject as source_of
+
+    if out is None:
+        print(source_of(name))
+    elif out.exists():
+        raise ValueError(f"out: {str(out)!r} exists; wanted the name of a new file")
+    else:
+        out.write_text(source_of(name), encoding="utf-8")
+        print(f"{out}: it checks itself with  python {out}")
+
+
 def info() -> None:
     """Print versions, devices and memory: what to paste into a bug report."""
     from toolkit.measure import environment_rows
@@ -351,6 +369,7 @@ _FUNCTIONS = (
     bench,
     audit_sparse,
     experiment,
+    eject,
     info,
 )
 COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}

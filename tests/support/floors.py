@@ -11,6 +11,7 @@ FLOORS = {
     "training": {"lr", "measure", "parallel"},
     "looped": {"attention", "measure", "parallel"},
     "testing": {"attention", "looped"},
+    "eject": {"attention"},
     "conversion": {"looped", "training"},
     "language": {"looped", "measure", "parallel", "training"},
     "planning": {"attention", "looped", "measure", "parallel", "schedules", "training"},
