@@ -1,0 +1,87 @@
+"""The subcommands of `toolkit` that time, test and show the methods: bench, experiment, eject."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def bench(
+    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    rounds: int = 7,
+    out: Path | None = None,
+    only: str = "",
+    plot: bool = False,
+    recorded: Path | None = None,
+) -> None:
+    """Time ours and its peers side by side, correctness first; writes a record.
+
+    Args:
+        suites: which to run (none: all of them).
+        rounds: interleaved rounds a contender is timed for.
+        out: folder for the records (none: runs/bench).
+        only: run the cases whose name holds this text, such as "gdn forward".
+        plot: also draw the ratios of suite mixers.
+        recorded: draw them from this file of an earlier run instead, and run nothing.
+    """
+    from toolkit.bench import SUITES, run_suites
+    from toolkit.lab import sliders
+
+    known = SUITES | {"sliders": sliders.SUITE}
+    run_suites(
+        suites, rounds=rounds, out=out, only=only, plot=plot, recorded=recorded, suites=known
+    )
+
+
+def experiment(
+    name: Annotated[str, tyro.conf.Positional] = "",
+    directory: Path | None = None,
+    seeds: int = 5,
+    only: str = "",
+    runs: Path | None = None,
+    recorded: Path | None = None,
+    list: bool = False,
+) -> None:
+    """Train small models until a claim is seen or contradicted; run again to resume.
+
+    Args:
+        name: which experiment.
+        directory: the experiment's folder (none: runs/experiments/NAME).
+        seeds: how often each setting is run.
+        only: run the settings whose name holds this text.
+        runs: the file of finished runs (none: runs.jsonl in the folder); one in data/experiments
+            takes nothing from a tree with uncommitted changes.
+        recorded: print and draw this file of finished runs instead, and run nothing.
+        list: print what there is.
+    """
+    from toolkit.experiments import EXPERIMENTS, load_experiment, run_experiment, show_recorded
+
+    if list:
+        for known, summary in EXPERIMENTS.items():
+            print(f"{known:<14} {summary}")
+        return
+    found = load_experiment(name)
+    directory = directory or Path("runs/experiments") / name
+    if recorded is not None:
+        show_recorded(found, recorded, directory)
+    elif not run_experiment(found, directory, seeds=seeds, only=only, runs=runs):
+        sys.exit(130)
+
+
+def eject(name: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> None:
+    """Print one linear-time mixer as a readable file that imports jax and nothing of ours.
+
+    Args:
+        name: the function or its word, such as gated_delta_net or gdn.
+        out: write it here instead; the file checks itself when it is run.
+    """
+    from toolkit.eject import eject as source_of
+
+    if out is None:
+        print(source_of(name))
+    elif out.exists():
+        raise ValueError(f"out: {str(out)!r} exists; wanted the name of a new file")
+    else:
+        out.write_text(source_of(name), encoding="utf-8")
+        print(f"{out}: it checks itself with  python {out}")
