@@ -16,7 +16,7 @@ from toolkit.cli_cluster import explain, launch, plan
 from toolkit.cli_results import bench, eject, experiment
 from toolkit.cli_site import export_site
 from toolkit.cli_sparse import audit_sparse
-from toolkit.parallel.processes import leave
+from toolkit.parallel.hosts.processes import leave
 
 
 def tour(

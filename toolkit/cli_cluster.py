@@ -31,7 +31,7 @@ def launch(
         dry_run: print what would be run, or what to submit, and run nothing.
     """
     from toolkit import parallel
-    from toolkit.parallel.launch import launch_commands
+    from toolkit.parallel.hosts.launch import launch_commands
 
     if cluster != "here" and not dry_run:
         raise ValueError(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from toolkit.parallel import join_processes, launch, launch_recipe
-from toolkit.parallel.launch import launch_commands
+from toolkit.parallel.hosts.launch import launch_commands
 
 A_LONG_TIME = 3600  # seconds; pytest's limit ends a test that waits for it
 TRAIN = ["toolkit", "train", "a run", "--layout", "zero3"]

@@ -81,7 +81,7 @@ def test_kills_and_meshes_change_no_bit(readers, tmp_path):
 
 
 def test_processes_end_with_the_one_that_watches_them():
-    code = "from toolkit.parallel.processes import _die_with_supervisor as d; d()"
+    code = "from toolkit.parallel.hosts.processes import _die_with_supervisor as d; d()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         process.stdin.close()
         assert process.wait(30) == 1
@@ -169,7 +169,7 @@ import sys, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from toolkit.parallel import join_processes
-from toolkit.parallel.meeting import meet
+from toolkit.parallel.hosts.meeting import meet
 
 join_processes()
 multihost_utils.process_allgather(np.ones(1))

@@ -71,11 +71,11 @@ Every mixer once, with what it costs (`mixers.py`)
     register                     add a row of your own, which every room then knows by its name
     recurrent                    a row whose state is one matrix per head
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
-    draw_inputs                  random inputs for any row (`sampler.py`)
+    draw_inputs                  random inputs for any row (`inputs.py`)
 """
 
 from toolkit.attention import latent
-from toolkit.attention.inputs import Input, Mixer, recurrent
+from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
@@ -120,7 +120,6 @@ from toolkit.attention.linear.retention import (
 )
 from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, mixer, register
-from toolkit.attention.sampler import draw_inputs
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
 from toolkit.attention.softmax.merge import merge_attention

@@ -59,11 +59,11 @@ from toolkit.parallel.dataflow.logical_layout import logical_layout
 from toolkit.parallel.dataflow.redco_layout import redco_layout
 from toolkit.parallel.devices import simulate_devices, use_cores
 from toolkit.parallel.faults.blame import Blame, Finding, Trial, blame
-from toolkit.parallel.launch import launch
+from toolkit.parallel.hosts.launch import launch
+from toolkit.parallel.hosts.processes import join_processes
+from toolkit.parallel.hosts.recipes import launch_recipe
 from toolkit.parallel.layout import Layout, Placement
 from toolkit.parallel.mesh import make_mesh
-from toolkit.parallel.processes import join_processes
-from toolkit.parallel.recipes import launch_recipe
 from toolkit.parallel.schemes import layout
 from toolkit.parallel.sequence_classes import bucket_lengths, divide_evenly
 from toolkit.parallel.sequence_groups import (

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from toolkit._checks import check_fields, checked
-from toolkit.parallel.signals import remembered_signals
+from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.host_batches import HostBatches

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit import lr
 from toolkit._checks import checked
-from toolkit.parallel.signals import remembered_signals
+from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import Batch, Params, TrainState
 from toolkit.training.loop import (
     FitOptions,

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
-from toolkit.parallel.meeting import Together
+from toolkit.parallel.hosts.meeting import Together
 from toolkit.parallel.updates import (
     Batch,
     Metrics,

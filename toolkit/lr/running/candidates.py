@@ -20,7 +20,7 @@ from jaxtyping import Array
 from toolkit.lr.protocol import Request
 from toolkit.lr.running.batches import batch_source
 from toolkit.parallel import make_mesh
-from toolkit.parallel.meeting import Together
+from toolkit.parallel.hosts.meeting import Together
 from toolkit.parallel.updates import (
     TrainState,
     held,

@@ -12,8 +12,8 @@ import jax
 
 from toolkit._checks import checked
 from toolkit._compat import distributed_options
-from toolkit.parallel.chatter import library_output_to
-from toolkit.parallel.meeting import introduce
+from toolkit.parallel.hosts.chatter import library_output_to
+from toolkit.parallel.hosts.meeting import introduce
 
 MOST_PROCESSES = 1_000_000
 # A process that ends with an error would wait so long for the others to end too.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from toolkit._checks import checked
-from toolkit.parallel.signals import remembered_signals
+from toolkit.parallel.hosts.signals import remembered_signals
 
 MOST_PROCESSES = 256
 MOST_DEVICES = 1024
