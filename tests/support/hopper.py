@@ -1,9 +1,14 @@
 """Hopper's kernels without a GPU: the interpreter that sees races, lowering, and a chip's name."""
 
+import re
+
 import jax
 import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks  # private in every version
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # public from 0.11
+from jax.experimental.mosaic.gpu import dialect
 
 # jax 0.12 can raise where it sees a race; here all versions note it, and the tests ask.
 NOTED = {"on_race": "warn"} if hasattr(InterpretGPUParams, "on_race") else {}
@@ -45,3 +50,23 @@ def relative_error(got, want) -> float:
 def lowered(function, *arguments) -> str:
     """The program for CUDA. Lowering fails where shared memory does not suffice."""
     return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def grids(program: str) -> list[tuple[int, ...]]:
+    """Thread blocks along x, y and z of every kernel of a program that `lowered` made."""
+    found = []
+    for match in re.finditer(r'module = "((?:[^"\\]|\\[0-9A-F]{2}|\\\\)*)"', program):
+        code = re.sub(
+            rb"\\([0-9A-F]{2}|\\)",
+            lambda x: b"\\" if x[1] == b"\\" else bytes.fromhex(x[1].decode()),
+            match[1].encode("latin1"),
+        )
+        with mlir.make_ir_context() as context:
+            dialect.register_dialect(context)
+            context.allow_unregistered_dialects = True
+            text = str(ir.Module.parse(code))
+        numbers = dict(re.findall(r'(%\w+) = "[\w.]*constant"\(\) \{value = (\d+) : index\}', text))
+        operands = re.search(r'gpu\.launch"\(([^)]*)\)', text)[1].split(", ")
+        sizes = [numbers.get(x) for x in operands if x in numbers]
+        found.append(tuple(map(int, sizes[:3])))
+    return found

@@ -29,7 +29,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
@@ -45,7 +44,7 @@ from toolkit.attention.kernels.gpu.prepare import (
     numbers_of_tokens,
     per_row,
 )
-from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, token_place
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program, token_place
 from toolkit.attention.kernels.gpu.walk import Transposed, sum_of_products
 
 WIDEST = 128  # channels of a head
@@ -85,13 +84,15 @@ def gradients(
     sources = tokens | chunks | late
     kinds, of_keys = 7 if is_delta else 4, (CHUNK, key)
 
+    grid = (rows, count)
+
     def body(*refs):
         *inputs, d_q, d_k, d_numbers, d_through = refs[: len(sources) + 4]
         *d_v, buffers, squares, d_q_smem, d_numbers_smem, d_through_smem = refs[len(sources) + 4 :][
             :-2
         ]
         smem, loaded = dict(zip(sources, buffers, strict=True)), refs[-2:]
-        place = lax.axis_index("row"), lax.axis_index("chunk")
+        place = program(grid)
         for name, source in zip(sources, inputs, strict=True):
             part = place
             if name in tokens:
@@ -190,8 +191,7 @@ def gradients(
             plgpu.Barrier(num_arrivals=len(tokens | chunks)),
             plgpu.Barrier(num_arrivals=len(late)),
         ],
-        grid=(rows, count),
-        grid_names=("row", "chunk"),
+        grid=grid,
         interpret=interpret,
     )
     d_q, d_k, d_numbers, d_through, *d_v = kernel(*sources.values())

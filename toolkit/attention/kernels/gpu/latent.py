@@ -30,6 +30,7 @@ from toolkit.attention.kernels.gpu.support import (
     SHARED_MEMORY,
     check_chip,
     launch,
+    program,
 )
 from toolkit.attention.kernels.gpu.walk import sum_of_products
 
@@ -142,10 +143,12 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
     splits = max(1, min(-(-slots // SLOTS), blocks_at_once // (batch * tiles)))
     square = (HEADS, SLOTS)
 
+    grid = (batch, splits, tiles)
+
     def body(*refs):
         q, rope_q, latents, rope_keys, filled, out, largest_out, total_out, *scratch = refs
         q_smem, rope_q_smem, latent_smem, rope_smem, q_loaded, loaded, consumed, cleaned = scratch
-        row, split, tile = (lax.axis_index(name) for name in ("row", "split", "tile"))
+        row, split, tile = program(grid)
         group = lax.axis_index("group")
         length = filled[row]
         blocks = lax.div(length + SLOTS - 1, SLOTS)
@@ -240,8 +243,7 @@ def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
             plgpu.Barrier(num_arrivals=groups, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=groups),
         ],
-        grid=(batch, splits, tiles),
-        grid_names=("row", "split", "tile"),
+        grid=grid,
         num_threads=groups,
         thread_name="group",
         interpret=interpret,

@@ -10,7 +10,6 @@ float32 and read it again: 2 C V floats per chunk, more than the operands R and 
 from typing import Any
 
 import jax
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
@@ -20,6 +19,7 @@ from toolkit.attention.kernels.gpu.support import (
     BF16,
     CHUNK,
     launch,
+    program,
     tile_columns,
     token_place,
 )
@@ -46,11 +46,14 @@ def outputs(
     tile = tile_columns(value, 256 if key <= 128 else 128)
     shape = (CHUNK, tile)
 
+    grid = (rows, count, value // tile)
+
     def body(read, scores, states, written, out, read_smem, scores_smem, state_smem, *rest):
         written_smem, out_smem, loaded = rest
-        place, columns = (lax.axis_index("row"), lax.axis_index("chunk")), pl.ds(0, value)
+        *place, number = program(grid)
+        place, columns = tuple(place), pl.ds(0, value)
         if tile != value:
-            columns = pl.ds(lax.axis_index("tile") * tile, tile)
+            columns = pl.ds(number * tile, tile)
         part = (*place, slice(None), columns)
         tokens = token_place(*place, heads, columns)
         plgpu.copy_gmem_to_smem(read.at[place], read_smem, loaded)
@@ -75,8 +78,7 @@ def outputs(
             plgpu.SMEM(shape, BF16),
             plgpu.Barrier(num_arrivals=4),
         ],
-        grid=(rows, count, value // tile),
-        grid_names=("row", "chunk", "tile"),
+        grid=grid,
         interpret=interpret,
     )
     return kernel(factors.read, factors.scores, states, written)

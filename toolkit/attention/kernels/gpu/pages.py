@@ -33,6 +33,7 @@ from toolkit.attention.kernels.gpu.support import (
     SHARED_MEMORY,
     check_chip,
     launch,
+    program,
 )
 
 
@@ -93,10 +94,12 @@ def _attend(q, keys, values, pages, low, high, used, interpret):
     splits = max(1, min(pages.shape[1], at_once // rows))
     square = (heads, SLOTS)
 
+    grid = (rows, splits)
+
     def body(*refs):
         q, keys, values, pages, low, high, used, out, largest_out, total_out, *scratch = refs
         q_smem, key_smem, value_smem, q_loaded, loaded = scratch
-        row, split = lax.axis_index("row"), lax.axis_index("split")
+        row, split = program(grid)
         count = used[row]
         first, last = (lax.div(count * (split + i), splits) for i in (0, 1))
 
@@ -157,8 +160,7 @@ def _attend(q, keys, values, pages, low, high, used, interpret):
             plgpu.Barrier(),
             plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         ],
-        grid=(rows, splits),
-        grid_names=("row", "split"),
+        grid=grid,
         interpret=interpret,
     )
     return kernel(q, keys, values, pages, low, high, used)

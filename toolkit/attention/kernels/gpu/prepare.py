@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention.kernels.gpu.factors import Factors, cut, document_masks
 from toolkit.attention.kernels.gpu.solve import operand, scratch, write_solution
-from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, token_place
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program, token_place
 from toolkit.attention.kernels.gpu.walk import Transposed, sum_of_products
 from toolkit.attention.linear.engine.decays import exact_sums
 
@@ -105,11 +105,13 @@ def prepare(
     elif is_delta:
         sources, shapes = [*sources, inverse], [*shapes, (CHUNK, key)]
 
+    grid = (rows, count)
+
     def body(*refs):
         inputs, outputs = len(sources), len(sources) + len(shapes)
         (numbers, *tokens), results = refs[:inputs], refs[inputs:outputs]
         numbers_smem, q_smem, k_smem, leave_smem, scores_smem, rest, loaded = refs[outputs:]
-        place = lax.axis_index("row"), lax.axis_index("chunk")
+        place = program(grid)
         plgpu.copy_gmem_to_smem(numbers.at[place], numbers_smem, loaded)
         if is_delta and not is_solved:
             plgpu.copy_gmem_to_smem(tokens.pop().at[place], rest[0], loaded)
@@ -171,8 +173,7 @@ def prepare(
             own,
             plgpu.Barrier(num_arrivals=len(sources)),
         ],
-        grid=(rows, count),
-        grid_names=("row", "chunk"),
+        grid=grid,
         interpret=interpret,
     )
     read, leave, attention, *solution = kernel(*sources)

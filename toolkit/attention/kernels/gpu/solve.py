@@ -35,7 +35,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from toolkit.attention.kernels.gpu.factors import Delta, Solution
-from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch
+from toolkit.attention.kernels.gpu.support import BF16, CHUNK, F32, launch, program
 from toolkit.attention.kernels.gpu.walk import sum_of_products
 
 BLOCK = 16  # tokens of a block on the diagonal: the rows of a warp, and the K of a WGMMA
@@ -173,10 +173,12 @@ def solve(
     rows, count, _, key = delta.keys.shape
     value = values.shape[-1]
 
+    grid = (rows, count)
+
     def body(*refs):
         *sources, inverse, new_values, erase = refs[:7]
         *buffers, strips, loaded = refs[7:]
-        place = lax.axis_index("row"), lax.axis_index("chunk")
+        place = program(grid)
         for source, buffer in zip(sources, buffers, strict=True):
             plgpu.copy_gmem_to_smem(source.at[place], buffer, loaded)
         plgpu.barrier_wait(loaded)
@@ -197,8 +199,7 @@ def solve(
             scratch(),
             plgpu.Barrier(num_arrivals=4),
         ],
-        grid=(rows, count),
-        grid_names=("row", "chunk"),
+        grid=grid,
         interpret=interpret,
     )
     return Solution(*kernel(delta.system, values, delta.keys, delta.strengths))

@@ -25,6 +25,7 @@ from toolkit.attention.kernels.gpu.support import (
     check_heads,
     launch,
     padded,
+    program,
     tile_columns,
 )
 
@@ -69,9 +70,12 @@ def _update(vectors: Array, values: Array, state: Array, is_delta: bool, interpr
     def along_key(x):
         return lax.broadcast_in_dim(x, (key, tile), (0,))
 
+    grid = (rows, value // tile)
+
     def body(vectors, values, state, out, new_state, vector_smem, *rest):
         value_smem, state_smem, out_smem, loaded = rest
-        row, columns = lax.axis_index("row"), pl.ds(lax.axis_index("tile") * tile, tile)
+        row, number = program(grid)
+        columns = pl.ds(number * tile, tile)
         plgpu.copy_gmem_to_smem(state.at[row, :, columns], state_smem, loaded)
         plgpu.copy_gmem_to_smem(vectors.at[row], vector_smem, loaded)
         plgpu.copy_gmem_to_smem(values.at[row, columns], value_smem, loaded)
@@ -104,8 +108,7 @@ def _update(vectors: Array, values: Array, state: Array, is_delta: bool, interpr
             plgpu.SMEM((tile,), F32),
             plgpu.Barrier(num_arrivals=3),
         ],
-        grid=(rows, value // tile),
-        grid_names=("row", "tile"),
+        grid=grid,
         interpret=interpret,
     )
     return kernel(vectors, values, state)

@@ -5,6 +5,7 @@ H100, H200 and GH200. Earlier chips have neither; Blackwell dropped WGMMA for tc
 programming model, so it is refused rather than run wrongly or slowly.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from toolkit._compat import require_jax, varying, varying_axes
 BF16, F32 = jnp.bfloat16, jnp.float32
 CHUNK = 64  # tokens per chunk: the M of a WGMMA instruction
 SHARED_MEMORY = 232_448  # bytes a thread block may use on Hopper
+LONGEST = 65_535  # programs along the axes y and z of CUDA's grid
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200 (SXM)
 
 
@@ -60,15 +62,43 @@ def interpreter(interpret: Any) -> Any:
     return parameters()
 
 
-def launch(body: Callable, *, interpret: Any, **arguments: Any) -> Callable:
+def _names(grid: tuple[int, ...]) -> tuple[str, ...]:
+    """Of the axes that are launched: those of the grid, or one for all of them."""
+    is_long = any(size > LONGEST for size in grid[:-1])
+    return ("program",) if is_long else ("x", "y", "z")[: len(grid)]
+
+
+def program(grid: tuple[int, ...]) -> tuple[Any, ...]:
+    """Where on its grid a program is, however `launch` has laid that."""
+    names = _names(grid)
+    if len(names) == len(grid):
+        return tuple(map(lax.axis_index, names))
+    index, places = lax.axis_index(*names), []
+    for size in grid[:0:-1]:
+        places.append(lax.rem(index, size))
+        index = lax.div(index, size)
+    return index, *reversed(places)
+
+
+def launch(
+    body: Callable, *, interpret: Any, grid: tuple[int, ...] = (), **arguments: Any
+) -> Callable:
     """`plgpu.kernel` with layouts of registers and shared memory inferred by the compiler.
+
+    The body asks `program(grid)` where it is. CUDA bounds all axes of a grid but one, the last of
+    ours: a grid that is too long on another is launched as one axis.
 
     Under `jax.shard_map` the results vary over every mesh axis over which an operand does.
     """
     semantics = plgpu.LoweringSemantics.Warpgroup
-    parameters = plgpu.CompilerParams(lowering_semantics=semantics)
+    parameters, names = plgpu.CompilerParams(lowering_semantics=semantics), _names(grid)
     kernel = plgpu.kernel(
-        body, compiler_params=parameters, interpret=interpreter(interpret), **arguments
+        body,
+        grid=grid if len(names) == len(grid) else (math.prod(grid),),
+        grid_names=names,
+        compiler_params=parameters,
+        interpret=interpreter(interpret),
+        **arguments,
     )
 
     def run(*operands: Array) -> Any:

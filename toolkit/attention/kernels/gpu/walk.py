@@ -35,6 +35,7 @@ from toolkit.attention.kernels.gpu.support import (
     PROCESSORS,
     SHARED_MEMORY,
     launch,
+    program,
     token_place,
 )
 
@@ -109,11 +110,14 @@ def _walk(
     other_bytes = (4 + 2) * key * tile + 2 * CHUNK * tile + 1024
     stages = min(count, 2 if 2 * stage_bytes + other_bytes <= SHARED_MEMORY else 1)
 
+    grid = (rows, value // tile)
+
     def body(*refs):
         through_hbm, *sources = refs[: 1 + len(names)]
         initial_hbm, states_hbm, *written_hbm, final_hbm = refs[1 + len(names) :][:-7]
         through_smem, buffers, loaded, edge, edge_loaded, state_smem, written_smem = refs[-7:]
-        row, columns = lax.axis_index("row"), pl.ds(lax.axis_index("tile") * tile, tile)
+        row, number = program(grid)
+        columns = pl.ds(number * tile, tile)
 
         def place(i):
             return count - 1 - i if is_reversed else i
@@ -185,8 +189,7 @@ def _walk(
             plgpu.SMEM(state_shape, BF16),
             plgpu.SMEM(written_shape, BF16),
         ],
-        grid=(rows, value // tile),
-        grid_names=("row", "tile"),
+        grid=grid,
         interpret=interpret,
     )
     return kernel(through, *matrices.values(), *tiles.values(), initial)

@@ -1,0 +1,89 @@
+"""CUDA bounds two axes of a grid by 65,535: what has more rows is laid along the third."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hopper import INTERPRETER, assert_no_races, grids, lowered
+
+from toolkit.attention.kernels.gpu import chunked as gpu_chunked
+from toolkit.attention.kernels.gpu import support
+from toolkit.attention.kernels.gpu.step import step
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+BOUND = 65_535  # along y and z
+BATCH, HEADS, SIZE = 2048, 32, 64
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """Sets what a grid may hold; programs that were made with another bound are forgotten."""
+
+    def set_to(most):
+        monkeypatch.setattr(support, "LONGEST", most)
+        jax.clear_caches()
+
+    yield set_to
+    jax.clear_caches()
+
+
+def abstract(*shape, dtype=F32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def step_of_many_rows():
+    rows = BATCH * HEADS
+    token = [abstract(rows, SIZE)] * 3
+    return lowered(step, *token, abstract(rows, 1), abstract(rows), abstract(rows, SIZE, SIZE))
+
+
+def train(*x):
+    out, pull = jax.vjp(gpu_chunked.chunked, *x)
+    return out, pull(out)
+
+
+def test_a_step_of_many_rows_has_a_grid_that_cuda_takes(bound):
+    ((x, *others),) = grids(step_of_many_rows())
+    assert x >= BATCH * HEADS
+    assert max(others) <= BOUND
+    # The grid is read rightly: as it was laid before, it is not one.
+    bound(2**31)
+    ((_, *others),) = grids(step_of_many_rows())
+    assert max(others) == BATCH * HEADS
+
+
+@pytest.mark.slow
+def test_training_of_many_rows_has_grids_that_cuda_takes():
+    tokens = abstract(BATCH, 64, HEADS, SIZE, dtype=BF16)
+    gates = [abstract(BATCH, 64, HEADS, 1), abstract(BATCH, 64, HEADS)]
+    program = lowered(train, *[tokens] * 3, *gates, abstract(BATCH, HEADS, SIZE, SIZE))
+    found = grids(program)
+    assert len(found) == program.count("custom_call @mosaic_gpu")
+    assert all(max(others) <= BOUND for _, *others in found)
+
+
+@pytest.mark.slow
+def test_programs_find_their_places_on_a_long_grid(bound):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), F32)  # noqa: E731
+    rows, time = (1, 2), 128
+    tokens = [draw(rows[0], time, rows[1], SIZE).astype(BF16) / 8 for _ in range(3)]
+    g, beta = (
+        -jnp.abs(draw(rows[0], time, rows[1], 1)),
+        jax.nn.sigmoid(draw(rows[0], time, rows[1])),
+    )
+    state = draw(*rows, SIZE, 2 * SIZE)
+    tokens[2] = jnp.concatenate([tokens[2]] * 2, axis=-1)
+
+    def run():
+        interpreted = lambda *x: gpu_chunked.chunked(*x, interpret=INTERPRETER)  # noqa: E731
+        out, pull = jax.vjp(interpreted, *tokens, g, beta, state)
+        one = [x[0, 0].astype(F32) for x in tokens]
+        stepped = step(*one, g[0, 0], beta[0, 0], state[0], interpret=INTERPRETER)
+        return out, pull(out), stepped
+
+    wanted = run()
+    bound(1)
+    found = run()
+    assert_no_races()
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
