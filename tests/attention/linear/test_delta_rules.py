@@ -9,6 +9,8 @@ import pytest
 
 from toolkit.attention import (
     comba,
+    comba_reference,
+    comba_step,
     delta_net,
     draw_inputs,
     gated_delta_net,
@@ -61,6 +63,43 @@ def test_comba_that_feeds_back_what_decays_is_gated_delta_net():
 
         wanted = results(gated_delta_net, inputs)
         assert_close(results(tied, inputs), wanted, FLOAT64_TOLERANCE)
+
+
+def decays_then_reads(q, k, v, g, beta, feedback, correction):
+    """Comba's public loop over tokens, which decays before it reads, with numpy."""
+    out, state = (
+        np.zeros(v.shape),
+        np.zeros((*v.shape[:1], *v.shape[2:3], k.shape[-1], v.shape[-1])),
+    )
+    heads = np.repeat(np.arange(k.shape[2]), v.shape[2] // k.shape[2])
+    for t in range(v.shape[1]):
+        state *= np.exp(g[:, t])[..., None, None]
+        key, read = k[:, t, heads], feedback[:, t][..., None] * k[:, t, heads]
+        written = beta[:, t][..., None] * (v[:, t] - np.einsum("bhk,bhkv->bhv", read, state))
+        state += key[..., None] * written[..., None, :]
+        query = q[:, t, heads] - correction[:, t][..., None] * key
+        out[:, t] = k.shape[-1] ** -0.5 * np.einsum("bhk,bhkv->bhv", query, state)
+    return out, state
+
+
+@pytest.mark.parametrize("form", ["xla", "scan", "reference", "step"])
+def test_comba_may_decay_before_it_reads(form):
+    with jax.enable_x64(True):
+        inputs = draw_inputs(mixer("comba"), 20, dtype=jnp.float64)
+        wanted = decays_then_reads(*map(np.array, inputs))
+        if form == "step":
+            outs, state = [], jnp.zeros(wanted[1].shape)
+            for t in range(20):
+                out, state = comba_step(*(x[:, t] for x in inputs), state, decays_first=True)
+                outs.append(out)
+            got = jnp.stack(outs, axis=1), state
+        elif form == "reference":
+            got = comba_reference(*inputs, decays_first=True)
+        else:
+            got = comba(*inputs, decays_first=True, implementation=form)
+        jax.tree.map(partial(np.testing.assert_allclose, atol=FLOAT64_TOLERANCE), got, wanted)
+        # The paper's equation is another one.
+        assert abs(comba(*inputs)[0] - wanted[0]).max() > 1e-3
 
 
 def test_gated_delta_net_2_with_equal_gates_is_kimi_delta_attention():

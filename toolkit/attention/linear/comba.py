@@ -8,6 +8,10 @@ is taken from the query. The transition e^g - beta b k k^T is a scalar plus a ma
 where Gated DeltaNet's is their product e^g (1 - beta k k^T): the state is read before it decays.
 With b = e^g and d = 0 it is Gated DeltaNet.
 
+This is the paper's equation, and the one of the authors' kernels in flash-linear-attention, chunked
+and recurrent. Their plain loop over tokens (`naive_recurrent_comba`) decays the state first and
+then reads it, which is the same with b e^g in place of b: `decays_first` asks for that form.
+
 The paper's names on the left, those of this room on the right:
 
     alpha_t                            e^g
@@ -23,6 +27,7 @@ from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit.attention._compiled import compiled
+from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Chunk,
     Form,
@@ -61,6 +66,11 @@ def _action(
     return Action(q - correction[..., None] * k, Correction(erase, k, v, beta), addition=None)
 
 
+def _decayed(feedback: Array, g: Array) -> Array:
+    precise = accumulator(g.dtype)
+    return feedback.astype(precise) * jnp.exp(g.astype(precise))
+
+
 COMBA_RULE = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 
 
@@ -77,6 +87,7 @@ def comba(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    decays_first: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
     implementation: Form | None = None,
@@ -99,6 +110,8 @@ def comba(
         correction: [batch, time, value_heads] share d of the key taken from the query.
         scale: multiplies the outputs; key**-0.5 if None.
         normalize_qk: bring queries and keys to unit length first (`unit_length`).
+        decays_first: whether what a key recalls is read from the state after its decay, so that
+            b e^g takes the place of b.
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
         segment_ids: [batch, time] document of each token; the state is cleared wherever the
             number changes. `initial_state` belongs to the first, the final state to the last.
@@ -121,7 +134,7 @@ def comba(
 
     Source:
         Hu et al., "Improving Bilinear RNNs with Closed-loop Control" (arXiv:2506.02475), section
-        3; the state is read before it decays as in the authors' kernels in flash-linear-attention.
+        3.
 
     Example:
         >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
@@ -132,6 +145,8 @@ def comba(
     """
     if normalize_qk:
         q, k = unit_length(q), unit_length(k)
+    if decays_first:
+        feedback = _decayed(feedback, g)
     tokens = gather_tokens(q, k, v, beta, feedback, correction, g=g, scale=scale)
     return run(COMBA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
@@ -148,6 +163,7 @@ def comba_reference(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    decays_first: bool = False,
     initial_state: State | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Outputs:
@@ -171,7 +187,8 @@ def comba_reference(
     def token(S, q, k, v, g, beta, feedback, correction):
         if normalize_qk:
             q, k = unit_length(q), unit_length(k)
-        S = jnp.exp(g) * S + beta * jnp.outer(k, v - feedback * (S.T @ k))
+        read = jnp.exp(g) * S if decays_first else S
+        S = jnp.exp(g) * S + beta * jnp.outer(k, v - feedback * (read.T @ k))
         return S, scale * (S.T @ (q - correction * k))
 
     return scan_tokens(token, initial_state, segment_ids, **arrays)
@@ -191,6 +208,7 @@ def comba_step(
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
+    decays_first: bool = False,
 ) -> Output:
     r"""Decode one token: one read and one write of the state.
 
@@ -212,6 +230,8 @@ def comba_step(
     """
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
+    if decays_first:
+        feedback_t = _decayed(feedback_t, g_t)
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, feedback_t, correction_t, g=g_t, scale=scale)
     return step(COMBA_RULE, tokens, state)
 
