@@ -92,7 +92,8 @@ def gradients(
             :-2
         ]
         smem, loaded = dict(zip(sources, buffers, strict=True)), refs[-2:]
-        place = program(grid)
+        row, chunk = program(grid)
+        place = row, chunk
         for name, source in zip(sources, inputs, strict=True):
             part = place
             if name in tokens:

@@ -50,8 +50,8 @@ def outputs(
 
     def body(read, scores, states, written, out, read_smem, scores_smem, state_smem, *rest):
         written_smem, out_smem, loaded = rest
-        *place, number = program(grid)
-        place, columns = tuple(place), pl.ds(0, value)
+        row, chunk, number = program(grid)
+        place, columns = (row, chunk), pl.ds(0, value)
         if tile != value:
             columns = pl.ds(number * tile, tile)
         part = (*place, slice(None), columns)

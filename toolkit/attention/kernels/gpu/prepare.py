@@ -111,7 +111,8 @@ def prepare(
         inputs, outputs = len(sources), len(sources) + len(shapes)
         (numbers, *tokens), results = refs[:inputs], refs[inputs:outputs]
         numbers_smem, q_smem, k_smem, leave_smem, scores_smem, rest, loaded = refs[outputs:]
-        place = program(grid)
+        row, chunk = program(grid)
+        place = row, chunk
         plgpu.copy_gmem_to_smem(numbers.at[place], numbers_smem, loaded)
         if is_delta and not is_solved:
             plgpu.copy_gmem_to_smem(tokens.pop().at[place], rest[0], loaded)

@@ -178,7 +178,8 @@ def solve(
     def body(*refs):
         *sources, inverse, new_values, erase = refs[:7]
         *buffers, strips, loaded = refs[7:]
-        place = program(grid)
+        row, chunk = program(grid)
+        place = row, chunk
         for source, buffer in zip(sources, buffers, strict=True):
             plgpu.copy_gmem_to_smem(source.at[place], buffer, loaded)
         plgpu.barrier_wait(loaded)
