@@ -39,7 +39,8 @@ def launch(
             "to submit to it"
         )
     if cluster != "here":
-        print(parallel.launch_recipe(command, cluster, hosts=hosts, devices=devices or 8), end="")
+        how = {"hosts": hosts, "devices": devices or 8, "restarts": restarts}
+        print(parallel.launch_recipe(command, cluster, **how), end="")
     elif dry_run:
         print(launch_commands(command, processes, devices))
     else:

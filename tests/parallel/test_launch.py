@@ -1,6 +1,5 @@
 """One job of several processes: watched, ended when one dies, found by each other, counted."""
 
-import ast
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 
-from toolkit.parallel import join_processes, launch, launch_recipe
+from toolkit.parallel import join_processes, launch
 from toolkit.parallel.hosts.launch import launch_commands
 
 A_LONG_TIME = 3600  # seconds; pytest's limit ends a test that waits for it
@@ -139,41 +138,3 @@ def test_processes_are_counted(monkeypatch):
         join_processes(4)
     with pytest.raises(ValueError, match="expected"):
         join_processes(0)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "count", "lines"),
-    [
-        (
-            "slurm",
-            32,
-            ("#SBATCH --nodes=4", "#SBATCH --ntasks-per-node=8", "srun --kill-on-bad-exit=1"),
-        ),
-        ("kubernetes", 4, ("kind: JobSet", "completions: 4", "nvidia.com/gpu: 8", 'value: "4"')),
-        ("ray", 4, ("num_gpus=8", "STRICT_SPREAD", "JAX_COORDINATOR_ADDRESS")),
-        ("tpu", 4, ("gcloud compute tpus tpu-vm ssh NAME", "--worker=all")),
-    ],
-)
-def test_recipes_count_processes_and_can_be_read(cluster, count, lines):
-    recipe = launch_recipe(TRAIN, cluster, hosts=4)
-    assert all(line in recipe for line in lines)
-    told = {"kubernetes": f'"--processes", "{count}"', "ray": f"'--processes', '{count}'"}
-    assert told.get(cluster, f"--processes {count}") in recipe
-    if cluster == "ray":
-        ast.parse(recipe)
-    elif cluster == "kubernetes":
-        yaml = pytest.importorskip("yaml")
-        (job,) = yaml.safe_load(recipe)["spec"]["replicatedJobs"]
-        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-        assert container["command"][2] == "a run"
-    else:
-        subprocess.run(["bash", "-n"], input=recipe, text=True, check=True)
-    assert "--processes" not in launch_recipe(["python", "mine.py"], cluster)
-
-
-def test_unknown_clusters_and_sizes_are_refused():
-    with pytest.raises(ValueError, match="slurm, kubernetes, ray, tpu"):
-        launch_recipe(TRAIN, "cloud")
-    for name in ("hosts", "devices"):
-        with pytest.raises(ValueError, match=name):
-            launch_recipe(TRAIN, "slurm", **{name: 0})

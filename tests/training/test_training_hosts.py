@@ -195,6 +195,30 @@ def test_a_host_that_is_late_is_named_and_libraries_write_elsewhere():
     shutil.rmtree(first.parent)
 
 
+# A launcher that ends a job with its first process must not meet one that is still saving.
+SAVES_LATE = """
+import pathlib, sys, time
+import jax
+from toolkit.parallel import join_processes
+from toolkit.training.loop import say_if_stopped
+
+join_processes()
+saved = pathlib.Path(sys.argv[1])
+if jax.process_index() == 1:
+    time.sleep(2)
+    saved.touch()
+say_if_stopped("SIGTERM", "step 1", None)
+sys.exit(not saved.exists())
+"""
+
+
+@pytest.mark.slow
+def test_no_process_leaves_before_all_have_saved(tmp_path):
+    with launched(SAVES_LATE, tmp_path / "saved") as process:
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
 def test_a_port_in_use_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from toolkit._checks import check_fields, checked
+from toolkit.parallel.hosts.meeting import meet
 from toolkit.parallel.hosts.signals import remembered_signals
 from toolkit.parallel.updates import Params, TrainState
 from toolkit.training.checkpoint import Checkpoints
@@ -220,8 +221,11 @@ def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -
 
 
 def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathLike | None) -> None:
-    """Tells on the error stream what stopped a run and how to go on."""
-    if stopped_by is None or jax.process_index():
+    """Tells on the error stream what stopped a run and how to go on, once all have saved."""
+    if stopped_by is None:
+        return
+    meet("save")
+    if jax.process_index():
         return
     saved = f"saved in {directory}; to go on, run the same again"
     if directory is None:
