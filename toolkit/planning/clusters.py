@@ -74,11 +74,11 @@ class Cluster:
 
 
 @checked
-def cluster(chips: str) -> Cluster:
+def cluster(chips: str | Cluster) -> Cluster:
     """A cluster by name: kind, colon, count or shape.
 
     Args:
-        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4".
+        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4"; a cluster is returned.
 
     Returns:
         A `Cluster`.
@@ -93,6 +93,8 @@ def cluster(chips: str) -> Cluster:
         >>> cluster("v5p:4x4x4").chips
         64
     """
+    if isinstance(chips, Cluster):
+        return chips
     if "+" in chips:
         raise ValueError(
             f"chips {chips!r} are of several kinds, and a step waits for the slowest; plan for one"

@@ -233,7 +233,7 @@ class Prediction:
 @checked
 def predict(
     model: LoopedConfig | str,
-    chips: str,
+    chips: str | Cluster,
     strategy: Strategy,
     *,
     batch: int,

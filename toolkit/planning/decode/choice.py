@@ -4,7 +4,7 @@ import dataclasses
 
 from toolkit._checks import checked
 from toolkit.attention.latent import LatentConfig, SlicingReport
-from toolkit.planning.clusters import cluster
+from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.decode.latent import (
     SCHEMES,
     DecodeCost,
@@ -55,7 +55,7 @@ def plan_decode(
     model: str | LatentConfig,
     batch: int,
     context: int,
-    chips: str,
+    chips: str | Cluster,
     *,
     link: float | None = None,
     report: SlicingReport | None = None,
@@ -90,7 +90,7 @@ def plan_decode(
     """
     allowed = None if report is None else len(report.divergence)
 
-    def costs_on(chips: str) -> list[DecodeCost]:
+    def costs_on(chips: str | Cluster) -> list[DecodeCost]:
         config, count = latent_config(model), cluster(chips).chips
         options = [
             (scheme, 2**power)
@@ -112,12 +112,13 @@ def plan_decode(
     if not usable:
         least = min((c for c in costs if c.is_exact), key=lambda cost: cost.memory_bytes)
         needed = f"{least.name} needs {least.memory_bytes / 1e9:.1f} GB on each"
-        kind, colon, count = chips.split(":")[0], ":" in chips, cluster(chips).chips
+        name, count = cluster(chips).name, cluster(chips).chips
+        kind, colon, _ = name.partition(":")
         times = range(2, min(MOST_TIMES, MOST_CHIPS // count) + 1 if colon else 2)
         larger = (f"{kind}:{each * count}" for each in times)
         works = (each for each in larger if any(c.fits and c.is_exact for c in costs_on(each)))
         nearest = next((f"; nearest multiple that works: {each}" for each in works), "")
-        raise ValueError(f"chips {chips!r} hold no exact scheme: {needed}{nearest}.")
+        raise ValueError(f"chips {name!r} hold no exact scheme: {needed}{nearest}.")
     chosen = usable[0]
     return DecodePlan(chosen, tuple(costs), _reason(chosen, costs, report))
 

@@ -105,7 +105,7 @@ def decode_cost(
     model: str | LatentConfig,
     batch: int,
     context: int,
-    chips: str,
+    chips: str | Cluster,
     *,
     scheme: str = "replicate",
     slices: int = 1,

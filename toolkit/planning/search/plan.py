@@ -8,7 +8,7 @@ from toolkit._checks import checked
 from toolkit.looped import LoopedConfig
 from toolkit.measure import in_words
 from toolkit.measure.tables import text_table
-from toolkit.planning.clusters import cluster
+from toolkit.planning.clusters import Cluster, cluster
 from toolkit.planning.models import check_model, model_of, nearest_multiple
 from toolkit.planning.predict import Prediction, prediction_of
 from toolkit.planning.search.weigh import RUNNERS_UP, Search, bases_of
@@ -87,7 +87,7 @@ def why(other: Prediction, best: Prediction) -> str:
 @checked
 def plan(
     model: LoopedConfig | str,
-    chips: str,
+    chips: str | Cluster,
     *,
     batch: int,
     sequence_length: int = 2048,
@@ -138,7 +138,7 @@ def plan(
 
 def searched(
     model: LoopedConfig | str,
-    chips: str,
+    chips: str | Cluster,
     batch: int,
     sequence_length: int,
     memory: float | None = None,

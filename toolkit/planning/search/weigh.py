@@ -4,7 +4,6 @@ A cut is weighed by time first, for time is bounded below without its pipeline's
 be shown any more is neither simulated nor are its bytes counted.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -123,13 +122,15 @@ def _sharded(base: Strategy) -> tuple[bool, ...]:
 
 def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> Iterator[Strategy]:
     """Every cut of the chips that divides the model and the batch."""
+    whole = Strategy()
     for pipeline in _divisors(where.chips):
         for tensor in _divisors(where.chips // pipeline):
             shards = where.chips // pipeline // tensor
             if tensor > LARGEST_TENSOR or batch % shards:
                 continue
             for data in _divisors(shards):
-                base = Strategy(data=data, fsdp=shards // data, tensor=tensor, pipeline=pipeline)
+                cut = {"data": data, "fsdp": shards // data, "tensor": tensor}
+                base = whole.changed(**cut, pipeline=pipeline)
                 try:
                     check_model(config, base, batch, length)
                 except ValueError:
@@ -145,7 +146,7 @@ def _streamed(layer: Prediction) -> list[Prediction]:
         return []
     found = []
     for chunks in BLOCK_CHUNKS:
-        streamed = dataclasses.replace(strategy, block_chunks=chunks)
+        streamed = strategy.changed(block_chunks=chunks)
         try:
             check_model(layer.config, streamed, layer.batch, layer.sequence_length)
         except ValueError:
@@ -188,7 +189,7 @@ def _mixed(least: Prediction) -> Prediction | None:
     runs = [f"{count[name]} {name}" for name in reversed(RECOMPUTE) if count[name]]
     if len(runs) < 2:
         return None
-    mixed = dataclasses.replace(strategy, recompute=", ".join(runs))
+    mixed = strategy.changed(recompute=", ".join(runs))
     return prediction_of(
         config, least.cluster, mixed, least.batch, least.sequence_length, least.limit,
         least.constants,
@@ -221,7 +222,7 @@ def _balanced(even: Prediction) -> Prediction | None:
     if found is None or found == even.stages:
         return None
     return prediction_of(
-        config, even.cluster, dataclasses.replace(strategy, stages=found), *sizes, even.limit,
+        config, even.cluster, strategy.changed(stages=found), *sizes, even.limit,
         even.constants,
     )  # fmt: skip
 

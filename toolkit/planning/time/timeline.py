@@ -113,7 +113,7 @@ class Timeline:
 @checked
 def timeline(
     compiled: jax.stages.Compiled | CompiledWork,
-    chips: str,
+    chips: str | Cluster,
     *,
     constants: Constants | None = None,
     link_speed: float = 1.0,

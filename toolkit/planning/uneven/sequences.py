@@ -63,7 +63,7 @@ class SequencePlan(NamedTuple):
 @checked
 def plan_sequences(
     model: LoopedConfig | str,
-    chips: str,
+    chips: str | Cluster,
     lengths: Sequence[int],
     *,
     recompute: str = "layer",
