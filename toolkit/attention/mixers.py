@@ -88,9 +88,6 @@ def mixer(name: str, **options: int) -> Mixer:
     Raises:
         ValueError: an unknown name, or an option the row does not have.
 
-    Cost:
-        A dictionary look-up.
-
     Example:
         >>> mixer("window", sliding_window=128).options["sliding_window"]
         128

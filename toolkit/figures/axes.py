@@ -20,9 +20,6 @@ def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
         x_unit: as in `in_words`; `"tokens"` ticks at powers of two.
         y_unit: as in `in_words`; `"bytes"` ticks at powers of two.
 
-    Cost:
-        None worth naming; ticks are placed at each draw.
-
     Example:
         >>> axes = new_figure().add_subplot()
         >>> log_axes(axes, x_unit="tokens", y_unit="seconds")

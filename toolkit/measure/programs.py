@@ -198,9 +198,6 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     Raises:
         ValueError: this backend reports no memory analysis.
 
-    Cost:
-        None on the device.
-
     Example:
         >>> x = jnp.ones((8, 8))
         >>> program_cost(jax.jit(jnp.dot).lower(x, x).compile()).flops >= 2 * 8**3

@@ -256,7 +256,7 @@ def predict(
         batch: sequences per step, all chips together.
         sequence_length: tokens per sequence.
         memory: bytes a chip may use; None: all it has.
-        constants: what chips and links achieve; None: the defaults, which nobody has measured.
+        constants: what chips and links achieve; None: the defaults, which are not measured.
 
     Returns:
         A `Prediction`.

@@ -22,7 +22,7 @@ class Task(NamedTuple):
     Attributes:
         kind: "F" forward, "B" the whole backward pass, or its halves: "I", the gradient with
             respect to the stage's input, which the stage before waits for, and "W", that of its
-            weights, which nobody waits for. The letters are those of PyTorch's pipelining.
+            weights, for which no other device waits. The letters are those of PyTorch's pipelining.
         microbatch: counted from 0.
         stage: of the model, counted from 0.
 

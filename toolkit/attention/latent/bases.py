@@ -194,7 +194,7 @@ def principal_basis(
     rows = rows - rows.mean(axis=0) if is_centred else rows
     _, vectors = np.linalg.eigh(rows.T @ rows)
     vectors = vectors[:, ::-1]
-    largest = np.abs(vectors).argmax(axis=0)  # a sign for each that does not hang on the platform
+    largest = np.abs(vectors).argmax(axis=0)  # a sign for each that does not depend on the platform
     return vectors * np.sign(vectors[largest, np.arange(len(vectors))])
 
 

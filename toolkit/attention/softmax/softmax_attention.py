@@ -223,7 +223,7 @@ def _attend(
         out, residual = attend_to_keys(shared, context, options, implementation)
         return jnp.where(is_lost[..., None, None], jnp.nan, out), residual, cache
 
-    # Which weights are dropped hangs on their places in the whole: a share does not know its own.
+    # Which weights are dropped depends on their places in the whole, which a share does not know.
     if initial_state is not None and dropout_key is not None:
         out, residual, cache = share_with_cache(*arrays, segment_ids, initial_state)
     elif initial_state is not None:

@@ -3,7 +3,7 @@
     keep tile (i, j)  if  max over its pairs of  x^_ts - L_t  >=  log tau
 
 with L_t the exact residual over the sinks and the local keys. What the left side is, in nats, does
-not hang on tau: it is found once, and every threshold is a comparison.
+not depend on tau: it is found once, and every threshold is a comparison.
 """
 
 import functools

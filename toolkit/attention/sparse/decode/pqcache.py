@@ -45,7 +45,7 @@ class PQCache(Selector):
     """Rank tokens by their scores with product-quantised keys.
 
     Attributes:
-        parts: into which the channels are cut, an even number.
+        parts: the number of groups that the channels are cut into; even.
         bits: of a code; 2 ** bits centroids in every part, at most 8.
         iterations: of the k-means that finds them.
         growth: new tokens, as a share of the others, after which they are found again: the work of

@@ -29,7 +29,7 @@ class BlockCache(Rows):
         keys: [batch, key_value_heads, capacity, key].
         values: [batch, key_value_heads, capacity, value].
         pooled_keys: means of complete blocks [batch, key_value_heads, blocks, key], at least
-            float32: which blocks are selected hangs on their last digits.
+            float32: which blocks are selected depends on their last digits.
         pooled_values: [batch, key_value_heads, blocks, value].
         length: tokens seen so far by each row, int32.
 

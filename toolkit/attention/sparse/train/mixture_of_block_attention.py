@@ -8,7 +8,7 @@ before its own block compete, and of equal gates the earliest wins. Every query 
 itself. There is nothing to learn but q, k and v: the selection passes no gradient, the attention
 does, and reads fewer tokens than dense attention would with the same parameters.
 
-Numbers: as in `softmax/softmax_attention.py`; means are float32, since a selection hangs on their
+Numbers: as in `softmax/softmax_attention.py`; means are float32, since a selection depends on their
 last digits.
 """
 

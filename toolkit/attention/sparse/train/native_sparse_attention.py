@@ -12,7 +12,7 @@ the means to every key and value of a block.
 The three branches share keys and values, and means take the place of a learned compression, as in
 flash-linear-attention; the paper gives each branch its own projections.
 
-Numbers: as in `softmax/softmax_attention.py`; means are float32, since a selection hangs on their
+Numbers: as in `softmax/softmax_attention.py`; means are float32, since a selection depends on their
 last digits.
 Documents of a packed sequence are runs of equal segment_ids.
 """

@@ -266,7 +266,8 @@ OUTLINE = Outline(
         Exercise(
             "beat",
             "Split each backward into its input gradient (I), which the device before waits for, "
-            "and its weight gradient (W), which nobody waits for. Beat 1F1B in its own memory.",
+            "and its weight gradient (W), for which no other device waits. Beat 1F1B in its own "
+            "memory.",
             _judge_beat,
             (
                 "In 1F1B's order, replace B by I at once; where could the Ws go?",
