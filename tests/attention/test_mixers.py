@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from toolkit.attention import MIXERS, KVCache, draw_inputs, mixer
+from toolkit.attention import MIXERS, ForgettingCache, KVCache, draw_inputs, mixer
 from toolkit.attention.softmax.softmax_attention import softmax_attention
 from toolkit.attention.table import mixer_page
 from toolkit.bench.mixers.matrix_products import matrix_flops
@@ -84,7 +84,7 @@ def test_step_flops(name):
         assert matrix_flops(partial(row.step, **row.options), *inputs, state) == wanted
         return
     counted = compiled_flops(lambda *x: row.step(*x, **row.options), *inputs, state)
-    if isinstance(state, KVCache):
+    if isinstance(state, (KVCache, ForgettingCache)):
         # The compiler also counts the branch that only runs for a cache holding NaN: a product,
         # a selection and a sum over the values.
         wanted += 3 * BATCH * HEADS * context * VALUE
@@ -112,7 +112,7 @@ def test_bytes_count_inputs_outputs_and_state_once(name):
     if row.name in SPARSE:
         return  # a step reads a part of the state
     state = row.state_bytes(BATCH, time, *SIZES, **row.options)
-    is_cache = row.name in ("full", "window")
+    is_cache = row.name in ("full", "window", "fox")
     token = (nbytes(inputs) + out) // time
     crossings = 1 if is_cache else 2  # a recurrent state is also written
     assert row.step_bytes(BATCH, time, *SIZES, **row.options) == crossings * state + token

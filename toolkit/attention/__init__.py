@@ -8,6 +8,9 @@ Softmax attention, full, grouped or windowed (`softmax/`)
     softmax_attention_step       decode one token against a cache
     KVCache                      the keys and values of earlier tokens, time last; in int8 if wanted
     quantisation_error           what int8 costs in exactness
+    forgetting_attention         gates that the data choose weaken earlier tokens (FoX); with
+                                 forgetting_attention_reference and forgetting_attention_step
+    ForgettingCache              keys, values and gates of earlier tokens
 
 Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
@@ -122,6 +125,12 @@ from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, mixer, register
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step
+from toolkit.attention.softmax.forgetting_attention import (
+    ForgettingCache,
+    forgetting_attention,
+    forgetting_attention_reference,
+    forgetting_attention_step,
+)
 from toolkit.attention.softmax.merge import merge_attention
 from toolkit.attention.softmax.online import online_softmax
 from toolkit.attention.softmax.quantisation import quantisation_error
@@ -157,6 +166,7 @@ from toolkit.attention.sparse.prefill import (
 __all__ = [
     "MIXERS",
     "BlockCache",
+    "ForgettingCache",
     "IndexedCache",
     "Input",
     "KVCache",
@@ -175,6 +185,9 @@ __all__ = [
     "delta_net_reference",
     "delta_net_step",
     "draw_inputs",
+    "forgetting_attention",
+    "forgetting_attention_reference",
+    "forgetting_attention_step",
     "gated_delta_net",
     "gated_delta_net_2",
     "gated_delta_net_2_reference",

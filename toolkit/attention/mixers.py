@@ -9,8 +9,8 @@ call every row alike:
     out_t, state = row.step(*inputs_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
-The table collects itself: a file in `linear/` that holds a `ROW` is in it, in the order of papers.
-A file of another package adds its own with `register`.
+The table collects itself: a file in `linear/` or `softmax/` that holds a `ROW` is in it, in the
+order of papers. A file of another package adds its own with `register`.
 """
 
 import importlib
@@ -21,17 +21,20 @@ from types import MappingProxyType
 
 from toolkit._checks import checked
 from toolkit._registry import Registry
-from toolkit.attention import linear
+from toolkit.attention import linear, softmax
 from toolkit.attention.inputs import Mixer
-from toolkit.attention.softmax import mixers as softmax
+from toolkit.attention.softmax import mixers
 from toolkit.attention.sparse.train import mixers as sparse
 
 
 def _rows() -> list[Mixer]:
-    names = (module.name for module in pkgutil.iter_modules(linear.__path__))
-    modules = (importlib.import_module(f"{linear.__name__}.{name}") for name in names)
+    modules = (
+        importlib.import_module(f"{folder.__name__}.{found.name}")
+        for folder in (linear, softmax)
+        for found in pkgutil.iter_modules(folder.__path__)
+    )
     rows = [module.ROW for module in modules if hasattr(module, "ROW")]
-    return sorted((*softmax.ROWS, *rows, *sparse.ROWS), key=_published)
+    return sorted((*mixers.ROWS, *rows, *sparse.ROWS), key=_published)
 
 
 def _published(row: Mixer) -> str:

@@ -201,7 +201,7 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     if alibi_slopes is not None:
         slopes = alibi_slopes.astype(accumulator(q_t.dtype)).reshape(1, *q_t.shape[1:3], 1)
         penalty = slopes * age[:, None, None].astype(slopes.dtype)
-    out, residual = _attend_to_slots(q_t, cache, visible[:, None, None], penalty, options)
+    out, residual = attend_to_slots(q_t, cache, visible[:, None, None], penalty, options)
     out = out.reshape(batch, 1, heads, v_t.shape[2])
     residual = residual.reshape(batch, 1, heads)
     if sinks is not None:
@@ -211,7 +211,7 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     return out[:, 0], residual[:, 0], cache
 
 
-def _attend_to_slots(
+def attend_to_slots(
     q: Float[Array, "batch key_heads group key"],
     cache: KVCache,
     visible: Bool[Array, "batch 1 1 slots"],

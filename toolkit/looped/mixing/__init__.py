@@ -15,6 +15,7 @@ LAYERS                      word -> class; it collects itself from these files
 register_layer              add one of another package
 layer.py                    MixingLayer and LayerOptions, from which all are derived
 attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
+forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
 latent.py                   MLALayer: keys and values of all heads out of one latent per token
 streaming.py                what a block does whose gradient goes through the text in pieces
 sparse/sparse_memory.py     keys and values indexed, so that a step reads a part of them
