@@ -17,7 +17,7 @@ from toolkit.testing import layers
 
 WORDS = tuple(MIXERS)
 # Their caches are those of mamba2, gdn and kda.
-AS_OTHERS = {"linear", "retention", "hgrn2", "delta", "comba", "gdn2", "delta_product"}
+AS_OTHERS = {"linear", "retention", "hgrn2", "delta", "comba", "gdn2", "delta_product", "efla"}
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 
 

@@ -16,8 +16,10 @@ Delta rules, whose state corrects itself, each with a `_reference` and a `_step`
 (delta_net_reference, delta_net_step, gated_delta_net_reference, gated_delta_net_step,
 kimi_delta_attention_reference, kimi_delta_attention_step, gated_delta_net_2_reference,
 gated_delta_net_2_step, gated_delta_product_reference, gated_delta_product_step, rwkv7_reference,
-rwkv7_step, comba_reference, comba_step)
+rwkv7_step, comba_reference, comba_step, error_free_linear_attention_reference,
+error_free_linear_attention_step)
     delta_net                    no decay: replace what is held under a key
+    error_free_linear_attention  likewise, by the exact solution of the rule's differential equation
     gated_delta_net              one decay per head and token before that
     comba                        likewise, with feedback of its own to the state and the output
     kimi_delta_attention         one decay per key channel and token
@@ -82,6 +84,11 @@ from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
+from toolkit.attention.linear.error_free_linear_attention import (
+    error_free_linear_attention,
+    error_free_linear_attention_reference,
+    error_free_linear_attention_step,
+)
 from toolkit.attention.linear.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_reference,
@@ -185,6 +192,9 @@ __all__ = [
     "delta_net_reference",
     "delta_net_step",
     "draw_inputs",
+    "error_free_linear_attention",
+    "error_free_linear_attention_reference",
+    "error_free_linear_attention_step",
     "forgetting_attention",
     "forgetting_attention_reference",
     "forgetting_attention_step",

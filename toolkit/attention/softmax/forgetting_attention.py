@@ -3,10 +3,7 @@ r"""Forgetting attention (FoX): softmax attention whose tokens fade by gates tha
     o_t = sum_(s <= t) softmax_s(scale q_t . k_s + D_ts) v_s,    D_ts = g_(s+1) + ... + g_t
 
 The log-gate g <= 0 of a token weakens all tokens before it, so D is the decay that a linear mixer
-with the same gates would apply. The difference of two cumulative sums of g would lose the digits of
-D in a long sequence, and would be NaN after a gate of -inf. Here D is only ever a sum of numbers
-that are not positive: gates between the key and the first query of a chunk of queries, and gates
-within that chunk.
+with the same gates would apply; `fading.py` says how it is summed.
 """
 
 from dataclasses import dataclass
@@ -22,7 +19,6 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import (
     Extent,
-    Segments,
     fixed_scale,
     packed,
     run_numbers,
@@ -63,8 +59,9 @@ from toolkit.attention.costs import (
 )
 from toolkit.attention.inputs import G, K, Mixer, Q, V
 from toolkit.attention.softmax.cache import KVCache, attend_to_slots
-from toolkit.attention.softmax.rows import ROWS, attend_rows
-from toolkit.attention.softmax.scores import Context, Inputs, Options
+from toolkit.attention.softmax.fading import attend_fading, sum_of_later
+from toolkit.attention.softmax.rows import ROWS
+from toolkit.attention.softmax.scores import Inputs, Options
 
 
 @jax.tree_util.register_dataclass
@@ -177,11 +174,12 @@ def forgetting_attention(
         (1, 3, 2, 4)
     """
     q, scale = fixed_scale(q, scale)
-    rows = max(q.shape[1], 1) if implementation == "dense" else ROWS
+    rows = q.shape[1] if implementation == "dense" else ROWS
+    how = (("scale", scale), ("rows", rows))
     if initial_state is not None:
         check_room(initial_state, q.shape[1], segment_ids)
-        return _continue((scale, rows), q, k, v, g, segment_ids, initial_state)
-    return _spread(free_cores(), (scale, rows), q, k, v, g, segment_ids), None
+        return _continue(how, q, k, v, g, segment_ids, initial_state)
+    return _spread(free_cores(), how, q, k, v, g, segment_ids), None
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
@@ -190,7 +188,8 @@ def _spread(cores, how, *arrays):
     def share(q, k, v, g, segment_ids):
         k, v, g = (jnp.moveaxis(x, 1, -1) for x in (k, v, _gates(g, q)))
         extent = Extent(0, 0, k.shape[-1])
-        return without_transpose(_attend(how, q, k, v, g, packed(segment_ids), extent))
+        out = attend_fading(Inputs(q, k, v), g, packed(segment_ids), extent, **dict(how))
+        return without_transpose(out)
 
     return over_cores(cores, share, arrays, heads=(2, 2, 2, 2, None), heads_out=2)
 
@@ -201,10 +200,11 @@ def _continue(how, *arrays):
 
     def share(q, k, v, g, segment_ids, cache):
         k, v, g = (jnp.moveaxis(x, 1, -1) for x in (k, v, _gates(g, q)))
-        new = {"keys": k, "values": v, "log_gates": g}
-        arrays, extent, segments, cache = continue_rows(cache, segment_ids, axis=-1, **new)
-        k, v, g = (arrays[name] for name in new)
-        out = without_transpose(_attend(how, q, k, v, g, segments, extent))
+        arrays, extent, segments, cache = continue_rows(
+            cache, segment_ids, axis=-1, keys=k, values=v, log_gates=g
+        )
+        k, v, g = (arrays[name] for name in ("keys", "values", "log_gates"))
+        out = without_transpose(attend_fading(Inputs(q, k, v), g, segments, extent, **dict(how)))
         return show_overflow(out, cache), cache
 
     return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, 2, None), heads_out=(2,))
@@ -214,69 +214,6 @@ def _gates(g: Array, q: Array) -> Array:
     """Gates in the precision of sums; NaN where they are above 0."""
     g = g.astype(accumulator(q.dtype))
     return jnp.where(g <= 0, g, jnp.nan)
-
-
-def _attend(how, q, k, v, g, segments: Segments | None, extent: Extent) -> Array:
-    """Outputs of queries whose keys, values and gates have time last, a chunk at a time."""
-    (scale, rows), time, keys = how, q.shape[1], k.shape[-1]
-    rows = min(rows, time)
-    chunks = -(-time // rows)
-    start, first, stop = (jnp.asarray(x, jnp.int32).reshape(-1, 1) for x in extent)
-    index = jnp.arange(keys, dtype=jnp.int32)[None]
-    exists = ((index >= first) & (index < stop))[:, None]
-    is_wrong = exists & jnp.isnan(g)
-    g = jnp.where(exists & ~jnp.isnan(g), g, 0)
-    reach = _until_document_ends(is_wrong, segments)
-    # A chunk may go on past the last key.
-    g, reach = (jnp.pad(x, ((0, 0), (0, 0), (0, rows))) for x in (g, reach))
-
-    def split(x):
-        x = jnp.pad(x, ((0, 0), (0, chunks * rows - time), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(x.shape[0], chunks, rows, *x.shape[2:]), 1, 0)
-
-    @partial(jax.checkpoint, prevent_cse=False)
-    def chunk(of_chunk, first, k, v, g):
-        q, documents = of_chunk
-        own = segments and segments._replace(query=documents)
-        at = jnp.broadcast_to(start[:, 0] + first, q.shape[:1])
-        bias = jax.vmap(partial(_decays, rows))(g, at)[..., :keys]
-        context = Context(extent, own)
-        out, _ = attend_rows(Options(scale, (None, 0)), Inputs(q, k, v, bias), context, first)
-        spoilt = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, rows, axis=-1))(reach, at)
-        return jnp.where(spoilt.swapaxes(1, 2)[..., None], jnp.nan, out)
-
-    firsts = rows * jnp.arange(chunks, dtype=jnp.int32)
-    of_chunks = split(q), segments and split(segments.query)
-    out = lax.map(lambda x: chunk(x[0], x[1], k, v, g), (of_chunks, firsts))
-    return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *out.shape[3:])[:, :time]
-
-
-def _decays(rows: int, g: Array, at: Array) -> Float[Array, "heads rows keys"]:
-    """D of `rows` consecutive queries, the first of which is key number `at`, to every key."""
-    own = lax.dynamic_slice_in_dim(g, at, rows, axis=-1)
-    number = jnp.arange(rows, dtype=jnp.int32)
-    # Gates s + 1 to t of the chunk, for its keys s; and all of its gates up to t.
-    later = jnp.where((number[None, :] > number[:, None])[None], own[:, None, :], 0)
-    inside = jnp.cumsum(later, axis=-1).swapaxes(1, 2)
-    before = jnp.where(jnp.arange(g.shape[-1], dtype=jnp.int32)[None] < at, g, 0)
-    decays = jnp.cumsum(own, axis=-1)[..., None] + _sum_of_later(before)[:, None, :]
-    return lax.dynamic_update_slice(decays, inside, (jnp.zeros_like(at), jnp.zeros_like(at), at))
-
-
-def _sum_of_later(g: Array) -> Array:
-    """Of every number, the sum of those after it."""
-    later = jnp.pad(g[..., 1:], [(0, 0)] * (g.ndim - 1) + [(0, 1)])
-    return lax.cumsum(later, axis=g.ndim - 1, reverse=True)
-
-
-def _until_document_ends(is_wrong: Array, segments: Segments | None) -> Array:
-    """From every wrong gate to the end of its document."""
-    index = jnp.arange(is_wrong.shape[-1], dtype=jnp.int32)
-    last = lax.cummax(jnp.where(is_wrong, index, -1), axis=2)
-    if segments is None:
-        return last >= 0
-    is_start = jnp.diff(segments.key, axis=1, prepend=segments.key[:, :1]) != 0
-    return last >= lax.cummax(jnp.where(is_start, index, 0), axis=1)[:, None]
 
 
 @checked
@@ -304,7 +241,7 @@ def forgetting_attention_reference(
     g = _gates(g, q)
     q, k, v = (x.astype(g.dtype) for x in (q, k, v))
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     document = jnp.zeros(q.shape[:2], jnp.int32)
     if segment_ids is not None:
         document = run_numbers(segment_ids)
@@ -313,7 +250,7 @@ def forgetting_attention_reference(
     def one(decays, t):
         decays = jnp.where((token < t)[..., None], decays + g[:, t][:, None], 0)
         seen = ((token <= t) & (document == document[:, t][:, None]))[..., None]
-        scores = scale * jnp.einsum("bhk,bshk->bsh", q[:, t], k) + decays
+        scores = factor * jnp.einsum("bhk,bshk->bsh", q[:, t], k) + decays
         weights = jax.nn.softmax(scores, axis=1, where=seen)
         return decays, jnp.einsum("bsh,bshv->bhv", weights, v)
 
@@ -370,7 +307,7 @@ def _step_share(options, q_t, k_t, v_t, g_t, cache):
     visible = (index <= slot[:, None])[:, None]
     gates = jnp.where(visible, cache.log_gates, 0)
     is_wrong = jnp.isnan(gates).any(axis=-1)
-    decays = _sum_of_later(jnp.where(jnp.isnan(gates), 0, gates))
+    decays = sum_of_later(jnp.where(jnp.isnan(gates), 0, gates))
     visible &= decays != -jnp.inf
     q, visible, decays = (x.reshape(batch, k_t.shape[1], -1, x.shape[-1]) for x in (
         q_t, visible, decays))  # fmt: skip
@@ -384,21 +321,14 @@ def _empty_state(batch, heads, key, value, capacity, dtype):
     return ForgettingCache.empty(batch, heads, heads, key, value, capacity, dtype)
 
 
-def _with_gates(cost: Any) -> Any:
+def _with_gates(cost: Any, more: int = 0) -> Any:
     """Bytes of softmax attention, and a gate per token and head."""
 
     def total(batch, tokens, heads, key, value, *, element_bytes=4):
-        gates = batch * heads * tokens * STATE_BYTES
+        gates = batch * heads * (tokens + more) * STATE_BYTES
         return cost(batch, tokens, heads, key, value, element_bytes=element_bytes) + gates
 
     return total
-
-
-def _step_bytes(batch, context, heads, key, value, *, element_bytes=4):
-    gates = batch * heads * (context + 1) * STATE_BYTES
-    return (
-        softmax_step_bytes(batch, context, heads, key, value, element_bytes=element_bytes) + gates
-    )
 
 
 ROW = Mixer(
@@ -416,7 +346,7 @@ ROW = Mixer(
     forward_flops=softmax_forward_flops,
     forward_bytes=_with_gates(softmax_forward_bytes),
     step_flops=softmax_step_flops,
-    step_bytes=_step_bytes,
+    step_bytes=_with_gates(softmax_step_bytes, more=1),
     state_bytes=_with_gates(softmax_state_bytes),
 )
 """The row of `MIXERS`."""

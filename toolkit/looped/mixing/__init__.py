@@ -28,6 +28,7 @@ linear/convolution.py       the short convolution in front of several
 linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
+linear/error_free.py        error-free linear attention
 linear/comba.py             Comba
 linear/kimi.py              Kimi Delta Attention
 linear/gated_delta_net_2.py Gated DeltaNet-2

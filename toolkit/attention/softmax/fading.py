@@ -1,0 +1,91 @@
+r"""Softmax attention whose tokens fade: the sums of log-gates that are added to the scores.
+
+    D_ts = g_(s+1) + ... + g_t
+
+The difference of two cumulative sums of g would lose the digits of D in a long sequence, and would
+be NaN after a gate of -inf. Here D is only ever a sum of numbers that are not positive: gates
+between the key and the first query of a chunk of queries, and gates within that chunk.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from toolkit.attention._attend import Extent, Segments
+from toolkit.attention.softmax.rows import attend_rows
+from toolkit.attention.softmax.scores import Context, Inputs, Options
+
+
+def attend_fading(
+    inputs: Inputs,
+    g: Float[Array, "batch heads key_time"],
+    segments: Segments | None,
+    extent: Extent,
+    *,
+    scale: float,
+    rows: int,
+) -> Float[Array, "batch query_time heads value"]:
+    """Outputs of causal queries, `rows` at a time; a gate that is NaN spoils its document on."""
+    q, k, v, *_ = inputs
+    time, keys = q.shape[1], k.shape[-1]
+    rows = min(rows, time)
+    chunks = -(-time // rows)
+    start, first, stop = (jnp.asarray(x, jnp.int32).reshape(-1, 1) for x in extent)
+    index = jnp.arange(keys, dtype=jnp.int32)[None]
+    exists = ((index >= first) & (index < stop))[:, None]
+    is_wrong = exists & jnp.isnan(g)
+    g = jnp.where(exists & ~jnp.isnan(g), g, 0)
+    reach = _until_document_ends(is_wrong, segments)
+    # A chunk may go on past the last key.
+    g, reach = (jnp.pad(x, ((0, 0), (0, 0), (0, rows))) for x in (g, reach))
+
+    def split(x):
+        x = jnp.pad(x, ((0, 0), (0, chunks * rows - time), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(x.shape[0], chunks, rows, *x.shape[2:]), 1, 0)
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def chunk(of_chunk, first, k, v, g):
+        q, documents = of_chunk
+        own = segments and segments._replace(query=documents)
+        at = jnp.broadcast_to(start[:, 0] + first, q.shape[:1])
+        bias = jax.vmap(partial(_decays, rows))(g, at)[..., :keys]
+        context = Context(extent, own)
+        out, _ = attend_rows(Options(scale, (None, 0)), Inputs(q, k, v, bias), context, first)
+        spoilt = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, rows, axis=-1))(reach, at)
+        return jnp.where(spoilt.swapaxes(1, 2)[..., None], jnp.nan, out)
+
+    firsts = rows * jnp.arange(chunks, dtype=jnp.int32)
+    of_chunks = split(q), segments and split(segments.query)
+    out = lax.map(lambda x: chunk(x[0], x[1], k, v, g), (of_chunks, firsts))
+    return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *out.shape[3:])[:, :time]
+
+
+def _decays(rows: int, g: Array, at: Array) -> Float[Array, "heads rows keys"]:
+    """D of `rows` consecutive queries, the first of which is key number `at`, to every key."""
+    own = lax.dynamic_slice_in_dim(g, at, rows, axis=-1)
+    number = jnp.arange(rows, dtype=jnp.int32)
+    # Gates s + 1 to t of the chunk, for its keys s; and all of its gates up to t.
+    later = jnp.where((number[None, :] > number[:, None])[None], own[:, None, :], 0)
+    inside = jnp.cumsum(later, axis=-1).swapaxes(1, 2)
+    before = jnp.where(jnp.arange(g.shape[-1], dtype=jnp.int32)[None] < at, g, 0)
+    decays = jnp.cumsum(own, axis=-1)[..., None] + sum_of_later(before)[:, None, :]
+    return lax.dynamic_update_slice(decays, inside, (jnp.zeros_like(at), jnp.zeros_like(at), at))
+
+
+def sum_of_later(g: Array) -> Array:
+    """Of every number, the sum of those after it."""
+    later = jnp.pad(g[..., 1:], [(0, 0)] * (g.ndim - 1) + [(0, 1)])
+    return lax.cumsum(later, axis=g.ndim - 1, reverse=True)
+
+
+def _until_document_ends(is_wrong: Array, segments: Segments | None) -> Array:
+    """From every wrong gate to the end of its document."""
+    index = jnp.arange(is_wrong.shape[-1], dtype=jnp.int32)
+    last = lax.cummax(jnp.where(is_wrong, index, -1), axis=2)
+    if segments is None:
+        return last >= 0
+    is_start = jnp.diff(segments.key, axis=1, prepend=segments.key[:, :1]) != 0
+    return last >= lax.cummax(jnp.where(is_start, index, 0), axis=1)[:, None]
