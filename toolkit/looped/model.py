@@ -2,13 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
@@ -17,20 +15,9 @@ from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
 from toolkit.looped.layers import linear, over_tokens
+from toolkit.looped.loop_rows import LoopRow, check_tokens, row_of
 from toolkit.looped.mixing import LAYERS
 from toolkit.parallel.context.along import check_word
-
-
-class LoopRow(NamedTuple):
-    """What one loop has of its own; with a leading axis of loops, what all have.
-
-    Attributes:
-        rho: gate on the loop's input [width], or None.
-        embedding: added to the loop's input [width], or None.
-    """
-
-    rho: Float[Array, "... width"] | None = None
-    embedding: Float[Array, "... width"] | None = None
 
 
 class LoopedLM(nnx.Module):
@@ -326,30 +313,3 @@ class LoopedLM(nnx.Module):
         table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
         return h, table[...].astype(self.config.compute_dtype)
-
-
-def row_of(stacked: Any, tau: int) -> Any:
-    """One loop's part of arrays that have a leading axis of loops."""
-    return jax.tree.map(lambda leaf: leaf[tau], stacked)
-
-
-def check_tokens(tokens: Int[Array, "batch time"], vocabulary: int) -> None:
-    """Refuse anything but a non-empty [batch, time] array of whole numbers below the vocabulary.
-
-    What is traced cannot be looked at: a number beyond the vocabulary then reads as NaN.
-    """
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(
-            f"tokens are {tokens.dtype}{list(tokens.shape)}; "
-            "they must be whole numbers of shape [batch, time]."
-        )
-    if 0 in tokens.shape:
-        raise ValueError(f"tokens of shape {tokens.shape} are empty; at least one is needed.")
-    if isinstance(tokens, Tracer):
-        return
-    values = np.asarray(tokens)  # whose smallest is a number, be it inside of a trace
-    lowest, highest = values.min(), values.max()
-    if lowest < 0 or highest >= vocabulary:
-        raise ValueError(
-            f"tokens must lie in [0, {vocabulary}), the vocabulary; got {lowest} to {highest}."
-        )

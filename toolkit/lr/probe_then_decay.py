@@ -10,18 +10,27 @@ what a search by constant rates gets wrong. The best peak is then moved to the r
     the run:  peak * (max(6 n, saturation) / steps)^exponent * shape
 """
 
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 
-import jax
 import numpy as np
 
 from toolkit._checks import check_fields
 from toolkit.lr.corrections import possible_plans, squeezed
 from toolkit.lr.fits.law_scores import SCORERS, best_by_law, unbroken_curves
-from toolkit.lr.fits.peak import PeakRate, find_peak, peak_at, surely_better, tail_scores
+from toolkit.lr.fits.peak import PeakRate, peak_at, surely_better, tail_scores
+from toolkit.lr.probes import (
+    AROUND_PEAK,
+    CORRECTION,
+    GRID,
+    SHAPE,
+    ProbeController,
+    find_stage_peak,
+    is_inconclusive,
+    loss_at_start,
+    rows_of,
+)
 from toolkit.lr.protocol import (
     FORWARD_COST,
-    Controller,
     Request,
     one_candidate,
     require,
@@ -38,31 +47,9 @@ RUN_WARMUP = 0.05
 PIECES = 20  # of the run: what is lost when it diverges, and how often it can be saved
 BACKOFF = 0.7  # factor on the rest of the schedule when it does
 BLOWN_UP = 3.0  # times the loss at the start
-GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
 LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the range
 EXTENSION = {GRID: 2, AROUND_PEAK: 1}  # rates beyond the edge
-EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ProbeController(Controller):
-    """What `ProbeThenDecay` knows besides."""
-
-    # [steps to come] float32, the rates of the run; empty before it is planned
-    plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    # `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned
-    stage: int = GRID
-    extended: int = 0  # how often the search has gone beyond its range
-    first_loss: float = np.inf  # before any step; infinity until it is told
-    corrected: int = 0  # corrections made
-    # [2, steps of all probes], their rates and losses, in the order of the table's rows; kept until
-    # the run is planned, and only if the law is to score it
-    curves: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
-    # [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of the
-    # probes did
-    law: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -184,7 +171,7 @@ class ProbeThenDecay:
         if not np.isfinite(losses).all():
             return False
         end = tail_scores(losses)[0][0]
-        return bool(end <= BLOWN_UP * _first_loss(controller, losses) or end <= 0)
+        return bool(end <= BLOWN_UP * loss_at_start(controller, losses) or end <= 0)
 
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
@@ -198,7 +185,7 @@ class ProbeThenDecay:
             return _after_probes(self, controller, request, losses)
         if is_kept:
             plan = controller.plan[request.rates.shape[1] :]
-            return replace(controller, plan=plan, first_loss=_first_loss(controller, losses))
+            return replace(controller, plan=plan, first_loss=loss_at_start(controller, losses))
         left = min(steps_left(self, controller), len(controller.plan))
         plan = BACKOFF * resampled(controller.plan, left) if left else controller.plan[:0]
         return replace(controller, plan=plan.astype(np.float32))
@@ -212,7 +199,7 @@ def _probes(searcher: ProbeThenDecay, controller: ProbeController) -> Request:
         rates = np.full(len(searcher.shapes), np.exp(peak.log_rate))
         return replace(_annealed(searcher, searcher.shapes, rates, steps), validate_every=0)
     ratio = _spacing(searcher, stage)
-    if _rows(controller, stage).any():
+    if rows_of(controller, stage).any():
         peak = find_stage_peak(controller, stage)
         beyond = peak.edge * np.arange(1, EXTENSION[stage] + 1)
         rates = np.exp(peak.log_rate) * ratio**beyond
@@ -245,9 +232,9 @@ def _after_probes(
     rates, first_loss = request.rates.max(1), controller.first_loss
     low, high = searcher.lr_range
     is_beyond = rates.max() > high * (1 + 1e-6) or rates.min() < low * (1 - 1e-6)
-    is_extension = is_beyond and _rows(controller, stage).any()
+    is_extension = is_beyond and rows_of(controller, stage).any()
     if not request.validate_every and np.isfinite(losses[0, 0]):
-        first_loss = _first_loss(controller, losses)
+        first_loss = loss_at_start(controller, losses)
     table = with_rows(
         controller.table,
         stage=stage,
@@ -289,21 +276,7 @@ def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
     is_inside = low * (1 - 1e-6) <= beyond <= high * (1 + 1e-6)
     if not is_inside:
         return controller.extended < searcher.extensions and not is_unsure
-    return _rows(controller, stage).sum() - AROUND < MOST_MOVES
-
-
-def _first_loss(controller: ProbeController, losses: np.ndarray) -> float:
-    """The loss before any step, if this is the first that was told."""
-    known = controller.first_loss
-    return known if np.isfinite(known) else float(losses[0, 0])
-
-
-def find_stage_peak(controller: ProbeController, stage: int) -> PeakRate:
-    """The peak among the candidates of a stage; the lowest rate where all diverged."""
-    table, rows = controller.table, _rows(controller, stage)
-    rates, losses = table["rate"][rows], table["forecast"][rows]
-    peak = find_peak(rates, losses)
-    return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
+    return rows_of(controller, stage).sum() - AROUND < MOST_MOVES
 
 
 def _grid_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:
@@ -312,19 +285,6 @@ def _grid_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRat
     if is_inconclusive(controller, GRID, peak):
         return PeakRate(float(np.log(np.prod(searcher.lr_range)) / 2), 0)
     return peak
-
-
-def is_inconclusive(controller: ProbeController, stage: int, peak: PeakRate) -> bool:
-    """Whether the lowest rate is the best of probes too short to tell, none of which diverged."""
-    rows = _rows(controller, stage)
-    is_short = controller.table["steps"][rows].max() < EVIDENCE
-    return bool(
-        peak.edge == -1 and is_short and np.isfinite(controller.table["forecast"][rows]).all()
-    )
-
-
-def _rows(controller: ProbeController, stage: int) -> np.ndarray:
-    return controller.table["stage"] == stage
 
 
 def _spacing(searcher: ProbeThenDecay, stage: int) -> float:
@@ -340,10 +300,10 @@ def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) 
     steps = steps_left(searcher, controller)
     if searcher.training_steps is not None:
         steps = min(steps, searcher.training_steps)
-    if _rows(controller, AROUND_PEAK).any():
+    if rows_of(controller, AROUND_PEAK).any():
         long = find_stage_peak(controller, AROUND_PEAK)
         peak = peak_at(steps, long, LONGER * searcher.probe_steps)
-    elif _rows(controller, GRID).any():
+    elif rows_of(controller, GRID).any():
         peak = peak_at(steps, _grid_peak(searcher, controller), searcher.probe_steps)
     else:  # nothing to go by: the middle
         peak = np.sqrt(np.prod(searcher.lr_range))

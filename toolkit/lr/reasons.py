@@ -5,13 +5,8 @@ from typing import Any
 import numpy as np
 
 from toolkit.lr.autolrs import AutoLRS
-from toolkit.lr.probe_then_decay import (
-    AROUND_PEAK,
-    GRID,
-    ProbeThenDecay,
-    find_stage_peak,
-    is_inconclusive,
-)
+from toolkit.lr.probe_then_decay import ProbeThenDecay
+from toolkit.lr.probes import AROUND_PEAK, GRID, find_stage_peak, is_inconclusive
 from toolkit.lr.protocol import Controller
 
 

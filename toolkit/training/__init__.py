@@ -37,7 +37,6 @@ from toolkit.training.checkpoint import CheckpointError, Checkpoints, Checkpoint
 from toolkit.training.data import (
     BYTE_VOCABULARY,
     Corpus,
-    CorpusError,
     CorpusFile,
     evaluation_batches,
     load_corpus,
@@ -50,6 +49,7 @@ from toolkit.training.metrics import MetricsLog, read_metrics
 from toolkit.training.optimiser import adamw
 from toolkit.training.packing import pack_documents
 from toolkit.training.rate_search import RateSearch, search_rate
+from toolkit.training.sources import CorpusError
 from toolkit.training.step import TrainStep, make_evaluation, make_train_step
 
 __all__ = [

@@ -7,15 +7,11 @@ and errors that say which path and why.
 """
 
 import errno
-import gc
 import logging
 import os
 import shutil
-import sys
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +20,7 @@ import jax.numpy as jnp
 
 from toolkit._checks import checked
 from toolkit._files import read_sealed_json, sealed_json
+from toolkit.training.abandoned_reads import Refused, quiet_abandoned_reads
 from toolkit.training.identity import (
     as_json,
     checksums,
@@ -38,7 +35,6 @@ State = TypeVar("State")
 
 # Room for the index files that orbax writes beside the arrays.
 _OVERHEAD_BYTES = 1 << 20
-_ABANDONED_READ_SECONDS = 0.1
 
 
 class CheckpointError(RuntimeError):
@@ -193,7 +189,7 @@ class Checkpoints:
                 record = self._read_record(step)
                 _require_same_run(record, template, expected)
                 state = self._read_state(step, template, record["checksums"])
-            except _Refused as reason:
+            except Refused as reason:
                 refused.append(f"{self._path(step)}: {reason}")
                 continue
             for line in refused:
@@ -251,18 +247,18 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         if not (self.directory / str(step) / "record").is_dir():
-            raise _Refused("it has no record (an empty or foreign directory)")
+            raise Refused("it has no record (an empty or foreign directory)")
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
             )
             record = read_sealed_json(restored.record["sealed"].encode(), "its record")
             if not {"run", "arrays", "checksums"} <= record.keys():
-                raise _Refused("its record was not written by this library")
-        except _Refused:
+                raise Refused("its record was not written by this library")
+        except Refused:
             raise
         except Exception as error:  # orbax raises many types for damaged files
-            raise _Refused(f"its record is unreadable ({_first_line(error)})") from error
+            raise Refused(f"its record is unreadable ({_first_line(error)})") from error
         return record
 
     def _read_state(self, step: int, template: State, saved: dict[str, int]) -> State:
@@ -270,16 +266,16 @@ class Checkpoints:
 
         named = named_leaves(template)
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, named)
-        with _quiet_abandoned_reads():
+        with quiet_abandoned_reads():
             try:
                 restored = self._manager.restore(
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
                 )
             except Exception as error:  # tensorstore and orbax raise many types for damaged files
-                raise _Refused(f"its arrays are unreadable ({_first_line(error)})") from None
+                raise Refused(f"its arrays are unreadable ({_first_line(error)})") from None
         found = checksums(restored.state)
         if changed := [name for name in named if found[name] != saved.get(name)]:
-            raise _Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
+            raise Refused(f"array {changed[0]!r} is not what was saved (its checksum differs)")
         leaves = [_bound_as(like, restored.state[name]) for name, like in named.items()]
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
@@ -317,10 +313,6 @@ class Checkpoints:
         )
 
 
-class _Refused(Exception):
-    """This checkpoint cannot be used; an older one may be."""
-
-
 def _bound_as(like, array):
     """What orbax puts on a device could not join arrays on several; the template's perhaps can."""
     is_bound = getattr(like, "committed", True)
@@ -337,37 +329,7 @@ def _require_same_run(
     unlike = unlike or differences(record["arrays"], describe(template))
     if unlike:
         more = f"; and {len(unlike) - 3} more" if len(unlike) > 3 else ""
-        raise _Refused(f"it belongs to another run: {'; '.join(unlike[:3])}{more}")
-
-
-@contextmanager
-def _quiet_abandoned_reads() -> Iterator[None]:
-    """Lets an unreadable checkpoint be reported once, by us.
-
-    orbax reads all arrays at once and closes its event loop at the first failure. The reads it
-    abandons then complain one by one, through whichever channel their garbage collection finds.
-    """
-    usual = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            usual(unraisable)
-
-    logger = logging.getLogger("asyncio")
-    level = logger.level
-    sys.unraisablehook = hook
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except _Refused:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            time.sleep(_ABANDONED_READ_SECONDS)
-            gc.collect()
-        raise
-    finally:
-        sys.unraisablehook = usual
-        logger.setLevel(level)
+        raise Refused(f"it belongs to another run: {'; '.join(unlike[:3])}{more}")
 
 
 def _first_line(error: BaseException) -> str:

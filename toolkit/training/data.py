@@ -7,9 +7,7 @@ run to resume.
 
 import hashlib
 import os
-import stat
-import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,17 @@ import numpy as np
 from jaxtyping import Array, Int, UInt8
 
 from toolkit._checks import checked
-from toolkit.measure import available_memory, in_words
+from toolkit.training.sources import (
+    CorpusError,
+    checked_text,
+    library_source,
+    manual_prose,
+    read_bytes,
+    read_folder,
+)
 
 BYTE_VOCABULARY = 256
 _DIGESTED = 1 << 20  # tokens of one part
-_NOT_LIBRARY_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-
-
-class CorpusError(ValueError):
-    """The text cannot be used: missing, unreadable, empty, not UTF-8 or too short."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
         (dtype('uint8'), 1)
     """
     if paths is None or paths == "prose":
-        return _corpus("prose", [("pydoc_data/topics.py", _manual_prose())])
+        return _corpus("prose", [("pydoc_data/topics.py", manual_prose())])
     if paths == "code":
-        return _corpus("code", _library_source())
+        return _corpus("code", library_source())
     roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not roots:
         raise CorpusError('no paths given: name at least one file or folder, or "prose" or "code"')
@@ -144,11 +144,11 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
     skipped: list[str] = []
     for root in map(Path, roots):
         if root.is_dir():
-            found, left_out = _read_folder(root)
+            found, left_out = read_folder(root)
             sources += found
             skipped += left_out
         else:
-            sources.append((str(root), _checked_text(root, _read_bytes(root))))
+            sources.append((str(root), checked_text(root, read_bytes(root))))
     return _corpus(", ".join(str(root) for root in roots), sources, skipped)
 
 
@@ -276,103 +276,6 @@ def _require_window(tokens: Any, batch: int, time: int) -> None:
             f"a window of time={time} needs {time + 1} bytes (the last one is a target), "
             f"the corpus part has {tokens.shape[0]}: use more text or a shorter window"
         )
-
-
-def _manual_prose() -> bytes:
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
-
-
-def _library_source() -> list[tuple[str, bytes]]:
-    """The library's modules, without its tests, installed packages and build-machine constants."""
-    root = Path(sysconfig.get_path("stdlib"))
-    sources = []
-    for path in _files_below(root):
-        name = path.relative_to(root)
-        is_generated = name.parts[0] == "pydoc_data" or name.name.startswith("_sysconfig")
-        if name.suffix != ".py" or is_generated or _NOT_LIBRARY_SOURCE & set(name.parts):
-            continue
-        if text := _read_bytes(path):
-            sources.append((name.as_posix(), _checked_text(path, text)))
-    return sources
-
-
-def _read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
-    if not os.access(root, os.R_OK | os.X_OK):  # walking it would find nothing and not say why
-        raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
-    sources, skipped, size = [], [], 0
-
-    def skip(path: str | os.PathLike, reason: str) -> None:
-        skipped.append(f"{Path(path).relative_to(root).as_posix()} ({reason})")
-
-    def skip_folder(error: OSError) -> None:
-        skip(error.filename, "unreadable folder")
-
-    for path in _files_below(root, skip_folder):
-        if any(part.startswith(".") for part in path.relative_to(root).parts):
-            continue
-        if not path.resolve().is_relative_to(root.resolve()):
-            skip(path, "leads out of the folder")
-        elif path.is_dir():
-            skip(path, "link to a folder")
-        elif not path.is_file():
-            skip(path, "no file")
-        elif not (text := _read_bytes(path)):
-            skip(path, "empty")
-        elif b"\0" in text:
-            skip(path, "binary")
-        else:
-            sources.append((path.relative_to(root).as_posix(), _checked_text(path, text)))
-            size += len(text)
-            if size > available_memory():
-                raise CorpusError(f"folder {str(root)!r} holds more text than fits into memory")
-    if not sources:
-        raise CorpusError(f"folder {str(root)!r} holds no text ({len(skipped)} files skipped)")
-    return sources, sorted(skipped)
-
-
-def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> list[Path]:
-    """What lies in a folder and its folders, links to folders included but not followed."""
-    found = []
-    for folder, folders, files in os.walk(root, onerror=onerror):
-        here = Path(folder)
-        found += [here / name for name in files]
-        found += [here / name for name in folders if (here / name).is_symlink()]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        # Asked first: a pipe would be waited for, a device read for ever.
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CorpusError(f"{str(path)!r} is neither a file nor a folder")
-        if status.st_size > available_memory():
-            raise CorpusError(
-                f"file {str(path)!r} has {in_words(status.st_size, 'bytes')}, more than fits into "
-                "memory"
-            )
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise CorpusError(f"no such file or folder: {str(path)!r}") from None
-    except OSError as error:
-        raise CorpusError(f"cannot read {str(path)!r}: {error.strerror}") from error
-
-
-def _checked_text(path: Path, text: bytes) -> bytes:
-    if not text:
-        raise CorpusError(f"file {str(path)!r} is empty")
-    if (offset := text.find(b"\0")) >= 0:
-        raise CorpusError(f"file {str(path)!r} is binary: a byte of value zero at offset {offset}")
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"file {str(path)!r} is not UTF-8: byte 0x{text[error.start]:02x} at offset "
-            f"{error.start} ({error.reason})"
-        ) from None
-    return text
 
 
 def _corpus(name: str, sources: Sequence[tuple[str, bytes]], skipped: Sequence[str] = ()) -> Corpus:

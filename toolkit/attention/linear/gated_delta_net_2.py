@@ -38,8 +38,9 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.costs import delta_forward_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, Input, K, Q, V, recurrent
-from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
+from toolkit.attention.linear.engine.tokens import gather_tokens
 from toolkit.attention.linear.gates import unit_length
 
 

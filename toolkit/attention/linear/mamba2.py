@@ -38,8 +38,9 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, recurrent
-from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Addition, Rule, adding_chunk_size
+from toolkit.attention.linear.engine.tokens import gather_tokens
 
 # What a token writes under its key is its input over one time step.
 MAMBA2_RULE = Rule(

@@ -33,8 +33,9 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.inputs import K, Q, V, recurrent
-from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE
+from toolkit.attention.linear.engine.tokens import gather_tokens
 
 
 @checked

@@ -43,7 +43,7 @@ from toolkit.attention._shapes import (
 )
 from toolkit.attention.costs import rwkv7_forward_flops, rwkv7_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, UNIT, K, Q, V, log_decay_above, recurrent
-from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import (
     Action,
     Addition,
@@ -51,6 +51,7 @@ from toolkit.attention.linear.engine.rule import (
     Rule,
     correcting_chunk_size,
 )
+from toolkit.attention.linear.engine.tokens import gather_tokens
 
 
 def _action(q: Array, k: Array, v: Array, removal_key: Array, rate: Array) -> Action:

@@ -32,7 +32,8 @@ from toolkit.experiments.sparse.quality import (
 from toolkit.language import load_language_model
 from toolkit.looped import LoopedLM, load_checkpoint
 from toolkit.looped.layers import token_positions
-from toolkit.looped.model import row_of, run_blocks
+from toolkit.looped.loop_rows import row_of
+from toolkit.looped.model import run_blocks
 from toolkit.measure.tables import text_table
 
 LEAST_BEFORE = 32  # tokens that are read densely first

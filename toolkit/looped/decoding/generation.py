@@ -16,7 +16,8 @@ from toolkit._checks import checked
 from toolkit.looped.decoding.cache import cache_bytes_per_token, read_sparsely
 from toolkit.looped.decoding.sampling import check_sampling, sample_token
 from toolkit.looped.decoding.steps import append, prefill
-from toolkit.looped.model import LoopedLM, check_tokens
+from toolkit.looped.loop_rows import check_tokens
+from toolkit.looped.model import LoopedLM
 
 CHUNK = 32
 """Most tokens one dispatch writes."""

@@ -26,8 +26,9 @@ from toolkit._checks import checked
 from toolkit.looped.decoding.cache import read_sparsely
 from toolkit.looped.decoding.sampling import check_sampling
 from toolkit.looped.decoding.steps import append, prefill
+from toolkit.looped.loop_rows import check_tokens
 from toolkit.looped.mixing import LAYERS
-from toolkit.looped.model import LoopedLM, check_tokens
+from toolkit.looped.model import LoopedLM
 
 MOST_DRAFTS = 64
 REWINDABLE = ("full", "mla", "dsa", "nsa", "moba")

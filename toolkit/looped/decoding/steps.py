@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
-from toolkit.looped.model import LoopedLM, check_tokens, row_of
+from toolkit.looped.loop_rows import check_tokens, row_of
+from toolkit.looped.model import LoopedLM
 
 
 @checked

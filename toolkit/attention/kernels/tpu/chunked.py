@@ -41,13 +41,10 @@ one bundle per cycle at 1.5 GHz, stands above the floors for the vector unit's w
 products: 665 bundles per chunk and row forward and 931 backward, 0.45 ms of the forward pass here.
 """
 
-import math
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
@@ -57,18 +54,15 @@ from toolkit._kinds import check_rank
 from toolkit.attention._checks import check_multiple, check_same_dtype
 from toolkit.attention._derivatives import no_derivative
 from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
-from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED, Products
+from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED
 from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,
     cost,
-    rows_per_program,
     shapes_of,
     vary_alike,
 )
+from toolkit.attention.kernels.tpu.grid import Grid, block_sizes, multiply_adds
 from toolkit.attention.kernels.tpu.rule import Chunk, backward_chunk, forward_chunk
-
-# Rows of one program, side by side: their chains of dependent products fill each other's gaps.
-ROWS = 4
 
 
 def _load(refs: Chunk) -> Chunk:
@@ -123,71 +117,7 @@ def _backward_kernel(
         d_initial_ref[...] = d_state_ref[...]
 
 
-class _Grid(NamedTuple):
-    """Blocks of a grid (groups of rows, chunks), whose second axis runs one after another.
-
-    Rows whose values differ may share a query and key. A program's `row_block` rows share
-    `key_block` of them, whole groups or a part of one.
-    """
-
-    rows: int
-    row_block: int
-    key_block: int
-    chunks: int
-    size: int
-    interpret: "bool | pltpu.InterpretParams"
-    products: Products
-    is_reversed: bool = False
-
-    def _number(self, c):
-        return self.chunks - 1 - c if self.is_reversed else c
-
-    @property
-    def programs(self) -> int:
-        return self.rows // self.row_block
-
-    def tokens(self, x: Any) -> pl.BlockSpec:
-        """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk.
-
-        Of fewer rows than values have, each serves several programs or, in gradients, one.
-        """
-        if x.ndim == 3:
-            block = self.row_block if x.shape[0] == self.rows else self.key_block
-            share = self.programs * block // x.shape[0]
-            return pl.BlockSpec(
-                (block, self.size, x.shape[2]), lambda r, c: (lax.div(r, share), self._number(c), 0)
-            )
-        return pl.BlockSpec(
-            (self.row_block, None, *x.shape[2:]), lambda r, c: (r, self._number(c), 0, 0)
-        )
-
-    def chunk(self, chunk: Chunk) -> Chunk:
-        return jax.tree.map(self.tokens, chunk)
-
-    def state(self, x: Any) -> pl.BlockSpec:
-        """[rows, key, value], the same for all chunks."""
-        return pl.BlockSpec((self.row_block, *x.shape[1:]), lambda r, c: (r, 0, 0))
-
-
-def _blocks(state: Array, group: int) -> tuple[int, int]:
-    """Rows of a program, and how many queries and keys those share, `group` rows each."""
-    rows = rows_per_program(state, ROWS)
-    if rows % group and group % rows:
-        rows = math.gcd(rows, group)
-    return rows, max(1, rows // group)
-
-
-def _products(chunk: Chunk, state: Array, size: int) -> int:
-    """Multiply-adds of the forward pass, one for each product whatever its dtypes."""
-    readers = 1 if chunk.beta is None else 2
-    key, value = state.shape[1:]
-    products = readers * size**2 * key + (readers + 1) * size * key * value + size**2 * value
-    if chunk.beta is not None:
-        products += size**2 * value + size**3 * int(math.log2(size / 8))
-    return products * chunk.v.shape[0] * chunk.v.shape[1] // size
-
-
-def _call(name, kernel, grid: _Grid, state, in_specs, out_specs, inputs, outputs, products):
+def _call(name, kernel, grid: Grid, state, in_specs, out_specs, inputs, outputs, products):
     """The call of a kernel that carries a `state` from chunk to chunk."""
     chunk = inputs[0]
     exponentials = chunk.g.size * (16 if chunk.g.ndim == 3 else 2 * grid.size)
@@ -219,7 +149,7 @@ def _cut(q, k, v, g, beta, documents, size: int) -> Chunk:
     return Chunk(q, k, v, g, None if beta is None else beta.reshape(by_chunk), documents)
 
 
-def _forward(chunk: Chunk, initial_state: Array, grid: _Grid, keeps_states: bool):
+def _forward(chunk: Chunk, initial_state: Array, grid: Grid, keeps_states: bool):
     states = spec = None
     if keeps_states:
         shape = (grid.rows, grid.chunks, *initial_state.shape[1:])
@@ -234,12 +164,12 @@ def _forward(chunk: Chunk, initial_state: Array, grid: _Grid, keeps_states: bool
         [grid.tokens(chunk.v), spec, grid.state(initial_state)],
         (chunk, initial_state),
         [chunk.v, states, initial_state],
-        _products(chunk, initial_state, grid.size),
+        multiply_adds(chunk, initial_state, grid.size),
     )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _chunked(chunk: Chunk, initial_state: Array, grid: _Grid):
+def _chunked(chunk: Chunk, initial_state: Array, grid: Grid):
     out, _, final_state = _forward(chunk, initial_state, grid, keeps_states=False)
     return out, final_state
 
@@ -269,7 +199,7 @@ def _chunked_backward(grid, saved, cotangents):
         [grid.chunk(differentiable), grid.state(d_final_state)],
         (chunk, states, d_out, d_final_state),
         [differentiable, d_final_state],
-        3 * _products(chunk, d_final_state, grid.size),
+        3 * multiply_adds(chunk, d_final_state, grid.size),
     )
     if partial_sums > 1:
         d_q, d_k = (
@@ -347,8 +277,8 @@ def chunked(
     _check(q, k, v, g, beta, initial_state, documents, chunk)
     inputs = _cut(q, k, v, g, beta, documents, chunk)
     rows, time, _ = v.shape
-    row_block, key_block = _blocks(initial_state, rows // q.shape[0])
+    row_block, key_block = block_sizes(initial_state, rows // q.shape[0])
     is_rounded = product_precision(v.dtype) is BFLOAT16_PRODUCTS
     products = ROUNDED if is_rounded else EXACT
-    grid = _Grid(rows, row_block, key_block, time // chunk, chunk, interpret, products)
+    grid = Grid(rows, row_block, key_block, time // chunk, chunk, interpret, products)
     return _chunked(*vary_alike((inputs, initial_state)), grid)

@@ -7,76 +7,34 @@ grouped values, documents that share a sequence, and the ways through time.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Shaped
+from jaxtyping import Array, Bool
 
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Form,
-    Key,
-    Keys,
     Output,
     Outputs,
     Queries,
-    Query,
     SegmentIds,
     State,
     StepForm,
-    Value,
     Values,
 )
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.kernels.dispatch import run_kernels, step_kernels
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
+from toolkit.attention.linear.engine.quarantine import quarantine
 from toolkit.attention.linear.engine.reading import read_state
 from toolkit.attention.linear.engine.rule import Rule, act
-from toolkit.attention.linear.engine.tokens import Tokens
-
-
-class Poison(NamedTuple):
-    """Where values that are not finite must show: in outputs, and in the final state."""
-
-    out: Bool[Array, "batch time heads"]
-    state: Bool[Array, "batch heads"]
-
-
-def gather_tokens(
-    q: Queries | Query,
-    k: Keys | Key,
-    v: Values | Value,
-    *others: Array,
-    g: Array | None,
-    scale: float | None,
-) -> Tokens:
-    """Give g its axes and the outputs a scale (key**-0.5 if None).
-
-    The tokens of a sequence, or one. Without g the state forgets nothing.
-    """
-    if g is None:
-        # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
-        g = jnp.zeros_like(v[..., 0])
-    g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
-    of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
-    return Tokens((q, k, v, *others), g, jnp.asarray(of_outputs))
-
-
-def own_keys(tokens: Tokens) -> Tokens:
-    """Every value head with its own q and k: copies, where heads share them."""
-    q, k, v, *others = tokens.arrays
-    q, k = (_for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
-    return tokens._replace(arrays=(q, k, v, *others))
-
-
-def _for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
-    groups = value_heads // x.shape[axis]
-    return x if groups == 1 else jnp.repeat(x, groups, axis)
+from toolkit.attention.linear.engine.tokens import Tokens, for_value_heads, own_keys
 
 
 def run(
@@ -109,7 +67,7 @@ def _run_share(
     _, k, v, *_ = tokens.arrays
     state = _initial((*tokens.arrays, tokens.g), initial_state, (k.shape[-1], v.shape[-1]))
     starts = None if segment_ids is None else _document_starts(segment_ids)
-    tokens, state, poison = _quarantine(tokens, state, initial_state is not None, starts)
+    tokens, state, poison = quarantine(tokens, state, initial_state is not None, starts)
     if implementation == "scan":
         out, state = _scan_rule(rule, tokens, state, starts)
     elif implementation == "pallas":
@@ -171,7 +129,7 @@ def scan_tokens(
     if "g" in others:
         others["g"] = _log_decay(others["g"])
     inputs = {"q": q, "v": v, **others}
-    inputs = {name: _for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
+    inputs = {name: for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
     state = _initial(tuple(inputs.values()), initial_state, (q.shape[-1], v.shape[-1]))
     starts = jnp.zeros(v.shape[:2], bool)
     if segment_ids is not None:
@@ -212,57 +170,6 @@ def _initial(
 def _document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
     """Where the document changes. The first token is no start: the initial state is its own."""
     return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-
-
-def _quarantine(
-    tokens: Tokens, state: Array, is_given: bool, starts: Array | None
-) -> tuple[Tokens, Array, Poison]:
-    """Replace tokens that are not finite by zeros, and say how far each would have reached.
-
-    Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
-    other documents, and the gradients of both. A positive log-decay counts as NaN.
-    """
-    (query, *others), g, scale = tokens
-
-    own = partial(_for_value_heads, value_heads=g.shape[2])
-    reads, finite = _are_finite(query), [_are_finite(x) for x in others]
-    keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
-    for is_finite in finite:
-        keeps &= own(is_finite)
-
-    def blank(x: Array, ok: Array) -> Array:
-        return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
-
-    # A key that heads share stays for the others: where the value is 0, it writes nothing.
-    places = (
-        keeps if x.shape[2] == g.shape[2] else ok for x, ok in zip(others, finite, strict=True)
-    )
-    arrays = (blank(query, reads), *map(blank, others, places))
-    clean = Tokens(arrays, blank(g, keeps), scale)
-    faulty = ~keeps
-    if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
-        is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
-        faulty = faulty.at[:, 0].set(faulty[:, 0] | ~is_state)
-        state = blank(state, is_state)
-    reach = _until_document_ends(faulty, starts)
-    return clean, state, Poison(reach | ~own(reads), reach[:, -1])
-
-
-def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batch time heads"]:
-    if x.ndim == 3:
-        return jnp.isfinite(x)
-    # 0 * NaN is NaN: a product with zeros takes a third of the time of comparisons on a CPU.
-    zeros = jnp.zeros(x.shape[-1], x.dtype)
-    return ~jnp.isnan(jnp.einsum("bthk,k->bth", lax.stop_gradient(x), zeros))
-
-
-def _until_document_ends(faulty: Array, starts: Array | None) -> Array:
-    """From every fault to the end of its document."""
-    index = jnp.arange(faulty.shape[1], dtype=jnp.int32)[None, :, None]
-    last_fault = lax.cummax(jnp.where(faulty, index, -1), axis=1)
-    if starts is None:
-        return last_fault >= 0
-    return last_fault >= lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)
 
 
 def _update(

@@ -2,7 +2,18 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import (
+    Key,
+    Keys,
+    Queries,
+    Query,
+    Value,
+    Values,
+)
 
 
 class Tokens(NamedTuple):
@@ -15,3 +26,35 @@ class Tokens(NamedTuple):
     arrays: tuple[Float[Array, "batch time heads *size"], ...]
     g: Float[Array, "batch time heads channels"]  # log-decay; channels is 1 or key
     scale: Float[Array, ""]  # of the outputs
+
+
+def gather_tokens(
+    q: Queries | Query,
+    k: Keys | Key,
+    v: Values | Value,
+    *others: Array,
+    g: Array | None,
+    scale: float | None,
+) -> Tokens:
+    """Give g its axes and the outputs a scale (key**-0.5 if None).
+
+    The tokens of a sequence, or one. Without g the state forgets nothing.
+    """
+    if g is None:
+        # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
+        g = jnp.zeros_like(v[..., 0])
+    g = (g if g.ndim == v.ndim else g[..., None]).astype(accumulator(v.dtype))
+    of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
+    return Tokens((q, k, v, *others), g, jnp.asarray(of_outputs))
+
+
+def own_keys(tokens: Tokens) -> Tokens:
+    """Every value head with its own q and k: copies, where heads share them."""
+    q, k, v, *others = tokens.arrays
+    q, k = (for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
+    return tokens._replace(arrays=(q, k, v, *others))
+
+
+def for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
+    groups = value_heads // x.shape[axis]
+    return x if groups == 1 else jnp.repeat(x, groups, axis)

@@ -1,0 +1,68 @@
+"""Tokens that are not finite: replaced by zeros, then NaN wherever they would have reached."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Shaped
+
+from toolkit.attention.linear.engine.tokens import Tokens, for_value_heads
+
+
+class Poison(NamedTuple):
+    """Where values that are not finite must show: in outputs, and in the final state."""
+
+    out: Bool[Array, "batch time heads"]
+    state: Bool[Array, "batch heads"]
+
+
+def quarantine(
+    tokens: Tokens, state: Array, is_given: bool, starts: Array | None
+) -> tuple[Tokens, Array, Poison]:
+    """Replace tokens that are not finite by zeros, and say how far each would have reached.
+
+    Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
+    other documents, and the gradients of both. A positive log-decay counts as NaN.
+    """
+    (query, *others), g, scale = tokens
+
+    own = partial(for_value_heads, value_heads=g.shape[2])
+    reads, finite = _are_finite(query), [_are_finite(x) for x in others]
+    keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
+    for is_finite in finite:
+        keeps &= own(is_finite)
+
+    def blank(x: Array, ok: Array) -> Array:
+        return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
+
+    # A key that heads share stays for the others: where the value is 0, it writes nothing.
+    places = (
+        keeps if x.shape[2] == g.shape[2] else ok for x, ok in zip(others, finite, strict=True)
+    )
+    arrays = (blank(query, reads), *map(blank, others, places))
+    clean = Tokens(arrays, blank(g, keeps), scale)
+    faulty = ~keeps
+    if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
+        is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
+        faulty = faulty.at[:, 0].set(faulty[:, 0] | ~is_state)
+        state = blank(state, is_state)
+    reach = _until_document_ends(faulty, starts)
+    return clean, state, Poison(reach | ~own(reads), reach[:, -1])
+
+
+def _are_finite(x: Shaped[Array, "batch time heads *size"]) -> Bool[Array, "batch time heads"]:
+    if x.ndim == 3:
+        return jnp.isfinite(x)
+    # 0 * NaN is NaN: a product with zeros takes a third of the time of comparisons on a CPU.
+    zeros = jnp.zeros(x.shape[-1], x.dtype)
+    return ~jnp.isnan(jnp.einsum("bthk,k->bth", lax.stop_gradient(x), zeros))
+
+
+def _until_document_ends(faulty: Array, starts: Array | None) -> Array:
+    """From every fault to the end of its document."""
+    index = jnp.arange(faulty.shape[1], dtype=jnp.int32)[None, :, None]
+    last_fault = lax.cummax(jnp.where(faulty, index, -1), axis=1)
+    if starts is None:
+        return last_fault >= 0
+    return last_fault >= lax.cummax(jnp.where(starts[..., None], index, 0), axis=1)

@@ -1,0 +1,48 @@
+"""One loop's row of what a model keeps per loop, and the tokens it takes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
+
+
+class LoopRow(NamedTuple):
+    """What one loop has of its own; with a leading axis of loops, what all have.
+
+    Attributes:
+        rho: gate on the loop's input [width], or None.
+        embedding: added to the loop's input [width], or None.
+    """
+
+    rho: Float[Array, "... width"] | None = None
+    embedding: Float[Array, "... width"] | None = None
+
+
+def row_of(stacked: Any, tau: int) -> Any:
+    """One loop's part of arrays that have a leading axis of loops."""
+    return jax.tree.map(lambda leaf: leaf[tau], stacked)
+
+
+def check_tokens(tokens: Int[Array, "batch time"], vocabulary: int) -> None:
+    """Refuse anything but a non-empty [batch, time] array of whole numbers below the vocabulary.
+
+    What is traced cannot be looked at: a number beyond the vocabulary then reads as NaN.
+    """
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(
+            f"tokens are {tokens.dtype}{list(tokens.shape)}; "
+            "they must be whole numbers of shape [batch, time]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens of shape {tokens.shape} are empty; at least one is needed.")
+    if isinstance(tokens, Tracer):
+        return
+    values = np.asarray(tokens)  # whose smallest is a number, be it inside of a trace
+    lowest, highest = values.min(), values.max()
+    if lowest < 0 or highest >= vocabulary:
+        raise ValueError(
+            f"tokens must lie in [0, {vocabulary}), the vocabulary; got {lowest} to {highest}."
+        )

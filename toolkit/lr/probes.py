@@ -1,0 +1,61 @@
+"""What probes have said: losses by stage, and the best peak rate that they show."""
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from toolkit.lr.fits.peak import PeakRate, find_peak
+from toolkit.lr.protocol import (
+    Controller,
+)
+
+GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
+EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ProbeController(Controller):
+    """What `ProbeThenDecay` knows besides."""
+
+    # [steps to come] float32, the rates of the run; empty before it is planned
+    plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    # `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned
+    stage: int = GRID
+    extended: int = 0  # how often the search has gone beyond its range
+    first_loss: float = np.inf  # before any step; infinity until it is told
+    corrected: int = 0  # corrections made
+    # [2, steps of all probes], their rates and losses, in the order of the table's rows; kept until
+    # the run is planned, and only if the law is to score it
+    curves: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+    # [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of the
+    # probes did
+    law: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+def loss_at_start(controller: ProbeController, losses: np.ndarray) -> float:
+    """The loss before any step, if this is the first that was told."""
+    known = controller.first_loss
+    return known if np.isfinite(known) else float(losses[0, 0])
+
+
+def find_stage_peak(controller: ProbeController, stage: int) -> PeakRate:
+    """The peak among the candidates of a stage; the lowest rate where all diverged."""
+    table, rows = controller.table, rows_of(controller, stage)
+    rates, losses = table["rate"][rows], table["forecast"][rows]
+    peak = find_peak(rates, losses)
+    return PeakRate(float(np.log(rates.min())), -1) if peak is None else peak
+
+
+def is_inconclusive(controller: ProbeController, stage: int, peak: PeakRate) -> bool:
+    """Whether the lowest rate is the best of probes too short to tell, none of which diverged."""
+    rows = rows_of(controller, stage)
+    is_short = controller.table["steps"][rows].max() < EVIDENCE
+    return bool(
+        peak.edge == -1 and is_short and np.isfinite(controller.table["forecast"][rows]).all()
+    )
+
+
+def rows_of(controller: ProbeController, stage: int) -> np.ndarray:
+    return controller.table["stage"] == stage

@@ -1,0 +1,112 @@
+"""Text as it lies on disk: files of folders, the library's own prose and source."""
+
+import os
+import stat
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from toolkit.measure import available_memory, in_words
+
+_NOT_LIBRARY_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+
+
+class CorpusError(ValueError):
+    """The text cannot be used: missing, unreadable, empty, not UTF-8 or too short."""
+
+
+def manual_prose() -> bytes:
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def library_source() -> list[tuple[str, bytes]]:
+    """The library's modules, without its tests, installed packages and build-machine constants."""
+    root = Path(sysconfig.get_path("stdlib"))
+    sources = []
+    for path in _files_below(root):
+        name = path.relative_to(root)
+        is_generated = name.parts[0] == "pydoc_data" or name.name.startswith("_sysconfig")
+        if name.suffix != ".py" or is_generated or _NOT_LIBRARY_SOURCE & set(name.parts):
+            continue
+        if text := read_bytes(path):
+            sources.append((name.as_posix(), checked_text(path, text)))
+    return sources
+
+
+def read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
+    if not os.access(root, os.R_OK | os.X_OK):  # walking it would find nothing and not say why
+        raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
+    sources, skipped, size = [], [], 0
+
+    def skip(path: str | os.PathLike, reason: str) -> None:
+        skipped.append(f"{Path(path).relative_to(root).as_posix()} ({reason})")
+
+    def skip_folder(error: OSError) -> None:
+        skip(error.filename, "unreadable folder")
+
+    for path in _files_below(root, skip_folder):
+        if any(part.startswith(".") for part in path.relative_to(root).parts):
+            continue
+        if not path.resolve().is_relative_to(root.resolve()):
+            skip(path, "leads out of the folder")
+        elif path.is_dir():
+            skip(path, "link to a folder")
+        elif not path.is_file():
+            skip(path, "no file")
+        elif not (text := read_bytes(path)):
+            skip(path, "empty")
+        elif b"\0" in text:
+            skip(path, "binary")
+        else:
+            sources.append((path.relative_to(root).as_posix(), checked_text(path, text)))
+            size += len(text)
+            if size > available_memory():
+                raise CorpusError(f"folder {str(root)!r} holds more text than fits into memory")
+    if not sources:
+        raise CorpusError(f"folder {str(root)!r} holds no text ({len(skipped)} files skipped)")
+    return sources, sorted(skipped)
+
+
+def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> list[Path]:
+    """What lies in a folder and its folders, links to folders included but not followed."""
+    found = []
+    for folder, folders, files in os.walk(root, onerror=onerror):
+        here = Path(folder)
+        found += [here / name for name in files]
+        found += [here / name for name in folders if (here / name).is_symlink()]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        # Asked first: a pipe would be waited for, a device read for ever.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorpusError(f"{str(path)!r} is neither a file nor a folder")
+        if status.st_size > available_memory():
+            raise CorpusError(
+                f"file {str(path)!r} has {in_words(status.st_size, 'bytes')}, more than fits into "
+                "memory"
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CorpusError(f"no such file or folder: {str(path)!r}") from None
+    except OSError as error:
+        raise CorpusError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def checked_text(path: Path, text: bytes) -> bytes:
+    if not text:
+        raise CorpusError(f"file {str(path)!r} is empty")
+    if (offset := text.find(b"\0")) >= 0:
+        raise CorpusError(f"file {str(path)!r} is binary: a byte of value zero at offset {offset}")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"file {str(path)!r} is not UTF-8: byte 0x{text[error.start]:02x} at offset "
+            f"{error.start} ({error.reason})"
+        ) from None
+    return text
