@@ -32,8 +32,9 @@ from toolkit.attention._shapes import (
     Values,
 )
 from toolkit.attention.inputs import BETA, Input, K, Q, V, recurrent
-from toolkit.attention.linear.engine.recurrence import gather_tokens, run, scan_tokens, step
+from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
+from toolkit.attention.linear.engine.tokens import gather_tokens
 
 SERIES_BELOW, TERMS = 0.1, 12
 
