@@ -204,7 +204,8 @@ def _check_alike(name: str, array: Array, label: str, sizes: dict[str, Any]) -> 
         if isinstance(size, int) and size == 0:
             of = "token" if axis == "time" else axis
             raise ValueError(f"the inputs must hold at least one {of}; got {axis} = 0.")
-    is_floating = jnp.issubdtype(array.dtype, jnp.floating)
+    # Numbers of 8 bits are what a quantised cache holds, whatever it is used with.
+    is_floating = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize > 1
     if is_floating and sizes.setdefault(label, array.dtype) != array.dtype:
         raise TypeError(
             f"{label} must share one dtype; got {name} {array.dtype} beside {sizes[label]}."

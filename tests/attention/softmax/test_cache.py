@@ -318,11 +318,10 @@ def test_a_quantised_cache_holds_what_a_float_cache_holds(sliding_window):
     got = jnp.concatenate(outs, axis=1)
     assert 0 < jnp.linalg.norm(got - wanted) < QUANTISED_ERROR * jnp.linalg.norm(wanted)
     _, exact = softmax_attention(*inputs, initial_state=empty(capacity), **options)
-    for got, scales, wanted in (
-        (cache.keys, cache.key_scales, exact.keys),
-        (cache.values, cache.value_scales, exact.values),
+    for got, step, wanted in (
+        (cache.keys, cache.key_scales[:, :, None] * cache.key_channels[..., None], exact.keys),
+        (cache.values, cache.value_scales[:, :, None], exact.values),
     ):
-        step = scales[:, :, None]
         assert (jnp.abs(got.astype(step.dtype) * step - wanted) <= 0.5001 * step).all()
     error = quantisation_error(*inputs, **options)
     assert error.shape == (HEADS,)

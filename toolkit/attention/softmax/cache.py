@@ -14,12 +14,12 @@ whose sequence has ended takes in another while the others go on (`free`, `inser
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Int8, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from toolkit._annotations import Known
 from toolkit._checks import checked
@@ -34,10 +34,11 @@ from toolkit.attention._caches import (
     show_overflow,
     write_token,
 )
-from toolkit.attention._checks import check_dtype, check_sizes
+from toolkit.attention._checks import check_choice, check_dtype, check_sizes
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import TOKENS, Query, SegmentIds, SharedKey, SharedValue, TokenCount
 from toolkit.attention.softmax.merge import with_sinks
+from toolkit.attention.softmax.rounding import NumberFormat, calibrated, floats, stored
 from toolkit.attention.softmax.scores import Options, capped, checked_cap
 
 
@@ -48,9 +49,11 @@ class KVCache(Rows):
 
     Donate it (`jax.jit(step, donate_argnames="cache")`) so that a step writes in place.
 
-    Quantised, it holds int8 numbers and their scales, one per token and head: a quarter of the
-    bytes of float32 and 4 more per token and head. `quantisation_error` says what that costs. Then
-    queries have derivatives, and new keys and values, which are rounded, none: who asks is told.
+    A quantised cache holds 8 bits per number and a scale per token and head: a quarter of the bytes
+    of float32 and 4 more per token and head. Keys are divided by a factor per channel first, which
+    the first tokens of a row fix: a channel that is always large costs the others no precision.
+    `quantisation_error` measures the error. Queries have derivatives then; new keys and values,
+    which are rounded, have none, and asking for one is an error.
 
     Attributes:
         keys: [batch, key_value_heads, key, capacity].
@@ -60,6 +63,7 @@ class KVCache(Rows):
             length - capacity once `truncate` has taken tokens back.
         key_scales: what the keys of a token are multiplied by; None if they are not quantised.
         value_scales: likewise.
+        key_channels: what every channel of the keys is multiplied by besides, at least 1.
 
     Example:
         >>> cache = KVCache.empty(1, 2, 4, 4, capacity=8)
@@ -73,6 +77,7 @@ class KVCache(Rows):
     forgotten: Int[Array, "batch"]
     key_scales: Float[Array, "batch key_value_heads capacity"] | None = None
     value_scales: Float[Array, "batch key_value_heads capacity"] | None = None
+    key_channels: Float[Array, "batch key_value_heads key"] | None = None
 
     @classmethod
     def empty(
@@ -85,10 +90,13 @@ class KVCache(Rows):
         dtype=jnp.float32,
         *,
         is_quantised: bool = False,
+        number_format: NumberFormat = "int8",
     ) -> "KVCache":
         """Make a cache without tokens, with room for `capacity` of them in every row.
 
-        One that `is_quantised` takes tokens of any dtype; `dtype` is then that of the scales.
+        One that `is_quantised` holds its numbers in `number_format` and takes tokens of any dtype;
+        `dtype` is then that of the scales. "float8_e4m3fn" has a relative error of up to 1/16
+        for every number, where "int8" has an absolute one per token.
         """
         check_sizes(
             "a KVCache",
@@ -99,15 +107,21 @@ class KVCache(Rows):
             capacity=capacity,
         )
         check_dtype(dtype)
-        of_numbers = jnp.int8 if is_quantised else dtype
+        check_choice("number_format", number_format, get_args(NumberFormat))
+        of_numbers = number_format if is_quantised else dtype
         keys = jnp.zeros((batch, key_value_heads, key_size, capacity), of_numbers)
         values = jnp.zeros((batch, key_value_heads, value_size, capacity), of_numbers)
         # Arrays of their own, since a donated buffer is given away once.
-        counts = (jnp.zeros(batch, jnp.int32) for _ in range(2))
+        cache = cls(keys, values, *(jnp.zeros(batch, jnp.int32) for _ in range(2)))
         if not is_quantised:
-            return cls(keys, values, *counts)
-        scales = (jnp.zeros((batch, key_value_heads, capacity), accumulator(dtype)) for _ in "kv")
-        return cls(keys, values, *counts, *scales)
+            return cache
+        precise, of_heads = accumulator(dtype), (batch, key_value_heads)
+        return replace(
+            cache,
+            key_scales=jnp.zeros((*of_heads, capacity), precise),
+            value_scales=jnp.zeros((*of_heads, capacity), precise),
+            key_channels=jnp.ones((*of_heads, key_size), precise),
+        )
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "KVCache":
         """Forget the tokens of some rows, so that other sequences can take their place."""
@@ -187,6 +201,7 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
     slot = length % capacity if is_ring else length
     is_lost = lost(cache, length[:, None], sliding_window)
+    cache = calibrated(cache, k_t)
     cache = write_token(cache, slot, axis=-1, **stored(cache, k_t, v_t))
     cache = replace(cache, forgotten=forgotten_after(cache, None, is_ring=is_ring))
     age = length[:, None] - jnp.arange(capacity, dtype=length.dtype)[None]
@@ -221,6 +236,8 @@ def attend_to_slots(
     """Softmax of one query per head over the visible slots, and its log-sum-exp."""
     precise = accumulator(q.dtype)
     keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
+    if cache.key_channels is not None:  # of the keys, moved to the one query
+        q = (q.astype(precise) * cache.key_channels[:, :, None]).astype(q.dtype)
     products = jnp.einsum("bhgk,bhks->bhgs", q, keys, preferred_element_type=precise)
     if cache.key_scales is not None:
         products *= cache.key_scales[:, :, None]
@@ -251,6 +268,7 @@ def append(
     is_ring: bool,
 ) -> tuple[Array, Array, Extent, Segments | None, KVCache]:
     """Append several tokens, and lay out the keys and values their queries may see in order."""
+    cache = calibrated(cache, k)
     new = stored(cache, k, v)
     arrays, extent, segments, new_cache = continue_rows(
         cache, segment_ids, axis=-1, is_ring=is_ring, **new
@@ -278,54 +296,6 @@ def forgotten_after(
     if segments is not None:  # the first document, number 1, is the one that went on
         before = jnp.where(segments.query[:, -1] > 1, 0, before)
     return jnp.maximum(before, cache.length - cache.capacity) if is_ring else before
-
-
-def stored(cache: KVCache, k: Array, v: Array) -> dict[str, Array]:
-    """Keys and values as the cache holds them, [batch, key_value_heads, size, *time]."""
-    if cache.key_scales is None:
-        return {"keys": k, "values": v}
-    (keys, key_scales), (values, value_scales) = (
-        quantised(x, cache.key_scales.dtype) for x in (k, v)
-    )
-    return {
-        "keys": keys,
-        "values": values,
-        "key_scales": key_scales,
-        "value_scales": value_scales,
-    }
-
-
-def floats(cache: KVCache, dtype) -> tuple[Array, Array]:
-    """Keys and values of a cache, quantised or not, as floating point."""
-    if cache.key_scales is None or cache.value_scales is None:
-        return cache.keys.astype(dtype), cache.values.astype(dtype)
-    pairs = (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
-    keys, values = ((x.astype(s.dtype) * s[:, :, None]).astype(dtype) for x, s in pairs)
-    return keys, values
-
-
-def quantised(
-    x: Float[Array, "batch heads size *time"], dtype
-) -> tuple[Int8[Array, "batch heads size *time"], Float[Array, "batch heads *time"]]:
-    """The nearest of 255 even steps to every number, and what they are to be multiplied by."""
-    x = _without_derivative(x.astype(dtype))
-    scales = jnp.abs(x).max(axis=2) / 127
-    # A token of zeros has the scale 0; one with NaN or inf has no other numbers any more.
-    steps = x / jnp.where(scales == 0, 1, scales)[:, :, None]
-    return jnp.where(jnp.isfinite(steps), jnp.round(steps), 0).astype(jnp.int8), scales
-
-
-@jax.custom_jvp
-def _without_derivative(x: Array) -> Array:
-    return x
-
-
-@_without_derivative.defjvp
-def _refuse_derivative(primals, tangents):
-    raise NotImplementedError(
-        "keys and values that a quantised cache rounds have no derivative; use a cache that is not "
-        "quantised, or jax.lax.stop_gradient of both."
-    )
 
 
 def check_room_of(

@@ -12,7 +12,8 @@ from toolkit.attention._attend import bounded, positions_in_documents, run_numbe
 from toolkit.attention._caches import write_token
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
-from toolkit.attention.softmax.cache import KVCache, floats, stored
+from toolkit.attention.softmax.cache import KVCache
+from toolkit.attention.softmax.rounding import calibrated, floats, stored
 from toolkit.attention.softmax.scores import kept
 from toolkit.attention.softmax.softmax_attention import FURTHEST, checked_key, window_of
 
@@ -117,6 +118,7 @@ def _continued(cache, k, v, segment_ids):
     """Keys and values after those of a cache, documents 1, 2, ... of both, and the cache after."""
     # Token p of a row's document is in slot p, or p % capacity in a ring that forgets the
     # oldest. Rows that hold fewer tokens than others begin with some of no document.
+    cache = calibrated(cache, k.transpose(0, 2, 3, 1))
     after, capacity, length = cache, cache.capacity, cache.length
     past = min(int(length.max()), capacity)
     old = length[:, None] - past + jnp.arange(past, dtype=jnp.int32)[None]

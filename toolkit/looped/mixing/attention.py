@@ -30,8 +30,8 @@ class AttentionOptions(LayerOptions):
         rotary_low, rotary_high: turns in the original context between which they are.
         rotary_original_length: tokens of that context.
         output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
-        quantised_cache: keep the keys and values of a text in int8, with a scale per token and
-            head; `attention.quantisation_error` says what that costs.
+        quantised_cache: keep the keys and values of a text in int8, as a quantised `KVCache` does;
+            `attention.quantisation_error` measures what that costs.
     """
 
     key_value_heads: int | None = None

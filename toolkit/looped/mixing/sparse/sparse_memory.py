@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from toolkit.attention import KVCache, sparse
-from toolkit.attention.softmax.cache import floats
+from toolkit.attention.softmax.rounding import floats
 
 
 @jax.tree_util.register_dataclass
