@@ -1,9 +1,11 @@
 """Pipeline schedules: golden makespans and memory, the formulas, and what is refused."""
 
 import itertools
+import json
 import random
 from dataclasses import replace
 from fractions import Fraction as Q
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ from toolkit.schedules import (
     zero_bubble_v,
 )
 
+LESSON = Path(__file__).parents[2] / "tutorials" / "07_pipeline.ipynb"
 ONE_CHUNK = [gpipe, one_forward_one_backward, zero_bubble_h1]
 ALL = [*ONE_CHUNK, interleaved, zero_bubble_h2, zero_bubble_v]
 # p, m -> makespans with all three durations 1: GPipe and 1F1B, interleaved by 2, ZB-H1, ZB-H2,
@@ -83,6 +86,54 @@ def test_formulas():
         assert equal[0].makespan - equal[0].busy == p - 1
         assert equal[1].span_bubble == 0
         assert simulate(zero_bubble_v(p, m)).span_bubble == 0
+
+
+def test_zero_bubble_formulas_for_any_durations():
+    """The papers' formulas hold under their conditions only, which random cases leave."""
+    draw, outside = random.Random(1), 0
+    for _ in range(60):
+        p, f, i, w = draw.randint(2, 6), *(draw.randint(1, 6) for _ in range(3))
+        times, m = Durations(f, i, w), draw.randint(2 * p - 1, 5 * p)
+        first = simulate(zero_bubble_h1(p, draw.randint(p, 5 * p)), times)
+        second = simulate(zero_bubble_h2(p, m), times)
+        h1 = first.makespan - first.busy
+        h2 = max(row[-1].end - row[0].start for row in second.spans) - second.busy
+        assert h1 == (p - 1) * (f + i - w if w <= min(f, i) else max(f, i))
+        assert h2 == (p - 1) * max(0, f + i - 2 * min(f, w))
+        assert (h2 == (p - 1) * (f + i - 2 * w)) == (w <= f and 2 * w <= f + i)
+        outside += h1 != (p - 1) * (f + i - w)
+        m_b = draw.randint(1, 5)
+        m_w = draw.randint(0, m_b)
+        peaks = [
+            simulate(schedule, times).peak_memory(m_b, m_w)
+            for schedule in (first.schedule, second.schedule, zero_bubble_v(p, m))
+        ]
+        assert peaks[0] == tuple((p - d) * m_b + d * m_w for d in range(p))
+        assert peaks[1] == tuple((2 * p - 2 * d - 1) * m_b + 2 * d * m_w for d in range(p))
+        assert peaks[2] == (p * m_b,) * p
+    assert outside > 10
+
+
+def test_what_the_lesson_says():
+    """Who idles when, messages and memory: the sentences of lesson 07, for 4 devices."""
+    for line in (simulate(gpipe(4, 8)), simulate(one_forward_one_backward(4, 8))):
+        first, last = line.spans[0], line.spans[-1]
+        assert (first[0].start, last[0].start) == (0, 3)  # 3 forwards
+        assert (line.makespan - first[-1].end, line.makespan - last[-1].end) == (0, 6)
+        waits = (b.start - a.end for a, b in itertools.pairwise(first))
+        assert sum(waits) == 9  # 3 forwards and 3 backwards
+    hops = lambda make: sum(a != b for a, b in itertools.pairwise(make(4, 8).placement))  # noqa: E731
+    made = (gpipe, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2)
+    assert [hops(make) for make in made] == [3] * 4
+    assert (hops(interleaved), hops(zero_bubble_v)) == (7, 6)
+    fullest = [max(simulate(make(4, 8)).peak_memory()) for make in ALL]
+    assert fullest == [8, 4, 4, Q(11, 2), 7, 4]
+    source = "".join(
+        "".join(cell["source"]) for cell in json.loads(LESSON.read_text(encoding="utf-8"))["cells"]
+    )
+    assert "need neither" not in source
+    assert "twice as many messages as 1F1B" in source
+    assert "and in between the first" in source
 
 
 def test_uneven_durations():

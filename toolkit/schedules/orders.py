@@ -132,8 +132,11 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
 def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
     """1F1B whose weight gradients wait, to fill the bubble, in no more memory than 1F1B.
 
-        bubble time = (p - 1) (T_F + T_I - T_W)     a third of 1F1B's when the three are equal
-        memory: (p - d) M_B + d M_W on device d
+        bubble time = (p - 1) (T_F + T_I - T_W)     where T_W <= min(T_F, T_I) and m >= p
+                    = (p - 1) max(T_F, T_I)         where T_W is longer, and m >= p
+        memory: (p - d) M_B + d M_W on device d     where M_W <= M_B and m >= p
+
+    When the three are equal the bubble is a third of 1F1B's.
 
     Args:
         devices: p, one stage on each.
@@ -170,10 +173,11 @@ def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
 def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
     """ZB-H1 with more forwards ahead: no bubble on any device, in about twice the memory.
 
-        bubble time = (p - 1) (T_F + T_I - 2 T_W)    0 when the three are equal
-        memory: (2p - 2d - 1) M_B + 2d M_W on device d
+        bubble time = (p - 1) max(0, T_F + T_I - 2 min(T_F, T_W))     0 when the three are equal
+        memory: (2p - 2d - 1) M_B + 2d M_W on device d                where M_W <= M_B
 
-    The bubble is that between a device's first and last task; see `Timeline.span_bubble`.
+    The paper's T_F + T_I - 2 T_W holds where T_W <= T_F and 2 T_W <= T_F + T_I. The bubble is that
+    between a device's first and last task; see `Timeline.span_bubble`.
 
     Args:
         devices: p, one stage on each.
@@ -209,9 +213,13 @@ def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
 
 @checked
 def zero_bubble_v(devices: int, microbatches: int) -> Schedule:
-    """Two chunks per device, laid out as a V: no bubble, and 1F1B's memory on every device.
+    """Two chunks per device, laid out as a V: no bubble, and on every device the memory of 1F1B's
+    fullest.
 
-        bubble time = 0 when T_F = T_I = T_W         memory: p M_B on every device
+        bubble time = 0 when T_F = T_I = T_W     memory: p M_B on every device where M_W <= M_B
+
+    The bubble is that between a device's first and last task; see `Timeline.span_bubble`. A
+    microbatch crosses between devices 2 (p - 1) times forward, twice as often as in 1F1B.
 
     Args:
         devices: p; device d holds the stages d and 2p - 1 - d, so the loss is on device 0.

@@ -101,8 +101,8 @@ def _gpipe_bubble() -> Answer:
     timeline = simulate(gpipe(DEVICES, MICROBATCHES))
     words = (
         f"They idle {float(timeline.bubble):.1%} of the time (modelled, exact: 3/11): the last "
-        "device waits for 3 forwards at the start, the first for 3 backwards at the end, "
-        "(p-1)/(m+p-1)."
+        "device waits for 3 forwards at the start and 3 backwards at the end, the first as long in "
+        "between, (p-1)/(m+p-1)."
     )
     return Answer(100 * float(timeline.bubble), words, _draw_guess(timeline, "GPipe"))
 
