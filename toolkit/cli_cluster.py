@@ -58,6 +58,7 @@ def plan(
     links: Path | None = None,
     lengths: tuple[int, ...] = (),
     grade: Path | None = None,
+    grade_looped: Path | None = None,
     grade_plans: Path | None = None,
     minutes: float = 0.0,
 ) -> None:
@@ -78,6 +79,7 @@ def plan(
         lengths: tokens of sequences of different lengths: also divide the chips into groups for
             them (FlexSP).
         grade: print the errors of all predictions in this record of compiled configurations.
+        grade_looped: the same for a record of looped, hybrid and latent models.
         grade_plans: say of every plan in this record whether it fits as compiled by libtpu.
         minutes: go on with that record for so long first.
     """
@@ -87,6 +89,9 @@ def plan(
 
     if grade is not None:
         print(grading.grade_record(grade, minutes))
+        return
+    if grade_looped is not None:
+        print(grading.grade_record(grade_looped, minutes, is_looped=True))
         return
     if grade_plans is not None:
         print(grading.grade_plans(grade_plans, minutes))

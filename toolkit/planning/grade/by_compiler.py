@@ -1,4 +1,4 @@
-"""Predictions graded by the TPU compiler: one hundred configurations, their record, their errors.
+"""Predictions graded by the TPU compiler: configurations, their record, their errors.
 
 `libtpu` compiles for TPUs that are not there. What it says of memory and of bytes sent is compared
 with what `predict` said before; the compiled figures are recorded one by one, so that an
@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.measure import collectives, in_words, program_cost
 from toolkit.measure.tables import text_table
 from toolkit.planning.clusters import cluster
-from toolkit.planning.grade.cases import COUNT, Case, cases
+from toolkit.planning.grade.cases import COUNT, Case, cases, looped_cases
 from toolkit.planning.grade.program import train_program
 from toolkit.planning.predict import predict
 from toolkit.planning.search.plan import Plan, plan
@@ -130,10 +130,11 @@ def read_rows(path: Path, needed: tuple[str, ...] = ()) -> dict[str, dict[str, A
     return found
 
 
-def graded(path: Path) -> list[dict[str, Any]]:
-    """Every recorded case with what is predicted, and by how much it is off."""
+def graded(path: Path, given: Sequence[Case] | None = None) -> list[dict[str, Any]]:
+    """Every recorded case of those given (None: of dense models) with what is predicted, and by how
+    much it is off."""
     recorded, found = read_rows(path, ("peak_bytes", "collectives", "seconds")), []
-    for case in cases():
+    for case in cases() if given is None else given:
         row = recorded.get(case.key)
         if row is None or "error" in row:
             continue
@@ -161,9 +162,9 @@ def predicted(case: Case) -> tuple[int, float]:
     return found.memory.total, found.sent_bytes
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """Median and 95th percentile of the errors, in words."""
-    lines = [f"{len(rows)} of {COUNT} configurations compiled"]
+def summary(rows: list[dict[str, Any]], count: int = COUNT) -> str:
+    """Median and 95th percentile of the errors, in words, of so many configurations."""
+    lines = [f"{len(rows)} of {count} configurations compiled"]
     for what in ("memory", "sent"):
         errors = sorted(abs(row[f"{what}_error"]) for row in rows)
         if errors:
@@ -175,19 +176,20 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def grade_record(path: Path, minutes: float) -> str:
+def grade_record(path: Path, minutes: float, *, is_looped: bool = False) -> str:
     """Goes on with a record for so many minutes; its table of errors, and their summary."""
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
-    record_cases(path, cases(), minutes=minutes)
+    given = looped_cases() if is_looped else cases()
+    record_cases(path, given, minutes=minutes)
     start = time.perf_counter()
-    rows = graded(path)
+    rows = graded(path, given)
     each = (time.perf_counter() - start) / max(1, len(rows))
     table = [("configuration", "compiled", "memory", "sent")]
     for row in rows:
         errors = f"{row['memory_error']:+.1%}", f"{row['sent_error']:+.1%}"
         table.append((row["case"], in_words(row["memory"], "bytes"), *errors))
-    words = f"{text_table(table, '<>>>')}\n{summary(rows)}"
+    words = f"{text_table(table, '<>>>')}\n{summary(rows, len(given))}"
     if not rows:
         return words
     took = statistics.median(row["seconds"] for row in rows)

@@ -28,26 +28,30 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     }
     h = _embed(tables["embedding"], inputs, strategy.tensor)
 
-    def group(recompute, spec, h, layers):
+    def through(recompute, graph, spec, h, layer):
         if config.loops > 1:
             # Else compilers gather what all loops use before the first, and keep it whole.
-            h, layers = lax.optimization_barrier((h, layers))
-        for graph, layer, of_layer in zip(graphs, layers, spec, strict=True):
-            block = _gathered(graph, dtype, of_layer, layer)
-            if recompute == "layer" and strategy.block_chunks > 1:
-                with streaming(strategy.block_chunks, config):
-                    h, _ = block(h)
-            else:
-                h = _layer(block, strategy, h)
+            h, layer = lax.optimization_barrier((h, layer))
+        block = _gathered(graph, dtype, spec, layer)
+        if recompute == "layer" and strategy.block_chunks > 1:
+            with streaming(strategy.block_chunks, config):
+                return block(h)[0]
+        return _layer(block, strategy, h)
+
+    def group(recompute, specs, h, layers):
+        # Layer by layer: a group that is computed anew as one holds what all its layers keep.
+        for graph, layer, spec in zip(graphs, layers, specs, strict=True):
+            run = functools.partial(through, recompute, graph, spec)
+            h = jax.checkpoint(run, policy=_POLICIES[recompute], prevent_cse=len(graphs) > 1)(
+                h, layer
+            )
         return h, None
 
     def loop(h, rho):
         out = h
         runs = zip(group_runs(config, strategy), params["blocks"], specs["blocks"], strict=True)
         for (recompute, _), blocks, spec in runs:
-            body = functools.partial(group, recompute, spec)
-            body = jax.checkpoint(body, policy=_POLICIES[recompute], prevent_cse=False)
-            out, _ = lax.scan(body, out, blocks)
+            out, _ = lax.scan(functools.partial(group, recompute, spec), out, blocks)
         out = out if rho is None else out + rho.astype(dtype) * h
         return (_norm(out, params["norm"], config) if config.norm_every_loop else out), None
 

@@ -16,12 +16,16 @@ from collections import Counter
 from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
+from toolkit.looped.mixing import LAYERS
 from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
 SWIGLU_KEPT = 6  # numbers per hidden unit and token that one layer's forward pass keeps
 LOGIT_COPIES = 2  # logits and their gradient, float32
+# Arrays of float32, a number per channel and token, of a recurrent layer's backward pass: states at
+# the ends of chunks, products of decays, inverses and their gradients. Read off gated delta nets.
+RECURRENT_ARRAYS = 24
 FEW = 2  # sequences of a microbatch
 LANES = 128  # a TPU pads the last dimension to as many
 
@@ -118,6 +122,8 @@ def layer_memory(
     # The halves that are rotated are padded to a TPU's lanes.
     padded = max(1, 2 * LANES // head_size(config, word))
     attention = tokens * (2 * queries + padded * (queries + keys)) * size
+    if LAYERS[word].is_recurrent:
+        attention = FLOAT32 * RECURRENT_ARRAYS * tokens * width
     weights = size * own.used
     if recompute != "layer":  # it goes back through one half of the layer at a time
         gathered = weights if weights + unit > attention else 0
@@ -161,7 +167,11 @@ def memory_of(
     largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
     tokens = sequences * length
     accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
-    activations = kept * in_flight
+    # A loop's gate reads what the loop began with, and a norm after it two arrays of float32.
+    stream = tokens * config.width // strategy.tensor
+    between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)
+    loops = config.loops if config.loops > 1 else 0
+    activations = (kept + loops * between) * in_flight
     logits = FLOAT32 * tokens * -(-config.vocabulary // strategy.tensor) // strategy.head_chunks
     use = size * table.used
     # The gradient of a table lasts until the embedding's is added, and so does the gathered table,
@@ -185,8 +195,10 @@ def memory_of(
         if has_head
         else (0, 0, 0, 0),
         (
-            accumulated + FLOAT32 * body.kept + use * has_head,
-            activations,
+            # Beside their sum over the loops are the gradients of one, and of what the layers keep
+            # there is a copy of the loop that is gone back through.
+            accumulated + FLOAT32 * body.kept * (2 if loops else 1) + use * has_head,
+            activations + (kept // loops if loops else 0),
             reordered + largest.gathered + (not only_gradient) * use * has_head,
             largest.working,
         ),
