@@ -36,7 +36,8 @@ from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
 from toolkit.attention.linear.engine.tokens import gather_tokens
 
-SERIES_BELOW, TERMS = 0.1, 12
+SERIES_BELOW = 0.1
+TERMS = 12
 
 
 def _mean_decay(x: Array) -> Array:
