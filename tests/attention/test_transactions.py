@@ -15,10 +15,13 @@ import pytest
 
 from toolkit.attention import (
     BlockCache,
+    ForgettingCache,
     IndexedCache,
     KVCache,
     deepseek_sparse_attention,
     deepseek_sparse_attention_step,
+    forgetting_attention,
+    forgetting_attention_step,
     mixture_of_block_attention,
     mixture_of_block_attention_step,
     native_sparse_attention,
@@ -63,6 +66,12 @@ def _softmax(window=None, capacity=CAPACITY):
 CASES = {
     "softmax": _softmax(),
     "ring": _softmax(WINDOW, WINDOW + 2),
+    "fox": Case(
+        ((2, 4), (1, 4), (1, 3), (2,)),
+        lambda rows: ForgettingCache.empty(rows, 2, 1, 4, 3, CAPACITY),
+        lambda x, **how: forgetting_attention(*x[:3], -jnp.abs(x[3]), **how),
+        lambda x, cache: forgetting_attention_step(*x[:3], -jnp.abs(x[3]), cache),
+    ),
     "latent": Case(
         ((8,),),
         lambda rows: LatentCache.empty(rows, 4, 2, CAPACITY),
