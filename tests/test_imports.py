@@ -1,6 +1,7 @@
 """Imports go down only, in no circle, and `import toolkit` costs `import jax` and nothing else."""
 
 import ast
+import functools
 import itertools
 import os
 import statistics
@@ -32,6 +33,7 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imported_modules(path):
     """Names of toolkit's modules that a file imports anywhere: in functions, for types, by name.
 

@@ -29,14 +29,7 @@ from toolkit.lr.probes import (
     loss_at_start,
     rows_of,
 )
-from toolkit.lr.protocol import (
-    FORWARD_COST,
-    Request,
-    one_candidate,
-    require,
-    steps_left,
-    with_rows,
-)
+from toolkit.lr.protocol import FORWARD_COST, Request, one_candidate, require, steps_left, with_rows
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
 LONGER = 6  # the second probes against the first, which only say where to look
