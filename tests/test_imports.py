@@ -46,14 +46,15 @@ def imported_modules(path):
 
 
 def imported_by(tree, package):
+    nodes = list(ast.walk(tree))
     commands = {
         id(after)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.List | ast.Tuple)
         for before, after in itertools.pairwise(node.elts)
         if isinstance(before, ast.Constant) and before.value == "-m"
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
