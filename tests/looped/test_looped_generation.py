@@ -334,7 +334,7 @@ def test_sampling_parameters_do_not_recompile():
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"prompt": jnp.zeros((1, 0), jnp.int32)}, "empty"),
         ({"lengths": np.array([1, 17])}, "lengths are"),
-        ({"lengths": np.array([1])}, "lengths are"),
+        ({"lengths": np.array([1])}, "lengths .*must have shape"),
         ({"stop_token": 50}, "stop_token"),
     ],
 )

@@ -61,6 +61,7 @@ def test_copies_of_a_query_select_what_it_selects(name, group):
     np.testing.assert_allclose(step.out, jnp.repeat(alone.out, 4, axis=1), atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_night({"hata", "pqcache", "random"}, sparse.SELECTORS))
 @pytest.mark.parametrize("group_size", by_night({8}, [1, 4, 8]))
 @pytest.mark.parametrize(
