@@ -153,7 +153,7 @@ def test_a_gate_of_a_new_name_is_made_by_its_range() -> None:
 
 
 def test_a_cache_is_refused() -> None:
-    with pytest.raises(ValueError, match="got 'full', wanted one with a recurrent state: .*'gdn'"):
+    with pytest.raises(ValueError, match=r"got 'full', wanted one with a recurrent state: .*'gdn'"):
         read("full", WORDS, Settings())
 
 
