@@ -77,9 +77,11 @@ Every mixer once, with what it costs (`mixers.py`)
     recurrent                    a row whose state is one matrix per head
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
     draw_inputs                  random inputs for any row (`inputs.py`)
+    bucket_length                a few lengths for many, so that few programs are compiled
 """
 
 from toolkit.attention import latent
+from toolkit.attention.buckets import bucket_length
 from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
@@ -181,6 +183,7 @@ __all__ = [
     "Pattern",
     "Tiles",
     "attend_tiles",
+    "bucket_length",
     "calibrate_sale",
     "comba",
     "comba_reference",

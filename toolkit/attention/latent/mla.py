@@ -64,7 +64,7 @@ def mla(
         `initial_state`).
 
     Raises:
-        ValueError: shapes that do not fit, an unknown form, a full cache.
+        ValueError: shapes that do not fit, an unknown form, a cache with room for fewer tokens.
         TypeError: not floating point, dtypes that differ.
 
     Cost:

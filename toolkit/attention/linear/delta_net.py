@@ -76,9 +76,9 @@ def delta_net(
         gradients.
 
     Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, a beta outside [0, 2] (of a
-            concrete array), an unknown implementation, or a chunk that is no power of two from 16
-            on.
+        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
+            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
+            range.
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:

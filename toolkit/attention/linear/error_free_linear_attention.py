@@ -99,9 +99,9 @@ def error_free_linear_attention(
         gradients.
 
     Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, a beta outside [0, 2] (of a
-            concrete array), an unknown implementation, or a chunk that is no power of two from 16
-            on.
+        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
+            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
+            range.
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:

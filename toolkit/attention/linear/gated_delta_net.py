@@ -89,9 +89,9 @@ def gated_delta_net(
         [batch, value_heads, key, value]. Both have gradients.
 
     Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, a positive log-decay (of a
-            concrete array), an unknown implementation, or a chunk that is no power of two from
-            16 on.
+        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
+            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
+            range.
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:

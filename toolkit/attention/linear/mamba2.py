@@ -89,8 +89,9 @@ def mamba2(
         [batch, value_heads, key, value], float32 (float64 for float64 inputs).
 
     Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, a positive log-decay, an
-            unknown implementation, or a chunk that is no power of two from 16 on.
+        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
+            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
+            range.
         TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:

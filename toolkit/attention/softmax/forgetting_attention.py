@@ -157,7 +157,8 @@ def forgetting_attention(
         `initial_state`).
 
     Raises:
-        ValueError: shapes that do not fit, an unknown implementation, a full cache.
+        ValueError: shapes that do not fit, an unknown implementation, a cache with room for fewer
+            tokens.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:

@@ -116,7 +116,8 @@ def softmax_attention(
 
     Raises:
         ValueError: shapes that do not fit, a window below 1 or above the cache's capacity, an
-            unknown implementation, a full cache, arguments that exclude each other.
+            unknown implementation, a cache with room for fewer tokens, arguments that exclude each
+            other.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:

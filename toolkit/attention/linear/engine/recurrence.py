@@ -111,7 +111,7 @@ def _scaled(out: Array, scale: Array) -> Array:
 
 
 def _log_decay(g: Array) -> Array:
-    """g, and NaN where it is above 0, which checks refuse only where it is concrete."""
+    """g, and NaN where it is above 0, which only `toolkit.checking()` refuses."""
     return jnp.where(g <= 0, g, jnp.nan)
 
 

@@ -106,7 +106,7 @@ def deepseek_sparse_attention(
 
     Raises:
         ValueError: shapes that do not fit, selected_tokens below 1, an unknown implementation, a
-            full cache.
+            cache with room for fewer tokens.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:

@@ -88,8 +88,8 @@ def mixture_of_block_attention(
         `initial_state`).
 
     Raises:
-        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a full
-            cache.
+        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a cache
+            with room for fewer tokens.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:

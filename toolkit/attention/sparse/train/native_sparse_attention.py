@@ -100,8 +100,8 @@ def native_sparse_attention(
         `initial_state`).
 
     Raises:
-        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a full
-            cache.
+        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a cache
+            with room for fewer tokens.
         TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:
