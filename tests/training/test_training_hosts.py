@@ -27,6 +27,7 @@ def job(directory, processes, devices, mesh):
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "TMPDIR": str(directory.parent),  # where a failed job leaves what libraries wrote
     }
     command = [sys.executable, str(SCRIPT), str(directory), mesh, str(STEPS)]
     if processes > 1:
