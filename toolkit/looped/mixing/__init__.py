@@ -38,6 +38,7 @@ linear/rwkv7.py             RWKV-7
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from typing import Any
 
 from toolkit._checks import checked
 from toolkit._registry import Registry
@@ -57,7 +58,7 @@ def _layers(package: str, path: list[str]) -> Iterator[tuple[str, type[MixingLay
                 yield value.word, value
 
 
-LAYERS: Registry[type[MixingLayer]] = Registry(
+LAYERS: Registry[Any] = Registry(
     pair
     for package, path in (
         (__name__, __path__),

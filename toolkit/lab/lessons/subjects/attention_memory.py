@@ -76,7 +76,7 @@ def _same_key() -> Answer:
 def _chunk_speed() -> Answer:
     draws = tuple(jax.random.normal(jax.random.key(0), (3, 1, 1024, 2, 64)))
 
-    def loss(draws: tuple[jax.Array, ...], implementation: str) -> jax.Array:
+    def loss(draws: tuple[jax.Array, ...], implementation: Any) -> jax.Array:
         return jnp.sum(retention(*draws, implementation=implementation)[0])
 
     calls = {
