@@ -22,7 +22,7 @@ PATTERNS = ("full", "window full", "gdn gdn full", " ".join(MIXERS))
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("pattern", "gdn mamba", ["'mamba'", "full, window, mla"]),
+        ("pattern", "gdn mamba", ["'mamba'", "full, window"]),
         ("pattern", " ", ["no layer"]),
         ("width", 130, ["130", "divisible", "heads 4"]),
         ("loops", 0, ["loops", "0", "at least 1"]),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from latent_layers import YARN, distance, drawn, small, stream
 
+from toolkit import checking
 from toolkit.attention.latent import (
     PRESETS,
     LatentCache,
@@ -78,7 +79,7 @@ def test_prompt_and_steps_give_what_the_whole_sequence_gives():
         y, cache = mla_step(x[:, t], weights, cache, config)
         parts.append(y[:, None])
     assert distance(jnp.concatenate(parts, axis=1), wanted) < 1e-12
-    with pytest.raises(ValueError, match="holds 7 of 7 tokens"):
+    with checking(), pytest.raises(ValueError, match="holds 7 of 7 tokens"):
         mla_step(x[:, 0], weights, cache, config)
 
 

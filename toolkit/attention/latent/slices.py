@@ -63,13 +63,13 @@ class LatentSlices:
     query_up: Float[Array, "query heads key_and_rope"]
     latent_down: Float[Array, "*slices width slice"]
     rope_key: Float[Array, "width rope"]
-    key_up: Float[Array, "slices slice heads key"]
-    value_up: Float[Array, "slices slice heads value"]
+    key_up: Float[Array, "slices slice own_heads key"]  # fewer than heads where they are grouped
+    value_up: Float[Array, "slices slice own_heads value"]
     output: Float[Array, "heads value width"]
     features: Int[Array, "slices slice"]
     owned: Float[Array, "slices slice"]
     shares: Float[Array, "slices"]
-    multipliers: Float[Array, "slices heads"]
+    multipliers: Float[Array, "slices own_heads"]
     query_down: Float[Array, "width query"] | None = None
     query_norm: Float[Array, "query"] | None = None
     basis: Float[Array, "slices latent slice"] | None = None
