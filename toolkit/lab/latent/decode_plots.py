@@ -62,7 +62,7 @@ class StepPlot(Plot):
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes)
-        axes.set_title("Step, of it sent (hatched); attention's memory per chip", fontsize=9.5)
+        axes.set_title("Step, sent (hatched); attention's memory", fontsize=9.5)
         axes.grid(False)
         axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(len(SCHEMES), 0))
         axes.spines["bottom"].set_visible(False)
