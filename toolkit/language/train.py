@@ -332,7 +332,7 @@ def _describe(
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(path, sealed_json(facts, indent=1) + b"\n")
+        write_whole(path, sealed_json(facts, indent=1))
         if tokenizer is not None:
             tokenizer.save(str(directory / TOKENIZER))
     except OSError as error:

@@ -6,6 +6,7 @@ not in transformers: its equations are restated here in PyTorch.
 """
 
 import dataclasses
+import inspect
 from typing import NamedTuple
 
 import jax
@@ -180,9 +181,12 @@ def test_decoding_with_their_cache(pair):
     their_cache = transformers.DynamicCache(config=model_config)
     cache, step = type(ours).empty_cache(config, 2, STEPS), jax.jit(type(ours).step)
     out, wanted = [], []
+    # Newer transformers call it `cache`, and warn of the old name.
+    names = inspect.signature(theirs.forward).parameters
+    given = {"cache" if "cache" in names else "cache_params": their_cache}
     with torch.no_grad():
         for t in range(STEPS):
-            wanted.append(theirs(torch.tensor(x[:, t : t + 1]), cache_params=their_cache))
+            wanted.append(theirs(torch.tensor(x[:, t : t + 1]), **given))
             out_t, cache = step(ours, x[:, t], cache)
             out.append(out_t)
     assert_close(np.stack(out, axis=1), torch.cat(wanted, dim=1))
