@@ -68,7 +68,7 @@ def is_model(kind):
         return any(map(is_model, typing.get_args(kind)))
     if issubclass(kind, nnx.Module) or kind.__name__ == "Configured":
         return True
-    return any(map(is_model, vars(kind).get("__annotations__", {}).values()))
+    return any(map(is_model, inspect.get_annotations(kind).values()))
 
 
 def test_every_function_that_takes_and_returns_a_model_is_tried():
