@@ -53,7 +53,7 @@ def register(row: Mixer) -> Mixer:
 
     Patterns of looped models take it as a word once its layer is registered too
     (`toolkit.looped.register_layer`); `toolkit.testing.check_mixer` runs the contract on it. A
-    package that is installed registers by an entry point of the group `toolkit.mixers`, whose value
+    package that is installed registers by an entry point of the group "toolkit.mixers", whose value
     is the module that calls this.
 
     Args:
