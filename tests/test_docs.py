@@ -1,9 +1,9 @@
 """Every public name is documented the same way, and no file grows past what one can read.
 
-A function says its purpose in one line; what it takes, with shapes; what it returns, if anything;
-what it raises, if it checks anything; and, where that is worth a line, what it costs and where it
-comes from. One that takes the
-arguments of another says so ("Arguments as `gated_delta_net`") and lists only those it adds.
+A function says its purpose in one line; what it takes, with shapes; and what it returns, if
+anything. It describes errors, cost and source where the signature does not already tell them. A
+function with the arguments of another refers to it ("Arguments as `gated_delta_net`") and lists
+only those it adds.
 A name that no room exports is plumbing, for which one line does.
 """
 
@@ -29,7 +29,6 @@ ARRAY = re.compile(r"\b(?:jax\.)?Array\b|\bjnp\.ndarray\b")
 JAXTYPED = re.compile(r"\b(?:Float|Int|UInt|Bool|Num|Inexact|Integer|Shaped|Real|Key)\[")
 AS_ANOTHER = re.compile(r"\bArguments(?: and \w+)? as\s+`([\w.]+)`")
 TEMPLATE = re.compile(r"^(Args|Returns|Raises|Cost):$", re.MULTILINE)
-CHECKS = re.compile(r"^\s*raise\b|\bcheck_\w+\(", re.MULTILINE)
 
 
 def exported(room):
@@ -94,8 +93,6 @@ def faults_of(function):
     sections = section(docstring, "Returns") or section(docstring, "Yields")
     if not sections and returned not in (None, "None"):
         faults.append("has no section Returns:")
-    if CHECKS.search(inspect.getsource(function)) and not section(docstring, "Raises"):
-        faults.append("checks something and has no section Raises:")
     return faults
 
 
@@ -178,8 +175,6 @@ def undocumented(values: "jax.Array", count):
     Args:
         values: some numbers.
     """
-    if count < 0:
-        raise ValueError(count)
 
 
 def documented(values: "jax.Array", count):
@@ -205,5 +200,5 @@ def test_the_check_itself_sees_faults():
     assert faults_of(documented) == []
     assert faults_of(borrowing) == ["does not list extra in Args:"]
     faults = " ".join(faults_of(undocumented))
-    for fault in ("array values without", "list count", "Returns:", "Raises:"):
+    for fault in ("array values without", "list count", "Returns:"):
         assert fault in faults

@@ -25,13 +25,6 @@ def agree(
     Returns:
         A function of the results by name; jax, NumPy and torch arrays are welcome, on any device.
 
-    Raises:
-        ValueError: (by the returned function) naming the two contenders and the error, or the
-            first contender when its numbers are not finite.
-
-    Cost:
-        One pass over the results on the host.
-
     Source:
         "rms" is the criterion of flash-linear-attention's tests.
 

@@ -91,12 +91,7 @@ def run_suites(
         suites: the suites to choose from, by name.
 
     Raises:
-        ValueError: for an unknown suite, `rounds < 1`, a figure of another suite, or a text in
-            the name of no case.
         RuntimeError: when a suite fails, as when contenders disagree.
-
-    Cost:
-        Minutes; the names are printed as they start.
 
     Example:
         >>> from pathlib import Path
@@ -162,9 +157,6 @@ def run_suite_here(
 
     Raises:
         UncheckedRatioError: when contenders disagree.
-
-    Cost:
-        That of the suite.
 
     Example:
         >>> from pathlib import Path

@@ -35,9 +35,6 @@ def alignment_losses(
     Returns:
         float32 mean squares, one for every loop and every layer whose mixer is new.
 
-    Raises:
-        ValueError: no tokens, or some beyond the vocabulary.
-
     Cost: the teacher's forward pass and, beside it, the student's new mixers.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.

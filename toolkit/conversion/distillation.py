@@ -36,9 +36,6 @@ def top_k_divergence(
     Returns:
         Nats per position, at least 0 up to rounding.
 
-    Raises:
-        ValueError: if top_k is not in 1..vocabulary or the temperature is not positive.
-
     Cost: a selection of k of the vocabulary per position.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 2.
@@ -79,9 +76,6 @@ def loop_weights(
 
     Returns:
         Weights of the loops, in order.
-
-    Raises:
-        ValueError: if the shares are not in order between 0 and 1.
 
     Source: LT2, distillation section: "warm-up of per-loop supervision, uniform, final loop only";
         its lengths and the shape of the warm-up are not published.

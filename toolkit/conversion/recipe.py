@@ -98,7 +98,6 @@ def convert(
         The hybrid, and what was seen on the way.
 
     Raises:
-        ValueError: if the teacher has recurrent layers or a coda, or an argument does not fit it.
         CheckpointError: if the directory holds another conversion, or cannot be written.
         DivergedError: if a loss stops being finite.
 

@@ -42,9 +42,6 @@ def restoration_benefits(
     Returns:
         Nats per position, one number per layer; negative where restoring alone does harm.
 
-    Raises:
-        ValueError: as `top_k_divergence`.
-
     Cost: a forward pass of the student for every layer and two more, by one program whatever
         their number.
 

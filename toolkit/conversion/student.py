@@ -38,11 +38,6 @@ def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM
     Returns:
         The student; neither model's later change of an array is seen by the other.
 
-    Raises:
-        ValueError: if the teacher has a recurrent layer, the pattern has another number of words
-            or one of a layer that has no queries, keys and values, or if these have biases, which
-            new layers lack.
-
     Cost: allocates the new layers only.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, for what is kept; that

@@ -72,9 +72,6 @@ def eject(name: str) -> str:
     Returns:
         Python source. Run as a program, the file checks itself.
 
-    Raises:
-        ValueError: no such mixer, or one whose state is not a matrix.
-
     Example:
         >>> "def gated_delta_net(" in eject("gated_delta_net")
         True

@@ -32,12 +32,6 @@ def load_experiment(name: str) -> Experiment:
     Returns:
         The experiment.
 
-    Raises:
-        ValueError: for an unknown name.
-
-    Cost:
-        Imports flax, optax and what the experiment needs.
-
     Example:
         >>> sorted(load_experiment("parity").settings)
         ['full attention', 'gdn, beta up to 1', 'gdn, beta up to 2']

@@ -29,9 +29,6 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
     Returns:
         A `Figure` with an Agg canvas attached.
 
-    Raises:
-        ValueError: a size that is not positive.
-
     Cost:
         About a millisecond; axes cost tens of milliseconds, so keep and reuse them.
 

@@ -123,9 +123,6 @@ def style() -> AbstractContextManager[None]:
     Returns:
         A context manager; make and draw figures inside it.
 
-    Cost:
-        About a millisecond.
-
     Example:
         >>> with style():
         ...     axes = new_figure().add_subplot()
@@ -145,9 +142,6 @@ def use_size(size: str) -> None:
 
     Args:
         size: `"page"`, or `"projector"` for a room: one and a half times as large.
-
-    Raises:
-        ValueError: another size.
 
     Example:
         >>> use_size("projector")

@@ -34,11 +34,6 @@ def export_language_model(
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
-        ValueError: for another ending or an unknown dtype.
-        OSError: when a file cannot be written.
-
-    Cost:
-        One read of the checkpoint, one write of the parameters.
 
     Example:
         >>> from toolkit.looped import LoopedConfig

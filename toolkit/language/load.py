@@ -27,9 +27,6 @@ def load_language_model(directory: Path) -> LoopedLM:
         ValueError: when its run.json, or the file, cannot be understood.
         CheckpointError: when no checkpoint can be read.
 
-    Cost:
-        One read of parameters and optimiser state.
-
     Example:
         >>> from flax import nnx
         >>> from toolkit.looped import LoopedConfig, LoopedLM, save_model

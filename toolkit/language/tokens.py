@@ -67,11 +67,7 @@ def write_tokens(
         The number of tokens.
 
     Raises:
-        ValueError: file does not end in .npy, or the tokenizer is none.
-        CorpusError: a text cannot be used.
-
-    Cost:
-        The text and its tokens in memory at once.
+        CorpusError: when a text cannot be used.
 
     Example:
         >>> write_tokens(None, ["book.txt"], "book.npy")

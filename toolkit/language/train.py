@@ -143,11 +143,8 @@ def train_language_model(
         The trained model and its history.
 
     Raises:
-        ValueError: when the devices do not divide the batch, or the tokenizer has more tokens than
-            the model.
         CorpusError: when the text cannot be used.
         CheckpointError: when the folder holds another run, or the disk is too full.
-        OSError: when the folder cannot be made or written.
         DivergedError: when the loss stops being finite.
 
     Cost:

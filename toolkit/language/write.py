@@ -40,10 +40,6 @@ def stream_text(
     Returns:
         Pieces of text; bytes that are not UTF-8 show as the replacement character.
 
-    Raises:
-        ValueError: for an empty prompt, a sampling argument out of range, or a tokenizer that is
-            not the model's: missing where the model has more than 256 tokens, or of more tokens.
-
     Cost:
         One prefill and `length` decode steps.
 

@@ -52,9 +52,6 @@ def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Arr
     Returns:
         int32, at least 1.
 
-    Raises:
-        ValueError: if mean is not positive or sigma negative.
-
     Source: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning" (Huginn), 2025,
         section 3.3.
 
@@ -87,9 +84,6 @@ def with_loops(model: Model, loops: int) -> Model:
 
     Returns:
         A model on the same arrays.
-
-    Raises:
-        ValueError: if the model has something of its own for each loop, or loops is less than 1.
 
     Cost: no array is copied; a program that takes the model compiles anew.
 

@@ -30,9 +30,6 @@ def exit_probabilities(
     Returns:
         float32 probabilities [loops, batch, time] that sum to 1 over the loops.
 
-    Raises:
-        ValueError: if the model has no exit gate.
-
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025.
 
     Example:
@@ -68,9 +65,6 @@ def exit_loss(
 
     Returns:
         The loss, float32 scalar.
-
-    Raises:
-        ValueError: if the model has no exit gate or targets and tokens differ in shape.
 
     Cost: the forward pass, and the head once per loop.
 
@@ -111,9 +105,6 @@ def exit_loop(probabilities: Float[Array, "loops ..."], threshold: float) -> Int
 
     Returns:
         int32 numbers of loops [...], below the number of loops.
-
-    Raises:
-        ValueError: if the threshold is not in (0, 1].
 
     Cost: reading the probabilities; all loops have been run already.
 

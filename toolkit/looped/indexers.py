@@ -61,9 +61,6 @@ def indexer_losses(
     Returns:
         Logits, as of `model(tokens)` in the sparse stage, and the losses.
 
-    Raises:
-        ValueError: an unknown stage, a model without DSA layers, malformed tokens.
-
     Cost:
         The forward pass, and another q k^T of every DSA layer.
 

@@ -47,9 +47,6 @@ def rotate_latents(
     Returns:
         A model of the same function, up to rounding.
 
-    Raises:
-        ValueError: an unknown basis, a model without "mla" layers, tokens beyond its vocabulary.
-
     Cost: one forward pass over the text.
 
     Source: Tang et al. (2025), arXiv:2508.15881, equation 17.
@@ -100,9 +97,6 @@ def with_slices(
 
     Returns:
         A model on the same arrays.
-
-    Raises:
-        ValueError: a model without "mla" layers, slices that do not divide their latents.
 
     Cost: no array is copied; a program that takes the model compiles anew. One forward pass over
         `tokens`.

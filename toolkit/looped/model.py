@@ -146,10 +146,6 @@ class LoopedLM(nnx.Module):
             [loops, batch, time, width], to be read through `head` (before a coda, if there is
             one).
 
-        Raises:
-            ValueError: if tokens or segment_ids have the wrong shape or type, or loops or key
-                ask for what the configuration has not.
-
         Cost: about 2 FLOPs per parameter, token and loop (embedding aside), three times that
             with the backward pass, plus the mixers' own cost.
 

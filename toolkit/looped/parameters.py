@@ -112,9 +112,6 @@ def match_parameters(
     Returns:
         `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
 
-    Raises:
-        ValueError: if no feed-forward size comes within the tolerance.
-
     Cost: arithmetic on sizes; no array is made.
 
     Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.

@@ -51,9 +51,6 @@ def interleave(
     Returns:
         One word per layer.
 
-    Raises:
-        ValueError: if there is no layer, too many, a negative ratio, or a ratio of zeros.
-
     Source: LT2, hybrid models; 4 to 1 is its default.
 
     Example:
@@ -183,9 +180,6 @@ def vote(
     Returns:
         float32 logits [batch, time, vocabulary].
 
-    Raises:
-        ValueError: if there is no placement or one does not fit the model.
-
     Cost: a forward pass per vote, each a part of the program to compile.
 
     Source: LT2, random layouts: in evaluation logits are averaged over five.
@@ -212,9 +206,6 @@ def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
 
     Returns:
         A model on the same arrays.
-
-    Raises:
-        ValueError: if the windows do not fit the model.
 
     Cost: no array is copied; a program that takes the model compiles anew.
 

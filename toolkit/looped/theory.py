@@ -43,9 +43,6 @@ def effective_transition(
     Returns:
         The matrix A [key, key]; the state becomes A S plus what is written.
 
-    Raises:
-        ValueError: if the shapes do not fit.
-
     Cost: 4 steps key^2 FLOPs.
 
     Source: Siems et al., "DeltaProduct", 2025, section 3; LT2, section on linear mixers. The
@@ -89,9 +86,6 @@ def permutation_steps(
     Returns:
         Keys [n - 1, n] of unit length and strengths [n - 1], each 2 or 0, float64; the arguments
         of `effective_transition`, or of a token of `gated_delta_product` with values 0.
-
-    Raises:
-        ValueError: if it is not a permutation of at least two rows.
 
     Source: Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues",
         2024; Siems et al., "DeltaProduct", 2025.
@@ -164,9 +158,6 @@ def influence_bound(distance: int, window: int, layers: int, residual_share: flo
 
     Returns:
         The bound; 0 beyond the reach layers * (window - 1).
-
-    Raises:
-        ValueError: if an argument is out of range.
 
     Source: LT2, appendix on the effective reach of windows, for the estimate; the count of ways
         is elementary.

@@ -82,10 +82,6 @@ def contender(
     Returns:
         A `Contender`.
 
-    Raises:
-        ValueError: the name is unknown, steps is less than 2, or the rate is missing or not
-            positive.
-
     Cost:
         Memory: two copies of the parameters for Adam; up to four for Prodigy, D-Adaptation and
         COCOB, and eight for Mechanic.

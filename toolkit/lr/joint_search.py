@@ -69,9 +69,7 @@ def joint_search(
         A `JointResult`.
 
     Raises:
-        ValueError: a range is not 0 < lowest < highest, a count is not positive, the losses have
-            another shape, or every run diverged.
-        ModuleNotFoundError: there are rounds, and scikit-learn is not installed.
+        ModuleNotFoundError: when there are rounds and scikit-learn is not installed.
 
     Cost:
         points + rounds * points_per_round evaluations; a fit of the process per point, some 50 ms.

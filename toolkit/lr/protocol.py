@@ -237,8 +237,8 @@ def tell(
         The new controller, and whether to go on from the state that the request led to.
 
     Raises:
-        ValueError: the request was answered before; losses has another shape; the first losses of a
-            probe, which no rate has touched yet, differ between candidates; or a warm-up, which is
+        ValueError: when the request was answered before, when the first losses of a probe differ
+            between candidates although no rate has touched them yet, or when the warm-up, which is
             not searched, diverged.
 
     Cost:

@@ -31,9 +31,6 @@ def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.
     Returns:
         A schedule, step -> rate.
 
-    Raises:
-        ValueError: peak is not positive, steps is less than 1, or the shape is unknown.
-
     Source: Hägele et al., Scaling laws and compute-optimal training beyond fixed training
         durations (arXiv:2405.18392), section 3.
 
@@ -74,10 +71,6 @@ def warmup_stable_decay_schedule(
 
     Returns:
         A schedule, step -> rate.
-
-    Raises:
-        ValueError: peak is not positive, a part is negative, there is no cooldown, the parts are
-            longer than the run, or the shape is unknown.
 
     Source: Hu et al., MiniCPM (arXiv:2404.06395), section 4; for the shape, arXiv:2405.18392.
 
@@ -127,10 +120,6 @@ def power_schedule(
     Returns:
         A schedule, step -> rate.
 
-    Raises:
-        ValueError: peak, amplitude or tokens_per_step is not positive, exponent is not negative,
-            or the parts do not fit, as in `warmup_stable_decay_schedule`.
-
     Source: Shen et al., Power scheduler (arXiv:2408.13359).
 
     Example:
@@ -175,10 +164,6 @@ def refined_schedule(
     Returns:
         A schedule, step -> rate.
 
-    Raises:
-        ValueError: fewer than two norms, a norm that is not positive and finite, peak or
-            total_steps not positive, or smoothing outside [0, 1].
-
     Source: Defazio et al., When, why and how much? Adaptive learning rate scheduling by refinement
         (arXiv:2310.07831), section 3.
 
@@ -216,10 +201,6 @@ def tabulated_schedule(rates: Any) -> optax.Schedule:
 
     Returns:
         A schedule, step -> rate, a constant of 4 bytes per step in the compiled program.
-
-    Raises:
-        ValueError: the table is not a vector, is empty, or holds a rate that is negative or not
-            finite.
 
     Example:
         >>> schedule = tabulated_schedule([0.1, 0.2, 0.3])

@@ -161,10 +161,8 @@ def search(
         A `SearchResult`.
 
     Raises:
-        ValueError: `start` was begun with other batches or functions, or its file is damaged;
-            evaluation is unknown or impossible here, a warm-up diverged, the constants
-            contradict one another or those of `start`, the loss has another form, or `batches`
-            would be one batch for all steps.
+        ValueError: when the warm-up diverged, or when `start` was begun with other batches,
+            functions or constants, or its file is damaged.
 
     Cost:
         `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")

@@ -62,9 +62,6 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
     Returns:
         [steps] float64, in [0, 1].
 
-    Raises:
-        ValueError: the shape is unknown, or not 0 <= warmup_steps < steps.
-
     Source: Hägele et al. (arXiv:2405.18392), section 3, for the cooldowns; Loshchilov and Hutter
         (arXiv:1608.03983) for the cosine.
 

@@ -68,9 +68,6 @@ def hardware(*, measure: bool = False) -> Hardware:
     Returns:
         A `Hardware`.
 
-    Cost:
-        A few small files; with `measure`, the cost of `matmul_rate` and `memory_bandwidth`.
-
     Example:
         >>> machine = hardware()
         >>> machine.cores >= 1, machine.matmul_flops_per_second  # not asked for
@@ -105,9 +102,6 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
     Returns:
         Floating point operations per second, from the median of seven samples.
 
-    Raises:
-        ValueError: size < 1.
-
     Cost:
         2 n^3 FLOPs per call; about half a second.
 
@@ -139,9 +133,6 @@ def memory_bandwidth(array_bytes: int | None = None) -> float:
 
     Returns:
         Bytes read plus bytes written per second, from the median of seven samples.
-
-    Raises:
-        ValueError: array_bytes below 4.
 
     Cost:
         16 times array_bytes of memory traffic a call; twice array_bytes of memory.
@@ -181,9 +172,6 @@ def cpu_name() -> str:
     Returns:
         Such as "AMD EPYC 9654"; the architecture where the system does not tell more.
 
-    Cost:
-        One small file, once.
-
     Example:
         >>> cpu_name()
         '...'
@@ -208,9 +196,6 @@ def available_cores() -> int:
     Returns:
         At least 1. Two hyper-threads of one core count once.
 
-    Cost:
-        A few small files.
-
     Example:
         >>> available_cores() >= 1
         True
@@ -230,9 +215,6 @@ def available_memory() -> int:
 
     Returns:
         The smaller of the machine's memory and the limit of the control group (v2 or v1).
-
-    Cost:
-        A few small files.
 
     Example:
         >>> available_memory() > 2**20

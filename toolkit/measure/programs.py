@@ -132,9 +132,6 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     Raises:
         ValueError: a replica group in a notation this reader does not know.
 
-    Cost:
-        Linear in the length of the program text.
-
     Source:
         Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
         MPICH", 2005, section 4 (the bandwidth-optimal algorithms).

@@ -105,12 +105,6 @@ def record(
     Returns:
         A `Record` of here and now.
 
-    Raises:
-        ValueError: unknown kind or check, or a number that is not finite.
-
-    Cost:
-        The first call asks git for the commit (milliseconds), the next ones do not.
-
     Example:
         >>> record("parameters", 1_000, "1", kind="modelled").value
         1000
@@ -138,12 +132,6 @@ def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
     Args:
         path: the file; it is replaced whole or left as it was.
         records: the records, in order.
-
-    Raises:
-        TypeError: an element that is not a `Record`.
-
-    Cost:
-        One temporary file beside `path`, then a rename.
 
     Example:
         >>> write_records("results.json", [record("loss", 0.5, "nat")])
@@ -180,9 +168,6 @@ def read_records(path: str | os.PathLike) -> list[Record]:
     Raises:
         ValueError: the file is not a list of records; the message names the entry and its fields.
 
-    Cost:
-        One file read.
-
     Example:
         >>> written = [record("loss", 0.5, "nat")]
         >>> write_records("results.json", written)
@@ -213,9 +198,6 @@ def environment() -> dict[str, Any]:
     Returns:
         A dict: device (in words), platform, device_kind, device_count, cpu, cores, memory_bytes,
         system, python, versions (package -> version), commit, date, command.
-
-    Cost:
-        A few small files; once per process a call of git.
 
     Example:
         >>> facts = environment()
@@ -250,9 +232,6 @@ def environment_rows() -> list[tuple[str, str]]:
 
     Returns:
         (name, text) pairs; versions on one line.
-
-    Cost:
-        That of `environment`.
 
     Example:
         >>> dict(environment_rows())["versions"]

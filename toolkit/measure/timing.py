@@ -96,9 +96,6 @@ def time_contenders(
     Returns:
         name -> Timing, in the order given.
 
-    Raises:
-        ValueError: no contenders, rounds < 1, warmup < 0 or min_seconds < 0.
-
     Cost:
         1 + warmup + 1 + rounds * repetitions calls of each contender.
 
@@ -163,8 +160,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
         The ratio of medians; above 1 means `ours` is faster.
 
     Raises:
-        ValueError: a name that was not timed.
-        UncheckedRatioError: the correctness check failed or there was none.
+        UncheckedRatioError: when the correctness check failed or there was none.
 
     Example:
         >>> calls = {"ours": lambda: sum(range(9)), "peer": lambda: sum(range(999))}

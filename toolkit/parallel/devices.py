@@ -30,8 +30,7 @@ def use_cores(count: int | None = None) -> int:
         The number of cores that mixers now use: 1 where jax's default device is no CPU.
 
     Raises:
-        ValueError: count < 1.
-        RuntimeError: jax has already started with fewer devices.
+        RuntimeError: when jax has already started with fewer devices.
 
     Cost:
         Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
@@ -62,8 +61,7 @@ def simulate_devices(count: int) -> None:
         count: number of devices wanted, at least 1.
 
     Raises:
-        ValueError: count < 1.
-        RuntimeError: jax has already started with another number of devices.
+        RuntimeError: when jax has already started with another number of devices.
 
     Example:
         >>> simulate_devices(8)

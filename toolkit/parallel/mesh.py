@@ -32,10 +32,6 @@ def make_mesh(
     Returns:
         A `jax.sharding.Mesh` of shape `tuple(axes.values())`.
 
-    Raises:
-        ValueError: no axes, an unknown axis type, a size that is not a positive integer, or sizes
-            whose product is not the number of devices.
-
     Source:
         JAX documentation, "Explicit sharding" (axis types).
 

@@ -26,9 +26,6 @@ def bucket_lengths(lengths: Sequence[int], buckets: int) -> list[tuple[int, int]
     Returns:
         (longest length, number of sequences) of each class, shortest first.
 
-    Raises:
-        ValueError: lengths or buckets are out of range.
-
     Cost:
         O(buckets * sequences^2) additions.
 
@@ -74,9 +71,6 @@ def divide_evenly(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
     Returns:
         The indices of each part's sequences.
-
-    Raises:
-        ValueError: lengths or parts are out of range.
 
     Source: FlexSP, 2025, section 4 (sequence blaster).
 

@@ -140,7 +140,7 @@ def plan_sequence_groups(
         The groups that have sequences, largest first; devices that are of no use stay idle.
 
     Raises:
-        ValueError: an argument is out of range, or the sequences do not fit on the devices.
+        ValueError: when the sequences do not fit on the devices.
 
     Cost:
         An integer program of len(lengths) * (devices - 1) variables; buckets in place of lengths
@@ -213,9 +213,6 @@ def plan_micro_batches(
 
     Returns:
         The groups of each micro-batch, whose sequences are indices into `lengths`.
-
-    Raises:
-        ValueError: as `plan_sequence_groups`, where no division helps.
 
     Source: FlexSP, 2025, section 4 (sequence blaster).
 

@@ -57,9 +57,6 @@ def partitioned_train_step(
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). Its
         arguments lie as `layout.apply` and `layout.apply_batch` put them.
 
-    Raises:
-        ValueError: the layout does not fit, or its mesh has explicit axes.
-
     Cost:
         The loss's forward and backward passes on 1/N of the batch, and the collectives that the
         compiler chooses.
@@ -123,10 +120,6 @@ def sharded_train_step(
 
     Returns:
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss).
-
-    Raises:
-        ValueError: the layout does not fit, its mesh has explicit axes, a parameter is cut along an
-            axis that does not cut the batch, or a state in another way than by cutting further.
 
     Cost:
         Bytes sent per device, with V_s bytes of sharded and V_r bytes of replicated parameters:

@@ -32,10 +32,6 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
     Returns:
         A `Layout` whose rows are all replicated.
 
-    Raises:
-        ValueError: the mesh has no such axis.
-        TypeError: a leaf that is not an array.
-
     Cost:
         Per device Psi bytes; a step all-reduces the gradients: 2 Psi (N-1)/N bytes sent.
 
@@ -71,10 +67,6 @@ def fully_sharded(
 
     Returns:
         A `Layout`; each row says which dimension was chosen, or why none.
-
-    Raises:
-        ValueError: the mesh has no such axis, or min_elements < 0.
-        TypeError: a leaf that is not an array.
 
     Cost:
         Per device Psi/N bytes; a step sends 3 Psi (N-1)/N bytes: each parameter is gathered for

@@ -44,10 +44,6 @@ def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any
         (params, x[batch, time, width]) -> out[batch, time, width], to be used like the layer
         itself, also under `jax.jit`. It has derivatives in reverse mode.
 
-    Raises:
-        ValueError: chunks is out of range; when called, x is not [batch, time, width] or has
-            fewer tokens than chunks, or `rows` returns another number of rows.
-
     Cost:
         Keeps params and x. The backward pass computes each row again: forward and backward cost of
         the layer as `rows` computes it, with a sum of gradients per chunk. One program text per
@@ -121,9 +117,6 @@ def streamed_loss(
 
     Returns:
         Nats per token, float32; NaN where no target counts, or one is beyond the vocabulary.
-
-    Raises:
-        ValueError: chunks is out of range or does not divide time, or shapes disagree.
 
     Cost:
         2 * batch * time * width * vocabulary FLOPs, three times as many again for the gradient

@@ -48,9 +48,6 @@ def column_parallel(
     Returns:
         [..., columns / M], for all tokens.
 
-    Raises:
-        ValueError: shapes that do not fit, a time_axis that x has not.
-
     Cost:
         Backward an all-reduce of x's gradient; with `time_axis` an all-gather of x forward and a
         reduce-scatter backward.
@@ -94,9 +91,6 @@ def row_parallel(
     Returns:
         [..., width], whole on every device, or its own tokens.
 
-    Raises:
-        ValueError: shapes that do not fit, a time_axis that x has not or that does not divide.
-
     Cost:
         Forward an all-reduce of y; with `time_axis` a reduce-scatter, and an all-gather backward.
 
@@ -138,9 +132,6 @@ def vocabulary_parallel_embedding(
     Returns:
         [..., width], whole on every device; zeros for a token outside the vocabulary.
 
-    Raises:
-        ValueError: an axis that no `jax.shard_map` around the call has, or no rows.
-
     Cost:
         An all-reduce of the output forward, nothing backward.
 
@@ -175,9 +166,6 @@ def vocabulary_parallel_loss(
 
     Returns:
         float32 [...], the same on every device; NaN for a target outside the vocabulary.
-
-    Raises:
-        ValueError: shapes that do not fit.
 
     Cost:
         Three all-reduces of one number per token forward (maximum, sum, target), nothing backward.
@@ -230,10 +218,6 @@ def vocabulary_parallel_cross_entropy(
 
     Returns:
         float32 [batch, time], nats per token.
-
-    Raises:
-        ValueError: shapes that do not fit, a mesh without the axis, or a vocabulary or batch that
-            it does not divide.
 
     Cost:
         Per device 2 tokens width vocabulary / M FLOPs, three all-reduces of one number per token,

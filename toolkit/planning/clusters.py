@@ -83,9 +83,6 @@ def cluster(chips: str | Cluster) -> Cluster:
     Returns:
         A `Cluster`.
 
-    Raises:
-        ValueError: an unknown kind, no count, or several kinds: a step waits for the slowest.
-
     Source:
         The rows of `toolkit.measure.published_peak`.
 

@@ -262,8 +262,8 @@ def predict(
         A `Prediction`.
 
     Raises:
-        ValueError: unknown names, degrees that do not multiply to the chips or do not divide the
-            model or the batch; in one line with the nearest that works.
+        ValueError: when the degrees do not divide the model, the batch or the chips; names the
+            nearest that do.
 
     Cost:
         Arithmetic; below a millisecond once a model's sizes are known.

@@ -26,9 +26,6 @@ def gpipe(devices: int, microbatches: int) -> Schedule:
     Returns:
         The schedule.
 
-    Raises:
-        ValueError: a number below 1, or more than a million forwards.
-
     Source: Huang et al., "GPipe", 2019 (arXiv:1811.06965).
 
     Example:
@@ -55,9 +52,6 @@ def one_forward_one_backward(devices: int, microbatches: int) -> Schedule:
 
     Returns:
         The schedule.
-
-    Raises:
-        ValueError: a number below 1, or more than a million forwards.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377), flushed as in Megatron-LM.
 
@@ -91,10 +85,6 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
 
     Returns:
         The schedule.
-
-    Raises:
-        ValueError: a number below 1, microbatches that the devices do not divide, or more than a
-            million forwards.
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
         Megatron-LM", 2021 (arXiv:2104.04473), section 2.2.
@@ -145,9 +135,6 @@ def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
     Returns:
         The schedule.
 
-    Raises:
-        ValueError: a number below 1, or more than a million forwards.
-
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H1.
 
     Example:
@@ -185,9 +172,6 @@ def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
 
     Returns:
         The schedule.
-
-    Raises:
-        ValueError: fewer microbatches, or more than a million forwards.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H2.
 
@@ -227,9 +211,6 @@ def zero_bubble_v(devices: int, microbatches: int) -> Schedule:
 
     Returns:
         The schedule.
-
-    Raises:
-        ValueError: fewer microbatches, or more than a million forwards.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv:2405.15362).
 

@@ -21,9 +21,6 @@ class Durations:
         weight_gradient: T_W; a whole backward takes T_I + T_W.
         delay: from the end of a task to the start, on another device, of one that waits for it.
 
-    Raises:
-        ValueError: a duration that is no positive number, or a delay that is negative or none.
-
     Example:
         >>> Durations(forward=1, input_gradient=1, weight_gradient=1).of("B")
         Fraction(2, 1)
@@ -187,7 +184,7 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
         The timeline.
 
     Raises:
-        ValueError: the schedule cannot run; says the first fault.
+        ValueError: when the schedule cannot run; names the first fault.
 
     Cost:
         Proportional to the number of tasks: about 10 us each.

@@ -130,8 +130,8 @@ class Checkpoints:
             metadata: JSON-able description of the run, compared by `restore_latest`.
 
         Raises:
-            CheckpointError: the disk is too full for the state, this save or the one before failed.
-            TypeError: metadata is not JSON-able.
+            CheckpointError: when the disk is too full for the state, or when this save or the one
+                before failed.
 
         Cost:
             One copy of the state to the host, then bytes(state) of writing in the background.
@@ -177,7 +177,7 @@ class Checkpoints:
             (state, metadata), or None if there has never been a checkpoint here.
 
         Raises:
-            CheckpointError: every checkpoint was refused; says why, and what differs.
+            CheckpointError: when every checkpoint was refused; says why, and what differs.
 
         Cost:
             Reads bytes(state), each device its own part.

@@ -215,8 +215,7 @@ def sample_batch(
         (inputs, targets), both int32 [batch, time]; targets are the next bytes.
 
     Raises:
-        ValueError: batch or time is not positive.
-        CorpusError: the tokens are fewer than one window and its next byte.
+        CorpusError: when the text is shorter than one window and its next byte.
 
     Example:
         >>> tokens = jnp.arange(100, dtype=jnp.uint8)
@@ -249,8 +248,7 @@ def evaluation_batches(
         (inputs, targets), both int32 [count, batch, time].
 
     Raises:
-        ValueError: batch, time or count is not positive.
-        CorpusError: the tokens are fewer than one window and its next byte.
+        CorpusError: when the text is shorter than one window and its next byte.
 
     Example:
         >>> inputs, targets = evaluation_batches(load_corpus().tokens, batch=4, time=16, count=2)

@@ -135,9 +135,8 @@ def token_batches(
         `HostBatches` of (inputs, targets), both int32 [batch, time].
 
     Raises:
-        ValueError: batch or time is not positive, or tokens have another type or shape.
-        CorpusError: the tokens are fewer than one window and its next token; when read, a token
-            is outside of the vocabulary.
+        CorpusError: when the text is shorter than one window and its next token and, while reading,
+            when a token is outside of the vocabulary.
 
     Cost:
         Each host reads batch * (time + 1) / hosts tokens per step.
@@ -203,8 +202,8 @@ def record_batches(
         `HostBatches` of the records' pytree, every array [batch, ...].
 
     Raises:
-        ValueError: batch is not positive, or the source has no random access.
-        CorpusError: the source is empty; when read, a record is unlike the others.
+        CorpusError: when the source is empty and, while reading, when a record is unlike the
+            others.
 
     Cost:
         Each host reads batch / hosts records per step.

@@ -137,9 +137,10 @@ def fit(
         A `FitResult`.
 
     Raises:
-        ValueError: log_every exceeds what one call of the train step can do.
-        CheckpointError: the directory belongs to another run, cannot be written or has no room.
-        DivergedError: the loss or the gradient norm is not finite; nothing is saved after that.
+        CheckpointError: when the directory belongs to another run, cannot be written or has no
+            room.
+        DivergedError: when the loss or the gradient norm is not finite; nothing is saved after
+            that.
 
     Cost:
         One host synchronisation per call of the train step; saves overlap with training.

@@ -39,10 +39,6 @@ def adamw(
     Returns:
         An optax gradient transformation.
 
-    Raises:
-        ValueError: b1 or b2 is not in [0, 1), eps or clip_norm is not positive, or weight_decay
-            is negative.
-
     Source: Loshchilov and Hutter, Decoupled weight decay regularization (arXiv:1711.05101).
 
     Example:

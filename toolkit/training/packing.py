@@ -33,8 +33,7 @@ def pack_documents(
         target -1 and segment 0. A source for `record_batches`.
 
     Raises:
-        ValueError: time is not positive, or a document is no row of whole numbers.
-        CorpusError: no document has two tokens.
+        CorpusError: when no document has two tokens.
 
     Cost:
         O(n log n) for n documents. Best fit decreasing needs at most 11/9 of the fewest rows, + 4.

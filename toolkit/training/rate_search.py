@@ -110,8 +110,8 @@ def search_rate(
         A `RateSearch`.
 
     Raises:
-        ValueError: as `lr.search`, or in a job of several processes.
-        CheckpointError: the directory belongs to another run, cannot be written or has no room.
+        CheckpointError: when the directory belongs to another run, cannot be written or has no
+            room.
 
     Cost:
         As `lr.search`; a checkpoint is one copy of the state to the host, then written in the

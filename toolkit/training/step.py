@@ -97,9 +97,6 @@ def make_train_step(
         "gradient_norm" (before clipping) and, if the optimiser's state tells it, "learning_rate",
         each [steps].
 
-    Raises:
-        ValueError: most_steps is not positive, or more than 1 without `sample`.
-
     Cost:
         Per update, the loss's forward and backward passes; parameters and optimiser state are
         updated in place (donated). Under a mesh, the collectives that the layout of the

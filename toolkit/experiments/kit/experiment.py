@@ -141,9 +141,6 @@ def result_table(experiment: Experiment, results: Results) -> str:
     Returns:
         Text; "mean +- standard deviation (number of seeds)", nothing where there is no number.
 
-    Cost:
-        Arithmetic on a few numbers.
-
     Example:
         >>> results = Results({"full attention": {0: {"accuracy, first 16": 0.5}}})
         >>> print(result_table(load_experiment("parity"), results))

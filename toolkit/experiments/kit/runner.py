@@ -104,9 +104,6 @@ def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> No
         ValueError: the file holds no runs of this experiment.
         OSError: it cannot be read.
 
-    Cost:
-        A second.
-
     Example:
         >>> from pathlib import Path
         >>> record = Path("data/experiments/parity.jsonl")

@@ -159,9 +159,6 @@ def power(seeds: int, effect: float, *, claims: int = 1, draws: int = 4000) -> f
     Returns:
         The share of them in which the claim is seen; to plan seeds for 0.8 and more.
 
-    Cost:
-        Some milliseconds.
-
     Example:
         >>> power(10, 1.0) > 0.75 > power(5, 1.0)
         True

@@ -62,9 +62,6 @@ class Lesson:
         progress: what is kept.
         outline: questions and exercises.
 
-    Raises:
-        ValueError: no such lesson, or a file of progress that cannot be read.
-
     Example:
         >>> lesson = Lesson("attention_cost")
         >>> lesson.check("score_flops", lambda tokens, heads, head_size: None).words

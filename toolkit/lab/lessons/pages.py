@@ -72,12 +72,6 @@ def gather(folder: str | Path) -> Path:
     Returns:
         The page, `gathered.html` in the folder.
 
-    Raises:
-        ValueError: no such folder, or nothing in it that a lesson wrote.
-
-    Cost:
-        Some milliseconds per learner.
-
     Example:
         >>> from pathlib import Path
         >>> page = Lesson("attention_cost").export(learner="Ada", directory="handed-in")

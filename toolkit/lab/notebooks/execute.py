@@ -54,9 +54,6 @@ def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
     Returns:
         A `NotebookRun`; an error in a cell ends the run and is among the complaints.
 
-    Raises:
-        FileNotFoundError: when there is no such file.
-
     Cost:
         The notebook's own; the memory is sampled ten times per second.
 

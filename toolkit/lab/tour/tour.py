@@ -84,9 +84,8 @@ def run_tour(
         The path of `index.html`.
 
     Raises:
-        ValueError: for `steps` out of range, or a folder that holds a tour of other settings.
         CorpusError: when the text cannot be used.
-        KeyboardInterrupt: when stopped; run again to go on.
+        KeyboardInterrupt: when stopped; the next call resumes.
 
     Cost:
         Two to three minutes on two cores, about 1 GB of memory at its peak.

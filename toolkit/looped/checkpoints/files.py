@@ -42,10 +42,6 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
     Returns:
         None.
 
-    Raises:
-        ValueError: an unknown dtype, or a parameter that it cannot hold.
-        OSError: the file cannot be written.
-
     Cost:
         4 or 2 bytes per parameter; the same bytes for the same model.
 
@@ -87,10 +83,8 @@ def load_model(path: str | Path) -> LoopedLM:
         The model with float32 parameters, whatever the file stores.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, of another format or version, has numbers that are not
-            finite, or its configuration has a field that this version does not know, or sizes that
-            are not those of the file or more than this machine can hold.
+        ValueError: when the file is damaged, is of another format or version, holds numbers that
+            are not finite, or would not fit into this machine's memory.
 
     Cost:
         One read of the file, once its sizes are found to fit; no initial parameters are drawn.

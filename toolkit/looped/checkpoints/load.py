@@ -51,9 +51,8 @@ def load_checkpoint(
         The model; its `config` is what was found.
 
     Raises:
-        ValueError: an unknown style, settings that `LoopedConfig` cannot say, a mixture of
-            experts, tensors that are missing or left over or have other shapes.
-        FileNotFoundError: the source is a path with no .safetensors file.
+        ValueError: for a setting that `LoopedConfig` has no field for, and for tensors that are
+            missing, left over or of another shape.
 
     Cost: reads every tensor once. Memory: 4 bytes per parameter, whatever their type in the file,
         and the tensors of one rule.

@@ -37,14 +37,6 @@ def load_layer(
     Returns:
         The layer.
 
-    Raises:
-        ValueError: an unknown style or one for another layer, names that are missing or left
-            over, or shapes that do not fit.
-        FileNotFoundError: the source is a path with no .safetensors file.
-
-    Cost:
-        Reads the tensors under the prefix, no others.
-
     Source: Hugging Face transformers, the modelling file of each architecture.
 
     Example:

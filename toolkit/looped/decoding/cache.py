@@ -151,10 +151,6 @@ def read_sparsely(
     Returns:
         A cache for `decode_step` and whatever decodes with it; `sparse_reads` says what it read.
 
-    Raises:
-        ValueError: no such system or budget, one below what the system always reads, or no layer
-            left that reads sparsely.
-
     Cost: one copy of the keys and values, and the system's index of them.
 
     Source: the system's; see `attention.sparse`.
@@ -207,9 +203,6 @@ def sparse_reads(
         Tokens attended to, of all key heads together, and bytes read, those of the index among
         them: int32 [layers, batch], in the order in which the layers run.
 
-    Raises:
-        ValueError: no layer reads sparsely.
-
     Cost: none.
 
     Source: the systems' own accounting, `attention.sparse.Decoded`.
@@ -244,9 +237,6 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
 
     Returns:
         Bytes of keys, values, states and convolution tails (not of the length counters).
-
-    Raises:
-        ValueError: if capacity is less than one.
 
     Source: LT2, decode-time state.
 

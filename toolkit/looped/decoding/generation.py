@@ -63,9 +63,6 @@ def generate(
     Returns:
         The `length` new tokens, int32, without the prompt.
 
-    Raises:
-        ValueError: if an argument is out of range; nothing has been compiled then.
-
     Cost: one `prefill` and `length` decode steps, CHUNK of them per dispatch.
 
     Source: see `truncated_logits` for the sampling rules.
@@ -108,9 +105,6 @@ def stream(
 
     Returns:
         An iterator over int32 arrays [batch].
-
-    Raises:
-        ValueError: if an argument is out of range; raised by the call, not by the first token.
 
     Cost: see `generate`; the compiled programs are the same.
 

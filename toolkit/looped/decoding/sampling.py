@@ -34,9 +34,6 @@ def truncated_logits(
     Returns:
         Logits of the same shape; their softmax is the distribution.
 
-    Raises:
-        ValueError: a number out of range, where it is not traced.
-
     Cost: one sort of the vocabulary, only if top_k or top_p is given.
 
     Source: Fan et al. 2018 (top-k); Holtzman et al., "The Curious Case of Neural Text
@@ -84,9 +81,6 @@ def sample_token(
 
     Returns:
         int32 tokens; of equal largest logits, greedy takes the first in the vocabulary.
-
-    Raises:
-        ValueError: if a temperature comes without a key, or a number is out of range.
 
     Source: see `truncated_logits`.
 

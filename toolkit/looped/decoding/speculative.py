@@ -104,9 +104,6 @@ def generate_speculatively(
     Returns:
         The text, greedy: that of `generate`; and how many drafts were kept.
 
-    Raises:
-        ValueError: an argument out of range, layers whose cache cannot take tokens back.
-
     Cost: per round `drafts` steps of the draft and one pass of the model over drafts + 1 tokens.
 
     Source: Leviathan et al. (2023), arXiv:2211.17192, algorithm 1.

@@ -44,9 +44,6 @@ def prefill(
     Returns:
         float32 logits of the token after the prompt, and the cache.
 
-    Raises:
-        ValueError: if tokens or lengths are malformed, or do not fit into the capacity.
-
     Cost: that of the forward pass; the head runs for the last position only.
 
     Source: LT2, decode-time state.
@@ -84,9 +81,6 @@ def extend(
         float32 logits of the token after the last, and the cache with the tokens in it; NaN if a
         full-attention cache overflows its capacity.
 
-    Raises:
-        ValueError: if tokens are malformed.
-
     Cost: that of the forward pass on the piece; a program for every length of piece.
 
     Source: LT2, decode-time state; the only way to carry states through text that is causal.
@@ -121,9 +115,6 @@ def decode_step(
     Returns:
         float32 logits of the following token, and the cache with `token` in it.
 
-    Raises:
-        ValueError: if token is not a [batch] array of whole numbers.
-
     Cost: 2 FLOPs per parameter and loop; memory-bound: reads all parameters `loops` times
         (from the processor's cache if they fit) and the whole decode-time state.
 
@@ -157,9 +148,6 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
     Returns:
         int32 tokens [batch, longest] and lengths [batch].
-
-    Raises:
-        ValueError: no prompts, or an empty one.
 
     Cost: the model reads batch * longest tokens.
 

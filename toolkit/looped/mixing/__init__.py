@@ -83,10 +83,6 @@ def register_layer(layer: type) -> type:
     Returns:
         The layer.
 
-    Raises:
-        TypeError: not a subclass.
-        ValueError: the word is that of one of the package's own layers.
-
     Example:
         >>> class Mine(LAYERS["gla"]):
         ...     word = "mine"

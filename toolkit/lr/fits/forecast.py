@@ -66,9 +66,6 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
     Returns:
         A `Forecast`.
 
-    Raises:
-        ValueError: losses is not a vector, is empty, or horizon is not a finite number >= 0.
-
     Cost:
         About 512 * 11 fits of two numbers, each O(points): some 10 ms for 100 points.
 
@@ -135,9 +132,6 @@ def published_forecast(
 
     Returns:
         A `Forecast` with variance 0: the published one claims to be exact.
-
-    Raises:
-        ValueError: as `forecast_loss`.
 
     Cost:
         Up to 11 spline fits and some 30 least-squares fits, about 10 ms.

@@ -126,10 +126,6 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
     Returns:
         A `GaussianProcess`.
 
-    Raises:
-        ValueError: the shapes differ or are not [points], a value is not finite, or a variance is
-            negative or not finite.
-
     Cost:
         A few hundred Cholesky factorisations of [points, points]: some 20 ms.
 
@@ -192,9 +188,6 @@ def lowest_confidence_bound(
 
     Returns:
         A point of the grid, more than half a spacing from every input of the process.
-
-    Raises:
-        ValueError: the grid has no more points than twice the inputs, or kappa is negative.
 
     Source: Srinivas et al. (2010) for the bound; AutoLRS (arXiv:2105.10762) for its use.
 

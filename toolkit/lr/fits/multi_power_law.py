@@ -83,10 +83,6 @@ def fit_multi_power_law(curves: Sequence[tuple[Any, Any]]) -> MultiPowerLaw:
     Returns:
         A `MultiPowerLaw`.
 
-    Raises:
-        ValueError: no curve, or one whose rates and losses are not of one length, not positive or
-            not finite.
-
     Cost:
         At most 4800 evaluations of the law on 60 points per curve, usually a fifth of that: some
         two seconds for eight curves of 120 steps, and in proportion to their length.

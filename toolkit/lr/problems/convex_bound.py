@@ -29,9 +29,6 @@ def last_iterate_bound(rates: Any, gradient_norms: Any = 1.0, distance: float = 
     Returns:
         The bound.
 
-    Raises:
-        ValueError: rates is not [steps] or not positive.
-
     Source: Defazio et al. (arXiv:2310.07831), theorem 10; Schaipp et al. (arXiv:2501.18965) for
         its agreement with training.
 

@@ -44,9 +44,6 @@ def momentum_losses(
     Returns:
         Losses [steps + 1], before each step and after the last.
 
-    Raises:
-        ValueError: a batch is not positive or a momentum outside [0, 1).
-
     Source: Zhang et al. (arXiv:1907.04164), section 3 and appendix.
 
     Example:

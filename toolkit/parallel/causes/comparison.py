@@ -29,9 +29,6 @@ def compare_layouts(
         A line per layout: runs of each kind of collective per step, bytes that a device sends,
         bytes of parameters that it holds.
 
-    Raises:
-        ValueError: no layout, or one that was made for other parameters.
-
     Cost:
         One compilation per layout; nothing runs.
 

@@ -41,10 +41,6 @@ def explain(program: Lowered | jax.stages.Compiled) -> Explanation:
     Returns:
         An `Explanation`. Its counts are the compiler's, so this backend's own choice.
 
-    Raises:
-        ValueError: a replica group in a notation this reader does not know, or a backend that
-            reports no memory analysis.
-
     Cost:
         Linear in the length of the program text for each collective; nothing runs. Compiles what
         is not.

@@ -51,11 +51,6 @@ def context_attention(
     Returns:
         [batch, time, heads, value] in q's dtype, in the order of the text, cut as q is.
 
-    Raises:
-        ValueError: shapes that do not fit, a mesh without the axis, a time or batch that its
-            axis does not divide.
-        TypeError: not floating point, different dtypes.
-
     Cost:
         See `ring_attention`, `ulysses_attention` and, for "zigzag", twice two permutes of half of
         each array more.

@@ -66,9 +66,7 @@ def ring_attention(
         This device's outputs [batch, time, heads, value] in q's dtype.
 
     Raises:
-        ValueError: shapes that do not fit, a window below 1, an odd time in zigzag order.
-        TypeError: not floating point, different dtypes.
-        NotImplementedError: forward mode, which `ulysses_attention` has.
+        NotImplementedError: in forward mode, which `ulysses_attention` has.
 
     Cost:
         With N devices, 2 (N-1) permutes of one device's keys or values forward and 4 (N-1)

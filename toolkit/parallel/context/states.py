@@ -52,10 +52,6 @@ def context_mixer(
     Returns:
         [batch, time, heads, value] in the dtype of v, cut as the inputs are.
 
-    Raises:
-        ValueError: a name without such a row, inputs that are not the row's, a mesh without the
-            axis, a time or batch that its axis does not divide.
-
     Cost:
         One all-gather forward and one reduce-scatter backward, of key (key + value) float32
         numbers per device and head, key (value + 1) where tokens only decay and add, however long

@@ -45,10 +45,6 @@ def ulysses_attention(
     Returns:
         This device's outputs [batch, time, heads, value] in q's dtype.
 
-    Raises:
-        ValueError: shapes that do not fit, a window below 1.
-        TypeError: not floating point, different dtypes.
-
     Cost:
         Four all-to-alls forward and four backward, each of one device's queries, keys, values or
         outputs; segment_ids are gathered. FLOPs as softmax attention, times ceil(heads / N) N /

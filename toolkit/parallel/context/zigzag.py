@@ -25,9 +25,6 @@ def zigzag_order(time: int, devices: int) -> Int[Array, "time"]:
     Returns:
         int32 [time]; `jnp.argsort` of it leads back.
 
-    Raises:
-        ValueError: devices < 1, or a time that 2 devices do not divide.
-
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; the
         order is that of Zhu's ring-flash-attention, 2024.
 
@@ -53,9 +50,6 @@ def to_zigzag(x: Array, axis: str) -> Array:
 
     Returns:
         Chunks i and 2N-1-i of the text, for device i of N, in x's shape.
-
-    Raises:
-        ValueError: an odd number of tokens on a device.
 
     Cost:
         Two permutes of half of x each.
@@ -86,9 +80,6 @@ def from_zigzag(x: Array, axis: str) -> Array:
 
     Returns:
         Chunks 2i and 2i+1 of the text, for device i, in x's shape.
-
-    Raises:
-        ValueError: an odd number of tokens on a device.
 
     Cost:
         Two permutes of half of x each.

@@ -57,10 +57,6 @@ def auto_layout(
         A `Layout`; each row says which product keeps, sums or looks up the dimension that is cut,
         or why none is.
 
-    Raises:
-        ValueError: the mesh lacks one of the two axes, or the batch is not divisible.
-        TypeError: a leaf that is not an array of floating point numbers.
-
     Cost:
         Two traces of the loss and two passes over its operations per loop found; nothing is
         compiled or allocated.

@@ -39,14 +39,6 @@ def logical_layout(
     Returns:
         A `Layout`; each row says its names.
 
-    Raises:
-        ValueError: an axis that the mesh has not, a pattern that cannot be read, names a dimension
-            twice, or names more or fewer than a parameter has.
-        TypeError: a leaf that is not an array.
-
-    Cost:
-        Linear in the number of parameters and rules.
-
     Source:
         flax, `flax.linen.logical_to_mesh_axes`; Roberts et al., "Scaling up models and data with
         t5x and seqio", 2022, section 2.

@@ -42,13 +42,6 @@ def redco_layout(
     Returns:
         A `Layout`; each row says which rule was applied.
 
-    Raises:
-        ValueError: the mesh lacks one of the axes.
-        TypeError: a leaf that is not an array.
-
-    Cost:
-        Linear in the number of parameters.
-
     Source:
         Tan et al., "RedCoast: a lightweight tool to automate distributed training of LLMs on any
         GPU/TPUs", 2024, and its `partition_utils.py`.

@@ -59,8 +59,7 @@ def launch(
         0, or the exit status of processes that were asked to stop.
 
     Raises:
-        ValueError: an empty command, or a number out of range.
-        RuntimeError: a process failed more often than `restarts` allows; says which, and how.
+        RuntimeError: when a process failed more often than `restarts` allows; says which, and how.
 
     Cost:
         A failure is seen within 0.05 s.

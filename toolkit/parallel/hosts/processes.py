@@ -37,8 +37,7 @@ def join_processes(expected: int | None = None) -> int:
         The number of processes.
 
     Raises:
-        ValueError: expected is not positive, or not the number of processes.
-        RuntimeError: the others cannot be found.
+        RuntimeError: when the others cannot be found.
 
     Example:
         >>> join_processes()

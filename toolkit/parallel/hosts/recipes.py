@@ -42,9 +42,6 @@ def launch_recipe(
     Returns:
         A batch script, a manifest, a Python program, or a command line.
 
-    Raises:
-        ValueError: an empty command, an unknown cluster, or a number out of range.
-
     Example:
         >>> print(launch_recipe(["toolkit", "train", "run"], "slurm", hosts=4).splitlines()[3])
         #SBATCH --ntasks-per-node=8

@@ -76,9 +76,6 @@ def decode_step(
         What attention adds to the stream [batch, width], on every device, and the new cache, cut
         as the old one.
 
-    Raises:
-        ValueError: shapes or a mesh that do not fit, a full cache, scores summed by "pallas".
-
     Cost: per device and token the roofline of `planning.decode_cost`; collectives as above.
 
     Source: Tang et al. (2025), arXiv:2508.15881; Bhatia et al. (2025), arXiv:2507.07120 (tokens

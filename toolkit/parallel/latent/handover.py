@@ -46,9 +46,6 @@ def prefill(
         What attention adds to the stream [batch, time, width], and the cache of the prompt, both on
         every device.
 
-    Raises:
-        ValueError: shapes or a mesh that do not fit, a capacity below the prompt.
-
     Cost: `mla`, divided by the devices but for latents and rotary keys; one all-reduce of y.
 
     Source: Tang et al. (2025), arXiv:2508.15881, section 3.5 (prefill and decoding apart).
@@ -126,9 +123,6 @@ def hand_over(
 
     Returns:
         The cache for `decode_step`, latents of all slices side by side.
-
-    Raises:
-        ValueError: a mesh that does not fit, rows or slots that do not divide.
 
     Cost: as above; the bytes of the cache over the devices along "latent".
 

@@ -74,10 +74,6 @@ def place_slices(
     Returns:
         The weights, placed, as `decode_step` takes them with the same scheme and layout.
 
-    Raises:
-        ValueError: another mesh, sizes that do not divide, a scheme without slices on a mesh that
-            has some.
-
     Source: Tang et al. (2025), arXiv:2508.15881; Zadouri et al. (2025), arXiv:2505.21487 (GLA).
 
     Example:

@@ -59,12 +59,6 @@ def layout(
     Returns:
         A `Layout`: a row per parameter with the reason; gradients and moments where they differ.
 
-    Raises:
-        ValueError: a name that is no scheme, schemes that exclude each other, a mesh without the
-            scheme's axis or with one that nobody uses, degrees that the axes do not give, a model
-            in which "tensor" finds nothing to cut.
-        TypeError: a leaf that is not an array.
-
     Cost:
         One pass over the parameters' shapes; the table shows what each device then holds.
 

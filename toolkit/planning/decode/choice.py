@@ -81,8 +81,7 @@ def plan_decode(
         A `DecodePlan`; printed, a table and the reason.
 
     Raises:
-        ValueError: an unknown model or chip, or nothing that fits; in one line with the nearest
-            multiple of the chips that works.
+        ValueError: when nothing fits; names the nearest multiple of the chips that works.
 
     Example:
         >>> print(plan_decode("deepseek_v3", 16, 32768, "h200:16").reason)

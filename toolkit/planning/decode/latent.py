@@ -135,10 +135,6 @@ def decode_cost(
     Returns:
         A `DecodeCost` (modelled, not measured).
 
-    Raises:
-        ValueError: an unknown model, chip, type or scheme, numbers that do not divide, or sizes
-            without `other_parameters`.
-
     Source: the roofline of Williams et al. (2009); schemes of Tang et al. (2025),
         arXiv:2508.15881, and Bhatia et al. (2025), arXiv:2507.07120.
 
@@ -196,9 +192,6 @@ def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> flo
 
     Returns:
         Tokens; 0 if it always does.
-
-    Raises:
-        ValueError: an unknown model, numbers that do not divide, one slice.
 
     Example:
         >>> round(break_even_tokens("deepseek_v3", 2, 2) / 1000)

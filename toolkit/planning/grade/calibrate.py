@@ -128,12 +128,6 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
     Returns:
         A `Calibration`; its `constants` are what `predict`, `plan` and `timeline` take.
 
-    Raises:
-        ValueError: no such file, or a line that is not a measurement; one line that says which.
-
-    Cost:
-        Milliseconds per measurement; whole steps are predicted some hundreds of times each.
-
     Source:
         Bishop, "Pattern Recognition and Machine Learning", 2006, section 3.3 (a Gaussian prior);
         Stone, "Cross-validatory choice and assessment of statistical predictions", 1974.

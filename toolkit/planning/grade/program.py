@@ -87,9 +87,6 @@ def train_program(
     Returns:
         A `Program`.
 
-    Raises:
-        ValueError: the strategy does not divide the model or the batch, or has a pipeline.
-
     Cost:
         Traces one layer; a second.
 

@@ -33,9 +33,6 @@ def decision_trees(
     Returns:
         Triples ((paradigm, degree), ...), pipeline degree, whether layers are recomputed.
 
-    Raises:
-        ValueError: chips is not a power of two, or more than 2^20.
-
     Cost:
         Grows with the square of log2 chips; 158 for 64 chips.
 
@@ -108,9 +105,6 @@ def assign_layers(
 
     Returns:
         An `Assignment`, or None where nothing fits.
-
-    Raises:
-        ValueError: tables of other shapes, a negative entry, or more than 2^28 cells.
 
     Cost:
         layers x budget x strategies^2, vectorised: milliseconds for 48 layers, 256 units and ten

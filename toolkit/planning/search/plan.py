@@ -118,8 +118,8 @@ def plan(
         A `Plan`.
 
     Raises:
-        ValueError: nothing fits, or no cut divides the model and the batch; in one line with the
-            nearest that works.
+        ValueError: when nothing fits, or no degrees divide the model and the batch; names the
+            nearest that work.
 
     Cost:
         Below five seconds for 48 layers on 512 chips, and for 3,072 chips.

@@ -49,9 +49,6 @@ def what_fits(
         (number of the model, number of the cluster, scheme) -> its `Prediction`, or None where the
         scheme does not divide the model.
 
-    Raises:
-        ValueError: more than 64 models or clusters, or unknown names.
-
     Cost:
         Below two seconds for ten models on ten clusters.
 

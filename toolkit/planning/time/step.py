@@ -74,9 +74,6 @@ def overlapped_seconds(compute: float, communication: float, *, slowdown: float 
     Returns:
         Seconds until both have ended.
 
-    Raises:
-        ValueError: a negative number of seconds, or a slowdown below 1.
-
     Source: Hetu-Galvatron, cost model.
 
     Example:

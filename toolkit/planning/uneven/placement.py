@@ -84,10 +84,6 @@ def place_stages(
     Returns:
         A `Placement`; never slower than nodes as they are counted.
 
-    Raises:
-        ValueError: a table that is not square, a bandwidth that is not positive, stages that do not
-            divide the nodes, or a number out of range.
-
     Cost:
         About 20 microseconds per step and pipeline of four stages; nothing is sent.
 

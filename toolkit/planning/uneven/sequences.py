@@ -89,7 +89,7 @@ def plan_sequences(
         A `SequencePlan`; no slower than equal groups of any size.
 
     Raises:
-        ValueError: the sequences do not fit, or an argument is out of range; in one line.
+        ValueError: when the sequences do not fit on the devices.
 
     Cost:
         One integer program per micro-batch and size of groups.
