@@ -39,12 +39,13 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
         return _layer(block, strategy, h)
 
     def group(recompute, specs, h, layers):
-        # Layer by layer: a group that is computed anew as one holds what all its layers keep.
+        # Layer by layer: a group that is computed anew as one holds what all its layers keep. What
+        # is computed anew waits for its gradient, so that neither loops nor layers do it early.
+        is_held = config.loops > 1 or len(graphs) > 1
         for graph, layer, spec in zip(graphs, layers, specs, strict=True):
             run = functools.partial(through, recompute, graph, spec)
-            h = jax.checkpoint(run, policy=_POLICIES[recompute], prevent_cse=len(graphs) > 1)(
-                h, layer
-            )
+            run = jax.checkpoint(run, policy=_POLICIES[recompute], prevent_cse=is_held)
+            h = run(h, layer)
         return h, None
 
     def loop(h, rho):
