@@ -46,9 +46,9 @@ NAMES = {
     """,
     "lr": """
         AutoLRS CONTENDERS Contender Controller Forecast GaussianProcess JointResult Ledger
-        LR_RANGE MODES MultiPowerLaw NoisyQuadratic ProbeThenDecay Request SearchProgress
+        LR_RANGE MODES NoisyQuadratic ProbeThenDecay Request SearchProgress
         SearchResult Searcher TrainState ask contender cooldown_schedule effective_rate
-        fit_gaussian_process fit_multi_power_law forecast_loss init joint_search
+        fit_gaussian_process forecast_loss init joint_search
         last_iterate_bound lowest_confidence_bound momentum_losses power_schedule
         published_forecast refined_schedule search shape_rates tabulated_schedule tell
         warmup_stable_decay_schedule

@@ -42,7 +42,7 @@ def test_probes_on_a_grid_then_longer_ones_then_the_run():
 
 
 @pytest.mark.parametrize("budget", [1, 3, 99, 400, 951, 4001])
-@pytest.mark.parametrize("options", [{}, {"shapes": ("linear", "wsd"), "corrections": (0.0, 0.5)}])
+@pytest.mark.parametrize("options", [{}, {"shapes": ("linear", "wsd")}])
 @pytest.mark.parametrize("validation_batches", [0, 3])
 def test_the_budget_is_kept_to_the_step(budget, options, validation_batches):
     searcher = ProbeThenDecay(
@@ -140,33 +140,9 @@ def test_another_shape_is_taken_only_if_it_is_surely_better():
         assert (at_peak > 0.5) == is_wsd
 
 
-@pytest.mark.parametrize("gain", [0.0, 0.5])
-def test_corrections_are_guarded(gain):
-    """A way that is better by chance changes nothing."""
-
-    def losses(request):
-        losses = np.ones((len(request.rates), request.points))
-        if request.kind == "probe" and len(request.rates) > 7:
-            losses = losses + np.random.default_rng(1).normal(size=losses.shape)
-            losses[3] -= 20 * gain
-            assert request.validate_every == 0
-        return losses
-
-    base, _ = run(ProbeThenDecay(LR_RANGE, 20_000, corrections=()), losses)
-    searcher = ProbeThenDecay(LR_RANGE, 20_000, corrections=(0.5,))
-    controller, requests = run(searcher, losses)
-    assert controller.corrected == 1
-    probe = next(i for i, (r, _) in enumerate(requests) if r.rates.shape[0] == 8)
-    middle = sum(r.rates.shape[1] for r, is_kept in requests[:probe] if is_kept)
-    change = controller.rates[middle + 5] / controller.rates[middle - 5]
-    assert change == pytest.approx(1.7 if gain else 1.0, rel=0.05)
-    assert controller.ledger.gradient_evaluations == 20_000
-    assert controller.rates[:middle].max() == pytest.approx(base.rates.max(), rel=1e-3)
-
-
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_a_controller_resumes_from_its_arrays(cut):
-    searcher = ProbeThenDecay(LR_RANGE, 8000, corrections=(0.2,))
+    searcher = ProbeThenDecay(LR_RANGE, 8000)
     whole, _ = run(searcher)
     part, _ = run(searcher, most=cut)
     resumed, _ = run(searcher, controller=jax.tree.map(np.array, part))
@@ -218,8 +194,6 @@ def test_noise_that_candidates_share_is_none_between_them():
         ({"shapes": ()}, "shapes"),
         ({"extensions": -1}, "extensions"),
         ({"training_steps": 6000}, "training_steps"),
-        ({"corrections": (1.0,)}, "corrections"),
-        ({"correction_fraction": 0.0}, "correction_fraction"),
         ({"shortest_probe": 0}, "shortest_probe"),
     ],
 )

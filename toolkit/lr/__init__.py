@@ -14,8 +14,7 @@ What a search must beat
 
 Search
 * `search`: in one call; returns a `SearchResult` with schedule, ledger and table
-* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default. What decides
-  is the tails of the probes, or the multi-power law fitted to them
+* `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default
 * `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
 * `LR_RANGE`: the rates it looks at unless told otherwise
 * `MODES`: the ways to run candidates
@@ -34,7 +33,6 @@ More than the rate
 
 Its parts
 * `forecast_loss`: a robust exponential through a loss curve, and how sure it is
-* `fit_multi_power_law`, `MultiPowerLaw`: the loss along any schedule, from runs along others
 * `published_forecast`: AutoLRS's own
 * `Forecast`: mean, variance, time constant, reason
 * `fit_gaussian_process`, `GaussianProcess`: Matern-5/2, each point with noise of its own
@@ -54,7 +52,6 @@ from toolkit.lr.fits.gaussian_process import (
     fit_gaussian_process,
     lowest_confidence_bound,
 )
-from toolkit.lr.fits.multi_power_law import MultiPowerLaw, fit_multi_power_law
 from toolkit.lr.joint_search import JointResult, effective_rate, joint_search
 from toolkit.lr.probe_then_decay import ProbeThenDecay
 from toolkit.lr.problems.convex_bound import last_iterate_bound
@@ -84,7 +81,6 @@ __all__ = [
     "GaussianProcess",
     "JointResult",
     "Ledger",
-    "MultiPowerLaw",
     "NoisyQuadratic",
     "ProbeThenDecay",
     "Request",
@@ -97,7 +93,6 @@ __all__ = [
     "cooldown_schedule",
     "effective_rate",
     "fit_gaussian_process",
-    "fit_multi_power_law",
     "forecast_loss",
     "init",
     "joint_search",

@@ -10,18 +10,16 @@ what a search by constant rates gets wrong. The best peak is then moved to the r
     the run:  peak * (max(6 n, saturation) / steps)^exponent * shape
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from toolkit._checks import check_fields
-from toolkit.lr.corrections import possible_plans, squeezed
-from toolkit.lr.fits.law_scores import SCORERS, best_by_law, unbroken_curves
 from toolkit.lr.fits.peak import PeakRate, peak_at, surely_better, tail_scores
 from toolkit.lr.probes import (
     AROUND_PEAK,
-    CORRECTION,
     GRID,
+    PLANNED,
     SHAPE,
     ProbeController,
     find_stage_peak,
@@ -53,21 +51,14 @@ class ProbeThenDecay:
         lr_range: lowest and highest rate of the first probes.
         budget: steps in all, candidates included.
         candidates: rates on the first grid.
-        search_fraction: of the budget, for the probes; extensions and corrections come on top.
+        search_fraction: of the budget, for the probes; extensions come on top.
         shapes: of the run; the first, unless another is surely better after the longer probes.
         extensions: how often the search may go beyond the range when the best is at its edge.
         shortest_probe: steps; with less than this for each candidate nothing is probed.
         training_steps: of the run; None for all that the search leaves of the budget.
-        corrections: fractions of the run at which to ask whether its rest should be changed.
-        correction_fraction: of the rest of the run, that each candidate of a correction takes.
         validation_batches: batches of one validation loss; 0 if there is none.
-        scorer: "tail", by the last losses of the probes; or "multi_power_law", by the law fitted
-            to the probes' curves: its lowest loss at the end of the run, over shapes and peaks,
-            wherever that lies between the rates fitted. Elsewhere "tail" decides, and the
-            controller's `law` is empty.
 
-    Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021); the
-        law, Luo et al. (arXiv:2503.12811).
+    Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021).
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)
@@ -84,15 +75,12 @@ class ProbeThenDecay:
     extensions: int = 2
     shortest_probe: int = 3
     training_steps: int | None = None
-    corrections: tuple[float, ...] = ()
-    correction_fraction: float = 0.02
     validation_batches: int = 0
-    scorer: str = "tail"
 
     def __post_init__(self):
         check_fields(self)
         low, high = self.lr_range
-        run, stages = self.training_steps, self.corrections
+        run = self.training_steps
         checks = {
             "lr_range": (0 < low < high < np.inf, "0 < low < high, both finite"),
             "budget": (self.budget >= 1, "at least 1"),
@@ -105,20 +93,16 @@ class ProbeThenDecay:
             ),
             "extensions": (self.extensions >= 0, "0 or more"),
             "training_steps": (run is None or 1 <= run <= self.budget, "in 1..budget"),
-            "corrections": (all(0 <= at < 1 for at in stages), "fractions in [0, 1)"),
-            "correction_fraction": (0 < self.correction_fraction <= 1, "in (0, 1]"),
-            "scorer": (self.scorer in SCORERS, f"one of {', '.join(SCORERS)}"),
         }
         require(self, checks)
 
     @property
     def is_by_validation(self) -> bool:
         """Whether probes go by a validation loss: not where they would use up the search's
-        budget, nor where curves are needed.
+        budget.
         """
         forward = FORWARD_COST * self.validation_batches * (self.candidates + AROUND)
-        is_cheap = 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
-        return is_cheap and self.scorer == "tail"
+        return 0 < forward <= LARGEST_VALIDATION * self.search_fraction * self.budget
 
     @property
     def is_in_two_lengths(self) -> bool:
@@ -144,19 +128,13 @@ class ProbeThenDecay:
         return controller if self.probe_steps else _planned(self, controller, self.shapes[0])
 
     def ask(self, controller: ProbeController) -> Request | None:
-        """Probes until the run is planned; then a piece of it, or candidates for its rest."""
-        if controller.stage < CORRECTION:
+        """Probes until the run is planned; then a piece of it."""
+        if controller.stage < PLANNED:
             return _probes(self, controller)
         if not len(controller.plan):
             return None
-        done = controller.ledger.kept_steps
-        whole = done + len(controller.plan)
+        whole = controller.ledger.kept_steps + len(controller.plan)
         piece = max(-(-whole // PIECES), 1)
-        if at := sorted(self.corrections)[controller.corrected :]:
-            ahead = int(np.ceil(at[0] * whole)) - done
-            if ahead <= 0 and (request := _correction(self, controller)) is not None:
-                return request
-            piece = min(piece, ahead) if ahead > 0 else piece
         return one_candidate("train", controller.plan[:piece])
 
     def keeps(self, controller: ProbeController, request: Request, losses: np.ndarray) -> bool:
@@ -173,8 +151,6 @@ class ProbeThenDecay:
         run diverges.
         """
         if request.kind == "probe":
-            if controller.stage == CORRECTION:
-                return _after_correction(self, controller, request, losses)
             return _after_probes(self, controller, request, losses)
         if is_kept:
             plan = controller.plan[request.rates.shape[1] :]
@@ -239,9 +215,6 @@ def _after_probes(
     )
     extended = controller.extended + int(is_extension)
     controller = replace(controller, table=table, first_loss=first_loss, extended=extended)
-    if searcher.scorer != "tail":
-        told = np.stack([request.rates.ravel(), losses.ravel()])
-        controller = replace(controller, curves=np.concatenate([controller.curves, told], axis=1))
     if stage == SHAPE:
         return _planned(searcher, controller, searcher.shapes[surely_better(losses, 0)])
     if _is_to_go_on(searcher, controller):
@@ -287,9 +260,7 @@ def _spacing(searcher: ProbeThenDecay, stage: int) -> float:
 
 
 def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) -> ProbeController:
-    """The run: the law's choice; failing that, the peak of the longer probes moved to its length,
-    times the shape.
-    """
+    """The run: the peak of the longer probes moved to its length, times the shape."""
     steps = steps_left(searcher, controller)
     if searcher.training_steps is not None:
         steps = min(steps, searcher.training_steps)
@@ -301,48 +272,5 @@ def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) 
     else:  # nothing to go by: the middle
         peak = np.sqrt(np.prod(searcher.lr_range))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
-    law = controller.law
-    curves = unbroken_curves(controller.table, controller.curves, unsure=GRID)
-    if (choice := best_by_law(curves, searcher.shapes, steps, warmup)) is not None:
-        law, shape, peak = np.array(astuple(choice.law)), choice.shape, choice.peak
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)
-    return replace(controller, plan=plan, stage=CORRECTION, law=law, curves=np.zeros((2, 0)))
-
-
-def _ways(searcher: ProbeThenDecay, controller: ProbeController) -> np.ndarray:
-    """How the run may go on from a correction, [ways, steps to come]."""
-    whole = controller.ledger.kept_steps + len(controller.plan)
-    stages = [*sorted(searcher.corrections), 1.0]
-    share = stages[controller.corrected + 1] - stages[controller.corrected]
-    return possible_plans(controller.plan, round(share * whole), searcher.lr_range[1])
-
-
-def _correction(searcher: ProbeThenDecay, controller: ProbeController) -> Request | None:
-    """Its candidates; None where the budget would not leave as many steps for the run itself."""
-    plan = len(controller.plan)
-    ways = _ways(searcher, controller)
-    steps = max(int(searcher.correction_fraction * plan), 1)
-    left = steps_left(searcher, controller)
-    can_pay = left - plan if searcher.training_steps is not None else left // 2
-    if steps < searcher.shortest_probe or steps * len(ways) > can_pay:
-        return None
-    return Request("probe", squeezed(ways, steps))
-
-
-def _after_correction(
-    searcher: ProbeThenDecay, controller: ProbeController, request: Request, losses: np.ndarray
-) -> ProbeController:
-    scores, variances = tail_scores(losses)
-    table = with_rows(
-        controller.table,
-        stage=CORRECTION,
-        steps=request.rates.shape[1],
-        shape=SHAPES.index(searcher.shapes[0]),
-        rate=request.rates.max(1),
-        forecast=scores,
-        variance=variances,
-    )
-    plan = _ways(searcher, controller)[surely_better(losses, 0)]
-    if (left := steps_left(searcher, controller)) < len(plan):
-        plan = resampled(plan, left).astype(np.float32)
-    return replace(controller, table=table, plan=plan, corrected=controller.corrected + 1)
+    return replace(controller, plan=plan, stage=PLANNED)

@@ -6,11 +6,9 @@ import jax
 import numpy as np
 
 from toolkit.lr.fits.peak import PeakRate, find_peak
-from toolkit.lr.protocol import (
-    Controller,
-)
+from toolkit.lr.protocol import Controller
 
-GRID, AROUND_PEAK, SHAPE, CORRECTION = range(4)  # stages
+GRID, AROUND_PEAK, SHAPE, PLANNED = range(4)  # stages
 EVIDENCE = 40  # steps; before that a probe sees what steps cost, and not yet what they pay
 
 
@@ -21,17 +19,10 @@ class ProbeController(Controller):
 
     # [steps to come] float32, the rates of the run; empty before it is planned
     plan: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    # `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `CORRECTION` once it is planned
+    # `GRID`, `AROUND_PEAK` or `SHAPE` while probing, `PLANNED` afterwards
     stage: int = GRID
     extended: int = 0  # how often the search has gone beyond its range
     first_loss: float = np.inf  # before any step; infinity until it is told
-    corrected: int = 0  # corrections made
-    # [2, steps of all probes], their rates and losses, in the order of the table's rows; kept until
-    # the run is planned, and only if the law is to score it
-    curves: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
-    # [7], the constants of the `MultiPowerLaw` that chose the run; empty where the tails of the
-    # probes did
-    law: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def loss_at_start(controller: ProbeController, losses: np.ndarray) -> float:

@@ -40,8 +40,6 @@ def _by_probes(controller: Any) -> str:
     if not np.isfinite(controller.table["forecast"][rows]).any():
         return f"all {len(rates)} probes around the best of the first ones diverged: the lowest"
     peak = find_stage_peak(controller, stage)
-    if controller.law.size:
-        return "the lowest loss at the end of the run by the law fitted to the probes"
     if stage == GRID and is_inconclusive(controller, stage, peak):
         return f"probes of {steps} steps are too short to tell: the middle of lr_range"
     if peak.edge:

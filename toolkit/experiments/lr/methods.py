@@ -219,7 +219,6 @@ def _methods() -> dict[str, Method]:
         "wsd_sqrt": "WSD 1-sqrt",
         "constant": "constant",
     }
-    corrected = functools.partial(ProbeThenDecay, corrections=(0.3, 0.6))
     rows = [
         Method("linear (oracle)", "oracle", functools.partial(_oracle, "linear"), 7),
         Method("probe then decay", "search", functools.partial(_search, ProbeThenDecay)),
@@ -230,7 +229,6 @@ def _methods() -> dict[str, Method]:
         Method("successive halving", "search", _successive_halving),
         Method("AutoLRS", "search", functools.partial(_search, autolrs), 1.5),
         Method("AutoLRS, robust", "search", functools.partial(_search, AutoLRS.scaled), 1.5),
-        Method("probe + corrections", "search", functools.partial(_search, corrected)),
         Method("linear, fixed rate", "fixed", functools.partial(_fixed, "linear")),
         Method("Schedule-Free, fixed", "fixed",
                functools.partial(_optax, "schedule_free", DEFAULT_RATE)),
