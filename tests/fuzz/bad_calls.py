@@ -75,7 +75,9 @@ class Bad:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation."""
+    """The alternatives of an annotation, without what is asserted of them beside their type."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return kinds_of(annotation.__origin__)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [kind for part in typing.get_args(annotation) for kind in kinds_of(part)]
     return [annotation]

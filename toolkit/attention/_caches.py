@@ -174,7 +174,7 @@ def cut_as_arrays_are(
     """
     held, tree = jax.tree.flatten(cache)
     axes = [
-        1 if "heads" in axes_of(type(cache), field.name) else None
+        1 if any(name.endswith("heads") for name in axes_of(type(cache), field.name)) else None
         for field in fields(cache)
         if getattr(cache, field.name) is not None
     ]
