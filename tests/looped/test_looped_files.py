@@ -115,7 +115,7 @@ def test_a_configuration_from_before_a_field_existed_gets_its_default(path) -> N
         ({"config": {"wings": 2}}, "'wings', which this version of the toolkit does not know"),
         ({"config": {"width": 30}}, "width"),
         ({"header": {"version": "7"}}, "has version 7; this toolkit reads 2"),
-        ({"header": {"format": "other"}}, "is no looped model"),
+        ({"header": {"format": "other"}}, "is not a looped model"),
         ({"drop": "norm.scale"}, "lacks tensor 'norm.scale'"),
         ({"config": {"residual_gate": False}}, "has the unknown tensor 'rho'"),
         ({"reshape": "rho"}, r"has rho of shape \(64,\); its configuration makes it \(2, 32\)"),
@@ -148,10 +148,10 @@ def test_a_file_that_does_not_fit_says_why(path, change, words) -> None:
 
 
 def test_damage_absence_and_overflow_are_named(path, tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no file"):
+    with pytest.raises(FileNotFoundError, match="is not a file"):
         load_model(tmp_path / "absent.safetensors")
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         load_model(path)
     with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of float32"):
         save_model(model_of(), path, dtype="int8")

@@ -7,41 +7,42 @@ match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
 register_layer            add one of your own
-draw_loops                how often to run a model in one step of training
-with_loops                the same model run more or less often
-exit_probabilities        chances to stop after each loop, of a model with an exit gate
-exit_loss                 trains them, with the model
-exit_loop                 the loop to stop after
-indexer_losses            train the indexers of DSA layers
-IndexerLosses             one for each of them in every loop
+draw_loops                a number of loops for one training step
+with_loops                the same model with another number of loops
+exit_probabilities        probability of stopping after each loop (exit gate)
+exit_loss                 the loss that trains model and exit gate together
+exit_loop                 the loop after which to stop
+indexer_losses            the losses that train the indexers of DSA layers
+IndexerLosses             these losses, per layer and loop
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
+                          where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
-with_windows              the same model seeing through other windows
-rotate_latents            the same model of "mla" layers, their latents in another basis
-with_slices               the same model with a softmax per slice of them (TPLA)
+with_windows              the same model with other attention windows
+rotate_latents            the same function, with the latents of "mla" layers in another basis
+with_slices               the same model with one softmax per slice of the latents (TPLA)
 vote                      logits averaged over several windows
-tokens_reached            how many tokens back a model of windows can know of
-influence_bound           and how much it can know of them
-effective_transition      what several corrections per token do to a state
-permutation_steps         corrections that move the rows of a state as a permutation does
+tokens_reached            the receptive field of a model with windows, in tokens
+influence_bound           an upper bound on the weight of a distant token
+effective_transition      the matrix by which several corrections per token multiply a state
+permutation_steps         corrections that permute the rows of a state
 LoopedCache               decode-time state, one cache for every (loop, layer) pair
 cache_bytes_per_sequence  size of that state, without allocating it
-cache_bytes_per_token     how fast it grows
-read_sparsely             let further steps read a part of the keys and values only
-sparse_reads              what the last of them read
+cache_bytes_per_token     bytes that each further token adds to it
+read_sparsely             make further steps read only a part of the keys and values
+sparse_reads              what the last such step read
 prefill                   read a prompt in parallel
-extend                    read on, a long text piece by piece
-decode_step               append one token, predict the next
+extend                    read further tokens, for instance a long text in pieces
+decode_step               append one token and predict the next
 pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
-stream                    the same, token by token as they are written
-generate_speculatively    the same, with the drafts of a cheaper model; a Speculation
+stream                    the same, yielding each token as it is sampled
+generate_speculatively    the same, with drafts of a cheaper model; returns a Speculation
 truncated_logits          the distribution behind temperature, top-k and top-p
 sample_token              draw from it
-save_model, load_model    a model as one file
-load_layer                give a layer the weights of a published checkpoint
-load_checkpoint           make a model of one
+save_model, load_model    write a model to one file, and read it back
+load_layer                fill a layer with the weights of a published checkpoint
+load_checkpoint           build a model from a published checkpoint
 """
 
 from toolkit.looped.checkpoints import load_checkpoint, load_layer

@@ -19,17 +19,14 @@ class Block(nnx.Module):
 
         h' = h + Mixer(RMSNorm(h));   F(h) = h' + SwiGLU(RMSNorm(h'))
 
-    With `sandwich_norm` what is added to h, and to h', passes a second RMSNorm first. With
-    `ladder_residual` each part reads the stream as it was before the part just before it:
+    With `sandwich_norm` a second RMSNorm is applied to what each sub-layer adds. With
+    `ladder_residual` each sub-layer reads the residual stream as it was before the preceding
+    sub-layer:
 
         h' = h + Mixer(RMSNorm(b));   F(h) = h' + SwiGLU(RMSNorm(h));   b of the next block is h'
 
-    so that on many devices the sum of one part's output, an all-reduce, runs while the next
-    computes: nothing waits for it but the part after.
-
-    Attributes:
-        mixer_norm, mixer, feed_forward_norm, feed_forward: the sub-modules.
-        mixer_end_norm, feed_forward_end_norm: the second norms, or None.
+    so that on many devices the all-reduce of one sub-layer's output overlaps with the computation
+    of the next.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
         Models" (Ouro), 2025, for the second norms; Zhang et al., "Ladder-Residual", 2025,
@@ -59,9 +56,10 @@ class Block(nnx.Module):
         window: int | None = None,
         behind: Array | None = None,
     ) -> tuple[Any, Any]:
-        """A whole sequence; returns the cache that follows it, or None without one.
+        """Process a whole sequence; also returns its cache, or None if there was none.
 
-        On a ladder, `behind` is the stream that the mixer reads; the streams come as a pair then.
+        With `ladder_residual`, `behind` is the stream that the mixer reads, and a pair of streams
+        is returned.
         """
         if cache is None and is_streaming():
             if behind is not None or segment_ids is not None:
@@ -80,7 +78,7 @@ class Block(nnx.Module):
         cache: Any = None,
         window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
-        """The first half: what the mixer makes of the stream, and the cache that follows."""
+        """The first half: the mixer's output, and the cache after it."""
         read = self.mixer_norm(h)
         return self.mixer(read, segment_ids=segment_ids, cache=cache, **_only_if_given(window))
 
@@ -92,13 +90,14 @@ class Block(nnx.Module):
         window: int | None = None,
         behind: Array | None = None,
     ) -> tuple[Any, Any]:
-        """One token; returns the cache with that token in it."""
+        """Process one token; returns the cache with that token in it."""
         read = self.mixer_norm(h if behind is None else behind)
         mixed, cache = self.mixer.step(read, cache, **_only_if_given(window))
         return self.finish(h, mixed, is_ladder=behind is not None), cache
 
     def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
-        """The second half: what the mixer made added to the stream, and the feed-forward layer."""
+        """The second half: add the mixer's output to the stream and apply the feed-forward
+        layer."""
         before = h
         h = h + (mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed))
         fed = self.feed_forward(self.feed_forward_norm(before if is_ladder else h))
@@ -112,7 +111,7 @@ class GroupResidual(nnx.Module):
         h_out = F_b(...F_a(h_in)) + gamma h_in          gamma a scalar per group, starts at zero
 
     Attributes:
-        gamma: [groups]; the last group has what layers are left.
+        gamma: [groups]; the last group holds the remaining layers.
 
     Source: LT2, released model code ("block residual").
     """
@@ -122,7 +121,7 @@ class GroupResidual(nnx.Module):
         self.layers, self.size = layers, size
 
     def __call__(self, layer: int, h: Array, start: Array) -> tuple[Array, Array]:
-        """After a layer, counted from 0: the stream, and what entered the group of the next."""
+        """After a layer, counted from 0: the stream, and the input of the next layer's group."""
         if (layer + 1) % self.size and layer + 1 < self.layers:
             return h, start
         h += self.gamma[...][layer // self.size].astype(h.dtype) * start
@@ -138,7 +137,7 @@ def run_blocks(
     caches: tuple[Any, ...] | None = None,
     residual: GroupResidual | None = None,
 ) -> tuple[Float[Array, "batch *time width"], Any]:
-    """A stack of physical layers on a sequence, or with caches on one token [batch, width]."""
+    """Run a stack of physical layers on a sequence or, with caches, on one token [batch, width]."""
     is_ladder = bool(len(blocks)) and blocks[0].is_ladder
     new_caches, start, behind = [], h, h if is_ladder else None
     none = (None,) * len(blocks)

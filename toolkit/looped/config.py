@@ -1,8 +1,4 @@
-"""The one dial board of a looped language model: sizes, pattern of layers, number of loops.
-
-Everything else in the room is derived from a `LoopedConfig`, so a configuration can be compared,
-costed and matched with another before a single parameter is allocated.
-"""
+"""The configuration of a looped language model: sizes, pattern of layers, number of loops."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,8 +22,8 @@ DTYPES = ("float32", "bfloat16", "float64")
 class LoopedConfig(LayerConfig):
     """Sizes and switches of a looped language model; checked when made.
 
-    The physical layers are named by `pattern` and run `loops` times with the same parameters. What
-    only some layers have is an option of theirs, named by their word and read as an attribute:
+    `pattern` names the physical layers, which run `loops` times with the same parameters. Settings
+    of one kind of layer are its options, grouped by its word and read as an attribute:
 
         config = LoopedConfig(pattern="gdn full", options={"gdn": {"key_size": 24}})
         config.gdn.key_size, config.full.head_size        24, None (width / heads)
@@ -39,11 +35,11 @@ class LoopedConfig(LayerConfig):
         pattern: the physical layers in order, e.g. "gdn gdn gdn gdn full".
         loops: how often the stack of physical layers runs.
         heads: query heads of softmax layers, key heads of recurrent layers.
-        options: options by word, a mapping or the layer's own dataclass (`LAYERS[word].Options`);
-            what is left out has its default.
-        windows: narrows the "full" layers, loop by loop: "full -> 512 -> 256 -> 128" for four
-            loops, or one part for all of them. A part is one word for all "full" layers or a word
-            for each: "full" or a number of tokens (None: they see everything).
+        options: options by word, each a mapping or the layer's own dataclass
+            (`LAYERS[word].Options`).
+        windows: windows of the "full" layers per loop: "full -> 512 -> 256 -> 128" for four loops,
+            or one part for all loops. A part has one word for all "full" layers or one word for
+            each: "full" or a number of tokens (None: no windows).
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
@@ -52,28 +48,28 @@ class LoopedConfig(LayerConfig):
         residual_gate: learn rho, the per-loop gate on the previous loop's hidden state.
         prelude: layers that run once, before the loops; words as in `pattern`.
         coda: layers that run once, after the loops.
-        input_injection: start every loop from adapter([h, e]), e being what the prelude made of
-            the tokens; the adapter is a projection from 2 width to width.
+        input_injection: start every loop from adapter([h, e]), where e is the prelude's output; the
+            adapter is a projection from 2 width to width.
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
-        norm_every_loop: the final norm closes every loop, not the last alone.
+        norm_every_loop: apply the final norm after every loop, not only after the last.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
-        sandwich_norm: a second RMSNorm per sub-layer, on what it adds to the stream.
-        ladder_residual: mixers and feed-forward layers read the stream before what the one just
-            before them adds, so that its all-reduce and their computing overlap (see `Block`).
-        residual_group: layers per group whose input, times a learned scalar that starts at zero,
-            is added to the group's output (None: no groups).
-        embedding_std: spread of the initial embedding (None: width^-1/2, as LT2). At 1 a token
-            weighs as much in the stream as a layer's first outputs, which recall learns from much
-            sooner; the head is then better a table of its own.
+        sandwich_norm: a second RMSNorm per sub-layer, on its output.
+        ladder_residual: each sub-layer reads the stream as it was before the preceding one, so that
+            the all-reduce of that one overlaps with computation (see `Block`).
+        residual_group: layers per group; a group's input, times a learned scalar that starts at
+            zero, is added to its output (None: no groups).
+        embedding_std: standard deviation of the initial embedding (None: width^-1/2, as LT2). At 1
+            a token weighs as much in the residual stream as a layer's first outputs, and recall is
+            learnt much sooner; the head should then be a separate table.
         tied_embedding: the output head is the embedding transposed, not a table of its own.
-        random_start: the loops start from noise, and know the tokens by injection alone.
-        backward_loops: the gradient goes through this many last loops (None: through all).
+        random_start: the loops start from noise and see the tokens only by input injection.
+        backward_loops: number of last loops through which the gradient flows (None: all).
         dtype: compute type, "float32", "bfloat16" or, under `jax_enable_x64`, "float64";
             parameters are float32 in all.
         remat: recompute each loop in the backward pass, so memory does not grow with loops.
 
-    Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. What
-        LT2 does not use: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning"
+    Source: LT2, "Linear-Time Looped Transformers", architecture section and released recipes. For
+        what LT2 does not use: Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning"
         (Huginn), 2025, for prelude, coda, injection, random start and short gradient; Dehghani et
         al., "Universal Transformers", 2018, for loop embeddings (sinusoids there); Zhu et al.,
         "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025, for the norms, the head
@@ -151,7 +147,7 @@ class LoopedConfig(LayerConfig):
         )
 
     def with_options(self, **options: Mapping[str, Any] | LayerOptions) -> "LoopedConfig":
-        """The same but for some options: by layer, those to change or all of them."""
+        """The same configuration with some options replaced, by layer."""
         return dataclasses.replace(self, options=_merged(self.options, options))
 
     @property
@@ -184,12 +180,12 @@ class LoopedConfig(LayerConfig):
 
     @property
     def loops_differ(self) -> bool:
-        """Whether some loop has other windows than another, so that no scan can run them."""
+        """Whether the windows differ between loops, so that no scan can run them."""
         return len(set(self.loop_windows)) > 1
 
     @property
     def per_loop_switches(self) -> tuple[str, ...]:
-        """Fields that give each loop something of its own, and so fix the number of loops."""
+        """Fields with parameters per loop, which fix the number of loops."""
         own = [name for name in ("residual_gate", "loop_embedding") if getattr(self, name)]
         return (*own, "windows") if self.loops_differ else tuple(own)
 
@@ -205,7 +201,7 @@ class LoopedConfig(LayerConfig):
         for name in ("pattern", "prelude", "coda"):
             text = getattr(self, name)
             if not isinstance(text, str):
-                raise ValueError(f'{name} is {text!r}; it must be one text, e.g. "gdn gdn full".')
+                raise ValueError(f'{name} is {text!r}; it must be one string, e.g. "gdn gdn full".')
             unknown = [word for word in text.split() if word not in LAYERS]
             if unknown or (name == "pattern" and not text.split()):
                 what = f"the unknown layer {unknown[0]!r}" if unknown else "no layer"
@@ -235,7 +231,7 @@ class LoopedConfig(LayerConfig):
 def _merged(
     old: Mapping[str, LayerOptions], new: Mapping[str, Mapping[str, Any] | LayerOptions]
 ) -> dict[str, LayerOptions]:
-    """Options by word: the old ones, but for what the new ones say."""
+    """The old options by word, overridden by the new ones."""
     merged = dict(old)
     for word, options in new.items():
         if word not in LAYERS:

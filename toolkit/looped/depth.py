@@ -1,13 +1,12 @@
-"""How often the loops run: drawn anew in every step of training, and chosen freely afterwards.
+"""The number of loops: drawn at random in every training step, and chosen freely afterwards.
 
-Where all loops are alike (no `residual_gate`, no `loop_embedding`, one text of windows) their
-number is no part of the parameters. Training draws it, and with `backward_loops` the gradient stays
-short:
+If all loops are alike (no `residual_gate`, no `loop_embedding`, the same windows), no parameter
+depends on their number. Training draws it, and `backward_loops` truncates the gradient:
 
     loops = draw_loops(key)                             a traced number: compiled once
     logits = model(tokens, loops=loops, key=key)
 
-so that more loops may be run later than were ever trained: `with_loops(model, 64)`.
+Afterwards `with_loops(model, 64)` may run more loops than were ever trained.
 """
 
 import dataclasses
@@ -33,16 +32,16 @@ class Configured(Protocol):
 Model = TypeVar("Model", bound=Configured)
 
 START_STD = (2 / 5) ** 0.5
-"""Deviation of the random start, before it is cut at three of them."""
+"""Standard deviation of the random start, before truncation at three of them."""
 
 
 @checked
 def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Array, ""]:
-    """A number of loops for one step of training: most often somewhat few, now and then many.
+    """Draw a number of loops for one training step: usually few, now and then many.
 
         rate = exp(normal(log(mean) - sigma^2 / 2, sigma));     loops = poisson(rate) + 1
 
-    The mean of the rate is `mean`, so that of the loops is `mean` + 1.
+    The mean number of loops is `mean` + 1.
 
     Args:
         key: random key.
@@ -67,7 +66,8 @@ def draw_loops(key: Array, mean: float = 32.0, *, sigma: float = 0.5) -> Int[Arr
 
 
 def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Array, "... width"]:
-    """A random start: normal numbers of variance 2/5, cut at three deviations; without key 0."""
+    """A random start: normal numbers of variance 2/5, truncated at three deviations; zeros without
+    a key."""
     if key is None:
         return jnp.zeros_like(like)
     noise = jax.random.truncated_normal(key, -3.0, 3.0, like.shape)
@@ -76,16 +76,14 @@ def start_noise(key: Array | None, like: Float[Array, "... width"]) -> Float[Arr
 
 @checked
 def with_loops(model: Model, loops: int) -> Model:
-    """The same model run more or less often, for instance to write with more loops than trained.
+    """Give a model another number of loops, for instance more than in training.
 
     Args:
-        model: left as it is.
+        model: not changed.
         loops: how often its layers run.
 
     Returns:
-        A model on the same arrays.
-
-    Cost: no array is copied; a program that takes the model compiles anew.
+        A model that shares the arrays; programs that take it are compiled anew.
 
     Source: Geiping et al. (Huginn), 2025: quality grows with the loops of the test.
 
@@ -100,14 +98,14 @@ def with_loops(model: Model, loops: int) -> Model:
 
 
 def reconfigured(model: Model, **fields: Any) -> Model:
-    """The same arrays under other fields of the configuration, none of which shapes a parameter."""
+    """The same arrays under a configuration that differs in fields without parameters."""
     other = nnx.clone(model)
     other.config = dataclasses.replace(model.config, **fields)
     return other
 
 
 def check_alike(config: LoopedConfig, loops: Any) -> None:
-    """Refuse another number of loops where each has something of its own."""
+    """Refuse another number of loops if loops have parameters of their own."""
     if config.per_loop_switches and not (isinstance(loops, int) and loops == config.loops):
         raise ValueError(
             f"loops is {loops}, and {' and '.join(config.per_loop_switches)} of this model fix "
@@ -125,9 +123,8 @@ def run_alike(
     remat: bool = False,
 ) -> tuple[Float[Array, "... width"], Float[Array, "loops ... width"] | None]:
     """h <- loop(shared, h), `count` times, with the gradient of the last `backward` times alone."""
-    # Neither h nor `shared` learns from the times before, which keep nothing for a backward pass:
-    # truncated back-propagation as in Huginn. A traced count compiles once for all; it leaves no
-    # hidden states to return.
+    # Truncated back-propagation as in Huginn: earlier loops keep nothing for the backward pass. A
+    # traced count compiles once for all counts, but leaves no hidden states to return.
     forward = functools.partial(loop, jax.lax.stop_gradient(shared))
     learn = functools.partial(loop, shared)
     if remat:
@@ -139,7 +136,7 @@ def run_alike(
         return h, jnp.concatenate([first, last])
     early = jnp.maximum(count - backward, 0)
     after = jax.lax.fori_loop(0, early, lambda _, h: forward(h), jax.lax.stop_gradient(h))
-    h = jnp.where(early > 0, after, h)  # without early loops the start learns too
+    h = jnp.where(early > 0, after, h)  # without earlier loops the start receives a gradient too
 
     def learn_or_wait(h, runs):
         return jax.lax.cond(runs, learn, lambda h: h, h), None

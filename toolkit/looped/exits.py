@@ -5,7 +5,8 @@ The gate of a model with `exit_gate` reads the hidden state after each loop:
     lambda_t = sigmoid(w h^(t) + b),   p_t = lambda_t prod_(j<t) (1 - lambda_j),   p_T = the rest
 
 so p is a distribution over the loops of every position. Training weighs each loop's loss by it and
-rewards its entropy, lest it collapse onto one loop before the loops have learned to differ.
+rewards its entropy, so that it does not collapse onto one loop before the loops have learnt to
+differ.
 """
 
 import jax
@@ -21,7 +22,7 @@ from toolkit.looped.model import LoopedLM
 def exit_probabilities(
     model: LoopedLM, hidden: Float[Array, "loops batch time width"]
 ) -> Float[Array, "loops batch time"]:
-    """Chance to stop after each loop, position by position.
+    """Probability of stopping after each loop, per position.
 
     Args:
         model: a model with an exit gate.
@@ -52,7 +53,8 @@ def exit_loss(
     entropy_weight: float,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, ""]:
-    """Expected cross-entropy over the loops a token may stop at, less the entropy of the choice.
+    """Expected cross-entropy over the loop at which a token stops, minus the entropy of that
+    choice.
 
         mean over positions of   sum_t p_t CE_t  -  entropy_weight * H(p),   H = -sum_t p_t log p_t
 
@@ -60,13 +62,13 @@ def exit_loss(
         model: a model with an exit gate.
         tokens: whole numbers below the vocabulary.
         targets: the token that follows each position.
-        entropy_weight: price of a nat of certainty; 0 lets the gate collapse.
+        entropy_weight: weight of the entropy, per nat; at 0 the gate collapses.
         segment_ids: document of each position of a packed sequence.
 
     Returns:
         The loss, float32 scalar.
 
-    Cost: the forward pass, and the head once per loop.
+    Cost: a forward pass, with the head once per loop.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025: the
         entropy-regularised objective, a uniform prior over loops.
@@ -88,7 +90,7 @@ def exit_loss(
         return -jnp.take_along_axis(log_likelihood, targets[..., None], axis=-1)[..., 0]
 
     log_p = _log_probabilities(model, hidden)
-    # One loop's logits at a time: they are the largest array of the model.
+    # One loop's logits at a time: they are the model's largest array.
     losses = jax.lax.map(jax.checkpoint(cross_entropy), hidden)
     return jnp.mean(jnp.sum(jnp.exp(log_p) * (losses + entropy_weight * log_p), axis=0))
 
@@ -105,8 +107,6 @@ def exit_loop(probabilities: Float[Array, "loops ..."], threshold: float) -> Int
 
     Returns:
         int32 numbers of loops [...], below the number of loops.
-
-    Cost: reading the probabilities; all loops have been run already.
 
     Source: Zhu et al., "Scaling Latent Reasoning via Looped Language Models" (Ouro), 2025.
 

@@ -1,10 +1,10 @@
-"""What trains the indexers of DSA layers: their losses, beside the logits of one forward pass.
+"""The losses that train the indexers of DSA layers, from the same forward pass as the logits.
 
-The selection passes no gradient, so each indexer has a loss of its own, and its inputs are
-constants: the gradient of these losses reaches indexers alone, and the gradient of any loss on the
-logits reaches everything else. Both can be added up and taken at once.
+The selection has no gradient, so each indexer has its own loss, with constant inputs. The gradient
+of these losses reaches only the indexers, and that of a loss on the logits reaches everything else,
+so that both can be added:
 
-    warm-up      the model attends to everything, only the losses are trained (stage "dense")
+    warm-up      the model attends to everything, only the indexers learn (stage "dense")
     afterwards   cross-entropy of the logits + mean of the losses                (stage "sparse")
 """
 
@@ -19,7 +19,7 @@ from toolkit.looped.model import LoopedLM
 
 
 class IndexerLosses(NamedTuple):
-    """Divergence of every indexer from the attention it stands in for, in nats per token.
+    """Divergence of every indexer from the attention that it approximates, in nats per token.
 
     Attributes:
         loops: of the looped DSA layers, in every loop.
@@ -47,7 +47,8 @@ def indexer_losses(
     stage: Stage = "sparse",
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> tuple[Float[Array, "batch time vocabulary"], IndexerLosses]:
-    """The logits of a model, and how far each of its indexers is from the attention it replaces.
+    """The logits of a model, and the divergence of each indexer from the attention that it
+    approximates.
 
         loss = mean_t KL( mean over heads of the attention of t || softmax of its index scores )
 
@@ -61,8 +62,7 @@ def indexer_losses(
     Returns:
         Logits, as of `model(tokens)` in the sparse stage, and the losses.
 
-    Cost:
-        The forward pass, and another q k^T of every DSA layer.
+    Cost: a forward pass, and another q k^T for every DSA layer.
 
     Source: DeepSeek-V3.2 technical report (2025), section 2.1 (warm-up and sparse training).
 
@@ -86,7 +86,7 @@ def indexer_losses(
 
 
 class _Recording:
-    """A model whose loops return the losses of their layers beside what they return anyway."""
+    """A model whose loops also return the losses of their layers."""
 
     _run = LoopedLM._run  # which then asks this object for its loops
 

@@ -1,4 +1,4 @@
-"""Models whose latents are cut: the same model in another basis, and with softmaxes per slice."""
+"""Models with sliced latents: the same model in another basis, and with one softmax per slice."""
 
 import dataclasses
 from typing import Any
@@ -33,21 +33,19 @@ def rotate_latents(
     basis: str = "principal",
     key: Array | None = None,
 ) -> LoopedLM:
-    """The same model, the latents of its "mla" layers in another basis and their gains folded.
+    """Express the latents of "mla" layers in another basis and fold the gains of their norms.
 
         W_c <- W_c U        K_h <- U^T diag(gamma) K_h        V_h <- U^T diag(gamma) V_h
 
     Args:
-        model: left as it is.
-        tokens: a text to calibrate on; every layer has its own basis, for all loops.
+        model: not changed.
+        tokens: a text to calibrate on; every layer gets one basis for all loops.
         basis: "principal" components of the text's latents, "hadamard", "random", or "none", which
             folds the gains alone.
-        key: random key of signs or bases.
+        key: random key for the signs or bases.
 
     Returns:
-        A model of the same function, up to rounding.
-
-    Cost: one forward pass over the text.
+        A model that computes the same function, up to rounding.
 
     Source: Tang et al. (2025), arXiv:2508.15881, equation 17.
 
@@ -79,27 +77,25 @@ def with_slices(
     exact_norm: bool = True,
     tokens: Int[Array, "batch time"] | None = None,
 ) -> LoopedLM:
-    """The same model whose "mla" layers decode with a softmax per slice of their latents.
+    """Let "mla" layers decode with one softmax per slice of their latents.
 
         y = sum_i sum_h O_h V_h,i softmax_j(scale (q_h . K_h,i c_ij + p_h . r_j)) c_ij
 
-    An approximation, and the cheap draft of `generate_speculatively` whose cache is the exact
-    model's (`shares_cache=True`).
+    This is an approximation. It can serve `generate_speculatively` as a cheap draft that shares the
+    exact model's cache (`shares_cache=True`).
 
     Args:
-        model: left as it is; of `rotate_latents` the first slices know most.
+        model: not changed; after `rotate_latents` the first slices carry most of the energy.
         slices: how many; 1 is the exact model.
-        slices_prompt: prompts meet the slices too; otherwise they are read exactly.
-        exact_norm: slices know the norm of the whole latent; otherwise each estimates it by its
-            own features and its share of the energy.
-        tokens: a text to measure those shares on, layer by layer; None: even shares, which a
-            Hadamard basis has and principal components have not. A saved model has even ones.
+        slices_prompt: read prompts with slices too; otherwise they are read exactly.
+        exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm
+            from its own features and its share of the energy.
+        tokens: a text on which to measure these shares per layer; None assumes equal shares, which
+            hold in a Hadamard basis but not for principal components. A saved model has equal
+            shares.
 
     Returns:
-        A model on the same arrays.
-
-    Cost: no array is copied; a program that takes the model compiles anew. One forward pass over
-        `tokens`.
+        A model that shares the arrays; programs that take it are compiled anew.
 
     Source: Tang et al. (2025), arXiv:2508.15881.
 
@@ -123,7 +119,7 @@ def with_slices(
 
 
 def _mla_layers(model: LoopedLM) -> list[tuple[str, int, MLALayer]]:
-    """Every "mla" layer: the part of the model it is in, its number there, itself."""
+    """Every "mla" layer: the part of the model that holds it, its index there, and the layer."""
     found = [
         (where, index, block.mixer)
         for where in ("prelude", "blocks", "coda")
@@ -136,7 +132,7 @@ def _mla_layers(model: LoopedLM) -> list[tuple[str, int, MLALayer]]:
 
 
 def _latents(model: LoopedLM, tokens: Int[Array, "batch time"]) -> list[Array]:
-    """Of every "mla" layer what it keeps of a text, in all loops: normalised, without gain."""
+    """The normalised latents of a text, without gain, of every "mla" layer in all loops."""
     places = _mla_layers(model)
     _, cache = prefill(model, tokens, tokens.shape[1])
 

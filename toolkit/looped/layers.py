@@ -1,4 +1,4 @@
-"""The small parts flax has no module for: SwiGLU, rotary embedding, unit length.
+"""Layers that flax does not provide: SwiGLU, rotary embedding, unit length.
 
 RMSNorm, Linear and Embed are flax's own (`nnx.RMSNorm` takes its mean square in float32).
 """
@@ -26,7 +26,7 @@ def linear(
     std: float,
     has_bias: bool = False,
 ) -> nnx.Linear:
-    """A projection, drawn from a normal distribution cut at three deviations (LT2); a bias is 0."""
+    """A projection with truncated-normal initial weights (three deviations, LT2) and zero bias."""
     initializer = (
         nnx.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
         if std
@@ -54,10 +54,10 @@ def _project(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
 def over_tokens(
     function: Callable[[Array], Array], x: Float[Array, "... width"]
 ) -> Float[Array, "... outputs"]:
-    """function(x), which treats every token alike, of the tokens of all sequences in one axis."""
-    # The gradient of a matrix is a sum over tokens. Over two axes, batch and time, XLA sums on a
-    # CPU only after a transposed copy of what flows back, which takes a third of the time of a
-    # projection, forward and backward. Where devices share a sequence, two axes cannot be one.
+    """Apply a token-wise function with batch and time merged into one axis."""
+    # A weight's gradient is a sum over tokens. Over two axes, batch and time, XLA for CPUs makes a
+    # transposed copy of the cotangent first, a third of a projection's time forward and backward.
+    # If devices share a sequence, the axes cannot be merged.
     if cuts_time():
         return function(x)
     *leading, width = x.shape
@@ -67,10 +67,6 @@ def over_tokens(
 
 class SwiGLU(nnx.Module):
     """Gated feed-forward layer: y = W_down( silu(W_gate x) * (W_up x) ).
-
-    Attributes:
-        gate, up: projections to the hidden size.
-        down: projection back.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
@@ -89,16 +85,16 @@ class SwiGLU(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-    """Rotary wavelengths of a longer context, as Llama 3.1 has them.
+    """Rotary wavelengths stretched to a longer context, as in Llama 3.1.
 
         f' = f (s + (1 - s) / factor)       s = clip((turns - low) / (high - low), 0, 1)
 
     with `turns` the turns that a pair of channels of frequency f makes in `original_length` tokens.
 
     Attributes:
-        factor: what frequencies are divided by that turn `low` times or less.
-        low, high: turns; from `high` on a frequency is kept.
-        original_length: tokens of the context before.
+        factor: divisor of the frequencies that turn at most `low` times.
+        low, high: turns; frequencies of at least `high` turns are kept.
+        original_length: context length in tokens before the stretch.
     """
 
     factor: float
@@ -148,9 +144,9 @@ def token_positions(
     length: Int[Array, "batch"] | None,
     segment_ids: Int[Array, "batch time"] | None,
 ) -> Int[Array, "batch_or_1 time"]:
-    """Positions of [batch, time] tokens, in each row after the `length` that its cache holds.
+    """Positions of [batch, time] tokens, after the `length` tokens that each row's cache holds.
 
-    With a cache, every document that begins here begins at 0, as it would alone.
+    With a cache, every document that begins here starts at position 0.
     """
     index = jnp.arange(shape[1], dtype=jnp.int32)[None]
     if length is None:

@@ -1,4 +1,4 @@
-"""One loop's row of what a model keeps per loop, and the tokens it takes."""
+"""Per-loop parameters, one row per loop; and the check of tokens."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 
 class LoopRow(NamedTuple):
-    """What one loop has of its own; with a leading axis of loops, what all have.
+    """The parameters of one loop or, with a leading axis, of all loops.
 
     Attributes:
         rho: gate on the loop's input [width], or None.
@@ -22,14 +22,14 @@ class LoopRow(NamedTuple):
 
 
 def row_of(stacked: Any, tau: int) -> Any:
-    """One loop's part of arrays that have a leading axis of loops."""
+    """One loop's part of arrays with a leading axis of loops."""
     return jax.tree.map(lambda leaf: leaf[tau], stacked)
 
 
 def check_tokens(tokens: Int[Array, "batch time"], vocabulary: int) -> None:
     """Refuse anything but a non-empty [batch, time] array of whole numbers below the vocabulary.
 
-    What is traced cannot be looked at: a number beyond the vocabulary then reads as NaN.
+    Traced tokens cannot be checked: a number beyond the vocabulary gives NaN.
     """
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(

@@ -27,15 +27,15 @@ class LoopedLM(nnx.Module):
         h^(tau) = F_N( ... F_1(h^(tau-1)) ) + rho_tau * h^(tau-1)          tau = 1..T
         logits  = Embedding^T RMSNorm(h^(T))
 
-    Loops communicate through the residual stream only: every mixer starts each loop from an
-    empty state. (Handing the state at the end of the text to the next loop would let early
-    positions see late ones.) rho, [T, width], is all that is not shared; it starts at zero.
+    Loops communicate through the residual stream only: every mixer starts each loop from an empty
+    state. (Passing the final state to the next loop would let early positions see late ones.) Only
+    rho [T, width] is not shared; it starts at zero.
 
-    Switched on by the configuration, in this order: a prelude makes e of h^(0), which may then be
-    noise; F_1 reads adapter([h, e]) and h is h^(tau-1) plus the loop's embedding; the norm closes
-    every loop; a coda follows the last.
+    The configuration may add, in this order: a prelude that makes e of h^(0), after which the loops
+    may start from noise; input injection, where F_1 reads adapter([h, e]) and h is h^(tau-1) plus
+    the loop's embedding; the norm after every loop; a coda after the last.
 
-    A module is a pytree, so `jax.jit` and `jax.grad` take the model as an ordinary argument.
+    A model is a pytree and an ordinary argument of `jax.jit` and `jax.grad`.
 
     Attributes:
         config: the sizes.
@@ -128,26 +128,26 @@ class LoopedLM(nnx.Module):
     ):
         """Logits of the next token at every position.
 
-        The loops are one `lax.scan`: the program does not grow with their number. Loops that
-        differ in their windows are written out, one after another (see `run_loops`).
+        The loops are one `lax.scan`, so the program does not grow with their number. Loops that
+        differ in their windows are unrolled (see `run_loops`).
 
         Args:
             tokens: whole numbers below the vocabulary.
-            segment_ids: document number of each position of a packed sequence; tokens of
-                different documents never meet.
+            segment_ids: document number of each position of a packed sequence; documents do not see
+                each other.
             return_loops: also return the hidden state after each loop.
-            loops: how often the layers run (None: as configured), where all loops are alike; a
-                traced number needs `backward_loops`, see `draw_loops`.
-            key: draws what the loops start from, in a model with `random_start`; without it they
-                start from zero, the mean.
+            loops: how often the layers run (None: as configured), if all loops are alike; a traced
+                number needs `backward_loops`, see `draw_loops`.
+            key: random key for the start of the loops in a model with `random_start`; without it
+                they start from zero, the mean.
 
         Returns:
             float32 logits [batch, time, vocabulary]; with `return_loops` also the hidden states
             [loops, batch, time, width], to be read through `head` (before a coda, if there is
             one).
 
-        Cost: about 2 FLOPs per parameter, token and loop (embedding aside), three times that
-            with the backward pass, plus the mixers' own cost.
+        Cost: about 2 FLOPs per parameter, token and loop (without the embedding), three times that
+            with the backward pass, plus the mixers.
 
         Source: LT2, architecture section.
         """
@@ -162,7 +162,7 @@ class LoopedLM(nnx.Module):
         *,
         segment_ids: Int[Array, "batch time"] | None = None,
     ) -> Float[Array, "batch time width"]:
-        """What the head reads, before its norm; arguments as of a call."""
+        """The head's input before its norm; arguments as of a call."""
         return self._run(tokens, segment_ids=segment_ids)[0]
 
     def _run(self, tokens, *, segment_ids, return_loops=False, loops=None, key=None):
@@ -182,8 +182,8 @@ class LoopedLM(nnx.Module):
                 return model._run(tokens, **how)
             if self.config.backward_loops is None or return_loops:
                 raise ValueError(
-                    "loops is an array, so that they cannot all be kept: configure backward_loops "
-                    "and leave return_loops, or pass an int."
+                    "loops is an array, so the states of all loops cannot be kept: configure "
+                    "backward_loops and drop return_loops, or pass an int."
                 )
         if key is not None and not self.config.random_start:
             raise ValueError("key was given, and the model has no random_start to draw.")
@@ -217,7 +217,7 @@ class LoopedLM(nnx.Module):
     def start(
         self, injected: Float[Array, "... width"], key: Array | None = None
     ) -> Float[Array, "... width"]:
-        """What the first loop reads."""
+        """The input of the first loop."""
         return start_noise(key, injected) if self.config.random_start else injected
 
     def run_loops(
@@ -227,11 +227,12 @@ class LoopedLM(nnx.Module):
         *,
         remat: bool = False,
     ) -> tuple[Float[Array, "... width"], tuple[Any, ...]]:
-        """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, else written out.
+        """Run body(loop, h, row) for every loop: by `lax.scan` if all are alike, otherwise
+        unrolled.
 
-        What `body` returns beside h comes back loop by loop. With `remat`, loops that differ are a
-        scan too, over a `lax.switch`: XLA for CPUs would merge the recomputation of loops written
-        out with their first computation, and keep the memory.
+        The other results of `body` are returned per loop. With `remat`, loops that differ are a
+        scan over a `lax.switch`, because XLA for CPUs merges the recomputation of unrolled loops
+        with their first computation and saves no memory.
         """
         config, rows = self.config, self.loop_rows()
         if config.loops_differ and not remat:
@@ -287,13 +288,14 @@ class LoopedLM(nnx.Module):
         return self.norm(out) if self.config.norm_every_loop else out
 
     def loop_rows(self) -> LoopRow:
-        """What the loops do not share, in the compute type: arrays [loops, width] or None."""
+        """The per-loop parameters in the compute type: arrays [loops, width] or None."""
         dtype = self.config.compute_dtype
         own = (self.rho, self.loop_embedding)
         return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
-        """Logits in float32: final norm (if no loop took it), then the table of the head."""
+        """Logits in float32: the final norm, unless it closed the last loop, then the head's
+        table."""
         h, table = self.head_inputs(h)
 
         def logits(h):
@@ -305,7 +307,7 @@ class LoopedLM(nnx.Module):
     def head_inputs(
         self, h: Float[Array, "... width"]
     ) -> tuple[Float[Array, "... width"], Float[Array, "vocabulary width"]]:
-        """What the head multiplies: h after the final norm, and its table."""
+        """The operands of the head: h after the final norm, and the table."""
         table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
         return h, table[...].astype(self.config.compute_dtype)

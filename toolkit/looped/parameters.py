@@ -1,7 +1,4 @@
-"""How many parameters and operations a configuration has, and how to give two as many parameters.
-
-Counted on shapes: nothing is allocated.
-"""
+"""Parameters and FLOPs of a configuration, counted on shapes; and models of equal size."""
 
 import dataclasses
 import functools
@@ -22,14 +19,14 @@ from toolkit.looped.mixing import LAYERS
 def parameter_count(config: LoopedConfig) -> int:
     """Number of trained parameters, from the sizes alone.
 
-    All layers are shared by the loops: only rho and the loop embeddings, `loops x width` numbers
-    each, grow with `loops`.
+    The loops share all layers: only rho and the loop embeddings, `loops x width` each, grow with
+    `loops`.
 
     Args:
         config: the model.
 
     Returns:
-        The number of parameters, the embedding and a head of its own included.
+        The number of parameters, including the embedding and an untied head.
 
     Source: LT2, architecture section.
 
@@ -54,7 +51,7 @@ def parameter_count(config: LoopedConfig) -> int:
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:
     """Number of trained parameters of one token-mixing layer."""
-    # The layer does not depend on these: one trace serves every slider position.
+    # The layer does not depend on these, so one trace serves all their values.
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
     elsewhere = {"windows": None, "prelude": "", "coda": ""}
     return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere))
@@ -74,7 +71,9 @@ def token_flops(config: LoopedConfig, context: int) -> int:
 
 def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
     own: Any = LAYERS[word].sizes_of(config)
-    if word == "mla":  # absorbed: all heads meet the latents, whose up-projections are matrices
+    if (
+        word == "mla"
+    ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
     if word in ("full", "window"):
         heads, _, size = own
@@ -101,8 +100,8 @@ def match_parameters(
 ) -> LoopedConfig:
     """Change the feed-forward size so that a model has as many parameters as another.
 
-    Comparing mixers is fair only at equal parameters, and a gated delta net layer has more than
-    a softmax layer; its SwiGLU gives them back.
+    A fair comparison of mixers needs equal parameters. A Gated DeltaNet layer has more than a
+    softmax layer, which a smaller SwiGLU compensates.
 
     Args:
         config: the model to change.
@@ -111,8 +110,6 @@ def match_parameters(
 
     Returns:
         `config` with `feed_forward` set, to a multiple of 8 where that is close enough.
-
-    Cost: arithmetic on sizes; no array is made.
 
     Source: LT2, whose gated delta net recipes scale the feed-forward layer for the same reason.
 
@@ -132,6 +129,7 @@ def match_parameters(
         if abs(parameter_count(matched) / wanted - 1) <= tolerance:
             return matched
     raise ValueError(
-        f"no feed_forward brings {parameter_count(config)} parameters within {tolerance:.1%} of "
+        f"no feed_forward size brings {parameter_count(config)} parameters within {tolerance:.1%} "
+        "of "
         f"{wanted}: the rest of the model has {fixed}; change width or pattern."
     )

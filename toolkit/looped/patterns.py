@@ -1,23 +1,24 @@
-"""Where the few expensive layers go among the many cheap ones: placements as texts.
+"""Placements of the few expensive layers among the many cheap ones, as strings.
 
-Each placement is a text with one word per layer, and has two readings.
+Each placement has one word per layer, and has two uses.
 
 As `LoopedConfig.pattern` its words are kinds of layers: four "gdn" to one "full". Layers of
 different kinds have different parameters, so every loop runs the same pattern.
 
 As a part of `LoopedConfig.windows` its words are windows of layers that are all "full": four of
-"512" to one "full". A window has no parameters, so it may differ from loop to loop (`by_loop`) and
-even from step to step (`random_placement`, `vote`).
+"512" to one "full". A window has no parameters, so it may differ between loops (`by_loop`) and even
+between steps (`random_placement`, `vote`).
 
     interleave        one expensive layer after every few cheap ones
     bookend           half of the expensive layers first, half last
     front_loaded      all of them first
     back_loaded       all of them last
     random_placement  anywhere
-    by_loop           one text per loop, joined for `LoopedConfig.windows`
+    by_loop           one placement per loop, joined for `LoopedConfig.windows`
     vote              logits averaged over several random placements of the windows
 
-All have as many expensive layers as `interleave` of the same ratio, so they compare at one budget.
+All place as many expensive layers as `interleave` of the same ratio, so that they compare at equal
+cost.
 """
 
 from collections.abc import Sequence
@@ -44,8 +45,8 @@ def interleave(
 
     Args:
         layers: how many layers to place.
-        cheap: the word of the many.
-        expensive: the word of the few.
+        cheap: the word of the many layers.
+        expensive: the word of the few layers.
         ratio: cheap to expensive layers.
 
     Returns:
@@ -124,7 +125,7 @@ def random_placement(
     seed: int,
     ratio: tuple[int, int] = (4, 1),
 ) -> str:
-    """The expensive layers anywhere, without preference. Arguments as `interleave`.
+    """The expensive layers at random places. Arguments as `interleave`.
 
     Args:
         seed: the same seed draws the same placement; LT2 takes seed + step in training.
@@ -142,7 +143,7 @@ def random_placement(
 
 @checked
 def by_loop(parts: Sequence[str]) -> str:
-    """Join one text per loop into `LoopedConfig.windows`.
+    """Join one placement per loop into `LoopedConfig.windows`.
 
     by_loop(["full", "512", "256", "128"]) is LT2's coarse to fine, the reverse its fine to coarse.
 
@@ -150,7 +151,7 @@ def by_loop(parts: Sequence[str]) -> str:
         parts: for each loop, a placement or one word for all layers.
 
     Returns:
-        The parts with "->" between.
+        The parts joined by "->".
 
     Source: LT2, loop-level hybrids.
 
@@ -172,7 +173,8 @@ def vote(
         logits = 1/K sum_k logits(windows = placements[k])
 
     Args:
-        model: its "full" layers are narrowed; the parameters are the same in every vote.
+        model: a model whose "full" layers get these windows; the parameters are the same in every
+            vote.
         tokens: whole numbers below the vocabulary.
         placements: `LoopedConfig.windows` of each vote, for instance VOTES draws of
             `random_placement`.
@@ -180,7 +182,7 @@ def vote(
     Returns:
         float32 logits [batch, time, vocabulary].
 
-    Cost: a forward pass per vote, each a part of the program to compile.
+    Cost: a forward pass per vote, each compiled separately.
 
     Source: LT2, random layouts: in evaluation logits are averaged over five.
 
@@ -198,16 +200,14 @@ def vote(
 
 @checked
 def with_windows(model: LoopedLM, windows: str | None) -> LoopedLM:
-    """The same model seeing through other windows.
+    """Give a model other windows.
 
     Args:
-        model: left as it is.
+        model: not changed.
         windows: the new `LoopedConfig.windows`.
 
     Returns:
-        A model on the same arrays.
-
-    Cost: no array is copied; a program that takes the model compiles anew.
+        A model that shares the arrays; programs that take it are compiled anew.
 
     Source: LT2, random layouts.
 

@@ -1,6 +1,6 @@
 """Published looped models by name. LT2's: what mixes tokens, at which size.
 
-    lt2-looped       full attention in every layer, the paper's baseline "Looped Transformer"
+    lt2-looped       full attention in every layer: the paper's baseline "Looped Transformer"
     lt2-linear       gated delta nets
     lt2-sparse       sliding windows
     lt2-sparse-nsa   native sparse attention
@@ -31,7 +31,7 @@ _WORDS = {
 
 
 _OPTIONS = {
-    # Kernels of native sparse attention want 16 query heads or more per key head.
+    # Kernels of native sparse attention need at least 16 query heads per key head.
     "nsa": {"key_value_heads": 1},
     "dsa": {"indexer": "lt2"},
 }
@@ -94,6 +94,7 @@ PRESETS: dict[str, LoopedConfig] = {
     for size, make in (("tiny", _tiny), ("600m", _600m), ("1.3b", _1_3b))
 } | {"ouro-1.4b": _ouro(24), "ouro-2.6b": _ouro(48)}
 """Configurations by name, LT2's and those of Zhu et al., "Scaling Latent Reasoning via Looped
-Language Models" (Ouro), 2025. Of LT2 not published, and taken as here: 16 heads at 1.3B, the window
-of 2048 at 600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated delta nets (RWKV-7's),
-the heads of native sparse attention, four to one in the hybrid with DeepSeek sparse attention."""
+Language Models" (Ouro), 2025. LT2 does not publish the following, which are our choices: 16 heads
+at 1.3B, the window of 2048 at 600M (the recipe gives it at 1.3B), the SwiGLU of the 600M gated
+delta nets (RWKV-7's), the heads of native sparse attention, four to one in the hybrid with DeepSeek
+sparse attention."""

@@ -1,13 +1,12 @@
-"""What looping can add, as arithmetic: transitions of a token, permutations, how far tokens reach.
+"""What looping can add: state transitions, permutations, receptive fields.
 
-A delta-rule correction multiplies the state of a head by M = (I - beta k k^T) Diag(e^g). Several
-corrections per token multiply it by their product, and that product is what the functions on
-transitions are about. Two designs have to be told apart:
+A delta-rule correction multiplies a head's state by M = (I - beta k k^T) Diag(e^g); several
+corrections per token multiply it by their product. Two designs differ in this:
 
 * `gated_delta_product` forms the product: n corrections per token in one state, a change of rank n.
 * Looped layers that start every loop from an empty state, as `LoopedLM`'s do, never form it. The
   state of a loop makes one correction per token, and loops speak through the residual stream only.
-  For them the rank bounds how much T corrections could do, it does not say that they do it.
+  For them the rank is only an upper bound on what T corrections could do.
 """
 
 import math
@@ -28,7 +27,7 @@ def effective_transition(
     beta: Float[Array, "steps"],
     log_decay: Float[Array, "steps key"] | None = None,
 ) -> Float[Array, "key key"]:
-    """What a token's corrections, one after another, multiply the state by.
+    """The matrix by which a token's successive corrections multiply the state.
 
         A = M_T ... M_2 M_1,    M_i = (I - beta_i k_i k_i^T) Diag(e^(g_i))
 
@@ -73,7 +72,7 @@ def effective_transition(
 def permutation_steps(
     permutation: Sequence[int],
 ) -> tuple[Float[np.ndarray, "steps size"], Float[np.ndarray, "steps"]]:
-    """Keys and strengths whose corrections move the rows of a state as a permutation does.
+    """Keys and strengths whose corrections permute the rows of a state.
 
         I - 2 e e^T,  e = (e_i - e_j) / sqrt(2),  exchanges rows i and j
 
@@ -114,18 +113,18 @@ def permutation_steps(
 
 @checked
 def tokens_reached(config: LoopedConfig) -> int | None:
-    """How many tokens, itself included, a position of a looped model can know of.
+    """The receptive field of a position in a looped model, in tokens, including itself.
 
         1 + sum over loops and layers of (window - 1), prelude and coda included
 
-    A window of w tokens includes the token itself, so a layer reaches w - 1 back and T loops of it
-    T (w - 1) + 1 tokens, not T w.
+    A window of w tokens includes the token itself, so T loops of one layer reach T (w - 1) + 1
+    tokens, not T w.
 
     Args:
         config: the model.
 
     Returns:
-        The number, or None where any layer sees the whole past.
+        The number, or None if any layer sees the whole past.
 
     Source: LT2, section on sparse mixers, with the token itself counted.
 
@@ -141,26 +140,25 @@ def tokens_reached(config: LoopedConfig) -> int | None:
 
 @checked
 def influence_bound(distance: int, window: int, layers: int, residual_share: float) -> float:
-    """The most a token can weigh in another, `distance` further on, after windowed averaging.
+    """Upper bound on the weight of a token in another, `distance` later, after windowed averaging.
 
         h <- a h + (1 - a) average over the window,   `layers` times
         weight <= C(layers, m) (1 - a)^m,   m = ceil(distance / (window - 1))
 
-    m layers at least must look back. The factor (1 - a)^m alone is LT2's estimate, from which it
-    concludes a horizon of about 1.5 windows (weight 0.01 at a = 0.95) however many loops; it
-    counts a single one of the C(layers, m) ways and holds only while layers (1 - a) << 1.
+    At least m layers must look back. LT2 estimates (1 - a)^m and concludes a horizon of about 1.5
+    windows (weight 0.01 at a = 0.95) for any number of loops; that counts only one of the C(layers,
+    m) paths and holds only while layers (1 - a) << 1.
 
     Args:
         distance: tokens from the source to the position looked at, 0 or more.
         window: tokens each layer sees, the current one included, at least 2.
         layers: windowed layers passed: physical layers times loops.
-        residual_share: a, the part of each layer's output that is its input, in [0, 1].
+        residual_share: a, the share of a layer's input in its output, in [0, 1].
 
     Returns:
         The bound; 0 beyond the reach layers * (window - 1).
 
-    Source: LT2, appendix on the effective reach of windows, for the estimate; the count of ways
-        is elementary.
+    Source: LT2, appendix on the effective reach of windows, for the estimate.
 
     Example:
         >>> influence_bound(distance=6, window=4, layers=2, residual_share=0.5)

@@ -1,4 +1,4 @@
-"""`LoopedConfig.windows`: what the "full" layers of each loop see, written as one text.
+"""`LoopedConfig.windows`: the windows of the "full" layers in each loop, as one string.
 
 "full -> 512 -> 256 -> 128" is four loops, one word for all "full" layers in each; a part may have
 one word for each such layer instead, and one part alone serves all loops.
@@ -6,7 +6,7 @@ one word for each such layer instead, and one part alone serves all loops.
 
 
 def parsed_windows(text: str, loops: int, full: int) -> tuple[tuple[int | None, ...], ...]:
-    """For every loop, the tokens that each of `full` layers sees; None for all."""
+    """The window of each of `full` layers for every loop; None sees all tokens."""
     parts = [part.split() for part in text.split("->")]
     if not full:
         raise ValueError(f'windows is {text!r}; the pattern has no "full" layer.')

@@ -1,7 +1,7 @@
 """A model as one file: parameters as safetensors, the configuration as JSON in its header.
 
-The file holds what `LoopedLM` needs and no more: no optimiser, no code, nothing that runs when it
-is read. Names of tensors are the paths of the parameters, such as "blocks.0.mixer.query.kernel".
+The file holds no optimiser state and no code. Tensors are named by the paths of the parameters,
+such as "blocks.0.mixer.query.kernel".
 """
 
 import dataclasses
@@ -35,15 +35,12 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
 
     Args:
         model: any looped language model.
-        path: the file; an older one is replaced, at once and only when the new one is whole.
+        path: the file; an older one is replaced atomically.
         dtype: how numbers are stored: "float32" keeps every bit, "float16" (11 bits of precision)
             and "bfloat16" (8 bits) take half the room.
 
     Returns:
         None.
-
-    Cost:
-        4 or 2 bytes per parameter; the same bytes for the same model.
 
     Example:
         >>> from flax import nnx
@@ -86,9 +83,6 @@ def load_model(path: str | Path) -> LoopedLM:
         ValueError: when the file is damaged, is of another format or version, holds numbers that
             are not finite, or would not fit into this machine's memory.
 
-    Cost:
-        One read of the file, once its sizes are found to fit; no initial parameters are drawn.
-
     Example:
         >>> from flax import nnx
         >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))
@@ -98,7 +92,9 @@ def load_model(path: str | Path) -> LoopedLM:
     """
     header, tensors = _read(Path(path))
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path} is no looped model: its header names no format {FORMAT!r}.")
+        raise ValueError(
+            f"{path} is not a looped model: its header does not name format {FORMAT!r}."
+        )
     if header.get("version") != VERSION:
         raise ValueError(
             f"{path} has version {header.get('version')}; this toolkit reads {VERSION}."
@@ -125,14 +121,14 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
     from safetensors import safe_open
 
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; wanted one written by save_model.")
+        raise FileNotFoundError(f"{path} is not a file; wanted one written by save_model.")
     tensors = stored_tensors([path])
     with safe_open(path, framework="flax") as opened:
         return opened.metadata() or {}, tensors
 
 
 def _in_order(saved: bytes) -> Iterator[bytes | memoryview]:
-    """The same file with its header sorted, which safetensors leaves in the order of a hash."""
+    """The same file with a sorted header; safetensors leaves it in the order of a hash."""
     end = 8 + int.from_bytes(saved[:8], "little")
     header = json.dumps(json.loads(saved[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

@@ -25,37 +25,37 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.model import LoopedLM
 
 UNREAD = re.compile(r"rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\.")
-"""Tensors that have no place and are passed over: tables that a model can compute, the heads that
-guess several tokens ahead, and the eyes of a model that also sees."""
+"""Tensors that are skipped: tables that the model computes, heads for multi-token prediction, and
+the vision tower of a multimodal model."""
 
 
 @checked
 def load_checkpoint(
     source: str | Path | Mapping[str, Any], *, style: str | None = None, **fields: Any
 ) -> LoopedLM:
-    """Make a language model of a published checkpoint.
+    """Build a language model from a published checkpoint.
 
         config = LoopedConfig(config.json, then `fields`);   parameters = rules(tensors), in float32
 
-    Every parameter is filled, and every tensor used. A model that is not looped runs once; one
-    that is runs as often as it was trained to, or `loops` times.
+    Every parameter is filled and every tensor is used. A model that is not looped runs once; a
+    looped one runs as often as in training, or `loops` times.
 
     Args:
         source: a folder of .safetensors files with a config.json, or one such file beside its
             config.json, or tensors by name.
-        style: the `model_type` of the checkpoint, a key of `FAMILIES`; None: what config.json says.
-        **fields: fields of `LoopedConfig` that replace what config.json says, e.g.
-            dtype="bfloat16" or loops=8. Without a config.json all sizes must be here.
+        style: the `model_type` of the checkpoint, a key of `FAMILIES`; None takes it from
+            config.json.
+        **fields: fields of `LoopedConfig` that override config.json, e.g. dtype="bfloat16" or
+            loops=8. Without a config.json they must include all sizes.
 
     Returns:
-        The model; its `config` is what was found.
+        The model, with the configuration that was found as its `config`.
 
     Raises:
         ValueError: for a setting that `LoopedConfig` has no field for, and for tensors that are
             missing, left over or of another shape.
 
-    Cost: reads every tensor once. Memory: 4 bytes per parameter, whatever their type in the file,
-        and the tensors of one rule.
+    Cost: one read of every tensor; 4 bytes of memory per parameter and the tensors of one rule.
 
     Source: Hugging Face transformers, the modelling file of each architecture; for "ouro" the
         modelling file that is published with ByteDance's Ouro checkpoints.
@@ -113,13 +113,13 @@ def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedL
         module = part_of(model, place.module)
         for rule in place.rules:
             for parameter, array in convert(module, rule, tensors, place.prefix):
-                # Waited for, or the tensors of many rules would queue up beside the model.
+                # Blocks, because the tensors of many rules would otherwise pile up in memory.
                 set_value(parameter, jax.block_until_ready(array))
     return model
 
 
 def _settings(source) -> dict[str, Any]:
-    """What config.json says of the language model; nothing where there is none."""
+    """The language model's settings in config.json; empty without such a file."""
     if isinstance(source, Mapping):
         return {}
     path = Path(source)

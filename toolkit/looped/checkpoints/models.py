@@ -1,8 +1,8 @@
-"""Published models that can be read whole: what they are made of, and what their config.json says.
+"""Families of published models that can be read whole: their layers, and their config.json.
 
-Around the token mixers all have the same names: "embed_tokens", "layers.N" with two norms (four in
-a sandwich) and a SwiGLU, "norm", "lm_head". They differ in the mixers, in whether a norm keeps its
-scale or the difference from one, and in what a `Family` says of them.
+Around the token mixers all use the same names: "embed_tokens", "layers.N" with two norms (four with
+sandwich norms) and a SwiGLU, "norm", "lm_head". They differ in the mixers, in whether a norm stores
+its scale or the scale minus one, and in the fields of `Family`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ PREFIXES = {
     "mla": "self_attn.",
     "gdn": "linear_attn.",
 }
-"""Where a layer keeps the tensors of its mixer."""
+"""Prefix of the mixer's tensors in a layer."""
 
 SOFTMAX = ("full", "window")
 WORDS = {"full_attention": "full", "sliding_attention": "window", "linear_attention": "gdn"}
@@ -41,7 +41,7 @@ KINDS = {
     dict: "rope_parameters rope_scaling",
     list: "layer_types",
 }
-"""What a config.json says in which type, where it says it."""
+"""The type of each setting of config.json that is read."""
 
 REQUIRED = (
     "vocab_size",
@@ -60,15 +60,15 @@ SANDWICH = {
 
 
 class Family(NamedTuple):
-    """What the models of one `model_type` have in common.
+    """What all models of one `model_type` share.
 
     Attributes:
         mixers: the style of their mixers, a key of `STYLES`.
-        norm: makes the rule of a norm.
-        switches: fields of `LoopedConfig` that are the same in all.
-        attention: options of softmax layers, likewise.
-        period: softmax attention comes every so many layers, where config.json does not say.
-        word: of all layers, where they are alike; None: config.json says.
+        norm: the function that makes the rule of a norm.
+        switches: fields of `LoopedConfig` that all of them share.
+        attention: options of softmax layers that all of them share.
+        period: every how many layers softmax attention comes, if config.json does not say.
+        word: the word of all layers if they are alike; None leaves it to config.json.
     """
 
     mixers: str
@@ -98,11 +98,11 @@ FAMILIES: dict[str, Family] = {
 
 
 class Part(NamedTuple):
-    """Some rules and where they apply.
+    """Rules, and the module to which they apply.
 
     Attributes:
         module: path of the module in the model; "" for the model itself.
-        prefix: what the names of the tensors begin with.
+        prefix: prefix of the tensors' names.
         rules: the rules.
     """
 
@@ -154,7 +154,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
 def fields_of(
     family: Family, settings: Mapping[str, Any], most_layers: int | None = None
 ) -> dict[str, Any]:
-    """Fields of `LoopedConfig` out of a config.json, which may ask for `most_layers` only."""
+    """Fields of `LoopedConfig` from a config.json with at most `most_layers` layers."""
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
@@ -224,7 +224,7 @@ def _numbers(settings, fields: Mapping[str, str], owner: str) -> dict[str, Any]:
 
 
 def _latent_options(settings, yarn) -> dict[str, Any]:
-    """Options of "mla" layers; their inner norms have the epsilon of all others here."""
+    """Options of "mla" layers; their inner norms use the same epsilon as all others here."""
     _only("rms_norm_eps", settings.get("rms_norm_eps"), (1e-6, None))
     _only("rope_interleave", settings.get("rope_interleave"), (True, None))
     names = {

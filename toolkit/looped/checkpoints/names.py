@@ -1,9 +1,9 @@
 """Where each number of a published checkpoint goes: the names of its tensors and of our parameters.
 
-A style has a table of rules for every kind of layer it knows. A rule takes some tensors and makes
-some parameters of them: PyTorch keeps projections as [outputs, inputs] and convolutions as
-[channels, 1, taps]; checkpoints fuse projections that are apart here, or the reverse. Heads, once
-apart, are in the same order.
+A style has a table of rules for every kind of layer it knows. A rule converts some tensors into
+some parameters: PyTorch stores projections as [outputs, inputs] and convolutions as [channels, 1,
+taps]; checkpoints fuse projections that are separate here, or the reverse. The order of the heads
+is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class WeightRule(NamedTuple):
     Attributes:
         theirs: names of tensors, after the prefix of the layer.
         ours: paths of parameters in the layer, such as "output.kernel".
-        convert: (layer, *tensors) -> arrays, one a path.
+        convert: (layer, *tensors) -> one array per path.
     """
 
     theirs: tuple[str, ...]
@@ -45,7 +45,7 @@ def vector(ours: str, theirs: str) -> WeightRule:
 
 
 def from_zero(ours: str, theirs: str) -> WeightRule:
-    """A scale kept as its difference from one."""
+    """A scale stored as its difference from one."""
     return WeightRule((theirs,), (ours,), lambda _, tensor: [1 + tensor.astype(jnp.float32)])
 
 

@@ -1,4 +1,5 @@
-"""Tensors of files from elsewhere: known by shape before one is read, and finite when it is."""
+"""Tensors of published files: shapes are checked before anything is read, values when it is
+read."""
 
 import functools
 import math
@@ -20,14 +21,14 @@ INDEX = "model.safetensors.index.json"
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is read, and found to hold finite numbers, when `read` is called."""
+    """A tensor that is read, and checked for finite values, when `read` is called."""
 
     shape: tuple[int, ...]
     read: Callable[[], Array]
 
 
 def given_tensors(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Tensors by name; asked for when read, since a mapping may make each on demand."""
+    """Tensors by name; each is looked up only when read, since a mapping may make it on demand."""
 
     def read(name: str) -> Array:
         return _finite("the checkpoint", name, tensors[name])
@@ -47,7 +48,7 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
         try:
             opened = safe_open(file, framework="flax")
         except SafetensorError as error:
-            raise ValueError(f"{file} is damaged or no safetensors file ({error}).") from error
+            raise ValueError(f"{file} is damaged or not a safetensors file ({error}).") from error
         for name in opened.keys():  # noqa: SIM118
             part = opened.get_slice(name)
             read = functools.partial(_read, file, opened.get_tensor, name, part.get_dtype())
@@ -83,16 +84,16 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_sizes(config: LoopedConfig, tensors: Mapping[str, StoredTensor], where: str) -> None:
-    """Refuse a configuration that is not of these tensors or not for this machine.
+    """Refuse a configuration that does not match these tensors or does not fit this machine.
 
-    By arithmetic on sizes: a hostile one would take hours to build.
+    Only sizes are compared: a hostile configuration would take hours to build.
     """
     layers = len(config.layers) + len(config.prelude_layers) + len(config.coda_layers)
     if layers > len(tensors):
         raise ValueError(f"{where} describes {layers:,} layers and holds {len(tensors)} tensors.")
     described = parameter_count(config)
     held = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    # Which tensor is missing or too small, a later check says better.
+    # A later check names the tensor that is missing or too small.
     if described > 2 * held:
         raise ValueError(f"{where} describes {described:,} parameters and holds {held:,} numbers.")
     check_memory(described, where)

@@ -17,22 +17,21 @@ from toolkit.looped.checkpoints.tensors import StoredTensor, files_of, given_ten
 def load_layer(
     layer: Any, source: str | Path | Mapping[str, Any], *, style: str, prefix: str = ""
 ) -> Any:
-    """Give a token-mixing layer the weights of a layer of a published model.
+    """Fill a token-mixing layer with the weights of a layer of a published model.
 
         parameter = rule(tensors)        for every rule of the style, in float32
 
-    Every parameter is filled and every tensor under the prefix is used, or nothing is changed.
-    What a checkpoint does not carry must be in the layer's configuration: head counts and sizes,
+    Every parameter is filled and every tensor under the prefix is used, or nothing is changed. The
+    layer's configuration must provide what a checkpoint lacks: head counts and sizes,
     `norm_epsilon`, `negative_eigenvalues`, `rope_theta`.
 
     Args:
-        layer: a layer of `LAYERS`, or a model's `blocks[i].mixer`; changed in place. One made under
-            `nnx.eval_shape`, without arrays, will do.
+        layer: a layer of `LAYERS`, or a model's `blocks[i].mixer`; changed in place. It may be
+            abstract, made under `nnx.eval_shape`.
         source: a .safetensors file, a folder of them, or tensors by name, of any array type, with
             the shapes of the checkpoint.
         style: a key of `STYLES`: the architecture's name in Hugging Face transformers.
-        prefix: what the names of the layer's tensors begin with, such as
-            "model.layers.0.linear_attn.".
+        prefix: prefix of the names of the layer's tensors, such as "model.layers.0.linear_attn.".
 
     Returns:
         The layer.
@@ -78,14 +77,14 @@ def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, StoredTens
     if isinstance(source, Mapping):
         return given_tensors(source)
     if not (files := files_of(Path(source))):
-        raise FileNotFoundError(f"{source} is no .safetensors file and holds none.")
+        raise FileNotFoundError(f"{source} is not a .safetensors file and contains none.")
     return stored_tensors(files)
 
 
 def convert(
     layer: Any, rule: WeightRule, tensors: Mapping[str, StoredTensor], prefix: str
 ) -> list[tuple[nnx.Param, Array]]:
-    """What a rule makes of its tensors, beside the parameters to set to it."""
+    """The parameters that a rule fills, and their new values."""
     theirs = {prefix + name: tensors[prefix + name].read() for name in rule.theirs}
     ours = {path: part_of(layer, path) for path in rule.ours}
     try:
@@ -124,7 +123,7 @@ def parameter_paths(module: Any) -> set[str]:
 
 
 def part_of(module: Any, path: str) -> Any:
-    """What a path such as "blocks.0.mixer" leads to."""
+    """The module at a path such as "blocks.0.mixer"."""
     for name in path.split(".") if path else ():
         module = module[int(name)] if name.isdecimal() else getattr(module, name)
     return module

@@ -1,11 +1,11 @@
-"""What a looped model remembers while it writes: one cache for every (loop, layer) pair.
+"""The decode-time state of a looped model: one cache for every (loop, layer) pair.
 
-The loops share weights, not memories: the same layer sees different inputs in every loop.
+The loops share weights but not caches, because a layer sees different inputs in every loop.
 
-Every pair has arrays of its own, so that a donated cache is updated in place. One array with an
-axis of loops would let a decode step scan over them and compile faster, but each loop would copy
-its part out and back: with five softmax layers and four loops a step was 2.6 times slower at 256
-tokens and 7 times at 4096 (measured on a two-core CPU).
+Every pair has separate arrays, so that a donated cache is updated in place. One array with an axis
+of loops would let a decode step scan over them and compile faster, but each loop would copy its
+part out and back: with five softmax layers and four loops a step was 2.6 times slower at 256 tokens
+and 7 times at 4096 (measured on a two-core CPU).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 class LoopedCache:
     """Caches of all loops and layers.
 
-    All arrays begin with the batch; a row may be freed and taken by another text at any time.
+    The first axis of every array is the batch; a row may be freed and reused for another text.
 
     Attributes:
         loops: `loops[tau][layer]`: keys and values of a softmax layer (the window alone for
@@ -52,13 +52,13 @@ class LoopedCache:
 
     @property
     def length(self) -> Int[Array, "batch"]:
-        """Tokens of every row; of layers that count them, which a state alone does not."""
+        """Number of tokens per row, from the layers that count them; a recurrent state does not."""
         layers = jax.tree.leaves(self, is_leaf=_is_of_a_layer)
         counts = (getattr(layer, "length", None) for layer in layers)
         return next(count for count in counts if count is not None)
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "LoopedCache":
-        """Forget what some rows remember, named by number or by True and False."""
+        """Clear some rows, given by index or by a boolean mask."""
         return self._by_layer(lambda cache: cache.free(rows))
 
     def truncate(self, lengths: Int[Array, "batch"]) -> "LoopedCache":
@@ -73,8 +73,8 @@ class LoopedCache:
     ) -> "LoopedCache":
         """Go back to an earlier state, row b to that of earlier[which[b]].
 
-        The caches in `earlier` are those from which this one came by reading tokens. Only states
-        and indices of them are kept: keys and values need no copy.
+        This cache must come from those in `earlier` by reading tokens. Only their states and
+        indices are used; keys and values need no copy.
         """
         return self._by_layer(lambda cache, *past: cache.restore(past, which), *earlier)
 
@@ -86,9 +86,9 @@ class LoopedCache:
         return LoopedCache(*jax.tree.map(change, *every, is_leaf=_is_of_a_layer))
 
     def insert(self, rows: Int[Array, "rows"], other: "LoopedCache") -> "LoopedCache":
-        """Put the rows of `other`, from `prefill` with the same capacity, in the place of some.
+        """Replace some rows by those of `other`, from `prefill` with the same capacity.
 
-        The others go on as they were: a batch takes in the next text when one of its texts ends.
+        The remaining rows go on: a batch takes the next text when one of its texts ends.
         """
         check_rows(rows, jax.tree.leaves(self)[0].shape[0])
         check_other(self, rows, other)
@@ -137,23 +137,22 @@ def read_sparsely(
     dense_layers: int = 0,
     corrects_tail: bool = False,
 ) -> LoopedCache:
-    """Let every further step read a part of the keys and values only.
+    """Make every further step read only a part of the keys and values.
 
     Args:
         config: the model's.
-        cache: from `prefill`; what its layers of "full" attention hold is indexed, other layers
-            are left as they are.
+        cache: from `prefill`; the keys and values of its "full" attention layers are indexed, other
+            layers are left as they are.
         words: a system of `attention.sparse.SELECTORS` and its budget, such as "tactic:mass=0.9".
-        dense_layers: softmax layers that go on reading everything, the first ones, counted over
-            all loops; they depend on the most tokens in many models.
+        dense_layers: number of first softmax layers, counted over all loops, that go on reading
+            everything; in many models they depend on the most tokens.
         corrects_tail: whether to add an estimate of the tokens not attended to.
 
     Returns:
-        A cache for `decode_step` and whatever decodes with it; `sparse_reads` says what it read.
+        A cache for `decode_step` and everything that decodes with it; `sparse_reads` tells what it
+        read.
 
     Cost: one copy of the keys and values, and the system's index of them.
-
-    Source: the system's; see `attention.sparse`.
 
     Example:
         >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
@@ -200,12 +199,10 @@ def sparse_reads(
         cache: from `read_sparsely` and a step with it.
 
     Returns:
-        Tokens attended to, of all key heads together, and bytes read, those of the index among
-        them: int32 [layers, batch], in the order in which the layers run.
+        Tokens attended to, summed over key heads, and bytes read, including those of the index:
+        int32 [layers, batch], in the order in which the layers run.
 
     Cost: none.
-
-    Source: the systems' own accounting, `attention.sparse.Decoded`.
 
     Example:
         >>> config = LoopedConfig.tiny("full", loops=2, width=16, heads=2)
@@ -226,7 +223,7 @@ def sparse_reads(
 
 @checked
 def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
-    """Bytes of decode-time state one sequence needs, nothing allocated.
+    """Bytes of decode-time state per sequence; nothing is allocated.
 
     Softmax layers take loops * 2 * key_value_heads * head_size numbers per token; a window stops
     growing at its length; a recurrent layer never grows.
@@ -255,7 +252,7 @@ def cache_bytes_per_sequence(config: LoopedConfig, capacity: int) -> int:
 
 @checked
 def cache_bytes_per_token(config: LoopedConfig) -> int:
-    """Bytes that every further token adds to that state, once all windows are full.
+    """Bytes of decode-time state that every further token adds, once all windows are full.
 
         loops * 2 * key_value_heads * head_size numbers per softmax layer that sees everything
 
@@ -273,8 +270,8 @@ def cache_bytes_per_token(config: LoopedConfig) -> int:
         >>> cache_bytes_per_token(LoopedConfig.tiny("full gdn", loops=2, width=64))
         1024
     """
-    # Between two lengths past every window the growth is even; a few tokens apart, because some
-    # caches grow by blocks.
+    # Growth is linear past every window; the lengths are some tokens apart because some caches grow
+    # by blocks.
     few = 2**10
     words = (*config.layers, *config.prelude_layers, *config.coda_layers)
     longest = max(LAYERS[word].window_of(config) or 1 for word in words)

@@ -1,6 +1,6 @@
-"""Writing text: read the prompt in parallel, then sample and append, token after token.
+"""Text generation: read the prompt in parallel, then sample and append token after token.
 
-Text is written in chunks: one dispatch runs many tokens.
+One dispatch generates a chunk of many tokens.
 """
 
 import functools
@@ -20,7 +20,7 @@ from toolkit.looped.loop_rows import check_tokens
 from toolkit.looped.model import LoopedLM
 
 CHUNK = 32
-"""Most tokens one dispatch writes."""
+"""Most tokens per dispatch."""
 
 CAPACITY_STEP = 64
 """Cache capacities are rounded up to a multiple of this, so texts of similar length share a
@@ -54,18 +54,16 @@ def generate(
         key: random key, needed unless the temperature is 0. Token i uses `fold_in(key, i)`.
         lengths: tokens of each prompt, which stand at the end of its row (see `pad_prompts`);
             None if all prompts are equally long.
-        stop_token: a sequence that wrote it writes nothing else; when all have, no more is
-            computed. None never stops.
+        stop_token: a sequence ends with this token; when all have ended, no more is computed. None
+            never stops.
         sparse: how the steps read their cache, such as "tactic:mass=0.9"; see `read_sparsely`. None
             reads everything.
-        dense_layers: first softmax layers that read everything all the same.
+        dense_layers: number of first softmax layers that read everything nevertheless.
 
     Returns:
         The `length` new tokens, int32, without the prompt.
 
     Cost: one `prefill` and `length` decode steps, CHUNK of them per dispatch.
-
-    Source: see `truncated_logits` for the sampling rules.
 
     Example:
         >>> from flax import nnx
@@ -96,7 +94,7 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """`generate`, token by token: the same tokens, each [batch], as soon as they are written.
 
-    Arguments as `generate`; length None writes on and on, in constant memory, if no layer's cache
+    Arguments as `generate`; with length None it never ends, in constant memory, if no layer's cache
     grows with the text.
 
     Args:
@@ -125,7 +123,7 @@ def stream(
 def _start(
     model, prompt, length, temperature, top_k, top_p, key, lengths, stop_token, sparse, dense_layers
 ):
-    """Check everything, then read the prompt: all that `_chunks` needs."""
+    """Check all arguments, then read the prompt."""
     prompt = jnp.asarray(prompt)
     check_tokens(prompt, model.config.vocabulary)
     if length is None:
@@ -143,8 +141,8 @@ def _start(
         raise ValueError(
             f"stop_token is {stop_token}; it must lie in [0, {model.config.vocabulary})."
         )
-    # Values enter the program as arrays, so moving a slider does not recompile; a greedy program
-    # has none of them.
+    # Values enter the program as arrays, so that a changed value does not recompile; a greedy
+    # program takes none of them.
     how = {}
     if temperature:
         most = None if top_k is None else min(top_k, model.config.vocabulary)
@@ -171,7 +169,7 @@ def _chunks(model, logits, cache, key, how, stop, length, size):
 @functools.partial(jax.jit, donate_argnames="cache")
 def decode_chunk(model, logits, cache, key, how, stop, has_stopped, start, count):
     """Sample and append `count` tokens, at most CHUNK; a traced number, so compiled once."""
-    # `how` holds arguments of `sample_token` as arrays, and is empty for the most likely token.
+    # `how` holds arguments of `sample_token` as arrays; it is empty for greedy decoding.
 
     def goes_on(carry):
         i, _, _, _, has_stopped = carry

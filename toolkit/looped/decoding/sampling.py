@@ -82,8 +82,6 @@ def sample_token(
     Returns:
         int32 tokens; of equal largest logits, greedy takes the first in the vocabulary.
 
-    Source: see `truncated_logits`.
-
     Example:
         >>> sample_token(jnp.array([[0.0, 2.0, 1.0]]))
         Array([1], dtype=int32)
@@ -98,7 +96,7 @@ def sample_token(
 
 
 def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
-    """Refuse numbers that sampling cannot take; traced ones pass."""
+    """Refuse numbers out of range; traced numbers are not checked."""
     numbers = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for name, given in numbers.items():
         if given is None or isinstance(given, Tracer):

@@ -1,14 +1,15 @@
 r"""Speculative decoding: a cheap model proposes tokens, an exact one checks them all at once.
 
-The draft writes d_1 ... d_n after the last token; the exact model reads them in one pass, and its
-distributions p_0 ... p_n, against the draft's q_i, decide. Greedily, drafts are kept as long as
-each is the likeliest token. When sampling, d_i+1 is kept with probability min(1, p_i(d)/q_i(d)),
-and in place of the first that is not comes one of max(p_i - q_i, 0), normalised: the text is
-distributed as the exact model's, whatever the draft. After n kept drafts comes one more of p_n.
+The draft model writes d_1 ... d_n after the last token; the exact model reads them in one pass and
+gives distributions p_0 ... p_n. Greedy decoding keeps drafts as long as each is the likeliest
+token. Sampling keeps d_i+1 with probability min(1, p_i(d)/q_i(d)), with q_i the draft model's
+distribution, and replaces the first rejected draft by a sample of max(p_i - q_i, 0), normalised, so
+that the text has the exact model's distribution whatever the draft. If all n drafts are kept, one
+more token is drawn from p_n.
 
-Rows of a batch keep different numbers of drafts. The exact model's cache takes the others back by
-`truncate`; the draft's own returns to what it was after the last token that was kept (`restore`),
-so that states and indices of a draft are exact too.
+Rows of a batch keep different numbers of drafts. The exact model's cache drops the others by
+`truncate`; the draft's own cache returns to the last token kept by `restore`, so that its states
+and indices are exact too.
 
 Source: Leviathan et al. (2023), arXiv:2211.17192; Chen et al. (2023), arXiv:2302.01318.
 """
@@ -32,11 +33,11 @@ from toolkit.looped.model import LoopedLM
 
 MOST_DRAFTS = 64
 REWINDABLE = ("full", "mla", "dsa", "nsa", "moba")
-"""Layers whose cache is a row of tokens, from which the last can be taken back."""
+"""Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
 
 class Speculation(NamedTuple):
-    """What was written, and how many drafts were kept.
+    """The generated text, and how many drafts were kept.
 
     Attributes:
         tokens: the text after the prompt [batch, length].
@@ -59,7 +60,7 @@ class Speculation(NamedTuple):
 
 
 class _Writing(NamedTuple):
-    """The state between rounds: caches without the last token, which is written but not read."""
+    """The state between rounds; the last token is sampled but not yet in the caches."""
 
     tokens: Int[Array, "batch room"]
     written: Int[Array, "batch"]
@@ -87,22 +88,22 @@ def generate_speculatively(
     """Continue a prompt as `generate` does, with the drafts of a cheaper model.
 
     Args:
-        model: the exact model, whose text it is.
-        draft: what proposes; of the same vocabulary. With a cache of its own it may have recurrent
-            layers.
+        model: the exact model.
+        draft: the model that proposes tokens, with the same vocabulary. With its own cache it may
+            have recurrent layers.
         prompt: at least one token per sequence.
         length: tokens to write.
         drafts: tokens proposed per round.
         temperature: 0 takes the most likely token; 1 samples from the model's distribution.
         key: random key, needed unless the temperature is 0.
         lengths: tokens of each prompt, see `generate`.
-        shares_cache: the draft reads the exact model's cache, as the same layers with sliced
-            softmaxes do; otherwise it has one of its own.
-        sparse: how the draft reads a cache of its own, such as "quest:512"; with the model as its
-            own draft this is sparse decoding without loss. None reads everything.
+        shares_cache: the draft reads the exact model's cache, as the model of `with_slices` can;
+            otherwise it has its own.
+        sparse: how the draft reads its own cache, such as "quest:512"; with the model as its own
+            draft this is sparse decoding without loss. None reads everything.
 
     Returns:
-        The text, greedy: that of `generate`; and how many drafts were kept.
+        The text and how many drafts were kept; the greedy text is that of `generate`.
 
     Cost: per round `drafts` steps of the draft and one pass of the model over drafts + 1 tokens.
 
@@ -147,11 +148,13 @@ def speculate(
     temperature: float,
     key: Array,
 ) -> Speculation:
-    """The loop of any two models: draft(model, tokens [batch], cache) gives logits [batch, size],
-    verify(model, tokens [batch, n], cache) gives [batch, n, size], and both the new cache.
+    """Speculate with any two models.
 
-    `start` holds the exact model's logits after the prompt and both caches; None for the draft's if
-    it reads the exact one's. The exact cache has `truncate`, the draft's own has `restore`.
+    draft(model, tokens [batch], cache) returns logits [batch, size] and the new cache;
+    verify(model, tokens [batch, n], cache) returns logits [batch, n, size] and the new cache.
+
+    `start` holds the exact model's logits after the prompt and both caches (None for the draft's if
+    they share one). The exact cache needs `truncate`, the draft's own `restore`.
     """
     logits, draft_cache, cache = start
     batch = logits.shape[0]
@@ -160,7 +163,7 @@ def speculate(
     heat = jnp.float32(temperature)
     first = _pick(_distribution(logits, heat, is_greedy), first_key, is_greedy)
     room = jnp.zeros((batch, length + drafts + 1), jnp.int32).at[:, 0].set(first)
-    # Arrays of their own, since every round gives its state away.
+    # Copies, because every round donates its state.
     one, kept, passes = (jnp.full(batch, number, jnp.int32) for number in (1, 0, 0))
     state = _Writing(room, one, first, cache, draft_cache, kept, passes)
     by_round = []
@@ -192,7 +195,7 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
         token = _pick(q, own, is_greedy)
         return (token, cache), (token, q)
 
-    # A cache of the draft's own must hold the last draft too: one more step, whose token is lost.
+    # The draft's own cache must hold the last draft too: one more step, whose token is discarded.
     steps = drafts if is_shared else drafts + 1
     held = state.cache if is_shared else state.draft_cache
     keys = jax.random.split(draft_key, steps)
@@ -211,7 +214,7 @@ def _round(draft, verify, models, state, heat, key, *, drafts, length, is_greedy
     kept = jnp.cumprod(is_kept.astype(jnp.int32), axis=1).sum(axis=1)
     last = _pick(_correction(p, q, kept, is_greedy), last_key, is_greedy)
 
-    # Rows that have their text go back to where they were.
+    # Rows whose text is complete stay where they were.
     goes_on = state.written < length
     place = jnp.arange(drafts + 1, dtype=jnp.int32)[None]
     new = jnp.where(place < kept[:, None], jnp.pad(proposed, ((0, 0), (0, 1))), last[:, None])
@@ -243,7 +246,7 @@ def _pick(chances, key, is_greedy):
 
 
 def _kept(p, q, proposed, key, is_greedy):
-    """Whether each draft is kept, had those before it been."""
+    """Whether each draft would be kept if all before it were."""
     p, q = (jnp.take_along_axis(x, proposed[..., None], axis=-1)[..., 0] for x in (p, q))
     return p > 0 if is_greedy else jax.random.uniform(key, p.shape) * q < p
 
@@ -278,7 +281,7 @@ def _check(model, draft, prompt, length, drafts, temperature, key, shares_cache)
     check_sampling(temperature or None, None, None)
     if temperature and key is None:
         raise ValueError("sampling at a temperature needs a key, e.g. key=jax.random.key(0).")
-    # A draft with a cache of its own passes through the states to which it returns.
+    # A draft with its own cache keeps the states to which it may return.
     states = () if shares_cache else (word for word, x in LAYERS.items() if x.is_recurrent)
     taken = {"model": REWINDABLE, "draft": (*REWINDABLE, *states)}
     for name, config in (("model", model.config), ("draft", draft.config)):

@@ -1,12 +1,10 @@
-"""Reading with a memory: a prompt in parallel, more of it later, then one token at a time.
+"""Reading with a cache: a prompt in parallel, more of it later, then one token at a time.
 
-The model is a pytree and goes through `jax.jit` as an argument, so one compiled program serves
-all models of a configuration.
+The model is an argument of the compiled program, which serves all models of a configuration.
 
-Prompts of different lengths share a batch when they end together: a shorter one is filled up in
-front, and what fills it up is a document of its own, which every layer keeps apart and no cache
-holds. From then on every row has a length of its own: when its text ends, `LoopedCache.insert` puts
-the next one, read by `prefill`, in its place, and nothing is compiled for that.
+Prompts of different lengths share a batch by left padding. The padding is a separate document,
+which no layer mixes with the prompt and no cache stores. Every row has its own length: when its
+text ends, `LoopedCache.insert` replaces it by the next one, read by `prefill`, without compiling.
 """
 
 import functools
@@ -32,21 +30,19 @@ def prefill(
     *,
     lengths: Int[Array, "batch"] | None = None,
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """Read a prompt in parallel and keep what is needed to continue it.
+    """Read a prompt in parallel and return the cache that continues it.
 
     Args:
         model: the model.
         tokens: the prompt, at least one token.
         capacity: tokens the cache can hold, prompt included.
-        lengths: how many tokens at the end of each row are its prompt; what stands before them is
-            never seen. None for all. See `pad_prompts`.
+        lengths: length of each row's prompt, which stands at the end of the row; what precedes it
+            is never seen. None for the whole row. See `pad_prompts`.
 
     Returns:
         float32 logits of the token after the prompt, and the cache.
 
-    Cost: that of the forward pass; the head runs for the last position only.
-
-    Source: LT2, decode-time state.
+    Cost: a forward pass; the head runs for the last position only.
 
     Example:
         >>> from flax import nnx
@@ -66,11 +62,11 @@ def prefill(
 def extend(
     model: LoopedLM, tokens: Int[Array, "batch time"], cache: LoopedCache
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
-    """Read on, in parallel, from where a cache stands: a long text in pieces, the next question.
+    """Read further tokens in parallel, after those in a cache: a long text in pieces, a new turn.
 
-    The cache passed in is consumed. Reading in pieces needs memory for one piece at a time, and
-    gives what reading at once gives: each loop goes on from what *the same loop* kept at the end
-    of the piece before, so no position sees a later one.
+    The cache passed in is consumed. Reading in pieces gives the same result as reading at once and
+    needs memory for one piece at a time. Each loop continues from the state of *the same loop* at
+    the end of the previous piece, so no position sees a later one.
 
     Args:
         model: the model.
@@ -81,9 +77,7 @@ def extend(
         float32 logits of the token after the last, and the cache with the tokens in it; NaN if a
         full-attention cache overflows its capacity.
 
-    Cost: that of the forward pass on the piece; a program for every length of piece.
-
-    Source: LT2, decode-time state; the only way to carry states through text that is causal.
+    Cost: a forward pass on the piece, and one compilation per length of piece.
 
     Example:
         >>> from flax import nnx
@@ -104,8 +98,8 @@ def decode_step(
 ) -> tuple[Float[Array, "batch vocabulary"], LoopedCache]:
     """Append one token and predict the next.
 
-    The cache passed in is consumed: its memory becomes the returned cache. A full-attention
-    cache that overflows its capacity answers NaN.
+    The cache passed in is consumed: its memory becomes the returned cache. The logits are NaN if a
+    full-attention cache overflows its capacity.
 
     Args:
         model: the model.
@@ -117,8 +111,6 @@ def decode_step(
 
     Cost: 2 FLOPs per parameter and loop; memory-bound: reads all parameters `loops` times
         (from the processor's cache if they fit) and the whole decode-time state.
-
-    Source: LT2, decode-time state.
 
     Example:
         >>> from flax import nnx
@@ -138,7 +130,7 @@ def decode_step(
 
 @checked
 def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts of different lengths as one batch, filled up in front with token 0.
+    """Batch prompts of different lengths, padded on the left with token 0.
 
         tokens, lengths = pad_prompts([b"One", b"and another"])
         logits, cache = prefill(model, tokens, capacity=64, lengths=lengths)
@@ -210,11 +202,11 @@ def append(
 ) -> tuple[Float[Array, "batch *time vocabulary"], LoopedCache]:
     """`decode_step` and `extend` without checks, to be called inside compiled programs.
 
-    Logits after the last token, or after `every` one.
+    Logits after the last token or, with `every`, after each.
     """
     injected, before = run_blocks(model.prelude, model.embedding(tokens), caches=cache.prelude)
     h, rows, loops = model.start(injected), model.loop_rows(), []
-    # Written out: a scan over stacked caches would copy every one of them, out and back.
+    # Unrolled: a scan over stacked caches would copy each of them out and back.
     for tau, caches in enumerate(cache.loops):
         row = row_of(rows, tau)
         h, caches = model.loop(h, *row, caches=caches, tau=tau, injected=injected)

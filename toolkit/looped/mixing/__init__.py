@@ -1,18 +1,18 @@
 """The layers that mix tokens, one for every word of a pattern.
 
-Each works on a whole sequence, with or without a cache to continue from, and one token at a time,
-and says what options it has:
+Each processes a whole sequence, with or without a cache to continue from, or one token at a time,
+and declares its options:
 
     y, cache = layer(x, segment_ids=None, cache=None)       x [batch, time, width]
     y_t, cache = layer.step(x_t, cache)                     x_t [batch, width]
     cache = Layer.empty_cache(config, batch, capacity)
     Layer.Options, Layer.check(config)                      reached as config.<word>
 
-The mathematics of mixing is `toolkit.attention`'s; here are the projections, convolutions, gates
-and norms that each paper puts around it.
+`toolkit.attention` computes the mixing; the layers add the projections, convolutions, gates and
+norms that each paper puts around it.
 
 LAYERS                      word -> class; it collects itself from these files
-register_layer              add one of another package
+register_layer              add a layer of another package
 layer.py                    MixingLayer and LayerOptions, from which all are derived
 attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
 forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
@@ -22,7 +22,7 @@ sparse/sparse_memory.py     keys and values indexed, so that a step reads a part
 sparse/native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
 sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
-linear/recurrent.py         RecurrentLayer: what all others share, and their cache
+linear/recurrent.py         RecurrentLayer: what all of the following share, and their cache
 linear/gates.py             decays, time steps, low-rank maps and norms that several use
 linear/convolution.py       the short convolution in front of several
 linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
@@ -47,7 +47,7 @@ from toolkit.looped.mixing.layer import MixingLayer
 
 
 def _layers(package: str, path: list[str]) -> Iterator[tuple[str, type[MixingLayer]]]:
-    """The layers of a folder's files: the classes there that say their word."""
+    """The layer classes in a folder's files, by their word."""
     for found in pkgutil.iter_modules(path):
         if found.ispkg:
             continue
@@ -78,7 +78,7 @@ def register_layer(layer: type) -> type:
     Args:
         layer: a subclass of `toolkit.looped.mixing.layer.MixingLayer`, such as one derived from
             `toolkit.looped.mixing.linear.recurrent.RecurrentLayer`; its `word` is the name of the
-            mixer that `toolkit.attention.register` was given. Serves as a decorator.
+            mixer that `toolkit.attention.register` was given. May be used as a decorator.
 
     Returns:
         The layer.

@@ -22,16 +22,17 @@ class AttentionOptions(LayerOptions):
     Attributes:
         key_value_heads: heads of keys and values (None: as many as the model's `heads`).
         head_size: size of a head (None: width / heads).
-        query_key_norm: RMSNorm of every query and key head before they turn.
+        query_key_norm: RMSNorm of every query and key head before the rotary embedding.
         projection_biases: biases of the projections to queries, keys and values, as in Qwen2.
-        rotary_fraction: share of a head's channels, the first ones, that turn with the position.
-        rotary_factor: what slow rotary frequencies are divided by, as in Llama 3.1; None: by
-            nothing, and the following three say nothing. `RotaryScaling` has the equation.
-        rotary_low, rotary_high: turns in the original context between which they are.
-        rotary_original_length: tokens of that context.
+        rotary_fraction: share of a head's channels, the first ones, that the rotary embedding
+            turns.
+        rotary_factor: the divisor of slow rotary frequencies, see `RotaryScaling`; None: no
+            scaling.
+        rotary_low, rotary_high: likewise, `low` and `high`.
+        rotary_original_length: likewise, `original_length`.
         output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
-        quantised_cache: keep the keys and values of a text in int8, as a quantised `KVCache` does;
-            `attention.quantisation_error` measures what that costs.
+        quantised_cache: store keys and values in int8, as a quantised `KVCache` does;
+            `attention.quantisation_error` measures the error.
     """
 
     key_value_heads: int | None = None
@@ -48,7 +49,7 @@ class AttentionOptions(LayerOptions):
 
     @property
     def rotary_scaling(self) -> RotaryScaling | None:
-        """How rotary wavelengths are stretched; None: not at all."""
+        """The stretch of rotary wavelengths, or None."""
         if self.rotary_factor is None:
             return None
         turns = self.rotary_low, self.rotary_high
@@ -76,13 +77,7 @@ class AttentionLayer(MixingLayer):
 
     q, k = rope(x W_q), rope(x W_k); v = x W_v; y = (softmax(q k^T / sqrt(K)) v) W_o, with the
     optional gate sigmoid(x W_g) on the heads' outputs (zero-initialised: 1/2 at the start) and the
-    optional RMSNorm of each head of q and k before it turns.
-
-    Attributes:
-        query, key, value, output: projections.
-        gate: projection of the output gate, or None.
-        query_norm, key_norm: RMSNorm over the channels of a head, or None.
-        sliding_window: tokens each query sees, or None for all.
+    optional RMSNorm of each head of q and k before the rotary embedding.
 
     Source: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); LT2 (output gate); Henry et
         al., "Query-Key Normalization", 2020, as in Qwen3.
@@ -124,7 +119,7 @@ class AttentionLayer(MixingLayer):
     def empty_cache(
         cls, config: LayerConfig, batch: int, capacity: int, *, window: int | None = None
     ) -> Any:
-        """Keys and values for `capacity` tokens; a window needs room for itself, no more."""
+        """An empty cache for `capacity` tokens, or for the window if that is shorter."""
         _, key_value_heads, size = cls.sizes_of(config)
         room = window or cls.window_of(config) or capacity
         sizes = batch, key_value_heads, size, size, room, config.compute_dtype
@@ -132,7 +127,7 @@ class AttentionLayer(MixingLayer):
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> AttentionSizes:
-        """Head counts and head size: those of the options, or what follows from the model's."""
+        """Head counts and head size from the options, or derived from the model's."""
         options = cls.options_of(config)
         return AttentionSizes(
             config.heads,
@@ -176,9 +171,9 @@ class AttentionLayer(MixingLayer):
         cache: Any = None,
         window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
-        """Mix a sequence; with a cache it continues what the cache holds.
+        """Mix a sequence, after the tokens of a cache if one is given.
 
-        `window` replaces the layer's own, in the loops of a model that say so.
+        `window` replaces the layer's own window, for models whose loops differ in windows.
         """
         length = None if cache is None else cache.length
         positions = token_positions(x.shape[:2], length, segment_ids)
@@ -223,7 +218,7 @@ class AttentionLayer(MixingLayer):
         return self.turn(q, positions), self.turn(k, positions), v
 
     def turn(self, x: Float[Array, "... heads size"], positions: Int[Array, "..."]) -> Array:
-        """Queries or keys, turned by their positions."""
+        """Queries or keys with the rotary embedding applied."""
         rotation = {"fraction": self.rotary_fraction, "scaling": self.rotary_scaling}
         return rotary_embedding(x, positions, theta=self.rope_theta, **rotation)
 

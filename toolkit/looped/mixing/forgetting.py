@@ -19,11 +19,8 @@ class ForgettingLayer(AttentionLayer):
         q, k, v = x W_q, x W_k, x W_v;   g = log sigmoid(x W_f + b_f)
         y = forgetting_attention(q, k, v, g) W_o
 
-    Queries and keys do not turn: the gates say how far back a token is. `output_gate` and
+    There is no rotary embedding: the gates tell how far back a token is. `output_gate` and
     `query_key_norm` are those of the paper's "Pro" block.
-
-    Attributes:
-        forget: projection of the gates, with a bias.
 
     Source: Lin et al., "Forgetting Transformer", 2025, sections 3 and 4.
     """

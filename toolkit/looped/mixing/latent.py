@@ -1,4 +1,4 @@
-"""Multi-head latent attention as a layer, whole or with its latents cut (TPLA)."""
+"""Multi-head latent attention as a layer, with whole or sliced latents (TPLA)."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -30,22 +30,24 @@ class MLAOptions(LayerOptions):
     """Options of "mla" layers; sizes as `toolkit.attention.latent.LatentConfig` describes them.
 
     Attributes:
-        latent_size: numbers that a token leaves for all heads.
+        latent_size: numbers per token that all heads share.
         key_size: size of a head's query and key without position.
         rope_size: size of the rotary key that all heads share.
         value_size: size of a head's value.
-        query_latent_size: numbers from which queries are made; None: from the stream.
-        yarn_factor: how many times longer the context became; None: it did not. This and those
-            that follow are the fields of `toolkit.attention.latent.Yarn`.
+        query_latent_size: size of the latent that makes the queries; None makes them from the
+            residual stream.
+        yarn_factor: factor by which the context was extended, or None; this and the following are
+            fields of `toolkit.attention.latent.Yarn`.
         yarn_original_length: see `yarn_factor`.
         yarn_beta_fast: likewise.
         yarn_beta_slow: likewise.
         yarn_mscale: likewise.
         yarn_mscale_all_dim: likewise.
-        slices: softmaxes that decoding cuts the latents into; 1 is exact.
-        slices_prompt: prompts and training meet those softmaxes too.
-        exact_norm: slices know the norm of the whole latent; otherwise each estimates it from its
-            own features, as an even share of the energy unless `with_slices` has measured shares.
+        slices: slices of the latents in decoding, with one softmax each; 1 is exact.
+        slices_prompt: use the slices in prompts and training too.
+        exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm
+            from its own features, assuming equal shares of the energy unless `with_slices` measured
+            them.
     """
 
     latent_size: int = 512
@@ -65,24 +67,23 @@ class MLAOptions(LayerOptions):
 
     @classmethod
     def tiny(cls) -> "MLAOptions":
-        """A latent half as wide as the stream of a tiny model."""
+        """A latent half as wide as a tiny model's residual stream."""
         return cls(latent_size=64, key_size=32, rope_size=16, value_size=32)
 
 
 class MLALayer(MixingLayer):
-    """Multi-head latent attention: keys and values of all heads out of one latent per token.
+    """Multi-head latent attention: the keys and values of all heads come from one latent per token.
 
     c = RMSNorm(x W_c); k_h = [K_h c; rope(x W_r)]; v_h = V_h c; y = softmax attention, W_o.
 
-    With `slices` above 1, a token decoded meets a softmax per slice of the latents, as on devices
-    that hold a slice each: an approximation, for which `rotate_latents` prepares a model. Latents
-    are kept without the gain of their norm, which goes into what reads them.
+    With `slices` above 1, decoding takes one softmax per slice of the latents, as on devices that
+    hold a slice each. This is an approximation, for which `rotate_latents` prepares a model.
+    Latents are stored without the gain of their norm, which is folded into the projections that
+    read them.
 
     Attributes:
-        query_down, query_norm: of the query's latent, or None.
-        shares: of the latents' energy, a number per slice, which `with_slices` measures; or None.
-        query_up, latent_down, rope_key, key_up, value_up, output: projections.
-        latent_norm: RMSNorm of the latents.
+
+        shares: share of the latents' energy per slice, which `with_slices` measures; or None.
 
     Source: DeepSeek-V2 (2024), arXiv:2405.04434; Tang et al. (2025), arXiv:2508.15881 (slices).
     """
@@ -115,7 +116,7 @@ class MLALayer(MixingLayer):
         self.read_options(config)
 
     def read_options(self, config: LayerConfig) -> None:
-        """Take what shapes no parameter from the options of the layer."""
+        """Copy the options that shape no parameter."""
         options = self.options_of(config)
         self.slices, self.slices_prompt = options.slices, options.slices_prompt
         self.shares: tuple[float, ...] | None = None
@@ -170,7 +171,7 @@ class MLALayer(MixingLayer):
         return LatentCache.empty(batch, *sizes, capacity, config.compute_dtype)
 
     def weights(self) -> LatentWeights:
-        """The layer's weights as `toolkit.attention.latent` takes them, in the compute type."""
+        """The layer's weights in the form of `toolkit.attention.latent`, in the compute type."""
         dtype, heads = self.latent_down.dtype, self.sizes.heads
 
         def of(module, *shape):
@@ -204,7 +205,7 @@ class MLALayer(MixingLayer):
         cache: Any = None,
         window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
-        """Mix a sequence; with a cache it continues what the cache holds."""
+        """Mix a sequence, after the tokens of a cache if one is given."""
         past = {"segment_ids": segment_ids, "initial_state": cache}
         if self.slices > 1 and self.slices_prompt:
             check_word("mla with slices_prompt", can_cut_time=False)

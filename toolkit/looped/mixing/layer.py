@@ -1,4 +1,5 @@
-"""What every token-mixing layer is: a word, options of its own, and what it knows of its model."""
+"""The base of every token-mixing layer: its word, its options, and its view of the model's
+configuration."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,13 +11,13 @@ from flax import nnx
 from toolkit._checks import check_fields
 
 MOST: dict[str, int] = {"loops": 4096, "convolution_size": 256}
-"""Numbers beyond which a model would cost memory and hours and be none; for others, what the size
-of an array can be."""
+"""Upper bounds beyond which a configuration is surely a mistake; other numbers are bounded by the
+size of an array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerOptions:
-    """Options of one kind of layer, by default none; a layer with some has a subclass."""
+    """Options of one kind of layer; none by default, and a subclass where there are some."""
 
     @classmethod
     def tiny(cls) -> "LayerOptions":
@@ -25,7 +26,7 @@ class LayerOptions:
 
 
 class OptionsByWord(dict):
-    """A dict that cannot change, so that a configuration that holds it has a hash."""
+    """An immutable dict, so that a configuration that holds it is hashable."""
 
     def _refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("options of a configuration cannot change; see LoopedConfig.with_options.")
@@ -42,7 +43,7 @@ class OptionsByWord(dict):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """What layers may know of their model; `LoopedConfig` describes the fields."""
+    """The fields of `LoopedConfig` that layers may read."""
 
     width: int = 256
     heads: int = 4
@@ -62,13 +63,13 @@ class MixingLayer(nnx.Module):
     what it can do.
 
     Attributes:
-        word: its name in patterns, and in `MIXERS` if a mixer of `toolkit.attention` does its work.
+        word: its name in patterns, and in `MIXERS` if it wraps a mixer of `toolkit.attention`.
         Options: the dataclass of its options.
         is_recurrent: whether its cache is a state that does not grow.
-        starts_from_attention: whether its queries, keys, values and output can be attention's, so
-            that `toolkit.conversion` can put it in attention's place.
+        starts_from_attention: whether it can take over attention's queries, keys, values and
+            output, so that `toolkit.conversion` can replace attention by it.
         can_cut_time: whether it can mix tokens that lie on several devices.
-        has_rows: whether its `rows` gives some rows of its output for a part of the cost.
+        has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
     """
 
     word: ClassVar[str]
@@ -94,12 +95,12 @@ class MixingLayer(nnx.Module):
         return None
 
     def rows(self, x: Any, lo: int, *, window: int | None = None) -> Any:
-        """The outputs from token `lo` of a sequence on, of layers with `has_rows`."""
+        """The outputs from token `lo` on, for layers with `has_rows`."""
         raise NotImplementedError(f"{self.word!r} layers mix all tokens at once")
 
 
 def check_numbers(fields: Any, prefix: str = "") -> None:
-    """Refuse fields of the wrong type, and whole numbers that are no size."""
+    """Refuse fields of the wrong type, and integers that are not positive or too large."""
     check_fields(fields, prefix)
     for field in dataclasses.fields(fields):
         number = getattr(fields, field.name)

@@ -1,12 +1,12 @@
-"""Models whose backward pass goes through each block piece by piece of the text (StreamBP).
+"""A backward pass that goes through each block in pieces of the text (StreamBP).
 
     with streaming(8, model.config):
         loss = ...
 
-Every block then keeps what it read and nothing else; going back, it computes an eighth of its
-tokens at a time again. Softmax layers read the keys before a piece and no others; recurrent layers
-keep their state between pieces; layers that choose tokens, and latent attention, mix all tokens
-again at once, and pieces begin after that.
+Every block then keeps only its input; the backward pass recomputes an eighth of its tokens at a
+time. Softmax layers read only the keys up to the end of a piece; recurrent layers keep their state
+between pieces; sparse and latent attention recompute the mixing for all tokens at once, and only
+the rest in pieces.
 
 Source: Luo et al., StreamBP, 2025 (arXiv:2506.03077).
 """
@@ -26,7 +26,7 @@ from toolkit.parallel import stream_backward
 
 
 class Streaming(NamedTuple):
-    """Into how many pieces the text of each block is cut, and the sizes of the model."""
+    """The number of pieces, and the sizes of the model."""
 
     chunks: int
     config: LayerConfig
@@ -37,7 +37,7 @@ _STREAMING: ContextVar[Streaming | None] = ContextVar("streaming", default=None)
 
 @contextlib.contextmanager
 def streaming(chunks: int, config: LayerConfig | None = None) -> Iterator[None]:
-    """Blocks that are traced here go back through the text in so many pieces; 1: all at once."""
+    """Make blocks traced in the `with` block stream their backward pass in `chunks` pieces."""
     token = _STREAMING.set(Streaming(chunks, config) if config and chunks > 1 else None)
     try:
         yield
@@ -46,14 +46,14 @@ def streaming(chunks: int, config: LayerConfig | None = None) -> Iterator[None]:
 
 
 def is_streaming() -> bool:
-    """Whether blocks that are called here should stream."""
+    """Whether blocks called here stream."""
     return _STREAMING.get() is not None
 
 
 def stream_block(
     block: Any, h: Float[Array, "batch time width"], *, window: int | None
 ) -> Float[Array, "batch time width"]:
-    """A block of a model on whole sequences, to be gone back through in pieces."""
+    """A block on whole sequences whose backward pass runs in pieces."""
     how = _STREAMING.get()
     assert how is not None
     if h.shape[1] % how.chunks:
@@ -79,7 +79,7 @@ def stream_block(
 
 
 def _recurrent(block: Any, h: Array, how: Streaming) -> Array:
-    """Piece after piece; what is kept of each is what it read, and the state before it."""
+    """Run piece after piece; each keeps its input and the state before it."""
     batch, time, width = h.shape
 
     @jax.checkpoint

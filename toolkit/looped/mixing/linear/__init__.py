@@ -1,1 +1,1 @@
-"""Layers whose memory is a state of one size, one file for each paper or family."""
+"""Layers with a recurrent state of constant size, one file per paper or family."""

@@ -1,4 +1,4 @@
-"""Comba as a layer: Gated DeltaNet's, with feedback to the state and to the output."""
+"""Comba as a layer: Gated DeltaNet with feedback to the state and to the output."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from toolkit.looped.mixing.linear.delta import GatedDeltaLayer
 from toolkit.looped.mixing.linear.recurrent import Projection
 
 CORRECTION = 0.02
-"""Where d starts: the authors' choice for 340M parameters; for 1.3B they take 1."""
+"""Initial d: the authors' choice for 340M parameters; for 1.3B they take 1."""
 
 
 class CombaLayer(GatedDeltaLayer):
@@ -22,13 +22,11 @@ class CombaLayer(GatedDeltaLayer):
         y = ( RMSNorm(comba(q, k, v, g, beta, b, d)) * sigmoid(x W_g) ) W_o
 
     Attributes:
-        query_key_value, decay, write, gate, output: projections.
-        convolution: the short convolution over queries, keys and values.
+
         log_rate: A_log, [value heads].
         step_bias: dt_bias, [value heads].
         feedback: logits of b, [value heads].
         correction: d, [value heads].
-        norm: RMSNorm over the value channels, one weight vector for all heads.
 
     Source: Hu et al., "Improving Bilinear RNNs with Closed-loop Control", 2025, section 3.
     """

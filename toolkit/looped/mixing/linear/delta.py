@@ -1,10 +1,10 @@
-"""Layers whose memory corrects itself: the delta rule, with and without decay.
+"""Layers that follow the delta rule, with and without decay.
 
     S <- S + beta k (v - S^T k)^T
 
-What they share: queries, keys and values through one projection and one short convolution, keys of
-unit length (longer ones would expand the state), and a write strength beta = sigmoid(x W_b),
-doubled on request so that a step can reflect.
+They share one projection and one short convolution for queries, keys and values, keys of unit
+length (longer ones would expand the state), and a write strength beta = sigmoid(x W_b), optionally
+doubled so that a step can reflect.
 """
 
 import dataclasses
@@ -58,12 +58,6 @@ class DeltaLayer(RecurrentLayer):
         q, k, v = silu(conv(x W_qkv)),  q and k scaled to unit length
         beta = sigmoid(x W_b)                          (write strength; doubled on request)
 
-    Attributes:
-        query_key_value, write: projections.
-        convolution: the short convolution over queries, keys and values.
-        steps: corrections per token.
-        negative_eigenvalues: whether beta reaches 2.
-
     Source: Schlag et al. 2021; Yang et al., "Parallelizing Linear Transformers with the Delta
         Rule", 2024.
     """
@@ -80,7 +74,7 @@ class DeltaLayer(RecurrentLayer):
             channels, options.convolution_size, dtype=dtype, rngs=rngs
         )
         self.steps = self.corrections(config)
-        # Products of reflections are the point of several corrections.
+        # Products of reflections need write strengths up to 2.
         self.negative_eigenvalues = getattr(options, "negative_eigenvalues", True)
 
     @classmethod
@@ -172,7 +166,8 @@ class GatedDeltaNetLayer(GatedDeltaLayer):
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
-        """0.75 width / heads a key, to a multiple of 8, and twice as much a value."""
+        """Keys of 0.75 width / heads channels, rounded to a multiple of 8, and values of twice as
+        many."""
         options = cls.options_of(config)
         heads = options.heads or config.heads
         key_size = options.key_size or max(8, 8 * round(0.75 * config.width / heads / 8))
@@ -184,8 +179,8 @@ class GatedDeltaNetLayer(GatedDeltaLayer):
 class DeltaProductLayer(GatedDeltaLayer):
     """Gated DeltaProduct: several keys, values and write strengths per token, after one decay.
 
-    Write strengths always reach 2: products of reflections are the point. The channels of a head's
-    corrections lie side by side.
+    Write strengths always reach 2, because products of reflections need it. The channels of a
+    head's corrections lie side by side.
 
     Source: Siems et al., "DeltaProduct", 2025, sections 3 and 4.
     """

@@ -1,4 +1,4 @@
-"""Error-free linear attention as a layer: DeltaNet's, with keys of any length."""
+"""Error-free linear attention as a layer: DeltaNet with keys of any length."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Gated DeltaNet-2 as a layer: the gate of erasing apart from the gate of writing."""
+"""Gated DeltaNet-2 as a layer, with separate gates for erasing and writing."""
 
 from typing import ClassVar
 
@@ -13,18 +13,15 @@ from toolkit.looped.mixing.linear.recurrent import Projection, split_heads
 
 
 class GatedDeltaNet2Layer(KimiDeltaLayer):
-    """Kimi Delta Attention's layer with two gates by channel in place of one write strength.
+    """Kimi Delta Attention's layer with two gates per channel instead of one write strength.
 
         q, k, v, g and the output gate as in `KimiDeltaLayer`
         b = sigmoid(x W_b),  w = sigmoid(x W_w)        (both doubled where beta would be)
 
     Attributes:
-        query_key_value, erase, write, output: projections.
-        decay, gate: low-rank projections.
-        convolution: the short convolution over queries, keys and values.
+
         log_rate: A_log, [value heads].
         step_bias: dt_bias, [value heads * key].
-        norm: RMSNorm over the value channels, one weight vector for all heads.
 
     Source: Hatamizadeh, Choi, Kautz, "Gated DeltaNet-2", 2026, section 3.
     """

@@ -1,5 +1,5 @@
-"""Parametrisations that several recurrent layers share: where decays and time steps start,
-low-rank maps, norms.
+"""Parametrisations shared by several recurrent layers: initial decays and time steps, low-rank
+maps, norms.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ def step_bias(rngs: nnx.Rngs, channels: int) -> nnx.Param:
 
 
 class LowRank(nnx.Module):
-    """A map through few channels: y = activation(x W_down) W_up + bias.
+    """A low-rank map: y = activation(x W_down) W_up + bias.
 
     Attributes:
-        down, up: the projections.
+
         bias: [outputs], or None.
 
     Source: Yang et al., "Gated Linear Attention", 2023, section 4.4.
@@ -61,7 +61,7 @@ class LowRank(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-    """Each group of consecutive channels brought to unit size, then scaled channel by channel.
+    """Normalises each group of consecutive channels, then scales every channel.
 
         y = (x - mean) / sqrt(variance + epsilon) * scale + bias          (centred)
         y = x / sqrt(mean of x^2 + epsilon) * scale                       (not centred)

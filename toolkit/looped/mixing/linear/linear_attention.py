@@ -1,9 +1,8 @@
-"""Layers whose memory only adds and decays: linear attention, retention, GLA, HGRN2.
+"""Layers whose state only adds and decays: linear attention, retention, GLA, HGRN2.
 
     S <- Diag(e^g) S + k v^T
 
-They differ in the decay: none, one constant per head, one number per key channel and token. None of
-them has a short convolution.
+They differ in the decay: none, one constant per head, or one number per key channel and token.
 """
 
 from typing import ClassVar
@@ -28,7 +27,8 @@ GATE_DIVISOR = 16.0
 
 
 class QueryKeyValueLayer(RecurrentLayer):
-    """The shared part: a projection each for queries, keys and values, and perhaps a SiLU gate.
+    """The shared part: separate projections for queries, keys and values, and an optional SiLU
+    gate.
 
     Source: Sun et al., "Retentive Network", 2023, section 2.3.
     """
@@ -138,7 +138,7 @@ class GatedLinearAttentionLayer(QueryKeyValueLayer):
 
 
 class HGRN2Layer(RecurrentLayer):
-    """HGRN2: what the forget gate lets go is what the key writes.
+    """HGRN2: the key is one minus the forget gate.
 
         q = silu(x W_q);   g = log sigmoid(x W_f);   v = x W_v;   k = 1 - e^g
         y = RMSNorm(hgrn2(q, v, g)) W_o                 (norm over all heads together)

@@ -28,7 +28,7 @@ class Mamba2Options(GroupedOptions):
     Attributes:
         heads: groups of B and C, each of which serves as many heads of x.
         value_heads: heads of x. Without it, one group of B and C serves all `heads` heads of x.
-        key_size: numbers that each channel of x remembers.
+        key_size: state size per channel of x.
         convolution_size: taps of the short convolution.
     """
 
@@ -37,7 +37,7 @@ class Mamba2Options(GroupedOptions):
 
 
 class Mamba2Layer(RecurrentLayer):
-    """State-space duality: the state decays at the rate at which the input enters it.
+    """State-space duality: the decay and the input share one time step dt.
 
         [z, x', B, C, dt'] = x W_in;    [x', B, C] <- silu(conv([x', B, C]) + b)
         dt = softplus(dt' + dt_bias);   g = -exp(A_log) dt
@@ -46,13 +46,10 @@ class Mamba2Layer(RecurrentLayer):
     The groups of the norm (without mean) are those of B and C. x' is twice the width.
 
     Attributes:
-        input: the projection to z, x', B, C and dt'.
-        convolution: over x', B and C, with bias.
+
         log_rate: A_log, [heads].
         step_bias: dt_bias, [heads].
         skip: D, [heads].
-        norm: RMSNorm over the channels of a group.
-        output: projection.
 
     Source: Dao and Gu, "Transformers are SSMs", 2024, section 7; LT2 for the sizes.
     """

@@ -1,9 +1,8 @@
-"""What every recurrent layer does alike: project, mix through a state, norm, gate, project.
+"""The frame of every recurrent layer: project, mix through a state, normalise, gate, project.
 
-A layer says what the mixer's inputs are (`project`) and, if it is not the usual way, what becomes
-of its outputs (`finish`). Both work on [batch, time, ...]; decoding is a sequence of one token,
-mixed by the step of the mixer instead of its chunks. The mathematics of mixing is the row of
-`toolkit.attention.MIXERS` that the layer's word names.
+A layer defines the mixer's inputs (`project`) and may redefine the treatment of its outputs
+(`finish`). Both work on [batch, time, ...]; decoding is a sequence of one token, mixed by the
+mixer's step. The layer's word names the mixer's row in `toolkit.attention.MIXERS`.
 """
 
 import dataclasses
@@ -65,11 +64,12 @@ class RecurrentSizes(NamedTuple):
 
 
 class RecurrentCache(NamedTuple):
-    """What a recurrent layer remembers: constant in size however long the text.
+    """The decode-time state of a recurrent layer, constant in size.
 
     Attributes:
         state: float32 [batch, value heads, key, value].
-        tail: the last inputs of what sees a few tokens back [batch, past, channels], or None.
+        tail: the last inputs of the short convolution or token shift [batch, past, channels], or
+            None.
         length: tokens of each row's document so far, int32, for layers with positions; None for the
             others.
     """
@@ -79,7 +79,7 @@ class RecurrentCache(NamedTuple):
     length: Int[Array, "batch"] | None = None
 
     def free(self, rows: Int[Array, "rows"] | Bool[Array, "batch"]) -> "RecurrentCache":
-        """Forget what some rows remember, for other sequences to take their place."""
+        """Clear some rows for other sequences."""
         return jax.tree.map(lambda array: cleared(array, rows), self)
 
     def truncate(self, lengths: Int[Array, "batch"]) -> NoReturn:
@@ -97,12 +97,12 @@ class RecurrentCache(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """What a layer makes of its input before tokens are mixed.
+    """A layer's input as prepared for the mixer.
 
     Attributes:
         inputs: arguments of the mixer in the order of its row, each [batch, time, heads, ...].
-        tail: what the next token must know of the last ones, or None.
-        aside: arrays that pass the mixer by, for `finish`.
+        tail: the new tail of the cache, or None.
+        aside: further arrays for `finish`.
     """
 
     inputs: tuple[Array, ...]
@@ -111,15 +111,13 @@ class Projection(NamedTuple):
 
 
 class RecurrentLayer(MixingLayer):
-    """Linear-time mixing through a state [key, value] per head: the frame of all such layers.
+    """Linear-time mixing through a state [key, value] per head, the base of all such layers.
 
         y = (RMSNorm(mixer(inputs(x))) * activation(gate(x))) W_o     (norm per head; gate optional)
 
     Attributes:
         key_share, value_share: default sizes of a head's key and value, in units of width / heads.
         has_positions: whether the cache counts tokens.
-        sizes: head counts and head sizes.
-        norm, gate, output: what `finish` applies; gate may be None.
 
     Source: LT2, section on mixers, for what the layers have in common and their default sizes.
     """
@@ -145,7 +143,7 @@ class RecurrentLayer(MixingLayer):
 
     @classmethod
     def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
-        """Head counts and sizes: those of the options, or the paper's share of the width."""
+        """Head counts and sizes from the options, or the paper's share of the width."""
         options = cls.options_of(config)
         heads = options.heads or config.heads
         return RecurrentSizes(
@@ -166,7 +164,7 @@ class RecurrentLayer(MixingLayer):
 
     @classmethod
     def tail_shape(cls, config: LayerConfig) -> tuple[int, int] | None:
-        """Tokens and channels of the tail; None if the layer looks at each token alone."""
+        """Tokens and channels of the tail; None if the layer treats tokens one by one."""
         return None
 
     @classmethod
@@ -186,13 +184,13 @@ class RecurrentLayer(MixingLayer):
         past: RecurrentCache | None,
         segment_ids: Int[Array, "batch time"] | None,
     ) -> Projection:
-        """The mixer's inputs; `past` is what came before x, if anything did."""
+        """The mixer's inputs; `past` is the tail of what came before x, if any."""
         raise NotImplementedError
 
     def finish(
         self, x: Float[Array, "batch time width"], out: Array, aside: Any
     ) -> Float[Array, "batch time width"]:
-        """Norm every head, gate, project to the width."""
+        """Normalise every head, gate, and project to the width."""
         out = self.norm(out)
         if self.gate is not None:
             out *= self.gate_activation(self.gate(x)).reshape(out.shape)
@@ -220,7 +218,7 @@ class RecurrentLayer(MixingLayer):
     def step(
         self, x_t: Float[Array, "batch width"], cache: RecurrentCache
     ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
-        """Mix one token: one read and one write of the state."""
+        """Mix one token, which reads and writes the state once."""
         x = x_t[:, None]
         inputs, tail, aside = self.project(x, cache, None)
         out_t, state = MIXERS[self.word].step(*(a[:, 0] for a in inputs), cache.state)

@@ -30,9 +30,10 @@ SHIFT_EXPONENTS = {
     "rate": 0.9,
     "gate": 0.2,
 }
-"""How soon the mix with the token before falls off over the channels, at the start."""
+"""Exponent of the initial token shift over the channels."""
 DEPTH = 0.5
-"""The paper starts each layer by its depth; a looped layer has every depth, so the middle."""
+"""The paper initialises each layer by its depth; a looped layer has every depth and takes the
+middle."""
 
 
 class RWKV7Layer(RecurrentLayer):
@@ -46,17 +47,15 @@ class RWKV7Layer(RecurrentLayer):
         o = GroupNorm(rwkv7(r, k, v, g, kappa, a)) + (sum over a head of r k r_k) v
         y = ( o * (sigmoid(x_g G_1) G_2) ) W_o
 
-    In a stack of RWKV-7 layers the values of later ones lean towards the first one's; here a layer
-    stands alone in a pattern, so that part is left out.
+    The mixing of values with those of the first layer is left out, because a pattern may have a
+    single RWKV-7 layer.
 
     Attributes:
-        query, key, value, output: projections W_r, W_k, W_v, W_o.
-        decay, rate, gate: low-rank maps; those of decay and rate have biases w0 and a0.
+
         shift_query, shift_decay, shift_key, shift_value, shift_rate, shift_gate: mu, [width].
         removal_scale: k_k, [keys].
         replacement: k_a, [keys].
         bonus: r_k, [keys].
-        norm: GroupNorm over the value channels of a head.
 
     Source: Peng et al., "RWKV-7 Goose", 2025, section 4; ranks those of the released models.
     """
@@ -73,7 +72,7 @@ class RWKV7Layer(RecurrentLayer):
         self.key = linear(width, keys, dtype, rngs, std=std)
         self.value = linear(width, values, dtype, rngs, std=std)
         rank, gate_rank = _rank(1.8 * width**0.5), _rank(0.6 * width**0.8)
-        # Both start at their biases: the way in is zero.
+        # Both start at their biases, because the first projection is zero.
         start = {"use_bias": True, "down_std": 0.0, "dtype": dtype, "rngs": rngs}
         self.decay = LowRank(width, rank, keys, activation=jnp.tanh, **start)
         ramp = jnp.linspace(0.0, 1.0, keys)

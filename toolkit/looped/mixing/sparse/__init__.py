@@ -1,1 +1,1 @@
-"""Layers that read a part of their keys and values."""
+"""Layers that read only a part of their keys and values."""

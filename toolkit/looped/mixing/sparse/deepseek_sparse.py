@@ -32,10 +32,9 @@ class DSAOptions(AttentionOptions):
 
     Attributes:
         selected_tokens: tokens that a query attends to.
-        indexer: what picks them: "lightning", which `indexer_losses` trains, before grouped-query
-            attention; or "lt2", random projections as released, before attention to one key of
-            `shared_key_size` without positions, whose first `shared_value_size` channels are the
-            value.
+        indexer: "lightning", which `indexer_losses` trains, with grouped-query attention; or "lt2",
+            random projections as released, with attention to one key of `shared_key_size` without
+            positions, whose first `shared_value_size` channels are the value.
         index_heads: heads of the indexer (None: the model's `heads`).
         index_size: size of each.
         shared_key_size: see `indexer`.
@@ -51,22 +50,18 @@ class DSAOptions(AttentionOptions):
 
     @classmethod
     def tiny(cls) -> "DSAOptions":
-        """Fewer tokens than a short text has, so that selecting makes a difference."""
+        """Fewer tokens than a short text has, so that the selection matters."""
         return cls(selected_tokens=32, index_size=16, shared_key_size=72, shared_value_size=64)
 
 
 class Indexer(nnx.Module):
-    """What picks tokens: from hidden states to queries, keys and weights of index scores.
+    """The indexer: hidden states to queries, keys and weights of index scores.
 
     "lightning": q^I = rope(x W_q), k^I = rope(LayerNorm(x W_k)), w = x W_w / sqrt(heads size), the
     first half of the channels rotated; without FP8 and the Hadamard rotation that prepares it.
-    "lt2": the mean over heads of <x W_q, x W_k>, which never learns.
+    "lt2": the mean over heads of <x W_q, x W_k>, which is not trained.
 
-    x is a constant here: the indexer's loss trains the indexer and nothing else.
-
-    Attributes:
-        query, key: projections.
-        key_norm, weights: of the lightning indexer, or None.
+    x is a constant here, so that the indexer's loss trains only the indexer.
 
     Source: DeepSeek-V3.2 technical report, 2025, and its released inference code; LT2, released
         model code.
@@ -95,7 +90,7 @@ class Indexer(nnx.Module):
         x = jax.lax.stop_gradient(x)
         q, k = self.query(x).reshape(*x.shape[:-1], -1, self.size), self.key(x)
         if self.key_norm is None or self.weights is None:
-            # The mean of products is the product with the mean; ReLU(s) - ReLU(-s) = s.
+            # The mean of products is the product of means; ReLU(s) - ReLU(-s) = s.
             q = q.mean(axis=-2, keepdims=True)
             sign = jnp.array([1, -1], q.dtype)
             return q * sign[:, None], k, jnp.broadcast_to(sign, (*x.shape[:-1], 2))
@@ -123,7 +118,7 @@ class DSALayer(AttentionLayer):
 
     word: ClassVar[str] = "dsa"
     Options: ClassVar[type[LayerOptions]] = DSAOptions
-    starts_from_attention: ClassVar[bool] = False  # it chooses tokens by parts of its own
+    starts_from_attention: ClassVar[bool] = False  # the selection needs the indexer
     can_cut_time: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
 
@@ -204,10 +199,10 @@ class DSALayer(AttentionLayer):
 
 
 class Recorder(NamedTuple):
-    """Where the DSA layers of a model that is being traced leave their indexers' losses.
+    """Collects the indexers' losses of a model while it is traced.
 
     Attributes:
-        stage: "dense" makes them attend to everything, and compares with that.
+        stage: "dense" makes the layers attend to everything, and compares with that.
         losses: one scalar per layer that ran.
     """
 
@@ -223,7 +218,7 @@ _RECORDER: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def recording(stage: Stage) -> Iterator[list[Float[Array, ""]]]:
     """Collect the losses of the DSA layers that are called in the `with` block."""
-    # A loss belongs to the function being traced: use the list in the one that opened the block.
+    # The losses are tracers: use the list in the function that opened the block.
     recorder = Recorder(stage, [])
     token = _RECORDER.set(recorder)
     try:

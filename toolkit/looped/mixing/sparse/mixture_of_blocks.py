@@ -1,4 +1,4 @@
-"""Mixture of block attention as a layer: the query's own block and those that suit it best."""
+"""Mixture of block attention as a layer: the query's own block and the best-scoring others."""
 
 import dataclasses
 from typing import ClassVar
@@ -25,15 +25,15 @@ class MoBAOptions(AttentionOptions):
 
     @classmethod
     def tiny(cls) -> "MoBAOptions":
-        """Fewer tokens than a short text has, so that selecting makes a difference."""
+        """Fewer tokens than a short text has, so that the selection matters."""
         return cls(block_size=8)
 
 
 class MoBALayer(BlockLayer):
-    """Grouped-query attention with rotary positions, to the query's own block and the best others.
+    """Grouped-query attention with rotary positions to the query's own block and the best others.
 
-    The parameters are those of `AttentionLayer` and no more; a model may change between the two
-    while it is trained.
+    The parameters are those of `AttentionLayer`, so that a model may switch between the two in
+    training.
 
     Source: Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", 2025.
     """
@@ -47,7 +47,7 @@ class MoBALayer(BlockLayer):
 
     @property
     def blocks(self) -> dict[str, int]:
-        """What they see: keyword arguments of the mixer."""
+        """The selection, as keyword arguments of the mixer."""
         names = ("block_size", "selected_blocks")
         return {name: getattr(self.options, name) for name in names}
 

@@ -29,12 +29,12 @@ class NSAOptions(AttentionOptions):
 
     @classmethod
     def tiny(cls) -> "NSAOptions":
-        """Fewer tokens than a short text has, so that selecting makes a difference."""
+        """Fewer tokens than a short text has, so that the selection matters."""
         return cls(block_size=8, selected_blocks=4, sliding_window=16)
 
 
 class BlockLayer(AttentionLayer):
-    """What layers share that select among blocks of keys by their means."""
+    """The base of layers that select blocks of keys by their means."""
 
     can_cut_time: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
@@ -55,17 +55,13 @@ class NSALayer(BlockLayer):
     Projections as in `AttentionLayer`, shared by the three branches; their weights are
     sigmoid(x W_b), three per head.
 
-    Attributes:
-        branch_gate: projection of the three gates.
-        options: `NSAOptions`.
-
     Source: Yuan et al., "Native Sparse Attention", 2025; LT2, section on mixers, for sharing keys
         and values and for pooling by the mean.
     """
 
     word: ClassVar[str] = "nsa"
     Options: ClassVar[type[LayerOptions]] = NSAOptions
-    starts_from_attention: ClassVar[bool] = False  # it chooses tokens by parts of its own
+    starts_from_attention: ClassVar[bool] = False  # the selection needs its branch gates
 
     def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
@@ -77,7 +73,7 @@ class NSALayer(BlockLayer):
 
     @property
     def branches(self) -> dict[str, int]:
-        """What they see: keyword arguments of the mixer."""
+        """The selection, as keyword arguments of the mixer."""
         names = ("block_size", "selected_blocks", "sliding_window")
         return {name: getattr(self.options, name) for name in names}
 

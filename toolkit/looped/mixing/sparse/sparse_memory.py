@@ -1,7 +1,6 @@
-"""A softmax layer's memory that is read in part: its keys and values, indexed by a selector.
+"""A softmax layer's keys and values, indexed by a selector so that a step reads only a part.
 
-It takes the place of a `KVCache` after a prompt, so that whatever decodes with one decodes with the
-other; the layer asks it for the step.
+After a prompt it replaces a `KVCache` and has the same interface for decoding.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,14 +17,14 @@ from toolkit.attention.softmax.rounding import floats
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SparseMemory(sparse.SparseCache):
-    """Keys and values with a system's index, and what the last step read; a pytree.
+    """Keys and values with a selector's index, and what the last step read; a pytree.
 
     Attributes:
-        selector: the system.
+        selector: the sparse attention method.
         tokens: tokens that the last step attended to [batch, key_value_heads].
-        bytes_read: bytes it read for that, those of the index among them.
-        budget: how many it may attend to.
-        corrects_tail: whether it adds an estimate of the others.
+        bytes_read: bytes it read for that, including the index.
+        budget: how many tokens it may attend to.
+        corrects_tail: whether it adds an estimate for the tokens not read.
     """
 
     selector: Any
@@ -36,13 +35,13 @@ class SparseMemory(sparse.SparseCache):
 
     @classmethod
     def of(cls, cache: KVCache, choice: sparse.Choice, corrects_tail: bool) -> "SparseMemory":
-        """What a dense cache holds, indexed."""
+        """Index the contents of a dense cache."""
         heads, capacity = cache.keys.shape[1], cache.capacity
         choice.selector.check_budget(choice.budget, capacity, heads)
         dtype = cache.keys.dtype if cache.key_scales is None else cache.key_scales.dtype
         keys, values = (x.swapaxes(2, 3) for x in floats(cache, dtype))
         held = sparse.build(choice.selector, keys, values, cache.length)
-        # Arrays of their own, since a donated buffer is given away once.
+        # Copies, since a buffer can be donated only once.
         tokens, read = (jnp.zeros(held.keys.shape[:2], jnp.int32) for _ in range(2))
         return cls(
             held.keys,
