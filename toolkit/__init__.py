@@ -3,6 +3,7 @@
 Rooms, each imported on first use, so that `import toolkit` costs nothing:
 
 * `toolkit.attention`: token mixers as pure functions of arrays
+* `toolkit.experts`: mixtures of experts as pure functions of arrays
 * `toolkit.figures`: the visual language of every figure
 * `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
 * `toolkit.parallel`: meshes and layouts
@@ -33,6 +34,7 @@ _ROOMS = (
     "conversion",
     "eject",
     "experiments",
+    "experts",
     "figures",
     "lab",
     "language",

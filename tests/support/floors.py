@@ -3,13 +3,14 @@
 # Room -> the rooms it may import. What is not named here may be imported by none.
 FLOORS = {
     "attention": set(),
+    "experts": {"attention"},
     "measure": set(),
     "schedules": set(),
     "figures": {"measure"},
     "parallel": {"attention", "figures", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
-    "looped": {"attention", "measure", "parallel"},
+    "looped": {"attention", "experts", "measure", "parallel"},
     "testing": {"attention", "looped"},
     "eject": {"attention"},
     "conversion": {"looped", "training"},

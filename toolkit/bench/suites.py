@@ -44,6 +44,11 @@ SUITES: dict[str, Suite] = {
         (2,),
         "a step of every sparse decoder against the dense one, 16k to 128k",
     ),
+    "experts": Suite(
+        "toolkit.bench.experts:cases",
+        (2,),
+        "forms of a mixture of experts against ragged_dot",
+    ),
     "looped": Suite(
         "toolkit.bench.looped:cases",
         (2,),

@@ -1,0 +1,64 @@
+"""What `implementation=None` means: the form for a platform, and what is known of it.
+
+A row cites the record that shows its form to be the fastest there. No accelerator has been measured
+yet: the rows for these cite none, and say what is known without one.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from jax import Array, lax
+
+from toolkit.experts.blocks import blocks
+from toolkit.experts.products import Activation, Weights, dense, gather, padded, pallas, ragged
+
+FORMS: dict[str, Any] = {
+    "blocks": blocks,
+    "dense": dense,
+    "gather": gather,
+    "padded": padded,
+    "ragged": ragged,
+    "pallas": pallas,
+}
+
+
+class Known(NamedTuple):
+    """The form for a platform.
+
+    Attributes:
+        platform: "cpu" or "tpu"; "default" for all that have no row of their own.
+        implementation: a key of `FORMS`.
+        why: what is known of it.
+        record: file in data/measurements in which it is the fastest; None: it was not measured.
+    """
+
+    platform: str
+    implementation: str
+    why: str
+    record: str | None = None
+
+
+BEST_KNOWN = (
+    Known("cpu", "blocks", "reads no weights twice", "amd-epyc-2-cores/experts.json"),
+    Known("tpu", "pallas", "compiled ahead of time: no product computes more than its rows"),
+    Known("default", "padded", "batched products; jaxlib 0.10 has no fast ragged_dot on GPUs"),
+)
+FEW = "gather"
+"""Instead of "padded" where tokens choose at most half as many experts as there are."""
+
+
+def in_best_form(
+    implementation: str | None, activation: Activation, x: Array, experts: Array, weights: Weights
+) -> Array:
+    """The outputs of all pairs, in the form asked for, or in the best known of the platform."""
+    if implementation is not None:
+        return FORMS[implementation](activation, x, experts, weights)
+    names = {row.platform: row.implementation for row in BEST_KNOWN}
+    if 2 * experts.size <= weights.gate.shape[0]:
+        names["default"] = FEW
+    if x.dtype == "float64":  # which the kernel refuses
+        del names["tpu"]
+    forms: dict[str, Any] = {
+        platform: functools.partial(FORMS[name], activation) for platform, name in names.items()
+    }
+    return lax.platform_dependent(x, experts, weights, **forms)

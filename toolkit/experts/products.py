@@ -1,0 +1,224 @@
+"""Forms of the experts' products: tokens and the experts of each -> an output per pair.
+
+A form takes tokens x [tokens, width], experts [tokens, chosen] and the weights of all experts, and
+gives [tokens, chosen, width] in float32. They differ in what they compute and copy beside that:
+
+    dense     all experts of all tokens, masked
+    gather    a copy of its expert's weights for every pair; right for the few tokens of a step
+    padded    pairs by expert, in blocks of 128; a copy of the weights for every block
+    ragged    `jax.lax.ragged_dot`; on a CPU it would compute every expert for every pair
+    pallas    the grouped product of megablox, which is part of jax; on TPUs only
+    blocks    (`blocks.py`) pairs by expert, in a loop over blocks of 16, no copies; for CPUs
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit.attention._derivatives import differentiable
+from toolkit.attention._platforms import run_on
+from toolkit.attention._precision import accumulator, product_precision
+
+Activation = Callable[[Array, Array], Array]
+TILE = 128
+PADDED_BLOCK = 128
+
+
+class Weights(NamedTuple):
+    """The weights of all experts, or in a function of one expert those of one."""
+
+    gate: Float[Array, "*experts width hidden"]
+    up: Float[Array, "*experts width hidden"]
+    down: Float[Array, "*experts hidden width"]
+    gate_bias: Float[Array, "*experts hidden"] | None = None
+    up_bias: Float[Array, "*experts hidden"] | None = None
+    down_bias: Float[Array, "*experts width"] | None = None
+
+
+def product(x: Array, matrix: Array) -> Array:
+    """x @ matrix, added up in float32 (float64 for float64)."""
+    wide = accumulator(x.dtype)
+    return jnp.matmul(x, matrix, precision=product_precision(x.dtype), preferred_element_type=wide)
+
+
+def expert(activation: Activation, x: Array, weights: Weights, times: Callable = product) -> Array:
+    """What an expert makes of rows [rows, width]: float32 [rows, width]."""
+
+    def affine(x: Array, matrix: Array, bias: Array | None) -> Array:
+        made = times(x, matrix)
+        return made if bias is None else made + bias.astype(made.dtype)
+
+    gate = affine(x, weights.gate, weights.gate_bias)
+    up = affine(x, weights.up, weights.up_bias)
+    return affine(activation(gate, up).astype(x.dtype), weights.down, weights.down_bias)
+
+
+def dense(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
+    """All experts of all tokens."""
+    count = weights.gate.shape[0]
+    # A token is 0 to an expert that it did not choose, so that neither's NaN reaches the other.
+    is_chosen = (experts[None] == jnp.arange(count)[:, None, None]).any(-1)
+    rows = jnp.where(is_chosen[..., None], x[None], 0)
+    out = jax.vmap(functools.partial(expert, activation))(rows, weights)
+    return out[experts, jnp.arange(x.shape[0])[:, None]]
+
+
+def gather(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
+    """A copy of its expert's weights for every pair."""
+    of_pair = functools.partial(expert, activation)
+    own = jax.tree.map(lambda array: array[experts], weights)
+    out = jax.vmap(jax.vmap(of_pair, (None, 0)))(x[:, None], own)
+    return out[..., 0, :]
+
+
+class Layout(NamedTuple):
+    """Pairs of a token and an expert, by expert, each expert's in whole blocks.
+
+    Attributes:
+        slots: [tokens, chosen], where each pair lies.
+        pairs: [blocks, size], which pair lies there; the number of pairs where none does.
+        owners: [blocks], the expert of each block.
+        live: [], how many blocks hold pairs.
+    """
+
+    slots: Int[Array, "tokens chosen"]
+    pairs: Int[Array, "blocks size"]
+    owners: Int[Array, "blocks"]
+    live: Int[Array, ""]
+
+
+def layout(experts: Int[Array, "tokens chosen"], count: int, size: int) -> Layout:
+    """Sort pairs by expert, those of one expert in the order of tokens, into blocks."""
+    flat, pairs = experts.ravel(), experts.size
+    blocks = pairs // size + min(count, pairs)
+    loads = jnp.zeros(count, jnp.int32).at[flat].add(1)
+    own_blocks = -(-loads // size)
+    ends = jnp.cumsum(own_blocks)
+    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+    sorted_experts = flat[order]
+    rank = jnp.arange(pairs, dtype=jnp.int32) - (jnp.cumsum(loads) - loads)[sorted_experts]
+    slots = (ends - own_blocks)[sorted_experts] * size + rank
+    return Layout(
+        jnp.zeros(pairs, jnp.int32).at[order].set(slots).reshape(experts.shape),
+        jnp.full(blocks * size, pairs, jnp.int32).at[slots].set(order).reshape(blocks, size),
+        jnp.searchsorted(ends, jnp.arange(blocks), side="right").clip(0, count - 1),
+        ends[-1],
+    )
+
+
+def rows_of(x: Array, pairs: Array, chosen: int) -> Array:
+    """The tokens of some pairs; 0 where there is none."""
+    return x.at[pairs // chosen].get(mode="fill", fill_value=0)
+
+
+def in_blocks(activation: Activation, x: Array, places: Layout, weights: Weights) -> Array:
+    """A copy of the weights for every block: in operations that JAX differentiates."""
+    own = jax.tree.map(lambda array: array[places.owners], weights)
+    rows = rows_of(x, places.pairs, places.slots.shape[1])
+    out = jax.vmap(functools.partial(expert, activation))(rows, own)
+    return out.reshape(-1, x.shape[1])[places.slots]
+
+
+def padded(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
+    """Blocks of 128, and a copy of the weights for each."""
+    places = layout(experts, weights.gate.shape[0], PADDED_BLOCK)
+    return in_blocks(activation, x, places, weights)
+
+
+def ragged(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
+    """`jax.lax.ragged_dot`, on accelerators."""
+
+    def times(sizes: Array, rows: Array, matrices: Array) -> Array:
+        return jax.lax.ragged_dot(
+            rows,
+            matrices,
+            sizes,
+            precision=product_precision(rows.dtype),
+            preferred_element_type=accumulator(rows.dtype),
+        )
+
+    form = functools.partial(grouped, times, 1, activation)
+    branches: dict[str, Any] = {"tpu": form, "cuda": form, "rocm": form}
+    why = (
+        'implementation="ragged" runs on TPUs and GPUs: a CPU would compute every expert for every '
+        'pair; "blocks" is the form for CPUs'
+    )
+    return run_on(branches, x, experts, weights, otherwise=why)
+
+
+def pallas(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
+    """The grouped product of megablox; forward mode and second derivatives by `padded`."""
+    if x.dtype == jnp.float64:
+        raise TypeError(
+            'implementation="pallas" takes float32 and bfloat16; got float64, which "dense" takes'
+        )
+    why = 'implementation="pallas" runs on TPUs; "blocks" is the form for CPUs, "padded" for GPUs'
+    return run_on(
+        {"tpu": functools.partial(megablox, activation)}, x, experts, weights, otherwise=why
+    )
+
+
+def megablox(
+    activation: Activation, x: Array, experts: Array, weights: Weights, *, interpret: bool = False
+) -> Array:
+    """The same on any platform, interpreted where there is no TPU."""
+    return _megablox(activation, interpret)((x, weights), (experts,))[0]
+
+
+@functools.cache
+def _megablox(activation: Activation, interpret: bool) -> Callable:
+    def forward(inputs: Any, context: Any) -> tuple[Array]:
+        from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+        def times(sizes: Array, rows: Array, matrices: Array) -> Array:
+            # Tiles of less than 128 where a matrix is smaller; wider ones need not divide it.
+            tiling = (TILE, *(min(TILE, size) for size in matrices.shape[1:]))
+            return gmm(rows, matrices, sizes, jnp.float32, tiling, interpret=interpret)
+
+        (x, weights), (experts,) = inputs, context
+        return (grouped(times, TILE, activation, x, experts, weights),)
+
+    def backward(outputs: Any, inputs: Any, context: Any, d_outputs: Any, is_wanted: Any) -> Any:
+        return jax.vjp(lambda inputs: forward(inputs, context), inputs)[1](d_outputs)[0]
+
+    def equation(inputs: Any, context: Any) -> tuple[Array]:
+        (x, weights), (experts,) = inputs, context
+        return (padded(activation, x, experts, weights),)
+
+    return differentiable(forward, backward, equation)
+
+
+def grouped(
+    times: Callable[[Array, Array, Array], Array],
+    multiple: int,
+    activation: Activation,
+    x: Array,
+    experts: Array,
+    weights: Weights,
+) -> Array:
+    """Pairs by expert, and times(sizes, rows, matrices) for the products of all experts."""
+    flat, count = experts.ravel(), weights.gate.shape[0]
+    pairs, chosen = flat.size, experts.shape[1]
+    order = jnp.argsort(flat, stable=True)
+    # Rows of zeros, up to a multiple, are the last expert's: every row is somebody's.
+    rows = -pairs % multiple
+    order = jnp.concatenate([order, jnp.full(rows, pairs, order.dtype)])
+    owners = jnp.concatenate([flat, jnp.full(1, count - 1, flat.dtype)])[order]
+    sizes = jnp.zeros(count, jnp.int32).at[owners].add(1)
+    biases = {
+        name: None if bias is None else bias[owners]
+        for name, bias in weights._asdict().items()
+        if name.endswith("bias")
+    }
+    made = expert(
+        activation,
+        rows_of(x, order, chosen),
+        weights._replace(**biases),
+        functools.partial(times, sizes),
+    )
+    out = jnp.zeros((pairs, made.shape[1]), made.dtype).at[order].set(made, mode="drop")
+    return out.reshape(*experts.shape, -1)

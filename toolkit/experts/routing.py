@@ -1,0 +1,247 @@
+"""Which experts a token goes to, and how much each of them counts."""
+
+import functools
+import math
+from typing import Annotated, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from toolkit._annotations import AtLeast, Between
+from toolkit._checks import check_shape, checked
+from toolkit.attention._precision import accumulator, precise_einsum
+
+_TINY = 1e-20  # as DeepSeek-V3's code has it
+
+
+class Routing(NamedTuple):
+    """What a router decided, a pytree.
+
+    Attributes:
+        weights: [..., chosen], float32: what the output of each chosen expert is multiplied by.
+        experts: [..., chosen], int32: the chosen experts, the one of the largest score first.
+        probabilities: [..., experts], float32: adds up to 1; what the losses read.
+        log_normaliser: [...], float32: log sum exp of the logits, for the z-loss.
+    """
+
+    weights: Float[Array, "*tokens chosen"]
+    experts: Int[Array, "*tokens chosen"]
+    probabilities: Float[Array, "*tokens experts"]
+    log_normaliser: Float[Array, "*tokens"]
+
+
+@checked
+def router_logits(
+    x: Float[Array, "*tokens width"],
+    kernel: Float[Array, "width experts"],
+    bias: Float[Array, "experts"] | None = None,
+) -> Float[Array, "*tokens experts"]:
+    """The logits of a router, in float32 whatever the dtype of the tokens.
+
+        z = x W + b
+
+    In bfloat16 one token in twenty-five would go to other experts than in float32.
+
+    Args:
+        x: tokens [..., width].
+        kernel: W [width, experts].
+        bias: b [experts], or None.
+
+    Returns:
+        z [..., experts], float32, or float64 for float64 tokens.
+
+    Raises:
+        ValueError: the widths of x and kernel differ.
+
+    Cost: 2 width experts FLOPs per token.
+
+    Source: Fedus, Zoph, Shazeer, "Switch Transformers", 2021, arXiv:2101.03961, section 2.4
+        (selective precision).
+
+    Example:
+        >>> router_logits(jnp.ones((3, 4), jnp.bfloat16), jnp.ones((4, 2))).dtype
+        dtype('float32')
+    """
+    if x.shape[-1] != kernel.shape[0]:
+        raise ValueError(f"kernel must have {x.shape[-1]} rows, as x has width; got {kernel.shape}")
+    return _logits(x, kernel, bias)
+
+
+@jax.jit
+def _logits(x, kernel, bias):
+    wide = accumulator(x.dtype)
+    logits = precise_einsum("...d,de->...e", x.astype(wide), kernel.astype(wide))
+    return logits if bias is None else logits + bias.astype(wide)
+
+
+@checked
+def route(
+    logits: Annotated[
+        Float[Array, "*tokens experts"], Between("a number per expert", -math.inf, math.inf)
+    ],
+    count: Annotated[int, AtLeast(1)],
+    *,
+    scores: Literal["softmax", "sigmoid"] = "softmax",
+    choice_bias: Float[Array, "experts"] | None = None,
+    groups: Annotated[int, AtLeast(1)] = 1,
+    chosen_groups: Annotated[int, AtLeast(1)] = 1,
+    group_score: Literal["top2", "max"] = "top2",
+    normalise: bool = True,
+    scale: float = 1.0,
+    experts: Int[Array, "*tokens chosen"] | None = None,
+) -> Routing:
+    """Choose experts for every token.
+
+        s = softmax(z) or sigmoid(z)                                   per token, over all experts
+        c = s + b, and -inf outside of the best groups                 what chooses
+        i = the `count` largest of c;   w = scale s_i / sum_j s_j      the bias never weighs
+
+    A group's score is the largest of its c ("max"), or the sum of its two largest ("top2"). Without
+    `normalise` w is scale s_i. Of equal numbers the expert with the lower index is chosen.
+
+    Args:
+        logits: z [..., experts], as `router_logits` makes them.
+        count: experts per token, at least 2 with `normalise`: one weight, normalised, is always 1,
+            and the router would learn nothing.
+        scores: what makes scores of logits.
+        choice_bias: b [experts], added to scores where they choose; or None. Its gradient is 0.
+        groups: equal parts of the experts, of which a token chooses some first.
+        chosen_groups: how many.
+        group_score: what a group is chosen by.
+        normalise: whether the weights of a token add up to `scale`.
+        scale: factor of the weights.
+        experts: [..., chosen], experts that were chosen before: only the weights are computed, so
+            that a trainer can follow the choices of the engine that wrote a text. An index outside
+            of the experts has the weight NaN.
+
+    Returns:
+        The `Routing`; weights are float32, or float64 for float64 logits.
+
+    Raises:
+        ValueError: more experts chosen than there are, or than the chosen groups hold; groups that
+            do not divide the experts; "top2" with groups of one; one normalised weight; shapes.
+
+    Source: `ROUTERS` names the paper of each family that has these switches.
+
+    Example:
+        >>> routing = route(jnp.array([[1.0, 3.0, 2.0]]), 2)
+        >>> routing.experts.tolist()
+        [[1, 2]]
+        >>> route(jnp.array([[1.0, 3.0, 2.0]]), 2, experts=jnp.array([[0, 2]])).experts.tolist()
+        [[0, 2]]
+    """
+    check_choice(
+        logits.shape[-1],
+        count,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        group_score=group_score,
+        normalise=normalise,
+    )
+    if choice_bias is not None:
+        check_shape("choice_bias", choice_bias, logits.shape[-1:], "experts")
+    if experts is not None:
+        check_shape("experts", experts, (*logits.shape[:-1], count), "*tokens chosen")
+    how = _How(count, scores, groups, chosen_groups, group_score, normalise)
+    return _route(logits, choice_bias, experts, scale, how)
+
+
+class _How(NamedTuple):
+    """The switches of a router that its program depends on."""
+
+    count: int
+    scores: str
+    groups: int
+    chosen_groups: int
+    group_score: str
+    normalise: bool
+
+
+@functools.partial(jax.jit, static_argnames="how")
+def _route(logits, bias, experts, scale, how) -> Routing:
+    logits = logits.astype(accumulator(logits.dtype))
+    is_softmax = how.scores == "softmax"
+    score = jax.nn.softmax(logits) if is_softmax else jax.nn.sigmoid(logits)
+    if experts is None:
+        experts = _choose(score, bias, how)
+    if is_softmax and how.normalise:  # the same, and no weight of all is rounded to 0
+        weights = jax.nn.softmax(_taken(logits, experts))
+    else:
+        weights = _taken(score, experts)
+        weights = _divided_by_sum(weights) if how.normalise else weights
+    is_expert = (experts >= 0) & (experts < logits.shape[-1])
+    weights = jnp.where(is_expert, scale * weights, jnp.nan)
+    probabilities = score if is_softmax else _divided_by_sum(score)
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    return Routing(weights, experts.astype(jnp.int32), probabilities, log_normaliser)
+
+
+def _divided_by_sum(score):
+    return score / (score.sum(-1, keepdims=True) + _TINY)
+
+
+def check_choice(
+    experts: int, count: int, *, groups: int, chosen_groups: int, group_score: str, normalise: bool
+) -> None:
+    """Refuse a number of experts per token, or of groups, that no token could choose."""
+    if count > experts:
+        raise ValueError(f"count must be at most the {experts} experts; got {count}")
+    if experts % groups:
+        nearest = max(n for n in range(1, groups + 1) if experts % n == 0)
+        raise ValueError(
+            f"groups must divide the {experts} experts; got {groups}, and {nearest} does"
+        )
+    each = experts // groups
+    if chosen_groups > groups:
+        raise ValueError(f"chosen_groups must be at most groups {groups}; got {chosen_groups}")
+    if count > chosen_groups * each:
+        raise ValueError(
+            f"count must be at most the {chosen_groups * each} experts of {chosen_groups} chosen "
+            f"groups; got {count}"
+        )
+    if group_score == "top2" and groups > 1 and each < 2:
+        raise ValueError(
+            'group_score "top2" needs two experts in a group; got 1, for which "max" is meant'
+        )
+    if count == 1 and normalise:
+        raise ValueError(
+            "count 1 with normalise gives every token the weight 1, and the router no gradient; "
+            "pass normalise=False"
+        )
+
+
+def _choose(score, bias, how):
+    choice = jax.lax.stop_gradient(score if bias is None else score + bias.astype(score.dtype))
+    if how.groups > 1:
+        choice = choice.reshape(*choice.shape[:-1], how.groups, -1)
+        best = jax.lax.top_k(choice, 2 if how.group_score == "top2" else 1)[0].sum(-1)
+        chosen = jax.lax.top_k(best, how.chosen_groups)[1]
+        is_chosen = (chosen[..., None] == jnp.arange(how.groups)).any(-2)
+        # Not 0, as DeepSeek-V2's code has it: a score with a negative bias would lose against it.
+        choice = jnp.where(is_chosen[..., None], choice, -jnp.inf).reshape(score.shape)
+    return jax.lax.top_k(choice, how.count)[1]
+
+
+def _taken(array, indices):
+    return jnp.take_along_axis(array, indices, axis=-1, mode="clip")
+
+
+@checked
+def expert_loads(
+    experts: Int[Array, "*tokens chosen"], count: Annotated[int, AtLeast(1)]
+) -> Int[Array, "experts"]:
+    """How many pairs of a token and an expert each expert has.
+
+    Args:
+        experts: [..., chosen], as in a `Routing`.
+        count: how many experts there are.
+
+    Returns:
+        int32 [experts]; adds up to the number of pairs.
+
+    Example:
+        >>> expert_loads(jnp.array([[0, 2], [2, 1]]), 4).tolist()
+        [1, 1, 2, 0]
+    """
+    return jnp.zeros(count, jnp.int32).at[experts.ravel()].add(1)
