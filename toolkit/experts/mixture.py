@@ -168,6 +168,8 @@ def mixture_reference(
         (3, 4)
     """
     weights = _weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
+    if not x.size:
+        return x
     wide, width = accumulator(x.dtype), x.shape[-1]
     weights = jax.tree.map(lambda array: array.astype(wide), weights)
     tokens = x.reshape(-1, width).astype(wide)
@@ -180,7 +182,7 @@ def mixture_reference(
             own = jax.tree.map(lambda array: array[index], weights)  # noqa: B023
             y += share * expert(activation, token[None], own)[0]
         out.append(y)
-    return jnp.stack(out).reshape(x.shape).astype(x.dtype) if out else x
+    return jnp.stack(out).reshape(x.shape).astype(x.dtype)
 
 
 def _weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -> Weights:
