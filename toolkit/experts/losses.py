@@ -23,6 +23,10 @@ class RoutingStatistics(NamedTuple):
         probabilities: [..., experts], float32: the sum of the tokens' probabilities.
         z: [...], float32: the sum of (log sum exp of the logits)^2.
         tokens: [...], float32: how many tokens.
+
+    Example:
+        >>> float(routing_statistics(route(jnp.ones((3, 8)), 2)).tokens)
+        3.0
     """
 
     loads: Float[Array, "*leading experts"]

@@ -23,6 +23,10 @@ class Routing(NamedTuple):
         experts: [..., chosen], int32: the chosen experts, the one of the largest score first.
         probabilities: [..., experts], float32: adds up to 1; what the losses read.
         log_normaliser: [...], float32: log sum exp of the logits, for the z-loss.
+
+    Example:
+        >>> route(jnp.ones((3, 8)), 2).weights.shape
+        (3, 2)
     """
 
     weights: Float[Array, "*tokens chosen"]

@@ -18,6 +18,11 @@ class Router(NamedTuple):
         has_biases: whether the experts' projections have biases.
         shared: "none"; "added", an expert that every token passes; "gated", times a sigmoid.
         paper: where it is described.
+
+    Example:
+        >>> row = ROUTERS["deepseek_v3"]
+        >>> route(jnp.ones((3, 16)), 4, **row.switches).weights.shape
+        (3, 4)
     """
 
     switches: Mapping[str, Any]
