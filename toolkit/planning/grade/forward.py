@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from toolkit.looped.mixing.streaming import streaming
 from toolkit.parallel.layout import axes_of
+from toolkit.planning.memory.kept import POLICIES
 from toolkit.planning.models import group_runs
 
 
@@ -44,7 +45,7 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
         is_held = config.loops > 1 or len(graphs) > 1
         for graph, layer, spec in zip(graphs, layers, specs, strict=True):
             run = functools.partial(through, recompute, graph, spec)
-            run = jax.checkpoint(run, policy=_POLICIES[recompute], prevent_cse=is_held)
+            run = jax.checkpoint(run, policy=POLICIES[recompute], prevent_cse=is_held)
             h = run(h, layer)
         return h, None
 
@@ -91,18 +92,6 @@ def _used(shard, spec, dtype):
         if "fsdp" in axes:
             value = lax.all_gather(value, "fsdp", axis=dimension, tiled=True)
     return value
-
-
-def _is_cheap_to_keep(primitive, *_, **__):
-    """Keep all but gathered arrays and copies in another type: weights among them."""
-    return primitive.name not in ("all_gather", "convert_element_type", "optimization_barrier")
-
-
-_POLICIES = {
-    "none": _is_cheap_to_keep,
-    "elementwise": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "layer": None,
-}
 
 
 def _whole_time(h, tensor):

@@ -17,7 +17,15 @@ from typing import NamedTuple
 
 from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
-from toolkit.planning.memory.sizes import Held, held, layer_tensors, rest_tensors, table_tensors
+from toolkit.planning.memory.kept import kept_per_token
+from toolkit.planning.memory.sizes import (
+    LANES,
+    Held,
+    held,
+    layer_tensors,
+    rest_tensors,
+    table_tensors,
+)
 from toolkit.planning.strategy import Strategy
 
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
@@ -26,8 +34,8 @@ LOGIT_COPIES = 2  # logits and their gradient, float32
 # Arrays of float32, a number per channel and token, of a recurrent layer's backward pass: states at
 # the ends of chunks, products of decays, inverses and their gradients. Read off gated delta nets.
 RECURRENT_ARRAYS = 24
+SOFTMAX = ("full", "window")  # layers whose formula is written down
 FEW = 2  # sequences of a microbatch
-LANES = 128  # a TPU pads the last dimension to as many
 
 
 class Memory(NamedTuple):
@@ -111,11 +119,12 @@ def layer_memory(
     norms = 8 * FLOAT32 * tokens * width // tensor
     mixed = norms + tokens * (3 * queries + 2 * keys) * size
     unit = tokens * hidden * size
-    kept = {
-        "none": stream + mixed + SWIGLU_KEPT * unit,
-        "elementwise": stream + products,
-        "layer": stream,
-    }
+    if recompute == "layer":
+        kept = stream
+    elif word not in SOFTMAX:
+        kept = round(tokens * kept_per_token(config, word, recompute, length))
+    else:
+        kept = stream + (products if recompute == "elementwise" else mixed + SWIGLU_KEPT * unit)
     own = held(layer_tensors(config, word), strategy)
     # The gradients of gate and up, and four of the stream; with "tensor", of all time too.
     shared = 2 * unit + 4 * stream + 4 * whole * (tensor > 1)
@@ -136,7 +145,7 @@ def layer_memory(
         gathered = weights + FLOAT32 * own.used
         all_keys = tokens * (2 + padded) * keys * size
         working = (shared + unit + attention) // strategy.block_chunks + all_keys + 7 * stream
-    return Layer(own, kept[recompute], gathered, working)
+    return Layer(own, kept, gathered, working)
 
 
 def memory_of(
@@ -182,7 +191,7 @@ def memory_of(
     reordered = FLOAT32 * sum(
         held(layer_tensors(config, word)[:3], strategy).kept * count
         for (word, recompute), count in Counter(words).items()
-        if recompute == "layer" and sequences <= FEW and word in ("full", "window")
+        if recompute == "layer" and sequences <= FEW and word in SOFTMAX
     )
     moments = (
         # gradients, activations, gathered, working
@@ -230,13 +239,13 @@ def _kinds(words: tuple[str, ...], runs: tuple[tuple[str, int], ...]):
 
 def head_size(config: LoopedConfig, word: str) -> int:
     """Channels of one head."""
-    size = config.options[word].head_size if word in ("full", "window") else None
+    size = config.options[word].head_size if word in SOFTMAX else None
     return size or config.width // config.heads
 
 
 def channels(config: LoopedConfig, word: str) -> tuple[int, int]:
     """Channels of queries and of keys; layers that are not softmax keep about as much."""
-    if word not in ("full", "window"):
+    if word not in SOFTMAX:
         return config.width, config.width
     options, size = config.options[word], head_size(config, word)
     return config.heads * size, (options.key_value_heads or config.heads) * size

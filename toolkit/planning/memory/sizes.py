@@ -13,6 +13,7 @@ from toolkit.planning.strategy import Strategy
 
 # A matrix below this many elements stays whole on every chip.
 SMALLEST_SHARDED = 1 << 14
+LANES = 128  # of a TPU, whose tiles are as many columns wide
 
 
 def is_sharded(shape: tuple[int, ...]) -> bool:
@@ -52,18 +53,25 @@ def _traced_shapes(config: LoopedConfig) -> tuple[tuple[int, ...], ...]:
 @dataclasses.dataclass(frozen=True)
 class Held:
     """Numbers on one chip: of parameters as kept, of parameters as computed with (gathered over
-    "fsdp"), and of each moment of the optimiser."""
+    "fsdp"), of each moment of the optimiser, and of those computed with in matrices whose share of
+    columns is an odd number of `LANES`."""
 
     kept: int
     used: int
     moment: int
+    odd: int = 0
 
     def __add__(self, other: "Held") -> "Held":
-        return Held(self.kept + other.kept, self.used + other.used, self.moment + other.moment)
+        return Held(
+            self.kept + other.kept,
+            self.used + other.used,
+            self.moment + other.moment,
+            self.odd + other.odd,
+        )
 
     def times(self, count: int) -> "Held":
         """So many of them."""
-        return Held(self.kept * count, self.used * count, self.moment * count)
+        return Held(self.kept * count, self.used * count, self.moment * count, self.odd * count)
 
 
 def held(tensors: tuple, strategy: Strategy) -> Held:
@@ -81,15 +89,18 @@ def _held(tensors: tuple, tensor: int, fsdp: int, data: int) -> Held:
         if cut is not None:
             rows[cut] //= tensor
         used = kept = moment = math.prod(rows)
+        odd = 0
         if is_sharded(shape):
             free = {i: shape[i] for i in range(len(shape)) if i != cut or tensor == 1}
             dimension = _largest(free, fsdp)
             if dimension is not None and fsdp > 1:
                 kept = moment = used // fsdp
+                tiles, rest = divmod(rows[dimension] // fsdp, LANES)
+                odd = used * (dimension == len(rows) - 1 and tiles % 2 == 1 and not rest)
                 free.pop(dimension)
             if data > 1 and _largest(free, data) is not None:
                 moment = kept // data
-        total += Held(kept, used, moment)
+        total += Held(kept, used, moment, odd)
     return total
 
 

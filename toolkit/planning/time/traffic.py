@@ -35,6 +35,7 @@ class Transfer(NamedTuple):
         runs: per step.
         degree: chips of a group.
         inner: chips between neighbours of a group.
+        is_odd: whether a chip's share of columns is an odd number of a TPU's tiles.
 
     Example:
         >>> Transfer("data", "all-reduce", "backward", 8.0, 2, 4, 1).total
@@ -48,6 +49,7 @@ class Transfer(NamedTuple):
     runs: int
     degree: int
     inner: int
+    is_odd: bool = False
 
     @property
     def total(self) -> float:
@@ -88,15 +90,20 @@ def table_transfers(
 def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> list[Transfer]:
     """Collectives as the cluster's compiler makes them, for so many sequences of a microbatch.
 
-    libtpu scatters by an all-reduce, which sends twice, what has a single sequence, and among all
-    chips of a slice of several rings.
+    libtpu scatters by an all-reduce, which sends twice, what has a single sequence, what goes to
+    all chips of a slice of several rings, and columns of which a chip's share is an odd number of
+    tiles: it cannot be halved for the two ways around a ring.
     """
     if not cluster.chip.name.startswith("TPU"):
         return transfers
     return [
         each._replace(kind="all-reduce", bytes_sent=2 * each.bytes_sent)
         if each.kind == "reduce-scatter"
-        and (each.degree == cluster.chips > ONE_RING or (sequences == 1 and each.part == "tensor"))
+        and (
+            each.is_odd
+            or each.degree == cluster.chips > ONE_RING
+            or (sequences == 1 and each.part == "tensor")
+        )
         else each
         for each in transfers
     ]
@@ -118,13 +125,16 @@ def _of_parameters(strategy, found, size, runs):
     transfers, inner = [], strategy.tensor
     n = strategy.fsdp
     if n > 1 and found.used > found.kept:
-        sent = size * found.used * (n - 1) / n
-        for kind, phase in (
-            ("all-gather", "forward"),
-            ("all-gather", "backward"),
-            ("reduce-scatter", "backward"),
+        share = size * (n - 1) / n
+        for kind, phase, numbers, is_odd in (
+            ("all-gather", "forward", found.used, False),
+            ("all-gather", "backward", found.used, False),
+            ("reduce-scatter", "backward", found.used - found.odd, False),
+            ("reduce-scatter", "backward", found.odd, True),
         ):
-            transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner))
+            if numbers:
+                sent = share * numbers
+                transfers.append(Transfer("fsdp", kind, phase, sent, runs, n, inner, is_odd))
     inner, n = inner * strategy.fsdp, strategy.data
     if n > 1:
         sent = 2 * FLOAT32 * found.kept * (n - 1) / n

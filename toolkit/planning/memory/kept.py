@@ -1,0 +1,71 @@
+"""What a layer's forward pass keeps for its backward pass, as its traced derivative says.
+
+Softmax layers have a formula in `categories`. A recurrent layer keeps what the chunked form of its
+method needs: states at the ends of chunks, [C, C] products of decays and keys and their inverses,
+queries, keys and values cut into chunks. Which of these it keeps differs from method to method, and
+a layer registered elsewhere has its own. All are leaves of the function that `jax.vjp` returns.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+from flax import nnx
+
+from toolkit.looped import LoopedConfig
+from toolkit.looped.blocks import Block
+from toolkit.looped.mixing import LAYERS
+from toolkit.planning.memory.sizes import LANES
+
+TRACED = 2048  # tokens of a recurrent layer that is traced: many chunks of any method
+
+
+def _is_cheap_to_keep(primitive, *_, **__):
+    """Keep all but gathered arrays and copies in another type: weights among them."""
+    return primitive.name not in ("all_gather", "convert_element_type", "optimization_barrier")
+
+
+# What `jax.checkpoint` keeps, by what is recomputed.
+POLICIES = {
+    "none": _is_cheap_to_keep,
+    "elementwise": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": None,
+}
+
+
+def kept_per_token(config: LoopedConfig, word: str, recompute: str, length: int) -> float:
+    """Bytes that one layer of one chip keeps per token of sequences of that length, padded as a TPU
+    pads them. Of a recurrent layer they do not depend on the length, so one trace serves for all.
+    """
+    layer = dataclasses.replace(config, pattern=word, vocabulary=1, loops=1)
+    return _traced(layer, recompute, TRACED if LAYERS[word].is_recurrent else length)
+
+
+@functools.lru_cache(maxsize=256)
+def _traced(config: LoopedConfig, recompute: str, length: int) -> float:
+    dtype = config.compute_dtype
+    block = nnx.eval_shape(lambda: Block(config.pattern, config, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(block)
+
+    def layer(h, weights):
+        used = jax.tree.map(lambda x: x.astype(dtype) if x.ndim >= 2 else x, weights)
+        return nnx.merge(graph, used)(h)[0]
+
+    run = jax.checkpoint(layer, policy=POLICIES[recompute])
+    h = jax.ShapeDtypeStruct((1, length, config.width), dtype)
+    backward = jax.eval_shape(lambda *given: jax.vjp(run, *given)[1], h, state)
+    weights = {leaf.shape for leaf in jax.tree.leaves(state)}
+    found = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape not in weights]
+    return sum(_padded_bytes(leaf, length) for leaf in found) / length
+
+
+def _padded_bytes(array, length: int) -> int:
+    """Bytes on a TPU, which lays an array's time along the lanes where that is not cut, and else
+    its last dimension."""
+    shape = list(array.shape)
+    while shape and shape[-1] == 1:
+        shape.pop()
+    if shape and length not in shape:
+        shape[-1] = -(-shape[-1] // LANES) * LANES
+    return math.prod(shape) * array.dtype.itemsize
