@@ -9,7 +9,7 @@ import pytest
 
 from toolkit.looped import LoopedConfig
 from toolkit.measure import collectives
-from toolkit.planning import Strategy, predict, train_program
+from toolkit.planning import Strategy, cluster, predict, train_program
 from toolkit.planning.grade.by_compiler import grade_record, graded
 from toolkit.planning.grade.cases import LOOPED, looped_cases
 from toolkit.planning.memory.categories import layer_memory
@@ -68,6 +68,19 @@ def test_gradients_of_an_odd_number_of_tiles_per_chip_are_reduced_whole(hidden, 
     found = {name: sent_of(config, name) for name in ("v5e:2x2", "h100:4")}
     scattered = 2 * LAYERS * LOOPS * 2 * config.width * hidden * 3 / 4  # bf16 gate and up, 4 chips
     assert found["v5e:2x2"] - found["h100:4"] == pytest.approx((factor - 1) * scattered)
+
+
+@pytest.mark.parametrize(
+    ("chips", "is_ring"),
+    [("v5e:2x4", True), ("v5e:4x8", True), ("v5e:4x4", False), ("v5p:2x2x2", False)],
+)
+def test_gradients_are_scattered_over_flat_slices_of_two_sizes(chips, is_ring):
+    """Once by all-reduces over all slices above 2x2: 29% too many bytes on 2x4."""
+    count = cluster(chips).chips
+    strategy, sizes = Strategy(fsdp=count, recompute="layer"), {"batch": 2 * count}
+    config = dataclasses.replace(CONFIG, width=1024, heads=8, feed_forward=4096)
+    found = predict(config, chips, strategy, **sizes, sequence_length=64).transfers
+    assert any(each.kind == "reduce-scatter" for each in found) == is_ring
 
 
 def sent_of(config, chips):

@@ -20,7 +20,7 @@ _BACKWARD = {
     "elementwise": {"all-gather": 4, "reduce-scatter": 3},
     "layer": {"all-gather": 4, "reduce-scatter": 3},
 }
-ONE_RING = 4  # chips of the largest slice that is one ring, 2x2
+SMALLEST_RING = 4  # chips of a slice of 2x2
 _TABLE = ({"all-gather": 1, "reduce-scatter": 1},) * 2
 
 
@@ -91,7 +91,7 @@ def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> 
     """Collectives as the cluster's compiler makes them, for so many sequences of a microbatch.
 
     libtpu scatters by an all-reduce, which sends twice, what has a single sequence, what goes to
-    all chips of a slice of several rings, and columns of which a chip's share is an odd number of
+    all chips of a slice that is no ring, and columns of which a chip's share is an odd number of
     tiles: it cannot be halved for the two ways around a ring.
     """
     if not cluster.chip.name.startswith("TPU"):
@@ -101,12 +101,19 @@ def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> 
         if each.kind == "reduce-scatter"
         and (
             each.is_odd
-            or each.degree == cluster.chips > ONE_RING
+            or (each.degree == cluster.chips and not _is_ring(cluster))
             or (sequences == 1 and each.part == "tensor")
         )
         else each
         for each in transfers
     ]
+
+
+def _is_ring(cluster: Cluster) -> bool:
+    """Whether libtpu scatters over a slice as over one ring: 2x2, and a flat one of two sizes, 2x4,
+    4x8 or 8x16; not 4x4, 8x8 or 2x2x2."""
+    sizes = [int(size) for size in cluster.name.partition(":")[2].split("x") if size != "1"]
+    return cluster.chips <= SMALLEST_RING or (len(sizes) == 2 and sizes[0] != sizes[1])
 
 
 def _over_tensor(strategy, stream, runs, forward, backward):
