@@ -25,8 +25,7 @@ def agree(
     Returns:
         A function of the results by name; jax, NumPy and torch arrays are welcome, on any device.
 
-    Source:
-        "rms" is the criterion of flash-linear-attention's tests.
+    Source: "rms" is the criterion of flash-linear-attention's tests.
 
     Example:
         >>> check = agree(1e-6)

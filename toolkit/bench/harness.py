@@ -183,8 +183,7 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
     Raises:
         UncheckedRatioError: when the check fails; nothing is printed or recorded then.
 
-    Cost:
-        About `rounds + 2` times the work of all contenders.
+    Cost: About `rounds + 2` times the work of all contenders.
 
     Example:
         >>> calls = {"ours": lambda: jnp.ones(3) * 2, "peer": lambda: jnp.ones(3) + 1}

@@ -29,8 +29,7 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
     Returns:
         A `Figure` with an Agg canvas attached.
 
-    Cost:
-        About a millisecond; axes cost tens of milliseconds, so keep and reuse them.
+    Cost: About a millisecond; axes cost tens of milliseconds, so keep and reuse them.
 
     Example:
         >>> figure = new_figure(4.0, 3.0, dots_per_inch=100)
@@ -90,8 +89,7 @@ class Picture:
         Returns:
             The bytes of a PNG file.
 
-        Cost:
-            50 to 120 ms the first time and after a change of what stands still, else 15 to 40 ms.
+        Cost: 50 to 120 ms the first time and after a change of what stands still, else 15 to 40 ms.
         """
         canvas = self.figure.canvas
         assert isinstance(canvas, FigureCanvasAgg)

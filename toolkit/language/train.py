@@ -85,8 +85,7 @@ def next_byte_loss(
     Returns:
         Nats per byte, or per token.
 
-    Cost:
-        One forward pass; in chunks, the gradient computes logits and blocks twice.
+    Cost: One forward pass; in chunks, the gradient computes logits and blocks twice.
 
     Example:
         >>> from flax import nnx
@@ -147,9 +146,8 @@ def train_language_model(
         CheckpointError: when the folder holds another run, or the disk is too full.
         DivergedError: when the loss stops being finite.
 
-    Cost:
-        6 FLOPs per parameter, loop and byte, plus the mixers' own. Under a layout, the collectives
-        that `toolkit.parallel` lists for it.
+    Cost: 6 FLOPs per parameter, loop and byte, plus the mixers' own. Under a layout, the
+        collectives that `toolkit.parallel` lists for it.
 
     Example:
         >>> from toolkit.looped import LoopedConfig

@@ -40,8 +40,7 @@ def stream_text(
     Returns:
         Pieces of text; bytes that are not UTF-8 show as the replacement character.
 
-    Cost:
-        One prefill and `length` decode steps.
+    Cost: One prefill and `length` decode steps.
 
     Example:
         >>> from flax import nnx

@@ -82,8 +82,7 @@ def contender(
     Returns:
         A `Contender`.
 
-    Cost:
-        Memory: two copies of the parameters for Adam; up to four for Prodigy, D-Adaptation and
+    Cost: Memory: two copies of the parameters for Adam; up to four for Prodigy, D-Adaptation and
         COCOB, and eight for Mechanic.
 
     Source: `source` of the rows of `CONTENDERS`; optax's implementations.

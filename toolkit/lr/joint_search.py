@@ -71,8 +71,8 @@ def joint_search(
     Raises:
         ModuleNotFoundError: when there are rounds and scikit-learn is not installed.
 
-    Cost:
-        points + rounds * points_per_round evaluations; a fit of the process per point, some 50 ms.
+    Cost: points + rounds * points_per_round evaluations; a fit of the process per point, some 50
+        ms.
 
     Source: Snoek et al. (arXiv:1206.2944) for the process and the improvement; Ginsbourger et al.
         (2010) for the believing.

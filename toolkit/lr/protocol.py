@@ -193,8 +193,7 @@ def ask(searcher: Searcher, controller: Any) -> Request | None:
     Returns:
         A `Request`, or None when the budget is spent or nothing is left to train.
 
-    Cost:
-        For AutoLRS one fit of a Gaussian process (some 20 ms) for a sequential candidate,
+    Cost: For AutoLRS one fit of a Gaussian process (some 20 ms) for a sequential candidate,
         otherwise nothing.
 
     Example:
@@ -241,8 +240,7 @@ def tell(
             between candidates although no rate has touched them yet, or when the warm-up, which is
             not searched, diverged.
 
-    Cost:
-        For AutoLRS one forecast per candidate, some 10 ms each.
+    Cost: For AutoLRS one forecast per candidate, some 10 ms each.
 
     Example:
         >>> searcher = ProbeThenDecay((1e-4, 1e-1), budget=400)

@@ -164,10 +164,9 @@ def search(
         ValueError: when the warm-up diverged, or when `start` was begun with other batches,
             functions or constants, or its file is damaged.
 
-    Cost:
-        `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
-        or of all besides the snapshot. Two compilations ("loop": one), none if one of
-        the last four searches was given the same functions.
+    Cost: `budget` gradient evaluations; memory of one candidate ("loop", "steps"), of four ("map")
+        or of all besides the snapshot. Two compilations ("loop": one), none if one of the last four
+        searches was given the same functions.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)

@@ -251,8 +251,7 @@ def published_peak(device_kind: str) -> Peak | None:
         The `Peak`, or None for a device that is not in the table: a slice of one (MIG), or one
         whose memory is of another size, is another device.
 
-    Source:
-        The `source` field of each row.
+    Source: The `source` field of each row.
 
     Example:
         >>> published_peak("TPU v5 lite").name

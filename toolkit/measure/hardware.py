@@ -102,8 +102,7 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
     Returns:
         Floating point operations per second, from the median of seven samples.
 
-    Cost:
-        2 n^3 FLOPs per call; about half a second.
+    Cost: 2 n^3 FLOPs per call; about half a second.
 
     Example:
         >>> matmul_rate(64) > 0
@@ -134,11 +133,9 @@ def memory_bandwidth(array_bytes: int | None = None) -> float:
     Returns:
         Bytes read plus bytes written per second, from the median of seven samples.
 
-    Cost:
-        16 times array_bytes of memory traffic a call; twice array_bytes of memory.
+    Cost: 16 times array_bytes of memory traffic a call; twice array_bytes of memory.
 
-    Source:
-        McCalpin, "Memory bandwidth and machine balance", 1995 (STREAM, the scale kernel).
+    Source: McCalpin, "Memory bandwidth and machine balance", 1995 (STREAM, the scale kernel).
 
     Example:
         >>> memory_bandwidth(1 << 20) > 0  # fits a cache: too small for an honest figure

@@ -132,8 +132,7 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     Raises:
         ValueError: a replica group in a notation this reader does not know.
 
-    Source:
-        Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
+    Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in
         MPICH", 2005, section 4 (the bandwidth-optimal algorithms).
 
     Example:

@@ -96,8 +96,7 @@ def time_contenders(
     Returns:
         name -> Timing, in the order given.
 
-    Cost:
-        1 + warmup + 1 + rounds * repetitions calls of each contender.
+    Cost: 1 + warmup + 1 + rounds * repetitions calls of each contender.
 
     Example:
         >>> x = jnp.ones(8)
@@ -188,8 +187,7 @@ def interquartile_range(samples: Iterable[float]) -> float:
     Returns:
         Third minus first quartile (inclusive method), 0 for a single sample.
 
-    Source:
-        Tukey, "Exploratory Data Analysis", 1977, section 2 (the hinges).
+    Source: Tukey, "Exploratory Data Analysis", 1977, section 2 (the hinges).
 
     Example:
         >>> interquartile_range([1.0, 2.0, 3.0, 4.0, 90.0])

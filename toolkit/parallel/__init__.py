@@ -1,41 +1,41 @@
 """From one device to many: simulated devices, meshes, layouts, and steps that use them.
 
-`pjit`, the name many know this by, is deprecated: `jax.jit` with shardings does what it did.
+The name `pjit` is deprecated: `jax.jit` with shardings does the same.
 
-* `use_cores`: the token mixers put all cores of a CPU to work
-* `simulate_devices`: the CPU shows itself as many devices
-* `make_mesh`: a grid of devices with named axes, its axis type said
+* `use_cores`: let token mixers use all cores of a CPU
+* `simulate_devices`: make jax show the CPU as many devices
+* `make_mesh`: a grid of devices with named axes of a stated type
 * `Layout`: path -> (PartitionSpec, reason): printed, edited, checked, applied
 * `Placement`: one row of a layout
-* `layout`: a layout by the name of its scheme, such as "zero3+tensor"
+* `layout`: a layout by the name of a scheme, such as "zero3+tensor"
 * `data_parallel`: the layout that replicates every parameter
 * `fully_sharded`: the layout that cuts every parameter (ZeRO-3, FSDP)
 * `auto_layout`: a tensor-parallel layout found by following the traced program
-* `Machine`: what moving and computing cost where it looks
-* `redco_layout`: the layout by the names of parameters alone
+* `Machine`: the rates that `auto_layout` assumes
+* `redco_layout`: a layout from the names of parameters alone
 * `logical_layout`: a layout by names of dimensions and rules, as flax and MaxText have them
 * `compare_layouts`: the collectives of one program under several layouts, side by side
-* `blame`: which collectives need not be, each with a change of the layout that was tried
-* `Blame`, `Finding`, `Trial`: what it says
+* `blame`: avoidable collectives, each with changes of the layout that were tried
+* `Blame`, `Finding`, `Trial`: its results
 * `context_attention`: attention over tokens on several devices: ring, zigzag or Ulysses
-* `context_mixer`: a linear-time mixer likewise: its state passes from device to device
+* `context_mixer`: a linear-time mixer over tokens on several devices, which exchange states
 * `ring_attention`, `ulysses_attention`: attention inside `jax.shard_map`
-* `to_zigzag`, `from_zigzag`, `zigzag_order`: the order in which a causal ring is fair
+* `to_zigzag`, `from_zigzag`, `zigzag_order`: the token order that balances a causal ring
 * `column_parallel`, `row_parallel`: Megatron's pair of products inside `jax.shard_map`
-* `vocabulary_parallel_embedding`, `vocabulary_parallel_loss`: a vocabulary in parts, likewise
+* `vocabulary_parallel_embedding`, `vocabulary_parallel_loss`: a sharded vocabulary, likewise
 * `vocabulary_parallel_cross_entropy`: the loss on whole arrays; logits are never gathered
 * `explain`: a compiled program's collectives, each traced to its cause, and its memory
-* `Explanation`, `ExplainedCollective`, `MemoryRow`: what it says
-* `stream_backward`: a causal layer whose backward pass goes through the text chunk by chunk
+* `Explanation`, `ExplainedCollective`, `MemoryRow`: its results
+* `stream_backward`: a causal layer whose backward pass runs chunk by chunk
 * `streamed_loss`: the head and its loss, with the logits of one chunk in memory
-* `plan_sequence_groups`, `plan_micro_batches`: to each sequence the devices it needs (FlexSP)
+* `plan_sequence_groups`, `plan_micro_batches`: groups of devices for each sequence (FlexSP)
 * `SequenceGroup`, `SequenceCosts`: a group of devices and its sequences; what a sequence costs
-* `bucket_lengths`, `divide_evenly`: classes of lengths that need little padding; micro-batches
-* `launch`: a command as several processes that make up one job, watched
-* `launch_recipe`: what to submit to SLURM, Kubernetes, Ray or Cloud TPU for the same
-* `join_processes`: what each process of a job calls first
-* `latent`: decoding with latent attention, by heads, latents or tokens
-* `partitioned_train_step`: a step whose communication the compiler chooses
+* `bucket_lengths`, `divide_evenly`: classes of lengths with little padding; micro-batches
+* `launch`: run a command as several processes of one job, and watch them
+* `launch_recipe`: the script to submit to SLURM, Kubernetes, Ray or Cloud TPU
+* `join_processes`: called first by each process of a job
+* `latent`: decoding with latent attention sharded by heads, latents or tokens
+* `partitioned_train_step`: a train step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 

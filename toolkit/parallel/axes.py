@@ -1,4 +1,4 @@
-"""The mesh axes over which functions communicate: what they must be."""
+"""Checks of the mesh axes over which functions communicate."""
 
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh
@@ -7,7 +7,7 @@ from toolkit._compat import varying_axes
 
 
 def devices_along(axis: str) -> int:
-    """Devices of a mesh axis here; ValueError where no `shard_map` has given it."""
+    """The number of devices of a mesh axis; ValueError outside of a `shard_map` over it."""
     try:
         return lax.axis_size(axis)
     except NameError:
@@ -17,7 +17,7 @@ def devices_along(axis: str) -> int:
 
 
 def check_auto_axes(mesh: Mesh) -> None:
-    """Whole arrays come in as the compiler placed them: ValueError for explicit axes."""
+    """ValueError for explicit axes: functions on whole arrays need auto axes."""
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ValueError(
             f"mesh has axis types {mesh.axis_types}: want auto axes, "
@@ -26,9 +26,9 @@ def check_auto_axes(mesh: Mesh) -> None:
 
 
 def sum_of_parts(x: Array, axes: tuple[str, ...]) -> Array:
-    """`lax.psum` of what differs along all of `axes`; of what does not, it would be a multiple.
+    """`lax.psum`, refused for a value that does not differ along all of `axes`.
 
-    Under `jax.shard_map` with `check_vma`, when traced: nothing is left of it in the program.
+    The check needs `jax.shard_map` with `check_vma`, and costs nothing at run time.
     """
     if alike := [axis for axis in axes if axis not in varying_axes(x)]:
         raise ValueError(

@@ -1,8 +1,7 @@
-"""Several devices where there is one: the CPU shows itself to jax as many.
+"""Simulated devices: jax sees one CPU as several devices.
 
-Simulated devices run the same programs and the same collectives as real ones, on shares of one
-processor. What they compute, communicate and hold is exact; how long they take means nothing,
-unless each has a core to itself.
+Simulated devices run the same programs and collectives as real ones on one processor. Results,
+communication and memory are exact; times mean nothing unless each has its own core.
 """
 
 import jax
@@ -14,30 +13,28 @@ from toolkit.measure import available_cores
 
 @checked
 def use_cores(count: int | None = None) -> int:
-    """Puts the cores of a CPU to work on the token mixers. Call it before anything else.
+    """Let token mixers use all cores of a CPU. Call it before anything else.
 
-    XLA's CPU backend spreads large products over cores, but walks through a scan, which is what a
-    mixer is, on one. After this call every core is a jax device, and a call of a mixer divides its
-    sequences among them, or else its heads, if their number allows it; inside and outside
-    `jax.jit`, value and gradient. Programs that lay out their arrays themselves (under
-    `jax.set_mesh` or in `jax.shard_map`) stay as they are, and so does everything on a GPU or TPU.
+    XLA's CPU backend spreads large products over cores, but runs a scan, and so a mixer, on one.
+    After this call every core is a jax device, and a mixer divides its sequences, or else its
+    heads, among them if their number allows it; inside and outside `jax.jit`, values and gradients.
+    Programs with their own shardings (under `jax.set_mesh` or in `jax.shard_map`) and everything on
+    GPUs and TPUs are unchanged.
 
     Args:
-        count: cores to use; None for all physical ones that this process may use, 1 for a mixer on
-            one core again.
+        count: cores to use; None for all physical cores of this process, 1 to return to one core.
 
     Returns:
-        The number of cores that mixers now use: 1 where jax's default device is no CPU.
+        The number of cores that mixers now use; 1 if jax's default device is not a CPU.
 
     Raises:
         RuntimeError: when jax has already started with fewer devices.
 
-    Cost:
-        Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
+    Cost: Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
         that were put on one device by name (`jax.device_put(x, device)`) cannot be: jax refuses.
         What a program with mixers returns lies on all cores, so a training step that takes its
-        state in again is compiled twice, unless the state began there:
-        `data_parallel(params, make_mesh({"data": cores})).apply(state)`.
+        state in again is compiled twice, unless the state began there: `data_parallel(params,
+        make_mesh({"data": cores})).apply(state)`.
 
     Example:
         >>> use_cores() >= 1
@@ -52,10 +49,10 @@ def use_cores(count: int | None = None) -> int:
 
 @checked
 def simulate_devices(count: int) -> None:
-    """Makes jax show this machine's CPU as `count` devices. Call it before anything else.
+    """Make jax show this machine's CPU as `count` devices. Call it before anything else.
 
-    jax fixes its devices the first time it is asked for one (any array does), so the call must
-    come before that. The CPU becomes the default platform, also on a machine with a GPU.
+    jax fixes its devices when the first array is made, so the call must come before that. The CPU
+    becomes the default platform, even on a machine with a GPU.
 
     Args:
         count: number of devices wanted, at least 1.
@@ -73,11 +70,11 @@ def simulate_devices(count: int) -> None:
 
 
 def _show_cpu_as(count: int, caller: str, *, is_exact: bool = False) -> bool:
-    """Sets the number of CPU devices; False if jax runs already, with as many (or more)."""
+    """Set the number of CPU devices; False if jax already runs with as many or more."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count={count!r}: want an integer of at least 1")
     try:
-        # jax refuses this update once its backend runs: the public way to know that it does.
+        # jax refuses this update once its backend runs, which is the public way to find out.
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         devices = jax.devices()

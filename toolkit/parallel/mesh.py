@@ -32,8 +32,7 @@ def make_mesh(
     Returns:
         A `jax.sharding.Mesh` of shape `tuple(axes.values())`.
 
-    Source:
-        JAX documentation, "Explicit sharding" (axis types).
+    Source: JAX documentation, "Explicit sharding" (axis types).
 
     Example:
         >>> mesh = make_mesh({"data": len(jax.devices()), "model": 1})

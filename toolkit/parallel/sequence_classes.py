@@ -26,8 +26,7 @@ def bucket_lengths(lengths: Sequence[int], buckets: int) -> list[tuple[int, int]
     Returns:
         (longest length, number of sequences) of each class, shortest first.
 
-    Cost:
-        O(buckets * sequences^2) additions.
+    Cost: O(buckets * sequences^2) additions.
 
     Source: FlexSP, 2025, section 4 (sequence bucketing).
 

@@ -142,8 +142,7 @@ def plan_sequence_groups(
     Raises:
         ValueError: when the sequences do not fit on the devices.
 
-    Cost:
-        An integer program of len(lengths) * (devices - 1) variables; buckets in place of lengths
+    Cost: An integer program of len(lengths) * (devices - 1) variables; buckets in place of lengths
         keep it small.
 
     Source: FlexSP, 2025, section 4.

@@ -57,12 +57,11 @@ def partitioned_train_step(
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). Its
         arguments lie as `layout.apply` and `layout.apply_batch` put them.
 
-    Cost:
-        The loss's forward and backward passes on 1/N of the batch, and the collectives that the
+    Cost: The loss's forward and backward passes on 1/N of the batch, and the collectives that the
         compiler chooses.
 
-    Source:
-        Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs", 2021.
+    Source: Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs",
+        2021.
 
     Example:
         >>> import optax
@@ -121,14 +120,12 @@ def sharded_train_step(
     Returns:
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss).
 
-    Cost:
-        Bytes sent per device, with V_s bytes of sharded and V_r bytes of replicated parameters:
-        (N-1)/N * (3 V_s + 2 V_r) at most (parameters that the backward pass does not need are
-        not gathered again), with gather_again=False exactly (N-1)/N * (2 V_s + 2 V_r), and as much
-        for ZeRO-1 and 2; the loss adds an all-reduce of one number.
+    Cost: Bytes sent per device, with V_s bytes of sharded and V_r bytes of replicated parameters:
+        (N-1)/N * (3 V_s + 2 V_r) at most (parameters that the backward pass does not need are not
+        gathered again), with gather_again=False exactly (N-1)/N * (2 V_s + 2 V_r), and as much for
+        ZeRO-1 and 2; the loss adds an all-reduce of one number.
 
-    Source:
-        Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
+    Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
         models", 2020, sections 5.3 and 7.
 
     Example:

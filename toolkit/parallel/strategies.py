@@ -32,11 +32,10 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
     Returns:
         A `Layout` whose rows are all replicated.
 
-    Cost:
-        Per device Psi bytes; a step all-reduces the gradients: 2 Psi (N-1)/N bytes sent.
+    Cost: Per device Psi bytes; a step all-reduces the gradients: 2 Psi (N-1)/N bytes sent.
 
-    Source:
-        Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training", 2020.
+    Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training",
+        2020.
 
     Example:
         >>> mesh = make_mesh({"data": len(jax.devices())})
@@ -68,12 +67,10 @@ def fully_sharded(
     Returns:
         A `Layout`; each row says which dimension was chosen, or why none.
 
-    Cost:
-        Per device Psi/N bytes; a step sends 3 Psi (N-1)/N bytes: each parameter is gathered for
+    Cost: Per device Psi/N bytes; a step sends 3 Psi (N-1)/N bytes: each parameter is gathered for
         the forward pass and again for the backward pass, each gradient is reduce-scattered.
 
-    Source:
-        Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
+    Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter
         models", 2020, section 5.3; Zhao et al., "PyTorch FSDP", 2023.
 
     Example:

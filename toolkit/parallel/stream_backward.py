@@ -44,9 +44,8 @@ def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any
         (params, x[batch, time, width]) -> out[batch, time, width], to be used like the layer
         itself, also under `jax.jit`. It has derivatives in reverse mode.
 
-    Cost:
-        Keeps params and x. The backward pass computes each row again: forward and backward cost of
-        the layer as `rows` computes it, with a sum of gradients per chunk. One program text per
+    Cost: Keeps params and x. The backward pass computes each row again: forward and backward cost
+        of the layer as `rows` computes it, with a sum of gradients per chunk. One program text per
         chunk: compile time grows with their number.
 
     Source: Luo et al., StreamBP, 2025, section 3.
@@ -118,8 +117,7 @@ def streamed_loss(
     Returns:
         Nats per token, float32; NaN where no target counts, or one is beyond the vocabulary.
 
-    Cost:
-        2 * batch * time * width * vocabulary FLOPs, three times as many again for the gradient
+    Cost: 2 * batch * time * width * vocabulary FLOPs, three times as many again for the gradient
         (logits are computed twice); batch * time / chunks * vocabulary float32 at a time.
 
     Source: Luo et al., StreamBP, 2025, section 3.

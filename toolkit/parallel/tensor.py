@@ -48,13 +48,11 @@ def column_parallel(
     Returns:
         [..., columns / M], for all tokens.
 
-    Cost:
-        Backward an all-reduce of x's gradient; with `time_axis` an all-gather of x forward and a
+    Cost: Backward an all-reduce of x's gradient; with `time_axis` an all-gather of x forward and a
         reduce-scatter backward.
 
-    Source:
-        Shoeybi et al., "Megatron-LM", 2019, section 3 (f); Korthikanti et al., "Reducing Activation
-        Recomputation in Large Transformer Models", 2022, arXiv:2205.05198 (g).
+    Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (f); Korthikanti et al., "Reducing
+        Activation Recomputation in Large Transformer Models", 2022, arXiv:2205.05198 (g).
 
     Example:
         >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P(None, "model")
@@ -91,8 +89,7 @@ def row_parallel(
     Returns:
         [..., width], whole on every device, or its own tokens.
 
-    Cost:
-        Forward an all-reduce of y; with `time_axis` a reduce-scatter, and an all-gather backward.
+    Cost: Forward an all-reduce of y; with `time_axis` a reduce-scatter, and an all-gather backward.
 
     Source: as `column_parallel`.
 
@@ -132,8 +129,7 @@ def vocabulary_parallel_embedding(
     Returns:
         [..., width], whole on every device; zeros for a token outside the vocabulary.
 
-    Cost:
-        An all-reduce of the output forward, nothing backward.
+    Cost: An all-reduce of the output forward, nothing backward.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 
@@ -167,9 +163,8 @@ def vocabulary_parallel_loss(
     Returns:
         float32 [...], the same on every device; NaN for a target outside the vocabulary.
 
-    Cost:
-        Three all-reduces of one number per token forward (maximum, sum, target), nothing backward.
-        Logits are never gathered.
+    Cost: Three all-reduces of one number per token forward (maximum, sum, target), nothing
+        backward. Logits are never gathered.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 
@@ -219,8 +214,7 @@ def vocabulary_parallel_cross_entropy(
     Returns:
         float32 [batch, time], nats per token.
 
-    Cost:
-        Per device 2 tokens width vocabulary / M FLOPs, three all-reduces of one number per token,
+    Cost: Per device 2 tokens width vocabulary / M FLOPs, three all-reduces of one number per token,
         and backward one of hidden's gradient. Logits are never gathered.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, section 3.

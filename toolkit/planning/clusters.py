@@ -1,7 +1,4 @@
-"""Clusters by name, such as "h100:64" or "v5e:4x4", and TPUs that are not there.
-
-libtpu describes slices of TPU pods and compiles for them on any machine.
-"""
+"""Clusters by name, such as "h100:64" or "v5e:4x4", and TPU topologies that libtpu compiles for."""
 
 import dataclasses
 import difflib
@@ -22,13 +19,13 @@ from toolkit.planning.strategy import MOST_CHIPS
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """So many chips of one kind.
+    """A number of chips of one kind.
 
     Attributes:
-        name: as it was asked for.
+        name: as given to `cluster`.
         chip: its published figures.
-        chips: how many.
-        is_measured: whether its figures are what was reached here, and not what is published.
+        chips: number of chips.
+        is_measured: whether its figures were measured here instead of published.
 
     Example:
         >>> cluster("h100:64").chips, cluster("v5e:4x4").chip.name
@@ -41,10 +38,10 @@ class Cluster:
     is_measured: bool = False
 
     def link(self, inner: int, degree: int) -> Link:
-        """What a group of `degree` chips, `inner` chips apart, communicates over.
+        """The link over which a group of `degree` chips, `inner` chips apart, communicates.
 
-        A group that leaves the nearest domain takes the next link, on which all its chips of one
-        domain send at the same time.
+        A group that extends beyond one domain uses the next link, which its chips in one domain
+        share.
         """
         if (inner, degree) not in self._links:  # a search asks a hundred thousand times
             self._links[inner, degree] = self._link(inner, degree)
@@ -69,7 +66,7 @@ class Cluster:
         return link
 
     def devices(self) -> list[Any]:
-        """What `train_program` takes: devices of a TPU topology; needs the package libtpu."""
+        """The devices of a TPU topology for `train_program`; needs the package libtpu."""
         return _devices(self.name)
 
 
@@ -78,13 +75,11 @@ def cluster(chips: str | Cluster) -> Cluster:
     """A cluster by name: kind, colon, count or shape.
 
     Args:
-        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4"; a cluster is returned.
+        chips: such as "h100:64", "a10g:8" or, for TPUs, also "v5e:4x4"; a `Cluster` is returned as
+            it is.
 
     Returns:
-        A `Cluster`.
-
-    Source:
-        The rows of `toolkit.measure.published_peak`.
+        A `Cluster`, with the figures of `toolkit.measure.published_peak`.
 
     Example:
         >>> cluster("v5p:4x4x4").chips
@@ -124,7 +119,7 @@ def _devices(name: str) -> list[Any]:
             "compiling for TPUs needs the package libtpu: pip install libtpu"
         ) from None
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    # Compiling holds no chip, so that several processes may do it at a time.
+    # Compilation needs no chip, so that several processes may compile at once.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
     os.environ.setdefault("TPU_LIBRARY_PATH", libtpu.get_library_path())
     from jax.experimental import topologies

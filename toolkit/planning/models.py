@@ -1,4 +1,4 @@
-"""Models by name or configuration, and whether a strategy divides them."""
+"""Models by name or configuration, and the check that a strategy divides them."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from toolkit.looped import PRESETS, LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.strategy import Strategy
 
-# What one step may hold; beyond it no cluster exists, and arithmetic would only pretend.
+# Most tokens per step; no cluster exists for more.
 MOST_TOKENS = 1 << 32
 
 
@@ -26,7 +26,7 @@ def _dense(layers, width, heads, key_value_heads, hidden, vocabulary, tied=False
     )
 
 
-# Sizes of published dense models, from their configuration files; none of their weights.
+# Sizes of published dense models, from their configuration files.
 DENSE: dict[str, LoopedConfig] = {
     "llama-3.2-1b": _dense(16, 2048, 32, 8, 8192, 128_256, tied=True, head_size=64),
     "llama-3.2-3b": _dense(28, 3072, 24, 8, 8192, 128_256, tied=True, head_size=128),
@@ -41,7 +41,7 @@ MODELS: dict[str, LoopedConfig] = DENSE | PRESETS
 
 
 def model_of(model: LoopedConfig | str) -> LoopedConfig:
-    """A configuration as it is, or the one of that name."""
+    """A configuration, given directly or by name."""
     if isinstance(model, LoopedConfig):
         config = model
     elif isinstance(model, str):
@@ -55,7 +55,7 @@ def model_of(model: LoopedConfig | str) -> LoopedConfig:
 
 @functools.lru_cache(maxsize=256)
 def layers_of(config: LoopedConfig) -> tuple[tuple[str, ...], int]:
-    """The shortest group of layers that the pattern repeats, and how often."""
+    """The shortest group of layers that the pattern repeats, and its number of repetitions."""
     layers = config.layers
     for size in range(1, len(layers) + 1):
         if len(layers) % size == 0 and layers[:size] * (len(layers) // size) == layers:
@@ -65,7 +65,7 @@ def layers_of(config: LoopedConfig) -> tuple[tuple[str, ...], int]:
 
 @functools.lru_cache(maxsize=256)
 def local_config(config: LoopedConfig, tensor: int) -> LoopedConfig:
-    """What a layer is on one of `tensor` chips: its share of heads and hidden units."""
+    """The configuration of a layer's share on one of `tensor` chips."""
     if tensor == 1:
         return config
     options = {}
@@ -83,7 +83,8 @@ def local_config(config: LoopedConfig, tensor: int) -> LoopedConfig:
 
 
 def check_model(config: LoopedConfig, strategy: Strategy, batch: int, sequence_length: int) -> None:
-    """Refuses, in one line, what the strategy does not divide, with the nearest that it does."""
+    """Raise ValueError for sizes that the strategy does not divide, naming the nearest that it
+    does."""
     _check_config(config)
     for name, value in (("batch", batch), ("sequence_length", sequence_length)):
         if value < 1:
@@ -188,7 +189,7 @@ def _check_streaming(config, strategy):
 
 
 def group_runs(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, int], ...]:
-    """What is recomputed, and in how many consecutive groups of layers."""
+    """Runs of consecutive groups of layers with the same recomputation."""
     size = len(layers_of(config)[0])
     runs = strategy.runs(len(config.layers))
     for recompute, count in runs:

@@ -1,4 +1,4 @@
-"""What a train step holds and how long it takes, before anything is compiled."""
+"""Memory and time of a train step, before anything is compiled."""
 
 import dataclasses
 from collections import Counter
@@ -36,10 +36,10 @@ class Prediction:
     Attributes:
         config: the model.
         cluster: the chips.
-        strategy: how the step is cut.
+        strategy: how the step is sharded.
         batch: sequences per step.
         sequence_length: tokens per sequence.
-        constants: what chips and links achieve.
+        constants: rates that chips and links achieve.
         limit: bytes of memory a chip may use.
 
     Example:
@@ -58,12 +58,12 @@ class Prediction:
 
     @cached_property
     def memory(self) -> Memory:
-        """Of the chip that holds most, by category."""
+        """Memory by category, of the chip that needs most."""
         strategy, stages = self.strategy, self.stages
         kinds = layer_kinds(self.config, strategy)
         found, start = [], 0
         for stage, size in enumerate(stages):
-            # Of equal ones between them, fewer microbatches are in flight.
+            # Of equal stages, the first has the most microbatches in flight.
             if stage < 2 or stage == len(stages) - 1 or strategy.stages:
                 layers = kinds[start : start + size]
                 sizes = (self.config, strategy, self.batch, self.sequence_length)
@@ -73,7 +73,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether a chip has the memory."""
+        """Whether it fits into a chip's memory."""
         return self.memory.total <= self.limit
 
     @property
@@ -83,7 +83,7 @@ class Prediction:
 
     @cached_property
     def parts(self) -> Seconds:
-        """Seconds of all layers, embedding and head, were they on one pipeline stage."""
+        """Seconds of all layers, embedding and head, as if on one pipeline stage."""
         total = self._table
         for kind, count in Counter(layer_kinds(self.config, self.strategy)).items():
             total += self._each[kind].times(count)
@@ -104,9 +104,9 @@ class Prediction:
 
     @property
     def least_seconds(self) -> float:
-        """No step is faster: each stage's work, after one microbatch has gone there and back.
+        """A lower bound on the step: each stage's work after one microbatch's round trip.
 
-        Without simulating the pipeline; for a search that has a faster plan already.
+        It needs no simulation, and lets a search skip slow plans.
         """
         slowdown, count = self.constants.slowdown, self.strategy.microbatches
         least = before = 0.0
@@ -118,7 +118,7 @@ class Prediction:
 
     @cached_property
     def _busy(self) -> list[Seconds]:
-        """Seconds of each pipeline stage; equal ones once."""
+        """Seconds of each pipeline stage; equal stages are computed once."""
         kinds, start, busy, seen = layer_kinds(self.config, self.strategy), 0, [], {}
         for stage, size in enumerate(self.stages):
             key = stage == 0, stage == len(self.stages) - 1, kinds[start : start + size]
@@ -129,16 +129,16 @@ class Prediction:
         return busy
 
     def stage_seconds(self, stage: int, start: int, end: int) -> Seconds:
-        """Seconds of one pipeline stage that has the layers from `start` to `end`."""
+        """Seconds of one pipeline stage with the layers from `start` to `end`."""
         kinds = Counter(layer_kinds(self.config, self.strategy)[start:end])
         parts = sum((self._each[kind].times(count) for kind, count in kinds.items()), Seconds())
-        # The first stage looks up, and has half of the table's communication.
+        # The first stage embeds, and has half of the table's communication.
         share = 0.25 * (stage == 0) + 0.75 * (stage == self.strategy.pipeline - 1)
         return parts + self._table.times(share) if share else parts
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of a step by part, on one chip; they add up to `step_seconds`."""
+        """Seconds of a step by part; their sum is `step_seconds`."""
         parts, stages = self.parts.times(1 / self.strategy.pipeline), self.strategy.pipeline
         named = {
             "forward": parts.forward,
@@ -157,12 +157,12 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all chips together."""
+        """Tokens per second of all chips."""
         return self.batch * self.sequence_length / self.step_seconds
 
     @property
     def utilisation(self) -> float:
-        """Share of the chips' peak that 6 FLOPs per parameter, loop and token would take (MFU)."""
+        """Model FLOPs utilisation: 6 FLOPs per parameter, loop and token over the chips' peak."""
         tables = self.config.vocabulary * self.config.width * (not self.config.tied_embedding)
         body = parameter_count(self.config) - tables
         head = self.config.vocabulary * self.config.width
@@ -173,7 +173,7 @@ class Prediction:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """Every kind of collective of a step (without pipelines)."""
+        """The collectives of a step (without pipelines)."""
         sizes = (self.strategy, self._sequences(), self.sequence_length)
         found = table_transfers(self.config, *sizes)
         for (word, recompute), count in Counter(layer_kinds(self.config, self.strategy)).items():
@@ -220,7 +220,7 @@ class Prediction:
 
     @cached_property
     def hop_seconds(self) -> float:
-        """Seconds from one pipeline stage to the next, or back, for one microbatch."""
+        """Seconds to send a microbatch to the next pipeline stage, or back."""
         if self.strategy.pipeline == 1:
             return 0.0
         sent = self._sequences() * self.sequence_length * self.config.width
@@ -241,7 +241,7 @@ def predict(
     memory: float | None = None,
     constants: Constants | None = None,
 ) -> Prediction:
-    """Predicts memory and time of a train step, without tracing or compiling anything.
+    """Predict memory and time of a train step, without tracing or compiling anything.
 
     Per chip, with Psi parameters in float32 and Adam:
 
@@ -252,11 +252,11 @@ def predict(
     Args:
         model: a configuration, or the name of one (`MODELS`).
         chips: kind and number, such as "h100:64" or "v5e:4x4".
-        strategy: how the step is cut; its degrees multiply to the number of chips.
-        batch: sequences per step, all chips together.
+        strategy: how the step is sharded; the product of its degrees is the number of chips.
+        batch: global batch size in sequences.
         sequence_length: tokens per sequence.
-        memory: bytes a chip may use; None: all it has.
-        constants: what chips and links achieve; None: the defaults, which are not measured.
+        memory: usable bytes per chip; None: all.
+        constants: rates that chips and links achieve; None: defaults, which are not measured.
 
     Returns:
         A `Prediction`.
@@ -265,11 +265,7 @@ def predict(
         ValueError: when the degrees do not divide the model, the batch or the chips; names the
             nearest that do.
 
-    Cost:
-        Arithmetic; below a millisecond once a model's sizes are known.
-
-    Source:
-        Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., 2022; Austin et al., "How to Scale
+    Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., 2022; Austin et al., "How to Scale
         Your Model", 2025.
 
     Example:
@@ -291,13 +287,13 @@ def predict(
 
 
 def prediction_of(config, where, strategy, batch, length, memory, constants) -> Prediction:
-    """`predict` of what has been checked."""
+    """`predict` without checks."""
     limit = where.chip.memory_bytes if memory is None else memory
     return Prediction(config, where, strategy, batch, length, constants, limit)
 
 
 def stage_memory(config, strategy, batch, length, stage, layers) -> Memory:
-    """What one pipeline stage of these layers holds (1F1B)."""
+    """Memory of one pipeline stage with these layers (1F1B)."""
     return memory_of(
         config, strategy, batch, length,
         layers=layers,
@@ -313,6 +309,7 @@ def stages_of(config: LoopedConfig, strategy: Strategy) -> tuple[int, ...]:
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per pipeline stage, as equal as can be; the last stages, with the head, have fewer."""
+    """Layers per pipeline stage, as equal as possible; the last stages, with the head, have
+    fewer."""
     size, more = divmod(layers, stages)
     return (size + 1,) * more + (size,) * (stages - more)

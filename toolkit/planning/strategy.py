@@ -1,4 +1,4 @@
-"""One way to train a model on many chips: how the work is cut, and what is computed twice."""
+"""One way to train a model on many chips: how work is divided, and what is recomputed."""
 
 import dataclasses
 import itertools
@@ -12,13 +12,13 @@ from toolkit.parallel.stream_backward import MOST_CHUNKS
 RECOMPUTE = ("none", "elementwise", "layer")
 _RUN = rf"[1-9]\d{{0,5}} ({'|'.join(RECOMPUTE)})"
 _RUNS = re.compile(rf"{_RUN}(, {_RUN}){{0,7}}")
-# Larger counts are no cluster; refusing them keeps every search short.
+# No cluster is larger, and the bound keeps every search short.
 MOST_CHIPS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How a train step is spread over `chips` = data x fsdp x tensor x pipeline.
+    """How a train step is distributed over `chips` = data x fsdp x tensor x pipeline.
 
     Attributes:
         data: replicas of the parameters; their gradients are all-reduced (DDP).
@@ -27,14 +27,14 @@ class Strategy:
             (Megatron's tensor and sequence parallelism).
         pipeline: stages of consecutive layers.
         shard_optimizer: cut the optimiser's state over `data` as well (ZeRO-1).
-        recompute: what the backward pass computes anew: "none" of the layers, "elementwise" (norms,
-            rotations, activations and attention, keeping the products with weights) or the whole
-            "layer", of which only the input is kept; or runs of layers, as "20 layer, 12 none".
+        recompute: what the backward pass recomputes: "none"; "elementwise" (norms, rotations,
+            activations and attention, keeping the products with weights); the whole "layer",
+            keeping only its input; or runs of layers, as "20 layer, 12 none".
         microbatches: parts of the batch that run one after another.
-        head_chunks: parts of a sequence whose logits exist at one time (StreamBP for the head).
-        block_chunks: parts of a sequence by which the backward pass goes through each layer that
-            it recomputes whole; intermediates of one part exist at one time (StreamBP).
-        stages: layers of each pipeline stage; none: as equal as can be.
+        head_chunks: chunks of a sequence in the head; the logits of one chunk exist at a time.
+        block_chunks: chunks of a sequence in the backward pass of each fully recomputed layer; the
+            intermediates of one chunk exist at a time (StreamBP).
+        stages: layers of each pipeline stage; empty: as equal as possible.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Korthikanti et al., "Reducing Activation
         Recomputation in Large Transformer Models", 2022; Luo et al., "StreamBP", 2025.
@@ -82,31 +82,31 @@ class Strategy:
             )
 
     def changed(self, **changes) -> "Strategy":
-        """The same with other values that are known to be valid; a search tries thousands."""
+        """A copy with other fields, unchecked because a search makes thousands."""
         strategy = object.__new__(Strategy)
         strategy.__dict__.update(self.__dict__, **changes)
         return strategy
 
     @property
     def chips(self) -> int:
-        """Chips it runs on."""
+        """Number of chips."""
         return math.prod((self.data, self.fsdp, self.tensor, self.pipeline))
 
     @property
     def batch_shards(self) -> int:
-        """Parts the batch is cut into across chips."""
+        """Number of shards of the batch."""
         return self.data * self.fsdp
 
     @property
     def stage_words(self) -> str:
-        """Layers of each stage, equal ones that follow each other as "3 x 8"."""
+        """Layers per stage in words, equal consecutive ones as "3 x 8"."""
         runs = ((layers, len([*run])) for layers, run in itertools.groupby(self.stages))
         return ", ".join(
             f"{count} x {layers}" if count > 1 else f"{layers}" for layers, count in runs
         )
 
     def runs(self, layers: int) -> tuple[tuple[str, int], ...]:
-        """What is recomputed, and in how many consecutive layers, for so many layers in all."""
+        """Runs (recomputation, number of consecutive layers) over all layers."""
         if self.recompute in RECOMPUTE:
             return ((self.recompute, layers),)
         parts = (part.split() for part in self.recompute.split(", "))

@@ -111,8 +111,7 @@ def faults(schedule: Schedule) -> list[str]:
         One sentence per fault: tasks that are missing, doubled, unknown or on a foreign device;
         if there is none of those, the tasks at which the devices wait for one another.
 
-    Cost:
-        Proportional to the number of tasks.
+    Cost: Proportional to the number of tasks.
 
     Example:
         >>> order = (Task("F", 0, 0), Task("F", 0, 0), Task("B", 0, 0))

@@ -186,8 +186,7 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
     Raises:
         ValueError: when the schedule cannot run; names the first fault.
 
-    Cost:
-        Proportional to the number of tasks: about 10 us each.
+    Cost: Proportional to the number of tasks: about 10 us each.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), section 2, for
         the durations.

@@ -42,8 +42,7 @@ def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True)
         RuntimeError: fewer than four devices; `toolkit.parallel.simulate_devices(4)` before
             anything else makes them.
 
-    Cost:
-        About a minute on two cores, most of it compilation.
+    Cost: About a minute on two cores, most of it compilation.
 
     Example:
         >>> from toolkit.attention import MIXERS

@@ -133,8 +133,7 @@ class Checkpoints:
             CheckpointError: when the disk is too full for the state, or when this save or the one
                 before failed.
 
-        Cost:
-            One copy of the state to the host, then bytes(state) of writing in the background.
+        Cost: One copy of the state to the host, then bytes(state) of writing in the background.
         """
         import orbax.checkpoint as ocp
 
@@ -179,8 +178,7 @@ class Checkpoints:
         Raises:
             CheckpointError: when every checkpoint was refused; says why, and what differs.
 
-        Cost:
-            Reads bytes(state), each device its own part.
+        Cost: Reads bytes(state), each device its own part.
         """
         self.wait()
         refused: list[str] = []

@@ -138,8 +138,7 @@ def token_batches(
         CorpusError: when the text is shorter than one window and its next token and, while reading,
             when a token is outside of the vocabulary.
 
-    Cost:
-        Each host reads batch * (time + 1) / hosts tokens per step.
+    Cost: Each host reads batch * (time + 1) / hosts tokens per step.
 
     Example:
         >>> import numpy as np
@@ -205,8 +204,7 @@ def record_batches(
         CorpusError: when the source is empty and, while reading, when a record is unlike the
             others.
 
-    Cost:
-        Each host reads batch / hosts records per step.
+    Cost: Each host reads batch / hosts records per step.
 
     Example:
         >>> import numpy as np

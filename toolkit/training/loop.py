@@ -142,8 +142,7 @@ def fit(
         DivergedError: when the loss or the gradient norm is not finite; nothing is saved after
             that.
 
-    Cost:
-        One host synchronisation per call of the train step; saves overlap with training.
+    Cost: One host synchronisation per call of the train step; saves overlap with training.
 
     Example:
         >>> step = make_train_step(lambda w, data: (w - data) ** 2, adamw(0.1))

@@ -35,8 +35,8 @@ def pack_documents(
     Raises:
         CorpusError: when no document has two tokens.
 
-    Cost:
-        O(n log n) for n documents. Best fit decreasing needs at most 11/9 of the fewest rows, + 4.
+    Cost: O(n log n) for n documents. Best fit decreasing needs at most 11/9 of the fewest rows, +
+        4.
 
     Source: Johnson, "Near-optimal bin packing algorithms", 1973.
 

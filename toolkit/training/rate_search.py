@@ -113,8 +113,7 @@ def search_rate(
         CheckpointError: when the directory belongs to another run, cannot be written or has no
             room.
 
-    Cost:
-        As `lr.search`; a checkpoint is one copy of the state to the host, then written in the
+    Cost: As `lr.search`; a checkpoint is one copy of the state to the host, then written in the
         background.
 
     Example:

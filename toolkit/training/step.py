@@ -97,10 +97,9 @@ def make_train_step(
         "gradient_norm" (before clipping) and, if the optimiser's state tells it, "learning_rate",
         each [steps].
 
-    Cost:
-        Per update, the loss's forward and backward passes; parameters and optimiser state are
-        updated in place (donated). Under a mesh, the collectives that the layout of the
-        parameters implies.
+    Cost: Per update, the loss's forward and backward passes; parameters and optimiser state are
+        updated in place (donated). Under a mesh, the collectives that the layout of the parameters
+        implies.
 
     Example:
         >>> optimizer = adamw(1e-2)

@@ -77,8 +77,7 @@ def read_sentence(
     The state is linear in the values, so writing one-hot values beside the shown ones tells how
     much of each token's value its key still returns: `recall[t, s] = k_s . S_t[:, one-hot s]`.
 
-    Source:
-        Vaswani et al. 2017, section 3.2; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
+    Source: Vaswani et al. 2017, section 3.2; Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks",
         equation 10.
     """
     given = looked_at(text.split(), token, MAX_TOKENS)

@@ -72,10 +72,9 @@ def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
         beta = 2 sigmoid(x w + b),  2 sigmoid(b) = write strength
         g = -decay strength * A softplus(x w + dt_bias)          and the other papers' decays
 
-    Source:
-        The initialisations of the rows' papers: A and dt of Mamba-2 (arXiv:2405.21060), Gated
-        DeltaNet and Kimi Delta Attention; gates of GLA (arXiv:2312.06635), HGRN2
-        (arXiv:2404.07904) and RWKV-7 (arXiv:2503.14456).
+    Source: The initialisations of the rows' papers: A and dt of Mamba-2 (arXiv:2405.21060), Gated
+        DeltaNet and Kimi Delta Attention; gates of GLA (arXiv:2312.06635), HGRN2 (arXiv:2404.07904)
+        and RWKV-7 (arXiv:2503.14456).
     """
     corrections = [_Maker(row, features, settings, i) for i in range(CORRECTIONS)]
     made: dict[str, np.ndarray] = {}

@@ -54,8 +54,7 @@ def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
     Returns:
         A `NotebookRun`; an error in a cell ends the run and is among the complaints.
 
-    Cost:
-        The notebook's own; the memory is sampled ten times per second.
+    Cost: The notebook's own; the memory is sampled ten times per second.
 
     Example:
         >>> from pathlib import Path

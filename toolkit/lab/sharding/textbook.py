@@ -3,8 +3,7 @@
 For V bytes of an array on n devices, each device sends V (n-1)/n in an all-gather or a
 reduce-scatter, and twice that in an all-reduce.
 
-Source:
-    Rajbhandari et al., "ZeRO", 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3.
+Source: Rajbhandari et al., "ZeRO", 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3.
 """
 
 import math

@@ -87,8 +87,7 @@ def run_tour(
         CorpusError: when the text cannot be used.
         KeyboardInterrupt: when stopped; the next call resumes.
 
-    Cost:
-        Two to three minutes on two cores, about 1 GB of memory at its peak.
+    Cost: Two to three minutes on two cores, about 1 GB of memory at its peak.
 
     Example:
         >>> from pathlib import Path

@@ -66,8 +66,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
     Returns:
         A `Forecast`.
 
-    Cost:
-        About 512 * 11 fits of two numbers, each O(points): some 10 ms for 100 points.
+    Cost: About 512 * 11 fits of two numbers, each O(points): some 10 ms for 100 points.
 
     Source: Golub and Pereyra (1973) for variable projection; Huber (1964) for the weights; the
         model is AutoLRS's (arXiv:2105.10762).
@@ -133,8 +132,7 @@ def published_forecast(
     Returns:
         A `Forecast` with variance 0: the published one claims to be exact.
 
-    Cost:
-        Up to 11 spline fits and some 30 least-squares fits, about 10 ms.
+    Cost: Up to 11 spline fits and some 30 least-squares fits, about 10 ms.
 
     Source: Jin et al., AutoLRS (arXiv:2105.10762), section 4.3, and its published code.
 

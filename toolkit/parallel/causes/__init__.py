@@ -1,1 +1,1 @@
-"""Reading a compiled program back: what it communicates, for whom, by which line."""
+"""Reading a compiled program: what it communicates, and the lines that cause it."""

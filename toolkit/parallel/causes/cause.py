@@ -1,4 +1,4 @@
-"""What an explanation is made of: a collective with its cause, and a category of memory."""
+"""The parts of an explanation: a collective with its cause, and a category of memory."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ class ExplainedCollective:
     """One communication of a compiled program and why it is there.
 
     Attributes:
-        collective: what moves, how many bytes, how often.
-        axes: the mesh axes it runs along; () where they could not be read.
-        before: how the array lies on those axes before, such as "cut along dimension 0".
-        after: how it lies after.
-        source: file and line of the operation it belongs to, such as "model.py:12".
-        function: the function that line is in.
-        origin: where the array comes from: an argument with its spec, or an operation's line.
-        wanted_by: who wants it as it lies after: an operation's line or a result with its spec.
+        collective: kind, bytes and count.
+        axes: the mesh axes it runs along; () if they could not be read.
+        before: the array's sharding on those axes before, such as "cut along dimension 0".
+        after: the same after the collective.
+        source: file and line of its operation, such as "model.py:12".
+        function: the function that contains that line.
+        origin: the source of the array: an argument with its spec, or an operation's line.
+        wanted_by: the consumer of the result: an operation's line, or a result with its spec.
 
     Example:
         >>> from toolkit.measure import Collective
@@ -54,8 +54,8 @@ class MemoryRow:
 
     Attributes:
         category: an argument's name, "results", "temporaries", ...
-        predicted: bytes by shapes and shardings alone; None where these do not tell.
-        compiled: bytes the compiler reports; None where it reports only a sum.
+        predicted: bytes from shapes and shardings; None if these do not determine it.
+        compiled: bytes that the compiler reports; None if it reports only a sum.
 
     Example:
         >>> MemoryRow("params", 1024, None).predicted

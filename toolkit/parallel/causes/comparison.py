@@ -1,4 +1,4 @@
-"""What one program communicates under several layouts, side by side."""
+"""The communication of one program under several layouts."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from toolkit.parallel.layout import Layout
 def compare_layouts(
     loss_fn: Callable, params: Any, batch: Any, layouts: Mapping[str, Layout]
 ) -> str:
-    """A table of the collectives of a loss and its gradients under each layout, as compiled.
+    """Tabulate the compiled collectives of a loss and its gradients under each layout.
 
     Args:
         loss_fn: (params, batch) -> scalar loss.
@@ -26,11 +26,10 @@ def compare_layouts(
         layouts: name -> layout, such as `auto_layout`'s beside `redco_layout`'s.
 
     Returns:
-        A line per layout: runs of each kind of collective per step, bytes that a device sends,
-        bytes of parameters that it holds.
+        A line per layout: count of each kind of collective, bytes sent per device, and bytes of
+        parameters per device.
 
-    Cost:
-        One compilation per layout; nothing runs.
+    Cost: One compilation per layout; nothing runs.
 
     Example:
         >>> params, x = {"w": jnp.ones((64, 64))}, jnp.ones((8, 64))

@@ -23,7 +23,7 @@ HATCHES = {"all-reduce": "", "all-gather": "//", "reduce-scatter": "\\\\", "all-
 def draw_explanation(
     collectives: tuple[ExplainedCollective, ...], memory: tuple[MemoryRow, ...]
 ) -> "Figure":
-    """What each collective sends, largest first, and what a device holds."""
+    """Draw the bytes sent by each collective, largest first, and the memory of a device."""
     with style():
         bars = min(len(collectives), _MOST_BARS)
         figure = new_figure(10.4, 1.9 + 0.42 * max(bars, 4))

@@ -1,8 +1,7 @@
-"""Follows a value through a compiled program: where it comes from, who wants it, which line.
+"""Follow a value through a compiled program: its origin, its consumer, their lines.
 
-A compiled program moves values about (copies, slices, transposes, loop carries) between the
-operations that a reader knows. These are skipped, so that a gather is traced to the argument it
-gathers and to the product that wanted it whole.
+Moves (copies, slices, transposes, loop carries) are skipped, so that a gather is traced to the
+argument that it gathers and to the product that needs the whole array.
 """
 
 import re
@@ -27,20 +26,20 @@ _MOST_STEPS = 200
 
 
 def compiled_with_own_lines(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """A persistent cache gives a program back with the lines of whoever compiled it first, unless
-    they are part of its key, as here.
+    """Compile with source lines as part of the cache's key; otherwise a persistent cache returns
+    the lines of whoever compiled the program first.
     """
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
     jax.config.update(name, True)
     try:
-        return lowered.compile(compiler_options={})  # given any, it forgets what it compiled before
+        return lowered.compile(compiler_options={})  # any option bypasses the in-memory cache
     finally:
         jax.config.update(name, before)
 
 
 class Place(NamedTuple):
-    """A line of the source: file name, line, function; empty where the compiler kept none."""
+    """A source line: file name, line, function; empty if the compiler kept none."""
 
     file: str
     line: int
@@ -51,9 +50,9 @@ class Place(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where a trace ends.
+    """The end of a trace.
 
-    `argument` and `output` are positions among the program's parameters and results, or None.
+    `argument` and `output` are positions in the program's parameters and results, or None.
     """
 
     operation: str
@@ -63,7 +62,7 @@ class End(NamedTuple):
 
 
 class ProgramTrace:
-    """A compiled program's text, ready to be followed."""
+    """A compiled program's text, indexed for tracing."""
 
     def __init__(self, text: str, computations: dict[str, list[Instruction]], entry: str) -> None:
         self._computations, self._entry = computations, entry
@@ -74,7 +73,7 @@ class ProgramTrace:
         self._places = _read_places(text)
 
     def parameters(self) -> dict[int, str]:
-        """Position -> the name that jax gave an argument, such as "params['up']"."""
+        """Position -> jax's name of the argument, such as "params['up']"."""
         return {
             int(instruction.operands): self.name(instruction)
             for instruction in self._computations[self._entry]
@@ -82,7 +81,7 @@ class ProgramTrace:
         }
 
     def name(self, instruction: Instruction) -> str:
-        """The operation as jax names it, with the transformations around it."""
+        """jax's name of the operation, with its transformations."""
         found = _OP_NAME.search(instruction.attributes)
         return found[1].replace("\\'", "'") if found else ""
 
@@ -100,13 +99,13 @@ class ProgramTrace:
         return Place(found[1], int(found[2]), "") if found else Place("", 0, "")
 
     def origin(self, site: Site) -> End:
-        """Where the first operand of a site's instruction comes from."""
+        """The origin of the first operand of a site's instruction."""
         computation, instruction = site[-1]
         names = instruction.operand_names
         return self._back(site[:-1], computation, names[0] if names else "", None)
 
     def wanted_by(self, site: Site) -> End:
-        """The first operation that computes with the result of a site's instruction."""
+        """The first operation that uses the result of a site's instruction."""
         computation, instruction = site[-1]
         return self._forward(site[:-1], computation, instruction.name, None)
 
@@ -169,10 +168,10 @@ class ProgramTrace:
         return self._end(instruction)
 
     def _is_move(self, instruction: Instruction) -> bool:
-        """Whether an instruction, or all of a fusion, only moves what it is given."""
+        """Whether an instruction, or all of a fusion, only moves data."""
         if instruction.opcode in ("fusion", "call"):
             inside = [one for name in instruction.callees for one in self._computations[name]]
-            # What is done to single integers is the arithmetic of a slice's place.
+            # Arithmetic on single integers computes offsets of slices.
             return all(one.opcode in _MOVES or one.shape in _PLACES for one in inside)
         return instruction.opcode in _MOVES
 
@@ -188,7 +187,7 @@ def _element(instruction: Instruction) -> int | None:
 
 
 def _read_places(text: str) -> dict[int, Place]:
-    """The tables before the program: frame -> line."""
+    """Read the tables before the program: frame -> line."""
     files = dict(re.findall(r'^(\d+) "(.*)"$', _section(text, "FileNames"), re.M))
     functions = dict(re.findall(r'^(\d+) "(.*)"$', _section(text, "FunctionNames"), re.M))
     pattern = r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)"
@@ -208,7 +207,7 @@ def _read_places(text: str) -> dict[int, Place]:
 
 
 def _own_line(number: str, frames: dict[str, tuple[Place, str]]) -> Place:
-    """The innermost line outside of libraries; a library's where there is no other."""
+    """The innermost line outside of libraries, or else a library's."""
     innermost, seen = frames[number][0], set()
     while number in frames and number not in seen:
         seen.add(number)

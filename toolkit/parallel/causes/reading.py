@@ -1,8 +1,7 @@
 """Why a compiled program communicates: each collective with its cause, and memory by category.
 
-The compiler keeps for every instruction the line it comes from, and jax keeps the names and
-shardings of what a program takes and returns. Following a collective's operand back and its result
-onwards joins the two: what was cut, who wanted it otherwise, and where that is written.
+The compiler records the source line of every instruction, and jax the names and shardings of
+arguments and results. Tracing a collective's operand back and its result forward joins the two.
 """
 
 import math
@@ -30,23 +29,21 @@ from toolkit.parallel.causes.program_trace import (
 
 @checked
 def explain(program: Lowered | jax.stages.Compiled) -> Explanation:
-    """Traces every collective of a compiled program to its cause, and sums memory by category.
+    """Trace every collective of a compiled program to its cause, and sum memory by category.
 
     Args:
-        program: what `jax.jit(f).lower(...)` returns, to be compiled here, or what its `compile()`
-            returned. Arguments that lie on a mesh give the axes their names. A program that was
-            compiled elsewhere may come from jax's persistent compilation cache, with the lines of
-            whoever compiled it first, perhaps in another checkout; here it does not.
+        program: the result of `jax.jit(f).lower(...)`, which is compiled here, or of its
+            `compile()`. Axis names come from arguments on a mesh. A program compiled elsewhere may
+            come from jax's persistent cache, with source lines of another checkout; a lowered
+            program avoids that.
 
     Returns:
-        An `Explanation`. Its counts are the compiler's, so this backend's own choice.
+        An `Explanation`, whose counts are those of this backend's compiler.
 
-    Cost:
-        Linear in the length of the program text for each collective; nothing runs. Compiles what
-        is not.
+    Cost: linear in the length of the program text per collective, and a compilation of a lowered
+        program; nothing runs.
 
-    Source:
-        OpenXLA, "HLO IR text" (metadata and stack frames).
+    Source: OpenXLA, "HLO IR text" (metadata and stack frames).
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec
@@ -70,18 +67,18 @@ def explain(program: Lowered | jax.stages.Compiled) -> Explanation:
 
 
 class _Names:
-    """Arguments and results of a program by their positions: names and specs."""
+    """Names and specs of a program's arguments and results by position."""
 
     def __init__(self, compiled: jax.stages.Compiled, trace: ProgramTrace) -> None:
         self._arguments = trace.parameters()
         inputs = jax.tree.leaves(compiled.input_shardings)
-        # jax drops arguments that nothing uses; then positions say nothing of the shardings.
+        # jax drops unused arguments; positions then do not match the shardings.
         self._inputs = inputs if len(inputs) == len(self._arguments) else []
         outputs = jax.tree_util.tree_leaves_with_path(compiled.output_shardings)
         self._outputs = [(jax.tree_util.keystr(path), sharding) for path, sharding in outputs]
 
     def arguments(self, trees: tuple) -> list[str]:
-        """What each positional argument is called."""
+        """The name of each positional argument."""
         found, first = [], 0
         for position, tree in enumerate(trees):
             name = self._arguments.get(first, "") if self._inputs else ""
@@ -129,7 +126,7 @@ def _explained(
 
 
 def _change(kind: str, attributes: str) -> tuple[str, str]:
-    """How an array lies along the axes of a collective, before and after."""
+    """An array's sharding along the axes of a collective, before and after."""
     _, _, rest = attributes.partition("dimensions={")
     dimension = f"dimension {rest.partition('}')[0]}" if rest else "a dimension"
     return {

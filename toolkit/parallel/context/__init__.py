@@ -1,13 +1,13 @@
-"""Context parallelism: mixing the tokens of a sequence that lie on several devices.
+"""Context parallelism: mixing the tokens of a sequence sharded over several devices.
 
-ring.py        keys and values go around, a neighbour at a time; a backward pass of its own
+ring.py        keys and values travel around a ring; a custom backward pass
 zigzag.py      an order of chunks in which causal attention costs every device the same
-ulysses.py     heads change places with time, and back
+ulysses.py     an all-to-all exchanges sharded time for sharded heads, and back
 attention.py   the three on whole arrays
 states.py      linear-time mixers: the state passes from device to device
-latents.py     latent attention: the latents of all are gathered
-halo.py        layers that see a few tokens back
-along.py       whole models under a layout that cuts time
+latents.py     latent attention: all latents are gathered
+halo.py        layers that look a few tokens back
+along.py       whole models under a layout that shards time
 """
 
 from toolkit.parallel.context.attention import context_attention

@@ -1,7 +1,7 @@
-"""Whole models over a sequence in parts: what their mixing layers do, and what others are told.
+"""Whole models over sharded sequences: what their mixing layers do.
 
-A layout says that time is cut; while a loss under it is traced, `sequence_attention` and the others
-reach across devices. All else that a model does is done token by token, and lies as its tokens do.
+While a loss is traced under a layout that shards time, `sequence_attention` and its siblings
+communicate across devices. Everything else in a model works token by token.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ METHODS = ("ring", "zigzag", "ulysses")
 
 
 class Along(NamedTuple):
-    """How time is cut: by which method, over the axis "context" of which mesh; what cuts rows."""
+    """How time is sharded: the method, the mesh with the axis "context", and the batch axes."""
 
     mesh: Mesh
     method: Any
@@ -36,7 +36,7 @@ _ALONG: ContextVar[Along | None] = ContextVar("along", default=None)
 
 @contextlib.contextmanager
 def attending(along: Along | None) -> Iterator[None]:
-    """What is traced here attends so; None: every device has whole sequences."""
+    """Set how code traced in the `with` block attends; None: sequences are whole."""
     token = _ALONG.set(along)
     try:
         yield
@@ -45,7 +45,7 @@ def attending(along: Along | None) -> Iterator[None]:
 
 
 def cuts_time() -> bool:
-    """Whether what is traced here has parts of sequences on its devices."""
+    """Whether sequences are sharded in the code being traced."""
     return _ALONG.get() is not None
 
 
@@ -58,7 +58,7 @@ def sequence_attention(
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
 ) -> tuple[Float[Array, "batch time heads value"], Any]:
-    """`softmax_attention`, over the devices that share a sequence if any do."""
+    """`softmax_attention`, across devices if the sequence is sharded."""
     how = {"sliding_window": sliding_window, "segment_ids": segment_ids}
     along = _along(initial_state)
     if along is None:
@@ -74,7 +74,7 @@ def sequence_mixer(
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
 ) -> tuple[Float[Array, "batch time heads value"], Any]:
-    """A linear-time mixer by the name of its row, likewise."""
+    """A linear-time mixer by the name of its row, across devices if the sequence is sharded."""
     along = _along(initial_state)
     if along is None:
         how = {"segment_ids": segment_ids, "initial_state": initial_state}
@@ -92,7 +92,7 @@ def sequence_look_back(
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
 ) -> tuple[Float[Array, "batch time channels"], Any]:
-    """function(x, *weights), which sees `reach` tokens back, likewise."""
+    """function(x, *weights), which looks `reach` tokens back, across devices if needed."""
     along = _along(initial_state)
     if along is None or not reach:
         how = {"segment_ids": segment_ids, "initial_state": initial_state}
@@ -110,7 +110,7 @@ def sequence_latents(
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
 ) -> tuple[Float[Array, "batch time width"], Any]:
-    """`mla`, likewise."""
+    """`mla`, across devices if the sequence is sharded."""
     along = _along(initial_state)
     if along is None:
         how = {"segment_ids": segment_ids, "initial_state": initial_state}
@@ -128,7 +128,7 @@ def _along(initial_state: Any) -> Along | None:
 
 
 def check_word(word: str, can_cut_time: bool) -> None:
-    """ValueError for a layer that needs whole sequences where they lie in parts."""
+    """ValueError for a layer that needs whole sequences if they are sharded."""
     along = _ALONG.get()
     if along is not None and not can_cut_time:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Context parallel attention on whole arrays: a drop-in for softmax attention of long sequences."""
+"""Context-parallel attention on whole arrays: a drop-in for softmax attention on long sequences."""
 
 from functools import partial
 from typing import Literal
@@ -30,7 +30,7 @@ def context_attention(
     scale: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, "batch time heads value"]:
-    """Softmax attention of whole arrays whose tokens lie along a mesh axis.
+    """Softmax attention on whole arrays whose time dimension is sharded along a mesh axis.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j
 
@@ -39,23 +39,20 @@ def context_attention(
         k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
         v: values [batch, time, key_value_heads, value].
         mesh: the devices.
-        method: "ring" (least memory), "zigzag" (a ring in which causal attention costs every device
-            the same; tokens change places before and after), "ulysses" (least messages).
-        axis: the mesh axis that cuts time.
-        batch_axis: the mesh axis (or axes) that cut the batch, or None.
+        method: "ring" (least memory), "zigzag" (a ring with balanced causal attention; tokens are
+            reordered before and after), "ulysses" (fewest messages).
+        axis: the mesh axis that shards time.
+        batch_axis: the mesh axis (or axes) that shard the batch, or None.
         is_causal: a token sees no token after itself.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         scale: factor of the products; None for key ** -0.5.
-        segment_ids: document number of every token; equal numbers in a row are one document.
+        segment_ids: document number of every token; consecutive equal numbers are one document.
 
     Returns:
-        [batch, time, heads, value] in q's dtype, in the order of the text, cut as q is.
+        [batch, time, heads, value] in q's dtype, in the order of the text, sharded like q.
 
-    Cost:
-        See `ring_attention`, `ulysses_attention` and, for "zigzag", twice two permutes of half of
-        each array more.
-
-    Source: as `ring_attention` and `ulysses_attention`.
+    Cost: see `ring_attention` and `ulysses_attention`; "zigzag" adds two permutes of half of each
+        array, before and after.
 
     Example:
         >>> q = k = v = jnp.ones((1, 2 * len(jax.devices()), 3, 8))

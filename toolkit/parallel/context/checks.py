@@ -1,4 +1,4 @@
-"""What every form of context parallelism refuses, and documents as all of them number them."""
+"""Checks shared by all forms of context parallelism, and their numbering of documents."""
 
 import math
 
@@ -9,7 +9,8 @@ from toolkit.attention._attend import run_numbers
 
 
 def check_attention(q: Array, k: Array, v: Array, sliding_window: int | None) -> None:
-    """Self-attention: as many queries as keys, whole groups of heads, a window of 1 or none."""
+    """Check self-attention: as many queries as keys, whole groups of heads, a window of at least
+    1."""
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q, k, v do not fit: shapes {q.shape}, {k.shape}, {v.shape}")
     if not k.shape[2] or q.shape[2] % k.shape[2]:
@@ -25,7 +26,7 @@ def check_cut(
     batch_axis: str | tuple[str, ...] | None,
     pieces: int = 1,
 ) -> None:
-    """[batch, time, ...] divides among the axes, time into `pieces` for each device."""
+    """Check that [batch, time, ...] divides among the axes, with `pieces` of time per device."""
     batch_axes = (batch_axis,) if isinstance(batch_axis, str) else batch_axis or ()
     if axis in batch_axes:
         raise ValueError(f"batch_axis={batch_axis!r}: want other axes than axis, {axis!r}")
@@ -48,7 +49,7 @@ def check_cut(
 def documents(
     segment_ids: Int[Array, "batch time"] | None, shape: tuple[int, ...]
 ) -> Int[Array, "batch time"] | None:
-    """Documents numbered from 1: what numbers come again further on must not look like one."""
+    """Number documents from 1, so that a number used again later is a new document."""
     if segment_ids is None:
         return None
     if segment_ids.shape != shape:

@@ -1,4 +1,4 @@
-"""Layers that see a few tokens back, over tokens on several devices: the last ones move on."""
+"""Layers that look a few tokens back, over sharded time: the last tokens are sent on."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +24,13 @@ def look_back(
     batch_axis: str | tuple[str, ...] | None,
     segment_ids: Int[Array, "batch time"] | None,
 ) -> Float[Array, "batch time channels"]:
-    """function(x, *weights), which sees `reach` tokens back: one permute of those each way, or more
-    where a device has fewer."""
+    """function(x, *weights), which looks `reach` tokens back: one permute of these each way, or
+    more if a device has fewer."""
     check_cut(x.shape, mesh, axis, batch_axis)
 
     def on_each_device(x: Array, weights: tuple[Array | None, ...], segments: Any) -> Array:
         tail = _tokens_before(x, reach, axis)
-        if segments is not None:  # they count from 1, and before the first device there is none
+        if segments is not None:  # they count from 1; 0 stands for nothing before the first device
             is_same = _tokens_before(segments, reach, axis) == segments[:, :1]
             tail = jnp.where(is_same[..., None], tail, 0)
         return function(x, *weights, initial_state=tail, segment_ids=segments)[0]

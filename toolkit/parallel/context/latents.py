@@ -1,7 +1,7 @@
-"""Latent attention of tokens that lie on several devices: each gathers the latents of all.
+"""Latent attention over sharded time: every device gathers all latents.
 
-A latent is what a token leaves for all heads, far less than their keys and values: it is gathered
-once, every device makes the keys and values of all tokens out of it, and its queries attend.
+A latent is much smaller than the keys and values of all heads. It is gathered once; every device
+expands the keys and values of all tokens and attends with its own queries.
 """
 
 import jax
@@ -27,7 +27,7 @@ def context_latents(
     batch_axis: str | tuple[str, ...] | None,
     segment_ids: Int[Array, "batch time"] | None,
 ) -> Float[Array, "batch time width"]:
-    """`mla` of whole arrays whose tokens lie along a mesh axis: an all-gather forward and a
+    """`mla` on whole arrays with time sharded along a mesh axis: an all-gather forward and a
     reduce-scatter backward of latent + rope numbers per token."""
     check_cut(x.shape, mesh, axis, batch_axis)
 

@@ -1,17 +1,17 @@
-r"""Ring attention: every device keeps its queries while keys and values go around.
+r"""Ring attention: every device keeps its queries while keys and values travel around a ring.
 
 Device i of N holds 1/N of the tokens. At step s it attends to the keys of device i - s and merges
-what that gives with what it has (`merge_attention`); meanwhile they move on to its neighbour:
+the result into its own (`merge_attention`), while the keys and values move to the next device:
 
     o_i, L_i = merge over s of attention(q_i, k_(i-s), v_(i-s))        L the log-sum-exp
 
-Plain differentiation would keep every key and value that came by: the whole sequence on each
-device. Instead the backward pass sends them around again, and their gradients with them. With
-w_s = exp(L_s - L), attention to the keys of one device has the cotangents
+Plain differentiation would keep the keys and values of the whole sequence on each device. Instead
+the backward pass sends them around again, together with their gradients. With w_s = exp(L_s - L),
+attention to the keys of one device has the cotangents
 
     do_s = w_s do        dL_s = w_s do . (o_s - o)
 
-so that its own backward pass, in tiles, serves each step.
+so that each step reuses the tiled backward pass of local attention.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def ring_attention(
     scale: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, "batch time heads value"]:
-    """Softmax attention over tokens that are cut along a mesh axis; inside `jax.shard_map`.
+    """Softmax attention over time sharded along a mesh axis; inside `jax.shard_map`.
 
         o_i = sum_j softmax_j(scale q_i . k_j) v_j        j over the keys of all devices
 
@@ -56,11 +56,10 @@ def ring_attention(
         v: its values [batch, time, key_value_heads, value].
         axis: the mesh axis; its devices hold the text in order.
         is_causal: a token sees no token after itself.
-        is_zigzag: the tokens are in zigzag order (`to_zigzag`), in which every device sees as much.
+        is_zigzag: the tokens are in zigzag order (`to_zigzag`), which balances causal attention.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         scale: factor of the products; None for key ** -0.5.
-        segment_ids: document of each token; equal numbers are one document wherever they stand,
-            and a token sees its own.
+        segment_ids: document of each token; equal numbers are one document wherever they stand.
 
     Returns:
         This device's outputs [batch, time, heads, value] in q's dtype.
@@ -68,15 +67,13 @@ def ring_attention(
     Raises:
         NotImplementedError: in forward mode, which `ulysses_attention` has.
 
-    Cost:
-        With N devices, 2 (N-1) permutes of one device's keys or values forward and 4 (N-1)
+    Cost: With N devices, 2 (N-1) permutes of one device's keys or values forward and 4 (N-1)
         backward (gradients travel in float32, those of float64 inputs in float64), and (N-1) of
         segment_ids each way. FLOPs as softmax attention, and one more forward pass in the backward
-        pass. Chunks that nothing sees are skipped; only zigzag order spreads that evenly. Memory:
-        this device's tokens only.
+        pass. Fully masked chunks are skipped; only zigzag order balances that. Memory: this
+        device's tokens only.
 
-    Source:
-        Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
+    Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
         Context", 2023, arXiv:2310.01889; Li et al., "Sequence Parallelism", 2021, arXiv:2105.13120.
 
     Example:
@@ -109,7 +106,7 @@ def _forward(q: Array, k: Array, v: Array, segments: Array | None, how: _How):
     devices = devices_along(how.axis)
 
     def attend(step: Any, held: tuple) -> tuple[Array, Array]:
-        """To the keys that came `step` devices far, by chunks of the text."""
+        """Attend to the keys that travelled `step` devices, by chunks of the text."""
 
         def visit(pair: "_Pair") -> tuple[Array, Array]:
             return _attend(pair, how, *pair.arrays)
@@ -144,12 +141,13 @@ def _backward(how: _How, kept: tuple, cotangent: Array) -> tuple[Array, Array, A
     rows = [jnp.split(x, pieces, axis=1) for x in (cotangent, out, residual)]
 
     def gradients(step: Any, held: tuple) -> tuple[Array, ...]:
-        """Of the queries here, and of the keys and values that came `step` devices far."""
+        """Gradients of the local queries, and of the keys and values that travelled `step`
+        devices."""
 
         def visit(pair: "_Pair", cotangent: Array, out: Array, residual: Array):
             attend = lambda *arrays: _attend(pair, how, *arrays)  # noqa: E731
             (out_here, residual_here), pull = jax.vjp(attend, *pair.arrays)
-            # Where nothing is seen here, or nothing is asked for, no NaN of elsewhere may come in.
+            # NaN from elsewhere must not enter where nothing is visible or no gradient is needed.
             is_used = (residual_here != -jnp.inf) & (cotangent != 0).any(-1)
             share = jnp.where(is_used, jnp.exp(residual_here - residual), 0)
             change = (jnp.where(is_used[..., None], out_here - out, 0) * cotangent).sum(-1)
@@ -194,7 +192,7 @@ _ring.defvjp(_forward, _backward)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Pair:
-    """A chunk of queries, and keys and values: mask, distance, and whether any key is seen."""
+    """A chunk of queries, keys and values: mask, distance, and whether any key is visible."""
 
     arrays: tuple[Array, Array, Array]
     mask: Bool[Array, "batch 1 time key_time"] | None
@@ -205,7 +203,7 @@ class _Pair:
 def _pairs(
     q: Array, segments: Array | None, held: tuple, step: Any, how: _How
 ) -> Iterator[list[_Pair]]:
-    """For each chunk of queries here, its pairs with the chunks that came `step` devices far.
+    """Pairs of each local chunk of queries with the chunks that travelled `step` devices.
 
     A device holds one chunk of the text or, in zigzag order, two.
     """
@@ -256,7 +254,7 @@ def _sum(left: Any, right: Any) -> tuple[Array, ...]:
 
 
 def _full(shape: Any, value: float, like: Array) -> Array:
-    """A constant of at least float32 that varies over the mesh axes over which `like` does."""
+    """A constant of at least float32 that varies over the same mesh axes as `like`."""
     x = jnp.full(shape.shape, value, accumulator(shape.dtype))
     axes = tuple(varying_axes(like))
     return varying(x, axes) if axes else x

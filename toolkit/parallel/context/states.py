@@ -1,15 +1,15 @@
-"""Linear-time mixers of tokens that lie on several devices: what passes between them is the state.
+"""Linear-time mixers over sharded time: devices exchange states.
 
-A mixer's final state is affine in the one that it starts from. Over the tokens of device d
+A mixer's final state is affine in its initial state. Over the tokens of device d
 
-    S_out = A_d S_in + B_d          A_d [key, key]; diagonal where tokens only decay and add
+    S_out = A_d S_in + B_d          A_d [key, key]; diagonal if tokens only decay and add
 
-so every device finds A_d and B_d of its own tokens, all are gathered, and device d starts from
+so every device computes A_d and B_d of its tokens, all are gathered, and device d starts from
 
     S_d = A_(d-1) S_(d-1) + B_(d-1),          S_0 = 0
 
-A_d and B_d come from the mixer itself: B_d is its final state after no tokens, A_d what becomes of
-the identity under values of zero; one pass over [values, zeros] finds both.
+B_d is the mixer's final state from zero, and A_d that from the identity with values of zero; one
+pass over [values, zeros] computes both.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def context_mixer(
     batch_axis: str | tuple[str, ...] | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, "batch time heads value"]:
-    """A linear-time mixer of whole arrays whose tokens lie along a mesh axis.
+    """A linear-time mixer on whole arrays whose time dimension is sharded along a mesh axis.
 
         S_d = A_(d-1) S_(d-1) + B_(d-1)          the state that device d starts from
 
@@ -45,22 +45,20 @@ def context_mixer(
         name: a recurrent row of `toolkit.attention.MIXERS`, such as "gdn".
         inputs: its arguments in the order of the row, each [batch, time, heads, ...].
         mesh: the devices.
-        axis: the mesh axis that cuts time, in the order of the text.
-        batch_axis: the mesh axis (or axes) that cut the batch, or None.
-        segment_ids: document number of every token; equal numbers in a row are one document.
+        axis: the mesh axis that shards time, in the order of the text.
+        batch_axis: the mesh axis (or axes) that shard the batch, or None.
+        segment_ids: document number of every token; consecutive equal numbers are one document.
 
     Returns:
-        [batch, time, heads, value] in the dtype of v, cut as the inputs are.
+        [batch, time, heads, value] in the dtype of v, sharded like the inputs.
 
-    Cost:
-        One all-gather forward and one reduce-scatter backward, of key (key + value) float32
-        numbers per device and head, key (value + 1) where tokens only decay and add, however long
-        the text. FLOPs: on each device's tokens a pass for the states, with key more value
-        channels (1 more), and the mixer itself.
+    Cost: One all-gather forward and one reduce-scatter backward, of key (key + value) float32
+        numbers per device and head, key (value + 1) if tokens only decay and add, independent of
+        the length. FLOPs: the mixer, and a pass for the states with key more value channels (1
+        more).
 
-    Source:
-        Sun et al., "LASP-2: Rethinking Sequence Parallelism for Linear Attention and Its Hybrid",
-        2025, arXiv:2502.07563, section 3.
+    Source: Sun et al., "LASP-2: Rethinking Sequence Parallelism for Linear Attention and Its
+        Hybrid", 2025, arXiv:2502.07563, section 3.
 
     Example:
         >>> x = jnp.ones((1, 2 * len(jax.devices()), 3, 8))
@@ -100,12 +98,12 @@ def entering_state(
 ) -> Float[Array, "batch heads key value"]:
     """The state before this device's first token; inside `jax.shard_map`.
 
-    Zeros where a document begins there; NaN where one that does not had it among its tokens.
+    Zeros if a document begins there. NaN propagates only within its own document.
     """
     whole = lax.all_gather(_summary(row, inputs, segments), axis)
     devices, batch = whole.shape[:2]
     value = whole.shape[-1] - (1 if row.transition == "diagonal" else whole.shape[-2])
-    # Of each device: whether all its tokens are one document, and whether the next one's first is.
+    # Per device: whether all its tokens are one document, and whether the next device continues it.
     is_one = is_joined = jnp.ones((devices, batch, 1), bool)
     if segments is not None:
         ends = lax.all_gather(segments[:, :: max(1, segments.shape[1] - 1)], axis)
@@ -114,7 +112,7 @@ def entering_state(
 
     def pass_on(carry: tuple, device: tuple) -> tuple[tuple, None]:
         (state, is_faulty), (index, summary, is_one, is_joined) = carry, device
-        # 0 * NaN is NaN: what is not finite must not meet the documents and gradients beside it.
+        # 0 * NaN is NaN, so non-finite values are removed before they reach other documents.
         is_finite = jnp.isfinite(summary).all((-2, -1))
         summary = jnp.where(is_finite[..., None, None], summary, 0)
         added, kept = summary[..., :value], summary[..., value:]
@@ -136,13 +134,13 @@ def entering_state(
 def _summary(
     row: Mixer, inputs: tuple[Array, ...], segments: Array | None
 ) -> Float[Array, "batch heads key columns"]:
-    """B of this device's tokens, and beside it A, of which a diagonal is one column."""
+    """B of this device's tokens joined with A; a diagonal A is one column."""
     by_name = dict(zip(row.names, inputs, strict=True))
     v, key = by_name["v"], by_name["q"].shape[-1]
     (batch, _, heads, *_), value, dtype = v.shape, v.shape[-1], accumulator(v.dtype)
     unit = jnp.ones((key, 1), dtype) if row.transition == "diagonal" else jnp.eye(key, dtype=dtype)
     start = jnp.concatenate([jnp.zeros((key, value), dtype), unit], axis=-1)
-    # The compiler would look whether each of these constants is finite, for seconds.
+    # The compiler would check each of these constants for finiteness, which takes seconds.
     start = lax.optimization_barrier(jnp.broadcast_to(start, (batch, heads, *start.shape)))
     wide = (
         jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, unit.shape[1])])

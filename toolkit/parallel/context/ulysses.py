@@ -1,4 +1,5 @@
-"""Ulysses: heads change places with time, so that each device attends over the whole sequence.
+"""Ulysses: an all-to-all exchanges sharded time for sharded heads, so that each device attends over
+the whole sequence with its heads.
 
 [batch, time / N, heads, key] -> [batch, time, heads / N, key] -> attention -> and back
 """
@@ -25,12 +26,12 @@ def ulysses_attention(
     scale: float | None = None,
     segment_ids: Int[Array, "batch time"] | None = None,
 ) -> Float[Array, "batch time heads value"]:
-    """Softmax attention over tokens that are cut along a mesh axis; inside `jax.shard_map`.
+    """Softmax attention over time sharded along a mesh axis; inside `jax.shard_map`.
 
         o = all_to_all(softmax_attention(all_to_all(q), all_to_all(k), all_to_all(v)))
 
-    Heads that the N devices do not divide are filled up: key heads are repeated, one per query
-    head, and heads of zeros are added.
+    If N devices do not divide the heads, key heads are repeated, one per query head, and heads of
+    zeros are added.
 
     Args:
         q: this device's queries [batch, time, heads, key].
@@ -40,13 +41,12 @@ def ulysses_attention(
         is_causal: a token sees no token after itself.
         sliding_window: tokens seen, itself included (on each side if not causal); None for all.
         scale: factor of the products; None for key ** -0.5.
-        segment_ids: document number of every token; equal numbers in a row are one document.
+        segment_ids: document number of every token; consecutive equal numbers are one document.
 
     Returns:
         This device's outputs [batch, time, heads, value] in q's dtype.
 
-    Cost:
-        Four all-to-alls forward and four backward, each of one device's queries, keys, values or
+    Cost: Four all-to-alls forward and four backward, each of one device's queries, keys, values or
         outputs; segment_ids are gathered. FLOPs as softmax attention, times ceil(heads / N) N /
         heads. A device holds the keys of its heads for all tokens.
 

@@ -1,7 +1,7 @@
-"""Zigzag order: causal attention costs every device the same.
+"""Zigzag order, which balances causal attention over devices.
 
 Of 2N chunks of a sequence, device i of N holds chunks i and 2N-1-i. In the order of the text, the
-last device's queries would see N times what the first one's see.
+last device would compute many times more scores than the first.
 """
 
 import jax.numpy as jnp
@@ -16,14 +16,14 @@ MOST_TOKENS = 2**31 - 1
 
 @checked
 def zigzag_order(time: int, devices: int) -> Int[Array, "time"]:
-    """The places in the text of a zigzag sequence's tokens: `x[:, zigzag_order(...)]` is zigzag.
+    """The permutation into zigzag order: `x[:, zigzag_order(...)]` is in zigzag order.
 
     Args:
         time: tokens of the sequence, a multiple of 2 devices.
-        devices: how many hold it.
+        devices: number of devices.
 
     Returns:
-        int32 [time]; `jnp.argsort` of it leads back.
+        int32 [time]; its `jnp.argsort` is the inverse.
 
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; the
         order is that of Zhu's ring-flash-attention, 2024.
@@ -42,7 +42,7 @@ def zigzag_order(time: int, devices: int) -> Int[Array, "time"]:
 
 @checked
 def to_zigzag(x: Array, axis: str) -> Array:
-    """The order of the text becomes zigzag; inside `jax.shard_map`, tokens cut along `axis`.
+    """Reorder text to zigzag order; inside `jax.shard_map`, with tokens sharded along `axis`.
 
     Args:
         x: this device's tokens, two chunks [batch, time, ...] of the text.
@@ -51,8 +51,7 @@ def to_zigzag(x: Array, axis: str) -> Array:
     Returns:
         Chunks i and 2N-1-i of the text, for device i of N, in x's shape.
 
-    Cost:
-        Two permutes of half of x each.
+    Cost: Two permutes of half of x each.
 
     Example:
         >>> mesh, cut = make_mesh({"context": 2}, devices=jax.devices()[:2]), jax.P(None, "context")
@@ -72,7 +71,7 @@ def to_zigzag(x: Array, axis: str) -> Array:
 
 @checked
 def from_zigzag(x: Array, axis: str) -> Array:
-    """Zigzag becomes the order of the text: the inverse of `to_zigzag`.
+    """Reorder zigzag to text order: the inverse of `to_zigzag`.
 
     Args:
         x: this device's tokens [batch, time, ...], two chunks in zigzag order.
@@ -81,8 +80,7 @@ def from_zigzag(x: Array, axis: str) -> Array:
     Returns:
         Chunks 2i and 2i+1 of the text, for device i, in x's shape.
 
-    Cost:
-        Two permutes of half of x each.
+    Cost: Two permutes of half of x each.
 
     Example:
         >>> mesh, cut = make_mesh({"context": 2}, devices=jax.devices()[:2]), jax.P(None, "context")

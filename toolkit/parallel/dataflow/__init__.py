@@ -1,1 +1,1 @@
-"""Layouts followed through a traced program: what a cut of its inputs would communicate."""
+"""Layouts propagated through a traced program, with the communication that they cause."""

@@ -1,16 +1,16 @@
-"""Finds a tensor-parallel layout by following the traced loss, forward and backward.
+"""Search for a tensor-parallel layout by propagation through the traced loss, forward and backward.
 
-The dimensions that one loop joins (the columns of a weight and the rows of the next; the heads of
-queries, keys, values and output) are cut together, or stay whole. Loop by loop, a cut is kept if
-the modelled step gets faster:
+Dimensions of one loop (the columns of a weight and the rows of the next; the heads of queries,
+keys, values and output) are sharded together or not at all. Loop by loop, a cut is kept if the
+modelled step gets faster:
 
     seconds = moving + FLOPs / rate + 7 parameter bytes held / memory bandwidth
 
-(the last is Adam's update, which reads four arrays and writes three). What is not outermost in a
-reshape is never cut through. A fused [queries | keys | values] may be: devices then exchange its
-parts, so that each has its own heads of all three, and that is what it costs. Where the heads of
-keys and values are fewer than the devices, the mesh axis is followed factor by factor: one cuts
-these heads, the next the queries of each group.
+The last term is Adam's update, which reads four arrays and writes three. Only the outermost
+dimension in a reshape is cut. A fused [queries | keys | values] may be cut at the cost of
+exchanging its parts, so that each device has its own heads of all three. If there are fewer
+key-value heads than devices, the mesh axis is split into factors: one cuts these heads, the next
+the queries of each group.
 """
 
 import math
@@ -42,28 +42,25 @@ def auto_layout(
     axis: str = "model",
     machine: Machine | None = None,
 ) -> Layout:
-    """Chooses which dimension of each parameter to cut, by following the program.
+    """Choose which dimension of each parameter to shard, by following the program.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, differentiable.
         params: pytree of arrays or ShapeDtypeStructs.
         batch: pytree of arrays or ShapeDtypeStructs [batch, ...], of the global batch.
         mesh: the devices.
-        batch_axis: the mesh axis that cuts the batch.
-        axis: the mesh axis that may cut parameters.
+        batch_axis: the mesh axis that shards the batch.
+        axis: the mesh axis that may shard parameters.
         machine: latency, bandwidth and rates; None for an H100's.
 
     Returns:
-        A `Layout`; each row says which product keeps, sums or looks up the dimension that is cut,
-        or why none is.
+        A `Layout`; each reason names the product that keeps, sums or looks up the cut dimension, or
+        tells why there is none.
 
-    Cost:
-        Two traces of the loss and two passes over its operations per loop found; nothing is
-        compiled or allocated.
+    Cost: two traces of the loss and two passes over its operations per loop; nothing is compiled.
 
-    Source:
-        Yuan et al., "OneFlow", 2021 (signatures); Shoeybi et al., "Megatron-LM", 2019 (the layout
-        it finds for a transformer).
+    Source: Yuan et al., "OneFlow", 2021 (signatures); Shoeybi et al., "Megatron-LM", 2019 (the
+        layout it finds for a transformer).
 
     Example:
         >>> mesh = make_mesh({"data": 1, "model": 8})  # eight devices, real or simulated
@@ -103,7 +100,7 @@ def auto_layout(
 
 
 class _Model:
-    """The step's modelled seconds, for cuts of its parameters."""
+    """Modelled seconds of a step as a function of its parameters' cuts."""
 
     def __init__(
         self,
@@ -137,7 +134,7 @@ class _Model:
         self._whole: Cut = (WHOLE,) * len(self._axes)
 
     def split(self, axis: int) -> None:
-        """From here on, an axis is as many as its size has prime factors."""
+        """Split an axis into the prime factors of its size."""
         sizes, self._sizes, self._factors = self._sizes, {}, []
         for place, (name, size) in enumerate(sizes.items()):
             factors = prime_factors(size) if place == axis else [size]
@@ -145,7 +142,7 @@ class _Model:
             self._factors += [place] * len(factors)
 
     def cuts(self, groups: list[tuple[tuple[int, int], ...]], axis: int) -> list[Cut]:
-        """The cut of each parameter when these groups are cut on an axis."""
+        """Each parameter's cut when these groups are cut on an axis."""
         cuts = [self._whole] * len(self._rows)
         for group in groups:
             for position, dimension in group:
@@ -156,7 +153,7 @@ class _Model:
         return cuts
 
     def flow(self, cuts: list[Cut]) -> Flow:
-        # The loss, then each gradient as its parameter.
+        # The loss, then each gradient, sharded like its parameter.
         given, wanted = (
             [tuple(cut[place] for place in self._factors) for cut in places]
             for places in ([*cuts, *self._batch], [self._whole, *cuts])
@@ -191,10 +188,10 @@ Groups = list[tuple[tuple[int, int], ...]]
 
 
 def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any, float]]:
-    """The groups worth cutting, and for the others the seconds that cutting them would cost.
+    """The groups to cut, and for the others the seconds that a cut would cost.
 
-    A loop through the whole program, such as the width of the residual stream, takes the place of
-    many small ones. So small ones are tried first too, and the better of both orders counts.
+    A loop through the whole program, such as the width of the residual stream, excludes many small
+    ones. Therefore small ones are also tried first, and the better order counts.
     """
     nothing = model.seconds(model.cuts([], axis))
     alone = {group: model.seconds(model.cuts([group], axis)) - nothing for group in groups}
@@ -205,14 +202,16 @@ def _search(model: _Model, groups: Groups, axis: int) -> tuple[Groups, dict[Any,
     found = [_add_while_better(model, order, nothing, axis) for order in orders]
     best, chosen = min(found, key=lambda one: one[0])
     rejected: dict[Any, float] = {}
-    for group in list(chosen):  # what paid at first may not any more
+    for group in list(chosen):  # an earlier cut may no longer pay
         rest = [one for one in chosen if one != group]
         if (now := model.seconds(model.cuts(rest, axis))) <= best:
             best, chosen = now, rest
     for group in groups:
         if group in chosen:
             continue
-        now = model.seconds(model.cuts([group, *chosen], axis))  # in the place of what it shares
+        now = model.seconds(
+            model.cuts([group, *chosen], axis)
+        )  # instead of the cuts that it conflicts with
         if now < best:
             best, chosen = now, [group, *chosen]
         else:

@@ -1,4 +1,4 @@
-"""What a program costs when its inputs are cut one way: its moves, its seconds, its FLOPs."""
+"""The modelled cost of a program for given cuts of its inputs: moves, seconds, FLOPs."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ Cut = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Machine:
-    """What moving and computing cost. The defaults are those of one H100 in its node.
+    """Modelled rates of communication and computation. The defaults are those of an H100 in its
+    node.
 
     Attributes:
         latency: seconds per message.
@@ -46,7 +47,7 @@ class Machine:
 class Move:
     """One modelled communication: `bytes_sent` per device and run, `count` runs.
 
-    `sources` are the lines that made the array and that want it otherwise.
+    `sources` are the lines that produce and consume the array.
     """
 
     kind: str
@@ -58,13 +59,13 @@ class Move:
 
 @dataclass
 class Flow:
-    """What a program with its inputs cut one way costs each device."""
+    """The cost of a program per device, for given cuts of its inputs."""
 
     moves: list[Move]
     seconds_moving: float = 0.0
     flops: float = 0.0
     cuts: dict[int, list[Cut]] = field(default_factory=dict)
-    """How the results of each equation, by its `id`, lie."""
+    """The cuts of each equation's results, by its `id`."""
 
     def seconds(self, machine: Machine) -> float:
         """Moving, then computing; nothing overlaps."""
@@ -82,7 +83,7 @@ def cut_of(spec: PartitionSpec, rank: int, axes: Sequence[str]) -> Cut:
 
 
 def spec_of(cut: Cut, rank: int, axes: Sequence[str]) -> PartitionSpec:
-    """A cut as a PartitionSpec; partial sums are whole in it."""
+    """A cut as a PartitionSpec, in which partial sums count as whole."""
     entries: list[Any] = []
     for dimension in range(rank):
         names = tuple(axis for axis, place in zip(axes, cut, strict=True) if place == dimension)
@@ -96,7 +97,7 @@ _LIBRARIES = re.compile(r"/(jax|flax|optax|equinox|haiku)/|^<")
 
 
 def is_library(file: str) -> bool:
-    """Whether a line is a library's: whoever wrote the call wants to read of their own."""
+    """Whether a line belongs to a library instead of the user's code."""
     return _LIBRARIES.search(file) is not None
 
 

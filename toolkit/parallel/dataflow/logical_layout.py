@@ -1,7 +1,7 @@
-"""Layouts by logical axes: every dimension has a name, and rules say what cuts a name.
+"""Layouts by logical axes: every dimension has a name, and rules map names to mesh axes.
 
-That is how flax, t5x and MaxText are told what lies where. Beside `auto_layout` it is a contender:
-somebody has to name every dimension, and the rules know no costs.
+flax, t5x and MaxText describe layouts this way. Unlike `auto_layout`, it needs a name for every
+dimension and knows no costs.
 """
 
 import re
@@ -23,25 +23,25 @@ def logical_layout(
     *,
     batch_axis: str = "data",
 ) -> Layout:
-    """Cuts parameters by the names of their dimensions, as flax's logical axis rules do.
+    """Shard parameters by the names of their dimensions, as flax's logical axis rules do.
 
-    Rules are tried in order: the first whose name a dimension has, and whose mesh axis no other
-    dimension of that parameter uses yet, cuts it.
+    The first rule with the dimension's name, whose mesh axis that parameter does not use yet,
+    applies.
 
     Args:
         params: pytree of arrays or ShapeDtypeStructs.
         mesh: the devices.
-        names: pattern (a regular expression found in a parameter's path) -> name of each of its
-            dimensions, None for none; the first pattern found counts. Others stay whole.
+        names: pattern (a regular expression searched in a parameter's path) -> names of its
+            dimensions, each a string or None; the first match counts. Other parameters are
+            replicated.
         rules: pairs (name, mesh axis, or several in a tuple, or None).
-        batch_axis: the mesh axis that cuts the batch.
+        batch_axis: the mesh axis that shards the batch.
 
     Returns:
-        A `Layout`; each row says its names.
+        A `Layout` whose reasons are the names.
 
-    Source:
-        flax, `flax.linen.logical_to_mesh_axes`; Roberts et al., "Scaling up models and data with
-        t5x and seqio", 2022, section 2.
+    Source: flax, `flax.linen.logical_to_mesh_axes`; Roberts et al., "Scaling up models and data
+        with t5x and seqio", 2022, section 2.
 
     Example:
         >>> mesh = make_mesh({"data": 1, "model": len(jax.devices())})

@@ -1,7 +1,8 @@
-"""Which dimensions of a program's inputs are one loop, so that they are cut together or not at all.
+"""Dimensions of a program's inputs that belong to one loop, so that they are cut together or not at
+all.
 
-The columns of one weight and the rows of the next, the heads of queries, keys and values: wherever
-an operation gives two dimensions one letter, they are joined. What is found needs no names.
+Examples are the columns of one weight and the rows of the next, or the heads of queries, keys and
+values. Two dimensions are joined if an operation's rule gives them the same letter.
 """
 
 import math
@@ -22,7 +23,7 @@ _USES = {
 
 
 class Use(NamedTuple):
-    """What the first product or lookup does with an input's dimension, and on which line.
+    """The role of an input's dimension in the first product or lookup, and its line.
 
     `role` is "row" (summed), "column" (kept), or "table" (looked up).
     """
@@ -32,18 +33,18 @@ class Use(NamedTuple):
 
 
 class Loops:
-    """The loops of a program, for a number of pieces they must be divisible into."""
+    """The loops of a program whose sizes are divisible by a number of pieces."""
 
     def __init__(self, program: ClosedJaxpr, pieces: int) -> None:
         self._pieces, self._parent = pieces, {}
         self._inputs = program.jaxpr.invars
         self._is_input: dict[Var, int] = {one: i for i, one in enumerate(self._inputs)}
         self.uses: dict[tuple[int, int], Use] = {}
-        self.has_too_few = False  # a dimension splits into some that the pieces divide in part only
+        self.has_too_few = False  # a reshape whose parts the pieces do not all divide
         self._walk(program.jaxpr)
 
     def groups(self, inputs: set[int]) -> list[tuple[tuple[int, int], ...]]:
-        """The (input, dimension) pairs of each loop that can be cut, largest inputs' first."""
+        """The (input, dimension) pairs of each loop that can be cut, largest inputs first."""
         found: dict[Any, list[tuple[int, int]]] = {}
         for position in sorted(inputs):
             variable = self._inputs[position]
@@ -64,7 +65,7 @@ class Loops:
             self._parent[self._root(node)] = self._root(nodes[0])
 
     def _join_arrays(self, left: Any, right: Any, shift: int = 0) -> None:
-        """Joins dimension by dimension; the right one lacks the first `shift` dimensions."""
+        """Join dimension by dimension; the right array lacks the first `shift` dimensions."""
         if isinstance(left, Var) and isinstance(right, Var):
             if not shift and left in self._is_input:
                 self._is_input.setdefault(right, self._is_input[left])

@@ -1,4 +1,4 @@
-"""What a traced program calls: programs within it, and the loops of scans."""
+"""Sub-programs of a traced program, and the counts of its scans."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ INLINED += (
 
 
 def inner_program(equation: Any) -> ClosedJaxpr | None:
-    """The program a call runs."""
+    """The program of a call."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         found = equation.params.get(name)
         if isinstance(found, Jaxpr):
@@ -26,7 +26,8 @@ def inner_program(equation: Any) -> ClosedJaxpr | None:
 
 
 def scan_counts(equation: Any, body: Jaxpr) -> tuple[int, int]:
-    """Constants and carries of a scan; what is neither has an axis of turns outside of its body."""
+    """Numbers of constants and carries of a scan; all other operands are scanned over their first
+    axis."""
 
     def turns(outside, inside):
         pairs = zip(outside, inside, strict=True)

@@ -1,8 +1,8 @@
-"""Follows cuts of a program's inputs through its traced operations and counts what must move.
+"""Propagate cuts of a program's inputs through its operations and count communication.
 
 On each mesh axis an array is cut along one dimension, whole on every device, or held as partial
-sums (split, broadcast and partial). Operation by operation the cheapest choice is taken: cut one
-of its loops, moving what lies otherwise, or leave it whole. What moves is costed as in a ring:
+sums (split, broadcast and partial). For every operation the cheapest choice is taken: cut one of
+its loops and move operands accordingly, or leave it whole. Moves cost as much as in a ring:
 
     seconds = messages * latency + bytes sent / bandwidth
 
@@ -10,7 +10,7 @@ of its loops, moving what lies otherwise, or leave it whole. What moves is coste
     cut          all-to-all V/N         all-gather V         -
     partial      -                      all-reduce 2 V       reduce-scatter V      (N-1)/N of each
 
-A loop's body is followed until its carries lie as they did before, and counts once per trip.
+A loop's body is followed until its carries keep their cuts, and counts once per trip.
 
 Source: Yuan et al., "OneFlow: Redesign the distributed deep learning framework from scratch", 2021
 (signatures); Thakur, Rabenseifner, Gropp, 2005 (the ring).
@@ -52,7 +52,8 @@ def follow(
     results: Sequence[Cut | None] | None = None,
     machine: Machine | None = None,
 ) -> Flow:
-    """What a program sends when its inputs lie as `cuts` say; `results` that matter are moved."""
+    """The communication of a program with its inputs cut as in `cuts` and its `results` as
+    given."""
     machine = machine or Machine()
     walk = _Walk(mesh, machine)
     jaxpr = program.jaxpr
@@ -68,14 +69,14 @@ def follow(
 
 
 class _Value:
-    """How one array lies: on each axis every form of it that is at hand."""
+    """The available forms of an array on each axis."""
 
     def __init__(self, cut: Cut, made_by: Any = None) -> None:
         self.forms, self.made_by = [{place} for place in cut], made_by
 
     @property
     def cut(self) -> Cut:
-        """The form it was made in: sums not yet made up count as whole only where they are."""
+        """The form in which it was made; partial sums count as whole only after the sum."""
         return tuple(
             max(form) if max(form) >= 0 else (WHOLE if WHOLE in form else PARTIAL)
             for form in self.forms
@@ -152,7 +153,8 @@ class _Walk:
                 tuple(a if a == b else WHOLE for a, b in zip(before, after, strict=True))
                 for before, after in zip(cuts[constants:], outs[:carries], strict=False)
             ]
-            # A carry that starts whole, such as zeros, may as well start as the body leaves it.
+            # A replicated initial carry, such as zeros, may start in the form that the body
+            # returns.
             carried = [
                 tuple(
                     after if before == WHOLE != after >= 0 else kept
@@ -167,7 +169,7 @@ class _Walk:
             if isinstance(one, Literal):
                 continue
             value = self._value(one, within)
-            # A stack of partial sums is summed once, after the loop.
+            # Stacked partial sums are summed once, after the loop.
             for axis in range(len(self.axes)):
                 if place < carries:
                     self.settle(one, value, axis, carried[place][axis], count * trips, equation)
@@ -197,7 +199,7 @@ class _Walk:
         local = _shapes(equation.invars), _shapes(equation.outvars)
         for axis in range(len(self.axes)):
             if axis and equation.primitive.name == "reshape":
-                # What is left of the outermost dimensions says which is outermost now.
+                # The remaining size tells which dimension is outermost now.
                 rule = reshape_rule({}, *local)
             letter = self._choose(equation, rule, operands, results, axis, work, local)
             if letter is None:
@@ -231,7 +233,7 @@ class _Walk:
         self.flow.cuts[id(equation)] = [tuple(cut) for cut in results]
         for one, cut in zip(equation.outvars, results, strict=True):
             values[one] = _Value(tuple(cut), equation)
-            if equation.primitive.name in REDUCTIONS:  # only sums can wait
+            if equation.primitive.name in REDUCTIONS:  # only linear operations can defer a sum
                 for axis, place in enumerate(cut):
                     if place == PARTIAL:
                         self.settle(one, values[one], axis, WHOLE, count, equation)
@@ -247,7 +249,8 @@ class _Walk:
         work: float,
         local: tuple[list[tuple[int, ...]], ...],
     ) -> int | None:
-        """The letter to cut, PARTIAL to hand partial sums on, or None to compute it whole."""
+        """The letter to cut, PARTIAL to pass partial sums on, or None to compute everything
+        everywhere."""
         forms = [value.forms[axis] for value in operands]
         if all(form == {WHOLE} for form in forms):
             return None
@@ -275,23 +278,23 @@ class _Walk:
             exchanges = self._exchanges(equation, rule, operands, axis, letter)
             return moved + sum(self._time(sent, messages) for _, (_, sent, messages) in exchanges)
 
-        # Compilers gather no operand of a product that they can sum in parts as it lies.
+        # Compilers do not gather operands of a product that they can compute as partial sums.
         if name == "dot_general":
             options = [one for one in options if one in rule.summed and not moving(one)] or options
 
         def seconds(letter: int | None) -> float:
             moved = moving(letter)
             if letter in rule.summed and letter is not None:
-                # Partial sums must be made up sooner or later.
+                # Partial sums must be completed sooner or later.
                 moved += self._all_reduce_seconds(equation.outvars[0], results[0], axis)
             share = 1 if letter is None else 1 / self.sizes[axis]
             return moved + work * share / self.machine.flops
 
-        # Of equals, the cut one: it divides the work of what follows.
+        # On a tie prefer the cut, which divides the following work.
         return min(reversed(options), key=seconds)
 
     def _divides(self, rule: Rule, letter: int, axis: int, local: tuple[list, ...]) -> bool:
-        """Whether an axis divides what the axes before it have left of a loop."""
+        """Whether an axis divides what earlier axes leave of a loop."""
         shapes, names = (*local[0], *local[1]), (*rule.operands, *rule.results)
         return all(
             size % self.sizes[axis] == 0
@@ -309,7 +312,7 @@ class _Walk:
         count: int,
         equation: Any,
     ) -> None:
-        """Brings an array into the form wanted on an axis, recording what moves."""
+        """Bring an array into the wanted form on an axis, recording the move."""
         forms = value.forms[axis]
         if wanted in forms or WHOLE in forms or wanted == PARTIAL:
             if wanted != PARTIAL:
@@ -321,7 +324,8 @@ class _Walk:
     def _exchanges(
         self, equation: Any, rule: Rule, operands: list[_Value], axis: int, letter: int | None
     ) -> list[tuple[_Value, tuple[str, float, int]]]:
-        """What is sent so that the parts of what is cut, or the whole of cut parts, is cut too."""
+        """The exchange needed to cut the parts of a cut array, or to join cut parts into a cut
+        whole."""
         if letter is None or letter not in rule.exchanged:
             return []
         return [
@@ -358,7 +362,7 @@ class _Walk:
         others = [
             self.sizes[other]
             for other, place in enumerate(value.cut)
-            # Of a sum over several axes, each sums what the ones before it have scattered.
+            # In a sum over several axes, each axis sums what the earlier ones scattered.
             if other != axis and (place >= 0 or {PARTIAL, WHOLE} <= value.forms[other])
         ]
         volume = _bytes(atom) / math.prod(others) * (size - 1) / size
@@ -382,7 +386,7 @@ def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def _place(letters: Sequence[int | None], letter: int | None) -> int:
-    """The dimension of an array that carries a letter; WHOLE where none does."""
+    """The dimension of an array with a letter, or WHOLE."""
     return WHOLE if letter is None or letter not in letters else letters.index(letter)
 
 

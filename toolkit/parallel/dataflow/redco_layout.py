@@ -1,8 +1,8 @@
 """Redco's layouts: tensor parallelism from the names and shapes of parameters alone.
 
-Two rules: in a chain of fully connected layers columns and rows are cut in turn, so that a pair
+There are two rules. Fully connected layers are cut by columns and by rows in turn, so that a pair
 needs one all-reduce; queries, keys and values are cut on their outputs, the projection after them
-on its inputs. Names say which is which, and one rule serves all parameters of a name.
+on its inputs. Names identify the layers.
 """
 
 from typing import Any, NamedTuple
@@ -26,25 +26,23 @@ class _Choice(NamedTuple):
 def redco_layout(
     params: Any, mesh: Mesh, *, axis: str = "model", batch_axis: str = "data"
 ) -> Layout:
-    """Cuts kernels and embeddings by Redco's two rules, which read names and shapes only.
+    """Shard kernels and embeddings by Redco's two rules, which read only names and shapes.
 
-    A contender of `auto_layout`, which follows the program instead: by names, latent projections
-    are cut as queries are, heads may be cut through, and the order of names decides which layers
-    take turns.
+    In contrast to `auto_layout`, which follows the program, it cuts latent projections like
+    queries, may cut through heads, and pairs layers by the order of their names.
 
     Args:
         params: pytree of arrays or ShapeDtypeStructs, its leaves named as flax.linen names them
             ("kernel", "embedding").
         mesh: the devices.
-        axis: the mesh axis that cuts the parameters.
-        batch_axis: the mesh axis that cuts the batch.
+        axis: the mesh axis that shards the parameters.
+        batch_axis: the mesh axis that shards the batch.
 
     Returns:
-        A `Layout`; each row says which rule was applied.
+        A `Layout` whose reasons name the rule.
 
-    Source:
-        Tan et al., "RedCoast: a lightweight tool to automate distributed training of LLMs on any
-        GPU/TPUs", 2024, and its `partition_utils.py`.
+    Source: Tan et al., "RedCoast: a lightweight tool to automate distributed training of LLMs on
+        any GPU/TPUs", 2024, and its `partition_utils.py`.
 
     Example:
         >>> mesh = make_mesh({"data": 1, "model": 8})  # eight devices, real or simulated
@@ -66,7 +64,7 @@ def redco_layout(
 
 
 def _key(row: Placement) -> tuple[str, ...]:
-    """What a rule matches: the module's name and "kernel", or the leaf's name alone."""
+    """The key of a rule: the module's name and "kernel", or the leaf's name alone."""
     parts = row.path.split("/")
     return tuple(parts[-2:]) if parts[-1] == "kernel" else tuple(parts[-1:])
 
@@ -102,7 +100,7 @@ def _choices(rows: tuple[Placement, ...], pieces: int) -> dict[tuple[str, ...], 
 
 
 def _by_name(key: tuple[str, ...], is_attention: bool) -> tuple[bool, str] | None:
-    """Whether a name means the first dimension (or the last), and the reason; None for neither."""
+    """Whether a name implies the first dimension or the last, and the reason; None for neither."""
     if key[-1] == "embedding":
         return True, "embedding: cut on the vocabulary where it fits"
     name = key[0]

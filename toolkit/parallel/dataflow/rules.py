@@ -1,8 +1,8 @@
-"""Which dimensions of an operation's operands and results are cut together.
+"""Rules that tell which dimensions of operands and results are cut together.
 
-A rule writes an operation as an einsum: every dimension gets a letter, and dimensions with one
-letter are one loop that devices can share. A letter that only operands have is summed over (the
-devices then hold partial results); a dimension without a letter cannot be cut.
+A rule writes an operation as an einsum: every dimension gets a letter, and dimensions with the same
+letter are one loop that can be sharded. A letter of operands only is summed over (devices then hold
+partial results); a dimension without a letter cannot be cut.
 
     x[B, D] @ w[D, F] -> y[B, F]      letters  (b d), (d f) -> (b f),   d is summed
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 _SECOND = 100  # from here on, the letters of a second operand
 REDUCTIONS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod")
-# Linear in all partial operands at once: sums of these are these of sums.
+# Linear in all partial operands at once, so that sums commute with them.
 LINEAR = (
     *("add", "sub", "add_any", "neg", "convert_element_type", "reshape", "transpose", "squeeze"),
     *("reduce_sum", "broadcast_in_dim", "slice", "split", "concatenate", "copy"),
@@ -31,7 +31,7 @@ LINEAR = (
 class Rule:
     """An operation as an einsum: letters of each operand and result, and which are summed.
 
-    An `exchanged` letter stays cut, but what each device holds of it is another's afterwards.
+    An `exchanged` letter stays cut, but the pieces change devices.
     """
 
     operands: tuple[Letters, ...]
@@ -41,7 +41,7 @@ class Rule:
 
 
 def rule_of(equation: Any) -> Rule:
-    """The rule of a jaxpr equation; one without letters where the operation is not known."""
+    """The rule of a jaxpr equation; without letters if the operation is unknown."""
     inputs = [tuple(getattr(one.aval, "shape", ())) for one in equation.invars]
     outputs = [tuple(getattr(one.aval, "shape", ())) for one in equation.outvars]
     known = _RULES.get(equation.primitive.name)
@@ -51,7 +51,7 @@ def rule_of(equation: Any) -> Rule:
 
 
 def _elementwise(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Dimensions of equal place and size belong together; scalars have none."""
+    """Dimensions of equal position and size share a letter."""
     shape = outputs[0] if outputs else ()
     letters = tuple(range(len(shape)))
     return Rule(
@@ -82,7 +82,7 @@ def _reduce(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def _along(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Operations along one axis, which must be whole: sums so far, sorting, the largest index."""
+    """Operations along one axis, which must be whole: cumulative sums, sorting, argmax."""
     axes = params.get("axes") or (params.get("axis", params.get("dimension", 0)),)
     letters = tuple(None if i in axes else i for i in range(len(inputs[0])))
     kept = tuple(i for i in range(len(inputs[0])) if i not in axes)
@@ -91,7 +91,7 @@ def _along(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def _parted(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Parts of one dimension, such as queries, keys and values: each is cut as the whole is."""
+    """Parts of one dimension, such as queries, keys and values: each is cut like the whole."""
     letters = tuple(range(len(inputs[0])))
     axis = params["axis"] if "axis" in params else params["dimension"]
     operands, results = (letters,) * len(inputs), (letters,) * len(outputs)
@@ -139,7 +139,7 @@ def _squeeze(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def _same_sizes(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Slices, pads, updates: dimensions of the result's own size go through."""
+    """Slices, pads, updates: dimensions of unchanged size keep their letter."""
     out = outputs[0]
 
     def letters(shape: Shape) -> Letters:
@@ -149,7 +149,7 @@ def _same_sizes(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule
 
     kept = [letters(one) for one in inputs]
     arrays = [one for one, shape in zip(kept, inputs, strict=True) if len(shape) == len(out)]
-    # A dimension that one operand has in part only cannot be cut in the others either.
+    # A dimension of which one operand has only a part cannot be cut in the others.
     whole = {i for i in range(len(out)) if all(one[i] is not None for one in arrays)}
     return Rule(
         tuple(tuple(i if i in whole else None for i in one) for one in kept),
@@ -158,7 +158,8 @@ def _same_sizes(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule
 
 
 def _gather(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Looking up rows: of a table cut by rows every device finds some, the others are zero."""
+    """Row lookup: with a table cut by rows, every device finds some rows and zeros for the
+    others."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     table, indices = inputs
     operand: list[int | None] = [
@@ -186,7 +187,7 @@ def _gather(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def _scatter_add(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """The transpose of looking up: rows of updates are summed into a table."""
+    """The transpose of a lookup: rows of updates are summed into a table."""
     numbers = params["dimension_numbers"]
     table, indices, updates = inputs
     batching = dict(
@@ -256,7 +257,7 @@ _RULES: dict[str, Callable[[dict, list[Shape], list[Shape]], Rule]] = {
 
 
 def flops_of(equation: Any) -> float:
-    """Multiplications and additions of a product; other operations count nothing."""
+    """FLOPs of a product; other operations count as zero."""
     if equation.primitive.name == "dot_general":
         (left_sum, _), _ = equation.params["dimension_numbers"]
         shape: Sequence[int] = equation.invars[0].aval.shape

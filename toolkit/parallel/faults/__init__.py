@@ -1,1 +1,1 @@
-"""Which collectives of a program need not be, and the change of its layout that removes each."""
+"""Avoidable collectives of a program, and the change of its layout that removes each."""

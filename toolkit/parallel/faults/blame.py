@@ -1,8 +1,8 @@
-"""Which collectives of a program need not be: each with a change that was tried.
+"""Avoidable collectives of a program, each with the changes that were tried.
 
-For each collective of the compiled program the modelled one is sought: a textbook layout has those
-that no change of one thing lessens. For the others the change that the model likes best is made
-and compiled again; what is reported as removed is so in this backend's own program.
+Each collective of the compiled program is matched with a modelled one. If no single change reduces
+it in the model, it counts as needed. Otherwise the most promising change is compiled; a collective
+reported as removed is absent from this backend's program.
 """
 
 from collections import Counter
@@ -19,19 +19,19 @@ from toolkit.parallel.dataflow.flow import Machine
 from toolkit.parallel.faults.proposals import Proposal, all_proposals, bytes_held, proposals_for
 from toolkit.parallel.faults.variant import variant_of
 
-# A small program stands for a large one: its products count as if their sizes were in thousands
-# (as many FLOPs as they do per byte), its messages by their bytes.
+# A small program stands for a large one: products count with the FLOPs per byte of sizes in the
+# thousands, messages by their bytes.
 _RANKING = Machine(latency=0.0, flops=16 * Machine().bandwidth)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A change of the layout and what compiling with it showed.
+    """A change of the layout and its compiled effect.
 
     Attributes:
-        change: in words.
-        removes: whether the collective is gone and a device sends less in all.
-        bytes_sent: what a device sends with the change, in all.
+        change: description.
+        removes: whether the collective is gone and the total sent per device is lower.
+        bytes_sent: total bytes sent per device with the change.
 
     Example:
         >>> Trial("lay w as P('data'), not P()", True, 128.0).removes
@@ -45,11 +45,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finding:
-    """One collective and what was tried to remove it.
+    """One collective and the attempts to remove it.
 
     Attributes:
         item: the collective with its cause.
-        trials: changes tried, the first proposal first; none for one that a textbook layout has.
+        trials: changes tried, in order; empty if it is needed.
 
     Example:
         >>> from toolkit.measure import Collective
@@ -64,17 +64,17 @@ class Finding:
 
     @property
     def is_textbook(self) -> bool:
-        """Whether no change of one thing would lessen it, by the model."""
+        """Whether no single change would reduce it in the model."""
         return not self.trials
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Every collective of a program, with the blame for it: `print` it.
+    """Every collective of a program with its cause; `print` it.
 
     Attributes:
-        explanation: the compiled program as it is.
-        findings: one per collective, those that send most first.
+        explanation: the explanation of the unchanged program.
+        findings: one per collective, largest first.
 
     Example:
         >>> str(Blame(Explanation(None, (), ()), ()))
@@ -107,18 +107,18 @@ class Blame:
 def blame(
     function: Callable, arguments: tuple, *, results: Any = None, most_trials: int = 1
 ) -> Blame:
-    """Finds the collectives that a textbook layout would not have, and tries to remove each.
+    """Find avoidable collectives and try to remove each.
 
-    A change is to how an argument lies (with the optimiser's moments and the results that go with
-    it), to how a result lies, or to a constraint in the program. None makes devices hold more:
-    replicating everything communicates nothing.
+    A change affects the sharding of an argument (with its optimiser moments and corresponding
+    results), of a result, or of a constraint in the program. No change may increase the memory held
+    per device, as replicating everything would remove all communication.
 
     Args:
-        function: what is jitted, such as a train step; not jitted itself.
+        function: the function to compile, such as a train step, not jitted.
         arguments: a tuple of its arguments: trees of arrays or ShapeDtypeStructs on a mesh.
-        results: tree of NamedShardings of its results, such as a train step's, which are its next
-            arguments; None to let the compiler choose.
-        most_trials: changes tried per collective until one removes it.
+        results: tree of NamedShardings of its results, as of a train step whose results are its
+            next arguments; None lets the compiler choose.
+        most_trials: most changes to try per collective.
 
     Returns:
         A `Blame`.
@@ -127,8 +127,7 @@ def blame(
         ValueError: no argument lies on a mesh, `results` does not fit, or most_trials < 1.
         TypeError: an argument that is not a tree of arrays.
 
-    Cost:
-        One compilation of the program, one for each change tried (a change that serves several
+    Cost: One compilation of the program, one for each change tried (a change that serves several
         collectives is compiled once), and a modelled pass over it for each change there is.
 
     Example:
@@ -164,7 +163,7 @@ def blame(
             if trials[-1].removes:
                 break
         findings.append(Finding(item, tuple(trials)))
-    # Where the compiler moves what the model does not, a change made for another may remove it.
+    # If the compiler moves what the model does not, a change made for another may remove it.
     for place, finding in enumerate(findings):
         others = (trial_of(finding.item, words) for words in compiled)
         removing = next((trial for trial in others if trial.removes), None)
@@ -174,5 +173,5 @@ def blame(
 
 
 def _key(item: ExplainedCollective) -> tuple:
-    """What makes two collectives the same one in two programs."""
+    """Identifies a collective across two programs."""
     return item.collective.kind, item.axes, item.collective.bytes, item.source

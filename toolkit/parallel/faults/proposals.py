@@ -1,4 +1,4 @@
-"""Changes of a layout that may remove a collective, the likeliest first, by the model of costs."""
+"""Changes of a layout that may remove a collective, most promising first by the cost model."""
 
 import dataclasses
 import itertools
@@ -18,8 +18,8 @@ from toolkit.parallel.layout import axes_of
 class Proposal:
     """A change in words, the program with it, and its modelled cost.
 
-    `bytes_held` are those of arguments; `flow` is the model's; `is_aligned` says that arrays which
-    belong together, such as a weight and its moments, lay otherwise than each other before.
+    `bytes_held` counts arguments; `flow` is the modelled cost; `is_aligned` tells that the change
+    aligns arrays that belong together, such as a weight and its moments.
     """
 
     words: str
@@ -30,7 +30,7 @@ class Proposal:
 
 
 def all_proposals(variant: Variant, machine: Machine) -> list[Proposal]:
-    """Every change of one thing: an array with those that go with it, a result, a constraint."""
+    """Every single change: an array with those that belong to it, a result, a constraint."""
     changes = itertools.chain(_arrays(variant), _constraints(variant))
     return [
         Proposal(words, changed, changed.flow(machine), bytes_held(changed), is_aligned)
@@ -41,10 +41,11 @@ def all_proposals(variant: Variant, machine: Machine) -> list[Proposal]:
 def proposals_for(
     item: ExplainedCollective, base: Proposal, every: list[Proposal], machine: Machine
 ) -> list[Proposal]:
-    """Those that lessen what the model moves for a collective, or hold to the model's own choice.
+    """Proposals that reduce the modelled communication of a collective, or constrain to the model's
+    choice.
 
-    First come those that lay alike what belongs together, then those that only move a cut. None
-    makes devices hold more: replicating everything moves nothing.
+    Those that align arrays that belong together come first, then those that only move a cut. None
+    increases the memory held per device.
     """
     before = _moved(base.flow, item)
     if before == 0.0 and (held := _held_as_modelled(item, base, machine)) is not None:
@@ -67,7 +68,7 @@ def proposals_for(
 
 
 def bytes_held(variant: Variant) -> float:
-    """Bytes of arguments that each device holds."""
+    """Bytes of arguments per device."""
     total = 0.0
     for one, spec in zip(variant.program.jaxpr.invars, variant.arguments, strict=True):
         size = float(one.aval.size * one.aval.dtype.itemsize)  # type: ignore[attr-defined]
@@ -78,14 +79,14 @@ def bytes_held(variant: Variant) -> float:
 
 
 def _moved(flow: Flow, item: ExplainedCollective) -> float:
-    """Bytes the model moves for the line of a collective: the compiler may take another axis."""
+    """Modelled bytes for the line of a collective; the compiler may use another axis."""
     return sum(move.bytes_sent * move.count for move in flow.moves if item.source in move.sources)
 
 
 def _held_as_modelled(
     item: ExplainedCollective, base: Proposal, machine: Machine
 ) -> Proposal | None:
-    """What a line makes, held to how it lies where the model moves nothing."""
+    """Constrain the results of a line to a sharding for which the model moves nothing."""
     axes, specs, words = list(base.variant.mesh.shape), {}, []
     for equation in equations(base.variant.program.jaxpr):
         cuts = base.flow.cuts.get(id(equation))
@@ -104,7 +105,7 @@ def _held_as_modelled(
 
 
 def _arrays(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
-    """One axis moved to another dimension, in an argument and all that goes with it."""
+    """Move one axis to another dimension, in an argument and all arrays that belong to it."""
     seen = set()
     shapes = [tuple(one.aval.shape) for one in variant.program.jaxpr.invars]  # type: ignore
     for names, shape in zip(variant.names, shapes, strict=True):
@@ -160,7 +161,7 @@ def _constraints(variant: Variant) -> Iterator[tuple[str, Variant, bool]]:
     for where in variant.constraints():
         source, shape, spec = where
         for one in _other_places(spec, shape, variant):
-            # Cut into fewer parts, devices would hold and compute more.
+            # With fewer parts, devices would hold and compute more.
             if _key(one) == _key(spec) or _parts(one, variant) < _parts(spec, variant):
                 continue
             size = "x".join(map(str, shape))
@@ -206,7 +207,8 @@ def _key(spec: PartitionSpec) -> tuple:
 
 
 def _go_together(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether one path, without the argument it is in, ends the other: moments, gradients."""
+    """Whether one path, without its argument's name, is a suffix of the other, as for moments and
+    gradients."""
     ends = (names[1:], others[1:])
     short, long = sorted(ends, key=len)
     return names == others or (bool(short) and long[len(long) - len(short) :] == short)
@@ -217,5 +219,5 @@ def _said(names: tuple[str, ...]) -> str:
 
 
 def written(spec: PartitionSpec) -> str:
-    """As code has it that imports `PartitionSpec as P`."""
+    """The spec as code, with `PartitionSpec as P`."""
     return str(spec).replace("PartitionSpec", "P")

@@ -1,7 +1,7 @@
 """A traced program with its shardings as data, so that one of them can be changed and compiled.
 
-What can be changed: how an argument lies, how a result lies, and the constraints on intermediate
-arrays, by the line they are on.
+Shardings of arguments, of results, and of constraints on intermediate arrays (by source line) can
+be changed.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ from toolkit.parallel.dataflow.propagation import follow
 
 Specs = tuple[PartitionSpec, ...]
 Constraint = tuple[str, tuple[int, ...], PartitionSpec]
-"""A constraint: line, shape of the array, and how it lies; one line may hold several trees."""
+"""A constraint: line, shape of the array, and spec; one line may constrain several trees."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A program and where everything lies.
+    """A program with all its shardings.
 
     Attributes:
         program: the traced function of its flat arguments.
         mesh: the devices.
-        names, arguments: of each flat argument, its path and spec.
-        result_names, results: of each flat result; specs None where the compiler chooses.
+        names, arguments: path and spec of each flat argument.
+        result_names, results: likewise for results; a spec of None lets the compiler choose.
         call: (program) -> a function of the original arguments.
         shapes: the original arguments as ShapeDtypeStructs.
     """
@@ -46,7 +46,7 @@ class Variant:
     shapes: Any
 
     def compile(self) -> jax.stages.Compiled:
-        """The program as this backend makes it."""
+        """The program compiled by this backend."""
         places = [NamedSharding(self.mesh, spec) for spec in self.arguments]
         leaves, tree = jax.tree.flatten(self.shapes)
         given = [
@@ -60,7 +60,7 @@ class Variant:
         return compiled_with_own_lines(function.lower(*jax.tree.unflatten(tree, given)))
 
     def flow(self, machine: Machine) -> Flow:
-        """What the program costs by the model."""
+        """The modelled cost of the program."""
         axes = list(self.mesh.shape)
         jaxpr = self.program.jaxpr
         cuts = [
@@ -75,7 +75,7 @@ class Variant:
         return follow(self.program, cuts, sizes, results=results or None, machine=machine)
 
     def constraints(self) -> list[Constraint]:
-        """Where the program says how an intermediate array lies."""
+        """The constraints on intermediate arrays in the program."""
         found = [
             _constraint(one)
             for one in equations(self.program.jaxpr)
@@ -84,7 +84,7 @@ class Variant:
         return list(dict.fromkeys(found))
 
     def constrain(self, where: Constraint, spec: PartitionSpec) -> "Variant":
-        """The same program with the constraints that are alike on one line set to a spec."""
+        """The same program with the equal constraints of one line set to a spec."""
         sharding = NamedSharding(self.mesh, spec)
 
         def change(equation: Any) -> list[Any]:
@@ -100,7 +100,7 @@ class Variant:
         return dataclasses.replace(self, program=_changed(self.program, change))
 
     def add_constraints(self, source: str, specs: dict[int, PartitionSpec]) -> "Variant":
-        """The same program with what a line makes held to specs, by `id` of its equations."""
+        """The same program with the results of some equations, by `id`, constrained to specs."""
 
         def change(equation: Any) -> list[Any]:
             if id(equation) not in specs:
@@ -124,7 +124,7 @@ def _constraint(equation: Any) -> Constraint:
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Every equation of a program, those of the programs it calls included."""
+    """Every equation of a program, including its sub-programs."""
     for equation in jaxpr.eqns:
         yield equation
         for _, inner in _inner(equation):
@@ -149,7 +149,8 @@ def _changed(program: Any, change: Callable[[Any], list[Any]]) -> Any:
 
 
 def variant_of(function: Callable, arguments: tuple, results: Any) -> Variant:
-    """Traces a function; arguments carry NamedShardings, `results` is a tree of these or None."""
+    """Trace a function whose arguments carry NamedShardings; `results` is a tree of these or
+    None."""
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     named = [getattr(leaf, "sharding", None) for _, leaf in leaves]
     meshes = [

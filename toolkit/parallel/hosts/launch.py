@@ -61,8 +61,7 @@ def launch(
     Raises:
         RuntimeError: when a process failed more often than `restarts` allows; says which, and how.
 
-    Cost:
-        A failure is seen within 0.05 s.
+    Cost: A failure is seen within 0.05 s.
 
     Example:
         >>> import sys

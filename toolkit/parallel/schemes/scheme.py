@@ -59,11 +59,9 @@ def layout(
     Returns:
         A `Layout`: a row per parameter with the reason; gradients and moments where they differ.
 
-    Cost:
-        One pass over the parameters' shapes; the table shows what each device then holds.
+    Cost: One pass over the parameters' shapes; the table shows what each device then holds.
 
-    Source:
-        Rajbhandari et al., "ZeRO", 2020; Dash et al., "3-level hierarchical partitioning on
+    Source: Rajbhandari et al., "ZeRO", 2020; Dash et al., "3-level hierarchical partitioning on
         Frontier", 2025, arXiv:2501.04266 (degrees per state); Shoeybi et al., "Megatron-LM", 2019.
 
     Example:

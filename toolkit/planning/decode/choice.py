@@ -1,4 +1,4 @@
-"""Which scheme of decoding with latent attention is fastest on several chips, and why."""
+"""The fastest scheme for decoding with latent attention on several chips, and why."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ MOST_TIMES = 64  # of the chips, for the nearest number of them that holds a mod
 
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
-    """The fastest scheme that fits and may be used, beside the others.
+    """The fastest scheme that fits and is allowed, and all others.
 
     Attributes:
         chosen: the scheme.
@@ -65,7 +65,7 @@ def plan_decode(
 ) -> DecodePlan:
     """Choose how several chips decode with latent attention.
 
-        the fastest of the schemes that fit; of the exact ones, unless a report allows slices
+        the fastest scheme that fits; an exact one, unless a report allows slices
 
     Args:
         model: as in `decode_cost`.
@@ -73,12 +73,12 @@ def plan_decode(
         context: tokens in the cache of every row.
         chips: kind and number, such as "h100:8".
         link: as in `decode_cost`.
-        report: what slicing this model costs, `toolkit.attention.latent.slicing_report`: TPLA of
-            as many slices may then be chosen, and its errors are part of the reason.
+        report: the errors of slicing this model, from `toolkit.attention.latent.slicing_report`;
+            allows TPLA with that many slices, and is quoted in the reason.
         weights, cache, other_parameters: as in `decode_cost`.
 
     Returns:
-        A `DecodePlan`; printed, a table and the reason.
+        A `DecodePlan`, which prints as a table with the reason.
 
     Raises:
         ValueError: when nothing fits; names the nearest multiple of the chips that works.

@@ -1,17 +1,17 @@
-r"""Decoding with latent attention on several chips: what each holds, how long a layer takes.
+r"""Decoding with latent attention on several chips: memory per chip and time per layer.
 
     seconds = max(bytes / bandwidth, FLOPs / peak) + sum over collectives
     bytes   = parameters of a chip + batch context numbers per token     1 or 2 bytes each
     FLOPs   = 2 batch parameters of a chip + 2 batch context heads (2 latent + rope)
 
-Collectives cost a start (5 us on GPUs, 1 us per hop on TPUs) and their bytes over the link that
+A collective costs its start (5 us on GPUs, 1 us per hop on TPUs) and its bytes over the link that
 reaches all chips of a group; between nodes (or slices) also that link's delay, once per doubling. A
-merge of parts of the tokens is counted as one of log-sum-exps, without an exchange of maxima first.
-What a model has beside attention (experts, tables) counts in memory, cut evenly over the chips.
+merge over token shards exchanges log-sum-exps only, no maxima first. Parameters outside attention
+(experts, tables) count in memory, evenly sharded over the chips.
 
-Schemes on k chips, g of them along the latents (`parallel.latent.decode_step` runs them):
+The schemes on k chips, g of them along the latents (`parallel.latent.decode_step` runs them):
 
-    replicate   heads cut, every chip has the whole cache (MLA)                     exact
+    replicate   heads sharded, the whole cache on every chip (MLA)                     exact
     data        rows cut, every chip has all weights ("DP attention")               exact
     dcp         tokens cut, parts merged                                            exact
     tpla        latents cut, a softmax per slice; head weights held g times         approximate
@@ -43,14 +43,14 @@ SCHEMES = ("replicate", "data", "dcp", "tpla", "tpla-lean")
 
 
 class Share(NamedTuple):
-    """What one chip has of a layer.
+    """One chip's share of a layer.
 
     Attributes:
-        parameters: numbers of its weights.
-        per_token: numbers it keeps of every token that it keeps anything of, times the share of
-            tokens.
+        parameters: number of weights.
+        per_token: numbers cached per token that the chip stores, times the share of tokens that it
+            stores.
         core_flops: FLOPs per row and cached token.
-        collectives: (kind, numbers per row) of each.
+        collectives: (kind, numbers per row) of each collective.
     """
 
     parameters: float
@@ -61,21 +61,21 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DecodeCost:
-    """One token of every row through one layer of attention (modelled), and the memory of all.
+    """The cost of one token per row through one layer (modelled), and the memory of all layers.
 
     Attributes:
         scheme: one of `SCHEMES`.
-        slices: chips along the latents; 1 where they are whole.
-        is_exact: whether it computes the model.
-        weight_bytes: of a chip, one layer.
-        cache_bytes: likewise.
-        flops: of a chip, one layer.
-        seconds: of one layer.
-        collectives: (kind, bytes of all rows) of each in a layer.
-        collective_seconds: what of it is communication.
-        memory_bytes: on a chip, all layers: weights and cache of attention, and its share of what
-            the model has beside attention.
-        fits: whether the chip holds them.
+        slices: chips along the latents; 1 if they are not sharded.
+        is_exact: whether the scheme computes the model exactly.
+        weight_bytes: per chip and layer.
+        cache_bytes: per chip and layer.
+        flops: per chip and layer.
+        seconds: per layer.
+        collectives: (kind, bytes of all rows) of each collective in a layer.
+        collective_seconds: the part of `seconds` spent on communication.
+        memory_bytes: per chip, all layers: weights and cache of attention, and the chip's share of
+            the other parameters.
+        fits: whether the chip's memory holds them.
 
     Example:
         >>> decode_cost("deepseek_v3", 16, 32768, "h100:2", scheme="tpla", slices=2).is_exact
@@ -96,7 +96,7 @@ class DecodeCost:
 
     @property
     def name(self) -> str:
-        """The scheme, with its slices if it has some."""
+        """The scheme, with its number of slices if that is above 1."""
         return self.scheme if self.slices == 1 else f"{self.scheme}, g = {self.slices}"
 
 
@@ -114,7 +114,7 @@ def decode_cost(
     cache: str = "bfloat16",
     other_parameters: float | None = None,
 ) -> DecodeCost:
-    """Predict one token of every row through one layer of latent attention.
+    """Predict the cost of one token per row through one layer of latent attention.
 
         seconds = max(bytes / bandwidth, FLOPs / peak) + sum over collectives
 
@@ -124,13 +124,13 @@ def decode_cost(
         context: tokens in the cache of every row.
         chips: kind and number, such as "h100:8"; see `cluster`.
         scheme: one of "replicate", "data", "dcp", "tpla", "tpla-lean".
-        slices: chips along the latents, of the tpla schemes.
-        link: bytes per second that a chip sends one way; None: as published for the links that a
-            group of chips shares, which between nodes are slower.
-        weights, cache: "bfloat16" or "float8", without its scales; both are computed with, and
-            sent, in bfloat16.
-        other_parameters: of the model beside attention, for what fits; None: those of the preset;
-            0: attention alone. Sizes want a number.
+        slices: chips along the latents, for the tpla schemes.
+        link: bytes per second that a chip sends one way; None: as published for the links within
+            the group, which are slower between nodes.
+        weights, cache: "bfloat16" or "float8" (scales not counted); computation and communication
+            use bfloat16.
+        other_parameters: parameters outside attention, for `fits`; None: those of the preset; 0:
+            attention alone. Required if `model` is given as sizes.
 
     Returns:
         A `DecodeCost` (modelled, not measured).
@@ -181,17 +181,17 @@ def decode_cost(
 
 @checked
 def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> float:
-    """Cached tokens, batch times context, from which TPLA reads fewer bytes than MLA by heads.
+    """Cached tokens (batch x context) above which TPLA reads fewer bytes than MLA sharded by heads.
 
         (parameters(tpla) - parameters(replicate)) / (latent + rope - latent/slices - rope)
 
     Args:
         model: as in `decode_cost`.
         chips: how many.
-        slices: of them along the latents.
+        slices: chips along the latents.
 
     Returns:
-        Tokens; 0 if it always does.
+        Number of tokens; 0 if TPLA always reads fewer bytes.
 
     Example:
         >>> round(break_even_tokens("deepseek_v3", 2, 2) / 1000)
@@ -216,8 +216,8 @@ def latent_config(model: str | LatentConfig) -> LatentConfig:
 def _elsewhere(model: str | LatentConfig, given: float | None) -> float:
     if given is None and isinstance(model, LatentConfig):
         raise ValueError(
-            "other_parameters must be given with sizes, for they decide what fits; "
-            "0 counts attention alone."
+            "other_parameters must be given with sizes, because they decide what fits; 0 counts "
+            "attention alone."
         )
     if given is not None and not 0 <= given <= MOST_TOKENS**2:
         raise ValueError(f"other_parameters must not be negative; got {given}.")
@@ -243,7 +243,7 @@ def _check_scheme(config: LatentConfig, scheme: str, slices: int, chips: int) ->
 
 
 def _share(config: LatentConfig, scheme: str, chips: int, slices: int) -> Share:
-    """What one chip has under a scheme; slices count for the tpla schemes alone."""
+    """One chip's share under a scheme; only the tpla schemes use `slices`."""
     sizes: dict[str, Any] = config.parameters
     query, latent = sizes["query_down"], sizes["latent_down"] + sizes["rope_key"]
     heads = sizes["query_up"] + sizes["output"]
@@ -279,7 +279,7 @@ def _share(config: LatentConfig, scheme: str, chips: int, slices: int) -> Share:
 def _collective_seconds(
     where: Cluster, kind: str, size: float, slices: int, rate: float | None
 ) -> float:
-    """Of one collective whose whole result or operand has `size` bytes."""
+    """Seconds of one collective whose unsharded array has `size` bytes."""
     members = slices if kind.endswith("row") else where.chips
     if members == 1:
         return 0.0

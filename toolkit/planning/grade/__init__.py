@@ -1,1 +1,1 @@
-"""How good the predictions are: the step itself (`program.py`), a compiler, measurements."""
+"""Grading of predictions by a compiler and by measurements; `program.py` builds the step itself."""

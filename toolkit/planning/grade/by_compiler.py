@@ -1,8 +1,7 @@
 """Predictions graded by the TPU compiler: configurations, their record, their errors.
 
-`libtpu` compiles for TPUs that are not there. What it says of memory and of bytes sent is compared
-with what `predict` said before; the compiled figures are recorded one by one, so that an
-interrupted run goes on where it stopped.
+`libtpu` compiles for TPUs on any machine. Its figures for memory and bytes sent are compared with
+those of `predict`. They are recorded one by one, so that an interrupted run resumes.
 """
 
 import dataclasses
@@ -30,14 +29,14 @@ from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.compiled_work import compiled_work
 from toolkit.planning.time.timeline import timeline
 
-# Plans that are compiled: what the planner says fits, fits.
+# Plans to compile: they check that what the planner says fits does fit.
 PLANNED = ("llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b")
 PLANNED_FOR = ("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:2x2x1")
 PLANS = 20
 
 
 def compiled(case: Case) -> dict[str, Any]:
-    """What libtpu says of one configuration: bytes of memory and bytes sent, per chip."""
+    """Bytes of memory and bytes sent per chip, as compiled by libtpu."""
     start, config = time.perf_counter(), case.config
     devices = cluster(case.topology).devices()
     try:
@@ -61,7 +60,8 @@ def compiled(case: Case) -> dict[str, Any]:
 def quickly_compiled(
     config: LoopedConfig, strategy: Strategy, batch: int, length: int, devices: list[Any]
 ) -> jax.stages.Compiled:
-    """A step compiled with no effort for speed: six times quicker, with the same collectives."""
+    """Compile a step without optimisation for speed: six times faster, with the same
+    collectives."""
     program = train_program(config, strategy, batch=batch, sequence_length=length, devices=devices)
     effort = jax.config.jax_exec_time_optimization_effort  # pyright: ignore
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
@@ -72,14 +72,14 @@ def quickly_compiled(
 
 
 def peak_bytes(done: jax.stages.Compiled) -> int:
-    """What one chip holds at most: libtpu's temporaries are not all there at one time, and what
-    it refuses is a program whose peak the chip's memory cannot hold."""
+    """Peak memory of one chip. libtpu's temporaries do not all exist at once, and it refuses a
+    program whose peak exceeds the chip's memory."""
     analysis: Any = done.memory_analysis()
     return analysis.peak_memory_in_bytes
 
 
 def compile_plan(found: Plan) -> str:
-    """Compiles a plan's fastest strategy without stages for its TPUs; both figures in words."""
+    """Compile a plan's fastest strategy without stages for its TPUs and report both figures."""
     best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline == 1), None)
     if best is None or not best.cluster.chip.name.startswith("TPU"):
         raise ValueError(
@@ -101,7 +101,8 @@ def compile_plan(found: Plan) -> str:
 
 
 def record_cases(path: Path, given: Iterable[Case], *, minutes: float) -> int:
-    """Compiles what the record does not have yet, for so many minutes; returns how many it has."""
+    """Compile missing cases of the record for some minutes; returns the number of recorded
+    cases."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(path)
     end = time.monotonic() + 60 * minutes
@@ -115,7 +116,7 @@ def record_cases(path: Path, given: Iterable[Case], *, minutes: float) -> int:
 
 
 def read_rows(path: Path, needed: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """The record, by case; empty where there is none yet."""
+    """The record by case; empty if there is none."""
     found: dict[str, dict[str, Any]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -131,8 +132,8 @@ def read_rows(path: Path, needed: tuple[str, ...] = ()) -> dict[str, dict[str, A
 
 
 def graded(path: Path, given: Sequence[Case] | None = None) -> list[dict[str, Any]]:
-    """Every recorded case of those given (None: of dense models) with what is predicted, and by how
-    much it is off."""
+    """Every recorded case of those given (None: dense models), with the prediction and its
+    error."""
     recorded, found = read_rows(path, ("peak_bytes", "collectives", "seconds")), []
     for case in cases() if given is None else given:
         row = recorded.get(case.key)
@@ -163,7 +164,7 @@ def predicted(case: Case) -> tuple[int, float]:
 
 
 def summary(rows: list[dict[str, Any]], count: int = COUNT) -> str:
-    """Median and 95th percentile of the errors, in words, of so many configurations."""
+    """Median and 95th percentile of the errors, in words."""
     lines = [f"{len(rows)} of {count} configurations compiled"]
     for what in ("memory", "sent"):
         errors = sorted(abs(row[f"{what}_error"]) for row in rows)
@@ -177,7 +178,7 @@ def summary(rows: list[dict[str, Any]], count: int = COUNT) -> str:
 
 
 def grade_record(path: Path, minutes: float, *, is_looped: bool = False) -> str:
-    """Goes on with a record for so many minutes; its table of errors, and their summary."""
+    """Continue a record for some minutes; returns the table of errors and their summary."""
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
     given = looped_cases() if is_looped else cases()
@@ -218,7 +219,7 @@ def planned_cases() -> Iterator[Case]:
 
 
 def record_plans(path: Path, minutes: float) -> None:
-    """Compiles plans that the record does not have yet, for so many minutes."""
+    """Compile missing plans of the record for some minutes."""
 
     def told() -> Iterator[Case]:
         for case in planned_cases():
@@ -232,8 +233,8 @@ def record_plans(path: Path, minutes: float) -> None:
 
 
 def graded_plans(path: Path) -> list[dict[str, Any]]:
-    """Every recorded plan: whether it fits, as predicted now and as compiled, and by how much the
-    prediction is off. What does not fit as predicted now was planned by an earlier model."""
+    """Every recorded plan: whether it fits as predicted now and as compiled, and the prediction's
+    error. Plans that do not fit as predicted now were made by an earlier model."""
     found = []
     for row in read_rows(path, ("peak_bytes", "strategy", "model", "topology")).values():
         if "error" in row:
@@ -257,7 +258,7 @@ def graded_plans(path: Path) -> list[dict[str, Any]]:
 
 
 def grade_plans(path: Path, minutes: float) -> str:
-    """Goes on with a record of plans for so many minutes; its table, and a summary."""
+    """Continue a record of plans for some minutes; returns its table and a summary."""
     if not 0 <= minutes <= 10_000:
         raise ValueError(f"minutes must lie in [0, 10000]; got {minutes}")
     if minutes:

@@ -1,7 +1,7 @@
-"""The model's constants from measurements: what chips and links achieve, fitted to a file.
+"""The model's constants fitted to a file of measurements.
 
-Few rows bear few constants. Each starts from what chips usually achieve (a prior), and only those
-are fitted of which the rows say more than the prior does.
+Every constant has a prior. Only those are fitted that the measurements determine better than the
+prior does.
 
 A file has one JSON object per line (or is one JSON list of them), all of one kind of chip:
 
@@ -11,9 +11,9 @@ A file has one JSON object per line (or is one JSON list of them), all of one ki
     {"measured": "step", "chips": "h100:8", "model": "llama-3-8b", "strategy": {"fsdp": 8},
      "batch": 16, "sequence_length": 2048, "seconds": 1.9}
 
-A `model` is a name, or the fields of a `LoopedConfig` as an object. `bytes_sent` are those that one
-chip sends (`toolkit.measure.collectives` reads them); `inner`, 1 unless given, is how far apart the
-chips of a group are.
+A `model` is a name, or the fields of a `LoopedConfig` as an object. `bytes_sent` is per chip
+(`toolkit.measure.collectives` reads it); `inner`, by default 1, is the distance between the chips
+of a group.
 """
 
 import dataclasses
@@ -39,8 +39,7 @@ from toolkit.planning.predict import predict
 from toolkit.planning.strategy import MOST_CHIPS, Strategy
 from toolkit.planning.time.step import Constants, transfer_seconds
 
-# Name -> the range that is searched, and by what factor (one standard deviation of its logarithm)
-# chips of one kind or another are off the default.
+# Name -> the range that is searched, and the standard deviation of its logarithm across chips.
 BOUNDS = {
     "matmul": (1e-3, 1.0, 0.25),
     "memory": (1e-3, 1.0, 0.15),
@@ -48,19 +47,19 @@ BOUNDS = {
     "latency": (1e-3, 1e4, 1.0),
     "slowdown": (1.0, 10.0, 0.2),
 }
-# How far measurements are from the model with the best of constants: those of one operation by
-# noise, those of whole steps by what the model leaves out.
+# Deviation of measurements from the model with the best constants: noise for single operations,
+# effects outside the model for whole steps.
 NOISE, STEP_NOISE = 0.02, 0.1
-# A constant is fitted if it is then known this much better than before: half the variance.
+# A constant is fitted if that at least halves its variance.
 KNOWN_BETTER = 0.5
-MOST_FOLDS = 20  # times that rows are left out: one by one, or so many parts of them
+MOST_FOLDS = 20  # cross-validation folds, at most
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 24
 
 Model = Callable[[Constants], float]
 
 
 class Row(NamedTuple):
-    """A measurement: what predicts it, the seconds it took, and how far off the best model is."""
+    """A measurement: its prediction, its seconds, and the expected deviation of the best model."""
 
     model: Model
     seconds: float
@@ -73,12 +72,13 @@ class Calibration:
 
     Attributes:
         constants: for `predict`, `plan` and `timeline`.
-        fitted: names of those that the measurements determine; the others are the defaults.
+        fitted: names of constants that the measurements determine; the others have defaults.
         chip: the chip's name.
-        count: measurements.
-        error_before, error_after: median relative error with the defaults, and with these.
-        error_left_out: median relative error of rows that constants were not fitted to, each
-            predicted from the others (of many rows, a twentieth from the rest); None of one row.
+        count: number of measurements.
+        error_before, error_after: median relative error with the defaults, and with these
+            constants.
+        error_left_out: median relative error in cross-validation (leave-one-out, or 20 folds for
+            many rows); None for one row.
 
     Example:
         >>> from pathlib import Path
@@ -114,23 +114,22 @@ class Calibration:
 
 @checked
 def calibrate(path: str | os.PathLike[str]) -> Calibration:
-    """Fits what chips and links achieve to measurements.
+    """Fit the constants of the model of time to measurements.
 
         min over constants of sum (log predicted / measured)^2 / noise^2
                             + sum (log constant / default)^2 / spread^2
 
-    and a constant of which the rows tell less than the second sum keeps its default.
+    A constant that the measurements determine less well than its prior keeps its default.
 
     Args:
         path: a file of measurements, one JSON object per line;
             `toolkit/planning/grade/calibrate.py` opens with an example of each kind.
 
     Returns:
-        A `Calibration`; its `constants` are what `predict`, `plan` and `timeline` take.
+        A `Calibration`; pass its `constants` to `predict`, `plan` and `timeline`.
 
-    Source:
-        Bishop, "Pattern Recognition and Machine Learning", 2006, section 3.3 (a Gaussian prior);
-        Stone, "Cross-validatory choice and assessment of statistical predictions", 1974.
+    Source: Bishop, "Pattern Recognition and Machine Learning", 2006, section 3.3 (a Gaussian
+        prior); Stone, "Cross-validatory choice and assessment of statistical predictions", 1974.
 
     Example:
         >>> from pathlib import Path
@@ -153,7 +152,7 @@ def calibrate(path: str | os.PathLike[str]) -> Calibration:
 
 
 def _fit(rows: list[Row]) -> tuple[Constants, tuple[str, ...]]:
-    """Constants nearest to rows and priors, and the names of those that are fitted."""
+    """The constants of least squared error, and the names of those that were fitted."""
     from scipy.optimize import least_squares
 
     noise = np.array([row.noise for row in rows])
@@ -184,8 +183,8 @@ def _constants(names: list[str], logarithms) -> Constants:
 
 
 def _determined(rows: list[Row], noise) -> list[str]:
-    """Constants that the rows tell more of than their priors do, the best known first; no more
-    than there are rows. (Each is judged beside those before it, which may do the same.)"""
+    """Constants that the rows determine better than their priors, best first and at most one per
+    row. Each is judged given those before it, which may explain the same rows."""
     before, slopes = _errors(rows, Constants()), {}
     for name, (_, _, spread) in BOUNDS.items():
         step = 0.05 if name in ("latency", "slowdown") else -0.05  # away from their bounds
@@ -207,7 +206,7 @@ def _determined(rows: list[Row], noise) -> list[str]:
 
 
 def _errors(rows: list[Row], constants: Constants):
-    """Logarithm of predicted over measured, row by row."""
+    """Logarithm of predicted over measured seconds, per row."""
     return np.array([math.log(row.model(constants) / row.seconds) for row in rows])
 
 
@@ -216,7 +215,7 @@ def _median(errors) -> float:
 
 
 def _read(path: Path) -> tuple[str, list[Row]]:
-    """The chip, and the measurements."""
+    """Read the chip and the measurements."""
     chips, found_rows = set(), []
     for where, row in _rows(path):
         kind = row.get("measured")
@@ -317,7 +316,7 @@ def _step(where, row, values) -> Model:
     return lambda constants: foretold(constants=constants).step_seconds
 
 
-# What is measured -> what predicts it, its fields that are numbers, its other fields.
+# Kind of measurement -> its prediction, its numeric fields, its other fields.
 _KINDS: dict[Any, tuple[Callable[..., Model], tuple[str, ...], tuple[str, ...]]] = {
     "matmul": (_matmul, ("flops",), ()),
     "memory": (_memory, ("bytes",), ()),

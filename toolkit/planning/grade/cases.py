@@ -1,5 +1,5 @@
-"""The configurations that libtpu grades: a hundred of dense models, and those of looped, hybrid and
-latent ones, of sizes that compile in a minute."""
+"""The configurations that libtpu grades: a hundred dense models, and looped, hybrid and latent
+ones, small enough to compile in a minute."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ from toolkit.planning.strategy import Strategy
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v6e:4x4", "v5p:2x2x2")
 LARGEST_SHARE = 0.8  # of a chip's memory that a graded configuration may need, by a rough count
-# Bytes kept per token and channel of a layer, roughly: the list must not depend on the model of
-# memory that it grades.
+# A rough count of bytes kept per token and channel of a layer: the list must not depend on the
+# model of memory that it grades.
 ROUGHLY_KEPT = {"layer": 2, "elementwise": 24, "none": 60}
 COUNT = 100
 
@@ -44,7 +44,7 @@ class Case:
 
 @functools.lru_cache(maxsize=2)
 def cases(count: int = COUNT) -> tuple[Case, ...]:
-    """The configurations, in the order they are compiled: drawn once, the same ever after."""
+    """The configurations in the order of compilation, drawn with a fixed seed."""
     found = []
     for model, name, tensor, recompute, rows, length in itertools.product(
         DENSE, TOPOLOGIES, (1, 2, 4, 8), ("layer", "elementwise", "none"), (1, 2, 4), (2048, 4096)
@@ -66,7 +66,7 @@ def cases(count: int = COUNT) -> tuple[Case, ...]:
                 found.append(case)
     random.Random(14).shuffle(found)
     taken, left = [], found
-    while left and len(taken) < count:  # in turn, so that no model or strategy fills the list
+    while left and len(taken) < count:  # round robin, so that no model or strategy fills the list
         seen: set[Any] = set()
         rest = []
         for case in left:
@@ -106,7 +106,7 @@ def _looped(pattern: str, width: int, loops: int, **fields: Any) -> LoopedConfig
     )  # fmt: skip
 
 
-# Models that repeat their layers, whose layers differ, or both.
+# Models with loops, with layers of several kinds, or both.
 LOOPED: dict[str, LoopedConfig] = {
     "dense, four loops": _looped("full full full full", 2048, 4),
     "dense, two loops": _looped("full full full full full full", 1536, 2, residual_gate=False),
@@ -133,7 +133,7 @@ _CUTS = (
 
 @functools.cache
 def looped_cases() -> tuple[Case, ...]:
-    """The configurations of `LOOPED`, each cut in four ways, in the order they are compiled."""
+    """The configurations of `LOOPED`, each under four strategies, in the order of compilation."""
     return tuple(
         Case(
             model,

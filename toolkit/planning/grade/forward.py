@@ -1,8 +1,8 @@
-"""What one chip computes of a loss, inside `jax.shard_map`, with what it sends on the way.
+"""One chip's part of the loss inside `jax.shard_map`, with its communication.
 
-Around each half of a layer the residual stream, cut along time, is gathered and its partial sums
-are scattered again (Korthikanti et al., 2022); parameters are gathered over "fsdp" where they are
-used, and again in the backward pass.
+The residual stream is sharded along time. It is gathered before each half of a layer, whose partial
+sums are reduce-scattered (Korthikanti et al., 2022); parameters are gathered over "fsdp" for use,
+and again in the backward pass.
 """
 
 import functools
@@ -31,7 +31,7 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
 
     def through(recompute, graph, spec, h, layer):
         if config.loops > 1:
-            # Else compilers gather what all loops use before the first, and keep it whole.
+            # Otherwise compilers gather the loops' parameters before the first loop and keep them.
             h, layer = lax.optimization_barrier((h, layer))
         block = _gathered(graph, dtype, spec, layer)
         if recompute == "layer" and strategy.block_chunks > 1:
@@ -40,7 +40,8 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
         return _layer(block, strategy, h)
 
     def group(recompute, specs, h, layers):
-        # Layer by layer: a group that is computed anew as one holds what all its layers keep. What
+        # Layer by layer: recomputing a group as a whole would hold the activations of all its
+        # layers. What
         # is computed anew waits for its gradient, so that neither loops nor layers do it early.
         is_held = config.loops > 1 or len(graphs) > 1
         for graph, layer, spec in zip(graphs, layers, specs, strict=True):
@@ -62,7 +63,8 @@ def local_loss(config, strategy, graphs, specs, params, inputs, targets):
     else:
         h, _ = lax.scan(loop, h, params.get("rho"), length=config.loops)
     h = h if config.norm_every_loop else _norm(h, params["norm"], config)
-    # Used twice where the head shares it: gathered once, its gradients summed before they travel.
+    # A tied table is used twice: it is gathered once, and its gradients are summed before they are
+    # sent.
     table = tables["embedding" if config.tied_embedding else "unembedding"]
     shards = strategy.batch_shards * strategy.microbatches
     return _cross_entropy(config, strategy, table, h, targets) / (targets.size * shards)
@@ -86,7 +88,7 @@ def _layer(block, strategy, h):
 
 
 def _used(shard, spec, dtype):
-    """A parameter as computed with: matrices in the compute type, gathered over "fsdp"."""
+    """A parameter ready for use: matrices in the compute type, gathered over "fsdp"."""
     value = shard.astype(dtype) if shard.ndim >= 2 else shard
     for dimension, axes in enumerate(axes_of(spec)):
         if "fsdp" in axes:
@@ -120,7 +122,8 @@ def _norm(h, scale, config):
 
 
 def _cross_entropy(config, strategy, table, h, targets):
-    """Summed cross-entropy; the vocabulary lies across "tensor", logits exist chunk by chunk."""
+    """Summed cross-entropy with the vocabulary sharded over "tensor"; logits exist chunk by
+    chunk."""
     h = _whole_time(h, strategy.tensor)
     vocabulary = table.shape[0]
     start = lax.axis_index("tensor") * vocabulary
@@ -148,7 +151,8 @@ def _cross_entropy(config, strategy, table, h, targets):
 
 @jax.custom_vjp
 def _sum_of_shares(x):
-    """A sum over "tensor" that every chip then uses alike, so its gradient passes unchanged."""
+    """A sum over "tensor" whose result all chips use alike, so that its gradient passes
+    unchanged."""
     return lax.psum(x, "tensor")
 
 

@@ -1,4 +1,4 @@
-"""The train step that the model of memory and time is about, with its communication written down.
+"""The train step that the model of memory and time describes, with explicit communication.
 
 One layer of a looped model is one `Block` of `toolkit.looped`, run inside `jax.shard_map` at the
 sizes one chip sees (heads / tensor, hidden / tensor). Layers are stacked and scanned, so that the
@@ -36,12 +36,12 @@ from toolkit.planning.time.compiled_work import UPDATE
 
 
 class Program(NamedTuple):
-    """A train step laid out on a mesh; nothing is allocated yet.
+    """A train step on a mesh; nothing is allocated.
 
     Attributes:
-        loss: (params, (inputs, targets)) -> mean cross-entropy, what `training.make_train_step`
-            takes; its gradient communicates as `Strategy` says.
-        layout: where every parameter lies, for `layout.apply` and `layout.shardings`.
+        loss: (params, (inputs, targets)) -> mean cross-entropy, for `training.make_train_step`; its
+            gradient communicates as `Strategy` says.
+        layout: the layout of the parameters.
         params: the parameters' shapes; "blocks" holds runs of stacked groups of layers.
         step: (params, optimiser state, batch) -> the same after one update of AdamW, and the loss.
         arguments: shapes of the arguments of `step`, with their shardings.
@@ -61,8 +61,8 @@ class Program(NamedTuple):
     arguments: tuple[Any, ...]
 
     def compile(self) -> jax.stages.Compiled:
-        """Compiles the step for the mesh's devices, which need not be there."""
-        # Arguments in donated places are overwritten, as in training.
+        """Compile the step for the mesh's devices, which need not exist."""
+        # Donated, as in training.
         return jax.jit(self.step, donate_argnums=(0, 1)).lower(*self.arguments).compile()
 
 
@@ -75,23 +75,19 @@ def train_program(
     sequence_length: int,
     devices: Sequence[Any] | None = None,
 ) -> Program:
-    """Builds the train step of a model under a strategy, without allocating anything.
+    """Build the train step of a model under a strategy, without allocating anything.
 
     Args:
         config: the model.
-        strategy: how it is cut; pipelines are modelled, not built.
-        batch: sequences per step, all chips together.
+        strategy: how it is sharded; pipelines are modelled, not built.
+        batch: global batch size in sequences.
         sequence_length: tokens per sequence.
-        devices: the chips (None: the first of `jax.devices()`); those of a TPU topology do.
+        devices: the chips, possibly those of a TPU topology (None: the first of `jax.devices()`).
 
     Returns:
         A `Program`.
 
-    Cost:
-        Traces one layer; a second.
-
-    Source:
-        Shoeybi et al., "Megatron-LM", 2019 (vocabulary in parallel); Korthikanti et al., 2022.
+    Source: Shoeybi et al., "Megatron-LM", 2019 (vocabulary in parallel); Korthikanti et al., 2022.
 
     Example:
         >>> from toolkit.looped import LoopedConfig
@@ -142,13 +138,13 @@ def train_program(
 def _mesh(axes, devices):
     try:
         return make_mesh(axes, devices=devices)
-    except NotImplementedError:  # no product of a torus' axes is of that size: as they are counted
+    except NotImplementedError:  # not a product of the torus's axes: the devices as listed
         grid = np.array(devices).reshape(tuple(axes.values()))
         return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def _loss(config, strategy, mesh, graphs, specs):
-    """The loss whose gradient is computed beside it, in one `shard_map`."""
+    """A loss that computes its gradient in the same `shard_map`."""
     local = functools.partial(local_loss, config, strategy, graphs, specs)
 
     def value_and_gradients(params, tokens):
@@ -196,6 +192,6 @@ def _summed(gradient, spec, mesh):
 
 
 def _over(axes, mesh, value):
-    """A sum over those axes that have several chips: one over a single chip would be a copy."""
+    """Sum over the axes with several chips; a sum over one chip would be a copy."""
     axes = tuple(axis for axis in axes if mesh.shape[axis] > 1)
     return lax.psum(value, axes) if axes else value

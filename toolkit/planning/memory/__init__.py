@@ -1,1 +1,1 @@
-"""What one chip holds: by category (`categories.py`), and tensor by tensor (`sizes.py`)."""
+"""Memory of one chip by category (`categories.py`) and by tensor (`sizes.py`)."""

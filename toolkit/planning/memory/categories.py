@@ -1,14 +1,13 @@
-"""What one chip holds while it trains, by category.
+"""Memory of one chip during training, by category.
 
-A step has three moments that may be its largest, with s the tokens of a chip's microbatch:
+The peak of a step is at one of three moments:
 
     head        the logits of a chunk with their gradient, the vocabulary's table and its gradient
     layers      the gradients of all layers and of the table, one layer with its intermediates
     update      the gradients of everything
 
-Parameters, the optimiser's moments and what the layers keep for the backward pass are there in the
-first two; the update needs the first two and all gradients. What exists when was read off libtpu's
-schedules (`data/planning/README.md` says which).
+Parameters and the optimiser's moments are always held, and activations in the first two. The
+lifetimes were read off libtpu's schedules (`data/planning/README.md` lists them).
 """
 
 import functools
@@ -31,21 +30,21 @@ from toolkit.planning.strategy import Strategy
 FLOAT32 = 4  # bytes of a parameter, and of each moment of Adam
 SWIGLU_KEPT = 6  # numbers per hidden unit and token that one layer's forward pass keeps
 LOGIT_COPIES = 2  # logits and their gradient, float32
-# Arrays of float32, a number per channel and token, of a recurrent layer's backward pass: states at
-# the ends of chunks, products of decays, inverses and their gradients. Read off gated delta nets.
+# float32 numbers per channel and token in the backward pass of a recurrent layer: chunk states,
+# products of decays, inverses and their gradients. Read off Gated DeltaNet programs.
 RECURRENT_ARRAYS = 24
 SOFTMAX = ("full", "window")  # layers whose formula is written down
 FEW = 2  # sequences of a microbatch
 
 
 class Memory(NamedTuple):
-    """Bytes on one chip at the moment of the step that needs most.
+    """Bytes on one chip at the peak of a step.
 
     Attributes:
-        parameters: float32, as kept between steps.
+        parameters: float32, as stored between steps.
         optimizer: Adam's two moments, float32.
-        gradients: float32; of the layers, and of tables in the compute type.
-        activations: what the forward pass keeps for the backward pass.
+        gradients: float32 for layers, the compute type for tables.
+        activations: kept by the forward pass for the backward pass.
         gathered: parameters gathered for use, in the compute type, and their gradients.
         working: intermediates of one layer, or logits of one chunk.
         inputs: tokens and targets.
@@ -65,28 +64,28 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return sum(self)
 
     @property
     def arguments(self) -> int:
-        """What a compiled step counts as its arguments."""
+        """Bytes that a compiled step reports as its arguments."""
         return self.parameters + self.optimizer + self.inputs
 
     @property
     def temporary(self) -> int:
-        """What a compiled step counts as temporary."""
+        """Bytes that a compiled step reports as temporaries."""
         return self.total - self.arguments
 
 
 class Layer(NamedTuple):
-    """One layer on one chip: what it holds, keeps and works with, in bytes and numbers.
+    """The memory of one layer on one chip.
 
     Attributes:
         held: its parameters.
         kept: bytes for the backward pass, per microbatch in flight.
         gathered: bytes of weights, and of their gradients, while its backward pass runs.
-        working: bytes of its intermediates then.
+        working: bytes of its intermediates in the backward pass.
     """
 
     held: Held
@@ -103,7 +102,7 @@ def layer_memory(
     sequences: int,
     length: int,
 ) -> Layer:
-    """One layer of a microbatch of so many sequences per chip."""
+    """The memory of one layer for a microbatch of `sequences` per chip."""
     size = config.compute_dtype.itemsize
     tokens, tensor = sequences * length, strategy.tensor
     width, hidden = config.width, config.feed_forward_size // tensor
@@ -134,14 +133,14 @@ def layer_memory(
     if LAYERS[word].is_recurrent:
         attention = FLOAT32 * RECURRENT_ARRAYS * tokens * width
     weights = size * own.used
-    if recompute != "layer":  # it goes back through one half of the layer at a time
+    if recompute != "layer":  # the backward pass goes through one half of the layer at a time
         gathered = weights if weights + unit > attention else 0
         working = shared + (unit if gathered else attention)
     elif strategy.block_chunks == 1:
         gathered, working = weights, shared + unit + attention
     else:
-        # Each part reads the keys and values of all before it, and adds to gradients in float32:
-        # that of the layer's input is there before and after.
+        # Each part reads the keys and values before it and adds to float32 gradients, of which that
+        # of the layer's input exists before and after.
         gathered = weights + FLOAT32 * own.used
         all_keys = tokens * (2 + padded) * keys * size
         working = (shared + unit + attention) // strategy.block_chunks + all_keys + 7 * stream
@@ -172,11 +171,11 @@ def memory_of(
     table = held(tables[:1], strategy)
     count = len(tables) if has_embedding and has_head else int(has_embedding or has_head)
     numbers = body + table.times(count) + held(rest_tensors(config), strategy)
-    # Layers of one size work with more or less, by what they recompute.
+    # Working memory of equal layers depends on what they recompute.
     largest = max(found.values(), key=lambda layer: layer.gathered + layer.working)
     tokens = sequences * length
     accumulated = FLOAT32 * numbers.kept * (strategy.microbatches > 1)
-    # A loop's gate reads what the loop began with, and a norm after it two arrays of float32.
+    # A loop's gate keeps the loop's input, and a norm after the loop two float32 arrays.
     stream = tokens * config.width // strategy.tensor
     between = stream * (size * config.residual_gate + 2 * FLOAT32 * config.norm_every_loop)
     loops = config.loops if config.loops > 1 else 0
@@ -204,8 +203,8 @@ def memory_of(
         if has_head
         else (0, 0, 0, 0),
         (
-            # Beside their sum over the loops are the gradients of one, and of what the layers keep
-            # there is a copy of the loop that is gone back through.
+            # The gradients of one loop exist besides their sum, and the activations of the current
+            # loop are copied.
             accumulated + FLOAT32 * body.kept * (2 if loops else 1) + use * has_head,
             activations + (kept // loops if loops else 0),
             reordered + largest.gathered + (not only_gradient) * use * has_head,
@@ -226,7 +225,7 @@ def memory_of(
 
 
 def layer_kinds(config: LoopedConfig, strategy: Strategy) -> tuple[tuple[str, str], ...]:
-    """Word and recomputing of every layer."""
+    """The word and the recomputation of every layer."""
     words = config.layers
     return _kinds(words, strategy.runs(len(words)))
 
@@ -244,7 +243,7 @@ def head_size(config: LoopedConfig, word: str) -> int:
 
 
 def channels(config: LoopedConfig, word: str) -> tuple[int, int]:
-    """Channels of queries and of keys; layers that are not softmax keep about as much."""
+    """Channels of queries and of keys; other layers keep about as much."""
     if word not in SOFTMAX:
         return config.width, config.width
     options, size = config.options[word], head_size(config, word)

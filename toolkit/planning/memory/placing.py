@@ -1,4 +1,4 @@
-"""Where the tensors of a stacked model lie: parameters, their moments, and why."""
+"""Shardings of a stacked model's parameters and their moments, with reasons."""
 
 import functools
 from typing import Any
@@ -24,7 +24,7 @@ def placed(mesh, specs):
 
 
 def parameters(config, strategy):
-    """Structure of a group's layers, and all parameters' shapes: whole, and cut by "tensor"."""
+    """A group's structure, and the shapes of all parameters: global, and sharded by "tensor"."""
     words, _ = layers_of(config)
     tensor = strategy.tensor
     local = local_config(config, tensor)
@@ -57,7 +57,7 @@ def parameters(config, strategy):
 
 
 def specs_of(fsdp, whole, cut):
-    """Where every tensor lies; the axis of stacked layers is scanned over, and so never cut."""
+    """The spec of every tensor; the axis of stacked layers is scanned and never sharded."""
 
     def of(whole, cut, stacked):
         spec = functools.partial(_spec, fsdp, stacked)
@@ -82,7 +82,7 @@ def _cut_further(shape, entries, axis, size, stacked):
 
 
 def layout_of(mesh: Mesh, shapes: Any, specs: Any) -> Layout:
-    """The same as data, with reasons."""
+    """The same as a `Layout`, with reasons."""
     rows = []
     for (keys, shape), spec in zip(
         jax.tree_util.tree_leaves_with_path(shapes),
@@ -106,7 +106,7 @@ def layout_of(mesh: Mesh, shapes: Any, specs: Any) -> Layout:
 
 
 def optimizer_specs(strategy, moments, shapes, specs):
-    """The optimiser's specs: its parameters', with ZeRO-1 cut over "data" too."""
+    """The optimiser's specs: those of the parameters, with ZeRO-1 also sharded over "data"."""
     table = {}
     flat = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     for (keys, shape), spec in zip(jax.tree_util.tree_leaves_with_path(shapes), flat, strict=True):

@@ -1,4 +1,4 @@
-"""How many numbers of a model one chip holds under a strategy, tensor by tensor."""
+"""Numbers that one chip holds under a strategy, by tensor."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from toolkit.looped import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 from toolkit.planning.strategy import Strategy
 
-# A matrix below this many elements stays whole on every chip.
+# A matrix with fewer elements is replicated.
 SMALLEST_SHARDED = 1 << 14
 LANES = 128  # of a TPU, whose tiles are as many columns wide
 
@@ -70,12 +70,12 @@ class Held:
         )
 
     def times(self, count: int) -> "Held":
-        """So many of them."""
+        """`count` times this."""
         return Held(self.kept * count, self.used * count, self.moment * count, self.odd * count)
 
 
 def held(tensors: tuple, strategy: Strategy) -> Held:
-    """What one chip holds of some tensors."""
+    """One chip's share of some tensors."""
     data = strategy.data if strategy.shard_optimizer else 1
     return _held(tensors, strategy.tensor, strategy.fsdp, data)
 
@@ -110,12 +110,12 @@ def _largest(sizes: dict[int, int], parts: int) -> int | None:
 
 
 def table_tensors(config: LoopedConfig, tensor: int) -> tuple:
-    """The embedding, padded to what "tensor" divides, and the head's own table if there is one."""
+    """The embedding, padded for "tensor", and an untied head's table."""
     rows = -(-config.vocabulary // tensor) * tensor
     return (((rows, config.width), 0),) * (1 if config.tied_embedding else 2)
 
 
 def rest_tensors(config: LoopedConfig) -> tuple:
-    """The final norm, and a gate for every loop."""
+    """The final norm, and a gate per loop."""
     loops = ((config.loops, config.width), None)
     return (((config.width,), None), loops) if config.residual_gate else (((config.width,), None),)

@@ -1,1 +1,1 @@
-"""Which strategy to take: for a model (`plan.py`), or for each layer of it (`layers.py`)."""
+"""The search for a strategy: for a model (`plan.py`), or per layer (`layers.py`)."""

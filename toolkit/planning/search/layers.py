@@ -19,22 +19,20 @@ MOST_CELLS = 1 << 28  # of a knapsack's table: layers x budget x strategies
 def decision_trees(
     chips: int, *, mixed_data: bool = False, recompute: bool = True
 ) -> list[tuple[tuple[tuple[str, int], ...], int, bool]]:
-    """All ways to cut a train step over chips: paradigms in order, pipeline stages, recomputing.
+    """All ways to distribute a train step over chips: ordered paradigms, pipeline stages,
+    recomputation.
 
-    Pipelines come first and cut the chips into groups; inside a group, paradigms out of data,
-    fsdp and tensor follow each other, with degrees of two or more whose product is the group. The
-    last of them has the fastest links.
+    Pipelines come first and divide the chips into groups; in a group follow some of data, fsdp and
+    tensor, with degrees of at least two whose product is the group's size. The last of them gets
+    the fastest links.
 
     Args:
-        chips: how many; a power of two.
+        chips: number of chips, a power of two.
         mixed_data: also trees with both data and fsdp, which fsdp alone dominates.
-        recompute: every tree also with recomputed layers.
+        recompute: also include every tree with recomputed layers.
 
     Returns:
         Triples ((paradigm, degree), ...), pipeline degree, whether layers are recomputed.
-
-    Cost:
-        Grows with the square of log2 chips; 158 for 64 chips.
 
     Source: Galvatron, section 3.1.
 
@@ -74,7 +72,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         seconds: of all layers, with changes of strategy between them.
-        choices: number of the strategy of each layer.
+        choices: index of each layer's strategy.
 
     Example:
         >>> assign_layers([[6, 4, 2]] * 4, [[1, 1.5, 2.5]] * 4, budget=24)
@@ -93,21 +91,20 @@ def assign_layers(
     budget: int,
     switch: Sequence[Sequence[float]] | None = None,
 ) -> Assignment | None:
-    """The fastest strategy for each layer within a budget of memory (a knapsack).
+    """Choose the fastest strategy per layer within a memory budget (a knapsack).
 
         f_i[e, s] = seconds[i][s] + min_s' (f_{i-1}[e - memory[i][s], s'] + switch[s'][s])
 
     Args:
         memory: of every layer under every strategy, in whole units.
         seconds: of every layer under every strategy.
-        budget: units there are.
+        budget: units available.
         switch: seconds from one strategy (row) to another (column); None: no time.
 
     Returns:
-        An `Assignment`, or None where nothing fits.
+        An `Assignment`, or None if nothing fits.
 
-    Cost:
-        layers x budget x strategies^2, vectorised: milliseconds for 48 layers, 256 units and ten
+    Cost: layers x budget x strategies^2, vectorised: milliseconds for 48 layers, 256 units and ten
         strategies.
 
     Source: Galvatron, section 3.3, and its released code.
@@ -121,7 +118,7 @@ def assign_layers(
     best, same = np.zeros((budget + 1, strategies)), np.zeros((strategies, strategies))
     came = np.zeros((layers, budget + 1, strategies), np.int16)
     for layer in range(layers):
-        # Before the first layer there is nothing to change from.
+        # The first layer switches from nothing.
         step = best[:, :, None] + (changes if layer else same)
         came[layer] = step.argmin(axis=1)
         cheapest = step.min(axis=1)

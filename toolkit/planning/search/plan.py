@@ -1,4 +1,4 @@
-"""Which strategy is fastest on a cluster, why, and what the others cost."""
+"""The fastest strategy on a cluster, the reason, and the cost of the alternatives."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ from toolkit.planning.time.step import Constants, constants_of
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The fastest strategy that fits, and what else was weighed.
+    """The fastest strategy that fits, and the alternatives.
 
     Attributes:
         best: its prediction.
-        runners_up: the fastest of other cuts, slower ones after faster ones.
+        runners_up: the best of other divisions of the chips, fastest first.
         considered: strategies whose memory was predicted.
-        fitting: of them, those that fit.
+        fitting: how many of these fit.
 
     Example:
         >>> found = plan("llama-3-8b", "h100:8", batch=64)
@@ -58,7 +58,7 @@ def _said(found):
 
 
 def reason(best: Prediction) -> str:
-    """In words, what limits the best plan."""
+    """What limits the best plan, in words."""
     parts = sorted(best.seconds.items(), key=lambda part: -part[1])
     shares = ", ".join(
         f"{name} {in_words(value / best.step_seconds, 'share')}" for name, value in parts[:3]
@@ -77,7 +77,7 @@ def reason(best: Prediction) -> str:
 
 
 def why(other: Prediction, best: Prediction) -> str:
-    """In words, what makes a plan slower than the best: the part that grows most."""
+    """Why a plan is slower than the best, in words: the part that grows most."""
     names = best.seconds | other.seconds
     more = {name: other.seconds.get(name, 0) - best.seconds.get(name, 0) for name in names}
     name = max(more, key=lambda part: more[part])
@@ -95,24 +95,22 @@ def plan(
     reserve: float = 0.1,
     constants: Constants | None = None,
 ) -> Plan:
-    """Searches the fastest way to train a model on a cluster within its memory.
+    """Search for the fastest way to train a model on a cluster within its memory.
 
-    Every cut of the chips into data x fsdp x tensor x pipeline is weighed with every number of
-    microbatches, the head whole and in chunks, the optimiser's state cut and not, unless a bound
-    shows that it is slower than what was found. For each, a knapsack over the layers decides which
-    of them recompute. Where layers
-    that are recomputed whole do not fit, the backward pass goes through them in parts (StreamBP).
-    The fastest pipelines also get stages of unequal length, balanced in time as far as memory
-    allows.
+    Every division of the chips into data x fsdp x tensor x pipeline is tried with every number of
+    microbatches, with and without a chunked head and a sharded optimiser state, unless a lower
+    bound rules it out. For each, a knapsack decides which layers recompute. If even fully
+    recomputed layers do not fit, their backward pass runs in parts (StreamBP). The fastest
+    pipelines also get stages of unequal length, balanced in time as far as memory allows.
 
     Args:
         model: a configuration, or the name of one (`MODELS`).
         chips: kind and number, such as "h100:64" or "v5e:4x4".
-        batch: sequences per step, all chips together.
+        batch: global batch size in sequences.
         sequence_length: tokens per sequence.
-        memory: bytes a chip may use; None: all it has.
-        reserve: share of that memory to keep free, for what predictions miss.
-        constants: what chips and links achieve; None: the defaults.
+        memory: usable bytes per chip; None: all.
+        reserve: share of that memory to keep free for errors of the prediction.
+        constants: rates that chips and links achieve; None: the defaults.
 
     Returns:
         A `Plan`.
@@ -121,11 +119,9 @@ def plan(
         ValueError: when nothing fits, or no degrees divide the model and the batch; names the
             nearest that work.
 
-    Cost:
-        Below five seconds for 48 layers on 512 chips, and for 3,072 chips.
+    Cost: Below five seconds for 48 layers on 512 chips, and for 3,072 chips.
 
-    Source:
-        Miao et al., "Galvatron", 2022; Wang et al., 2023 (Galvatron-BMW); Luo et al.,
+    Source: Miao et al., "Galvatron", 2022; Wang et al., 2023 (Galvatron-BMW); Luo et al.,
         "StreamBP", 2025.
 
     Example:
@@ -146,7 +142,7 @@ def searched(
     constants: Constants | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
-    """`plan`, which after each cut of the chips tells how many are weighed, and of how many."""
+    """`plan` with a callback that reports progress after each division of the chips."""
     config, where = model_of(model), cluster(chips)
     if memory is not None and not memory > 0:
         raise ValueError(f"memory must be positive; got {memory:,.0f} bytes")
@@ -166,7 +162,7 @@ def searched(
             f"nearest batch that works: {nearest}"
         )
     for done, base in enumerate(bases, 1):
-        # No cut that follows is faster than those that will be shown.
+        # No later division is faster than those that will be shown.
         if search.floor(base) > search.slowest:
             break
         search.weigh(base)

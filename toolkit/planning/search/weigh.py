@@ -1,7 +1,7 @@
-"""Every way to cut a step over chips, and the fastest of each that fits.
+"""Every way to divide a step over chips, and the fastest variant of each that fits.
 
-A cut is weighed by time first, for time is bounded below without its pipeline's bubble; what cannot
-be shown any more is neither simulated nor are its bytes counted.
+Time is bounded from below first, without the pipeline's bubble; a division that cannot be among the
+best is neither simulated nor are its bytes counted.
 """
 
 import functools
@@ -21,38 +21,39 @@ from toolkit.planning.time.step import layer_seconds
 
 RUNNERS_UP = 5
 UNITS = 512  # of memory in the knapsack over layers
-CHUNK = 256  # tokens of a sequence whose logits exist at one time, where the head is streamed
+CHUNK = 256  # tokens per chunk of a streamed head
 LARGEST_TENSOR = 64
-BLOCK_CHUNKS = (2, 4, 8, 16)  # parts of a sequence by which a layer is gone back through
-BALANCED = 8  # of the fastest pipelines, those whose stages are balanced
+BLOCK_CHUNKS = (2, 4, 8, 16)  # chunks of a sequence in the backward pass of a layer
+BALANCED = 8  # number of fastest pipelines whose stages are balanced
 
 
 class Search:
-    """The fastest step of each cut of the chips, over all that may be chosen for it."""
+    """The fastest step of each division of the chips."""
 
     def __init__(self, config, where, batch, length, limit, constants):
         self.given = config, where, batch, length, limit, constants
         self.chunks = max(n for n in _divisors(length) if n == 1 or length // n >= CHUNK)
         self.considered = self.fitting = 0
-        self.best: dict[tuple[int, ...], Prediction] = {}  # of each cut's degrees
+        self.best: dict[tuple[int, ...], Prediction] = {}  # by degrees
         self.slowest = math.inf  # seconds of the slowest plan that would be shown
         self.smallest: Prediction | None = None
         self.staged: list[tuple[float, Prediction]] = []
 
     def of(self, base: Strategy, **changes) -> Prediction:
-        """Of a cut that has been checked, with what divides it."""
+        """The base strategy of a checked division."""
         config, where, batch, length, limit, constants = self.given
         strategy = base.changed(**changes)
         return prediction_of(config, where, strategy, batch, length, limit, constants)
 
     def floor(self, base: Strategy) -> float:
-        """Seconds that no step with these degrees goes below: without bubble or recomputing."""
+        """Lower bound on the seconds with these degrees, without bubble and recomputation."""
         return min(
             _mean_seconds(self.of(base, shard_optimizer=sharded)) for sharded in _sharded(base)
         )
 
     def weigh(self, base: Strategy) -> None:
-        """The fastest step with these degrees: microbatches, optimiser, head and recomputing."""
+        """The fastest step with these degrees over microbatches, optimiser, head and
+        recomputation."""
         for parts in _divisors(self.given[2] // base.batch_shards):
             fastest = [
                 self.of(base, microbatches=parts, shard_optimizer=sharded, head_chunks=chunks)
@@ -66,9 +67,9 @@ class Search:
                 self._recomputed(each)
 
     def _recomputed(self, fastest: Prediction) -> None:
-        """Of one cut, the least recomputing that fits, also mixed, or in parts."""
+        """The least recomputation that fits, also mixed or in parts."""
         base, bar = fastest.strategy, self._bar(fastest.strategy)
-        # As fast as a pipeline is whose stages are balanced.
+        # A lower bound: as if the stages were balanced.
         even = 1 + (base.pipeline - 1) / base.microbatches
         if _mean_seconds(fastest) * even >= bar:
             return
@@ -102,7 +103,7 @@ class Search:
         return min(self.slowest, known.step_seconds if known else math.inf)
 
     def balance(self) -> None:
-        """Of the pipelines that would be fastest, those whose stages are balanced."""
+        """Balance the stages of the pipelines that may be fastest."""
         staged = sorted(self.staged, key=lambda pair: pair[0])
         for fits in (True, False):
             few = itertools.islice((each for _, each in staged if each.fits is fits), BALANCED)
@@ -121,7 +122,7 @@ def _sharded(base: Strategy) -> tuple[bool, ...]:
 
 
 def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> Iterator[Strategy]:
-    """Every cut of the chips that divides the model and the batch."""
+    """Every division of the chips that divides the model and the batch."""
     whole = Strategy()
     for pipeline in _divisors(where.chips):
         for tensor in _divisors(where.chips // pipeline):
@@ -139,7 +140,7 @@ def bases_of(config: LoopedConfig, where: Cluster, batch: int, length: int) -> I
 
 
 def _streamed(layer: Prediction) -> list[Prediction]:
-    """Where layers that are recomputed whole do not fit, in as few parts as do (StreamBP)."""
+    """If fully recomputed layers do not fit, use the fewest chunks that do (StreamBP)."""
     memory, strategy = layer.memory, layer.strategy
     smallest = memory.total - memory.gathered - memory.working
     if layer.fits or strategy.tensor > 1 or smallest > layer.limit:
@@ -163,7 +164,7 @@ def _streamed(layer: Prediction) -> list[Prediction]:
 
 
 def _mixed(least: Prediction) -> Prediction | None:
-    """Which layers recompute what, by a knapsack over the layers of one stage."""
+    """Choose what each layer recomputes, by a knapsack over the layers of one stage."""
     config, strategy = least.config, least.strategy
     words = set(config.layers)
     if len(words) > 1 or strategy.pipeline > 1 or least.strategy.recompute != "layer":
@@ -197,7 +198,7 @@ def _mixed(least: Prediction) -> Prediction | None:
 
 
 def _balanced(even: Prediction) -> Prediction | None:
-    """The same with stages that take as long as each other, as far as memory allows."""
+    """The same with stages balanced in time, as far as memory allows."""
     config, strategy, sizes = even.config, even.strategy, (even.batch, even.sequence_length)
     kinds = tuple(layer_kinds(config, strategy))
     if len(set(kinds)) > 1:

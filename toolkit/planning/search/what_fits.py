@@ -1,4 +1,4 @@
-"""What fits: models against numbers of chips, under the schemes that people name."""
+"""What fits: models against clusters, under well-known schemes."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _TENSOR = 4
 
 
 def schemes(chips: int) -> dict[str, Strategy]:
-    """The six schemes for so many chips; tensor parallelism where four divide them."""
+    """The six schemes for a number of chips; with tensor parallelism if it is divisible by four."""
     tensor = _TENSOR if chips % _TENSOR == 0 else 1
     shards = chips // tensor
     return {
@@ -37,20 +37,19 @@ def what_fits(
     sequences_per_chip: int = 1,
     sequence_length: int = 2048,
 ) -> dict[tuple[int, int, str], Prediction | None]:
-    """Predicts every model on every cluster under six schemes by name.
+    """Predict every model on every cluster under six named schemes.
 
     Args:
         models: configurations, or names of them.
         chips: clusters by name, such as "h100:8".
-        sequences_per_chip: of a batch; all schemes of a cluster share the same batch.
+        sequences_per_chip: batch size per chip, the same for all schemes of a cluster.
         sequence_length: tokens per sequence.
 
     Returns:
-        (number of the model, number of the cluster, scheme) -> its `Prediction`, or None where the
+        (index of the model, index of the cluster, scheme) -> its `Prediction`, or None if the
         scheme does not divide the model.
 
-    Cost:
-        Below two seconds for ten models on ten clusters.
+    Cost: Below two seconds for ten models on ten clusters.
 
     Example:
         >>> found = what_fits(["llama-3-8b"], ["h100:1", "h100:8"])

@@ -1,8 +1,8 @@
-"""What a compiled program does, in its own order: computing, sending, waiting, loops.
+"""The work of a compiled program in its own order: computing, sending, waiting, loops.
 
-FLOPs, bytes and counts are those of the compiler's text, which is scheduled: instructions run in
-the order they are written, and what an asynchronous collective hides stands between its start and
-its end. No durations here.
+FLOPs, bytes and counts come from the compiler's scheduled text: instructions run in the order in
+which they are written, and what an asynchronous collective hides stands between its start and its
+end.
 """
 
 import functools
@@ -24,7 +24,7 @@ from toolkit.measure.programs import (
 )
 
 UPDATE = "update"  # scope of the optimiser's instructions
-# They move nothing: names for what is there, and the ends of copies that run beside computing.
+# These move nothing: aliases, and the ends of asynchronous copies.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all",
     "partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "slice-start",
@@ -32,13 +32,13 @@ _FREE = {
 }  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-# How jax names what comes of differentiating, and what `train_program` names itself.
+# Names given by jax's differentiation, and by `train_program`.
 _PHASES = (("transpose(", "backward"), ("jvp(", "forward"), (f"/{UPDATE}/", "update"))
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 
 class Compute(NamedTuple):
-    """One instruction that computes or copies: its FLOPs, the bytes it moves, its pass."""
+    """One instruction that computes or copies: its FLOPs, bytes moved, and pass."""
 
     flops: float
     bytes: float
@@ -56,7 +56,7 @@ class Send(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Computing goes on once the collective of this number is done."""
+    """Wait until the collective of this number has finished."""
 
     number: int
 
@@ -69,12 +69,12 @@ class Loop(NamedTuple):
 
 
 class CompiledWork(NamedTuple):
-    """A program as `timeline` takes it.
+    """The work of a program, for `timeline`.
 
     Attributes:
         items: `Compute`, `Send`, `Wait` and `Loop`, in program order.
-        unknown_loops: loops whose trips are not in the program; they count once.
-        unknown_calls: kernels and libraries whose FLOPs are not in the program; they count none.
+        unknown_loops: loops of unknown trip count; they count once.
+        unknown_calls: kernels and libraries of unknown FLOPs, which count as none.
     """
 
     items: tuple[Any, ...]
@@ -83,7 +83,7 @@ class CompiledWork(NamedTuple):
 
 
 def compiled_work(compiled: jax.stages.Compiled) -> CompiledWork:
-    """What a compiled program does, in its own order."""
+    """The work of a compiled program in its own order."""
     reader = _Reader(*read_program(compiled.as_text() or ""))
     items = reader.items(reader.entry)
     return CompiledWork(items, reader.unknown_loops, tuple(sorted(reader.unknown_calls)))
@@ -106,12 +106,13 @@ class _Reader:
             if one.opcode == "while":
                 found += self._loop(one, computation)
             elif one.opcode == "conditional":
-                # As `collectives` counts: the branch that sends most; among equals, computes most.
+                # As in `collectives`: the branch that sends most; among equals, the one that
+                # computes most.
                 found += max(map(self.items, one.callees), key=_work_of, default=())
             elif one.opcode == "call":
                 found += [item for callee in one.callees for item in self.items(callee)]
             elif one.opcode.endswith("-done"):
-                # What is received has arrived when what the peers send in turn has.
+                # A receive ends when the matching send of the peers does.
                 names = [_channel_of(one)] if one.opcode == "recv-done" else one.operand_names
                 found += [Wait(number) for name in names for number in started.get(name, ())]
             elif own[at]:
@@ -139,7 +140,7 @@ class _Reader:
                 started.setdefault(one.name, []).append(self.sent)
                 if one.opcode == "send":
                     started[_channel_of(one)] = [self.sent]
-            # It has ended where nothing of the same channel follows, and no "-done" will.
+            # It has ended if no instruction of its channel and no "-done" follows.
             if last[key] == at and not (one.opcode.endswith("-start") or one.opcode == "send"):
                 ends += [Wait(number) for number in started.pop(key)]
         computing = self._compute(one, shapes)
@@ -147,7 +148,7 @@ class _Reader:
         return [*found, *hiding, *ends]
 
     def _collectives(self, one, shapes, computation) -> list[tuple[Collective, Instruction]]:
-        """Itself, if it is a collective, or those that it is wrapped around."""
+        """The collectives in an instruction: itself, or those in the fusion."""
         kind = collective_kind(one, computation)
         if kind in KINDS:
             found = read_collective(one, kind, shapes, self.devices, 1, True)
@@ -194,7 +195,7 @@ class _Reader:
         return sum(self._flops(each, shapes) for each in instructions)
 
     def _moved(self, one: Instruction, shapes: dict[str, str]) -> float:
-        """Bytes of operands and result; of what is cut or overwritten in part, that part."""
+        """Bytes of operands and result; of slices and partial updates only the part."""
         if one.opcode in _SLICES:
             return 2.0 * shape_bytes(one.shape)
         if one.opcode == "dynamic-update-slice":
@@ -214,7 +215,7 @@ class _Reader:
         return float(sum(read.values()) + self._written(inside, named, one))
 
     def _written(self, inside, named, one) -> int:
-        """Bytes of a fusion's result; of an array that it overwrites in part, the part."""
+        """Bytes of a fusion's result; of a partial update only the part."""
         root = inside[-1] if inside else one
         parts = root.operand_names if root.opcode == "tuple" else [root.name]
         total = 0
@@ -229,7 +230,7 @@ class _Reader:
 
 
 def _key(one: Instruction, found: Collective, inside: Instruction) -> tuple[str, str]:
-    """What tells collectives apart: their line, or the channel where fusions share one."""
+    """Identifies a collective: by its line, or by the channel if fusions share one."""
     channel = _CHANNEL.search(inside.attributes) if one.opcode == "fusion" else None
     return found.kind, channel[1] if channel else inside.name
 

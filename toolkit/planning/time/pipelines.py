@@ -1,4 +1,4 @@
-"""Pipelines: what one step takes, and where to cut the layers."""
+"""Pipelines: the time of one step, and the assignment of layers to stages."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from toolkit._checks import checked
 MOST_STAGES = 4096
 MOST_CUTS = 1 << 26  # stages x layers^2
 MOST_TASKS = 1 << 22  # stages x microbatches
-PERIODIC = 1e-12  # relative difference of delays that are the same but for rounding
+PERIODIC = 1e-12  # relative tolerance for equal delays
 
 Of = Callable[[int, int, int], float]
 
@@ -23,31 +23,29 @@ def pipeline_seconds(
     hops: Sequence[float] | None = None,
     last: Sequence[float] | None = None,
 ) -> float:
-    """Seconds of a 1F1B step of any stages, exact: every task starts as early as its order allows.
+    """The exact time of a 1F1B step for any stages: every task starts as early as its order allows.
 
         end F(i, s) = f_s + max(end F(i, s-1) + h_{s-1}, end of the task before on stage s)
         end B(i, s) = b_s + max(end B(i, s+1) + h_s, end of the task before on stage s)
         T           = max_s (end B(m-1, s) + g_s - c_s)
 
     with c = f + b the stages' seconds, h those of a hop, m microbatches, and g (`last`) those of
-    the microbatch after which gradients are sent. Never below m c_s of any stage s, nor below the
-    way of one microbatch there and back. Messages do not queue for a link: in 1F1B a microbatch
-    takes at least h + c of every pair of stages, so that links are never what is busiest.
+    the last microbatch, after which gradients are sent. Messages do not queue for a link: in 1F1B a
+    microbatch takes at least h + c of every pair of stages, so that links are never the bottleneck.
 
     Args:
         stages: seconds of one microbatch, forward and backward, stage by stage.
         microbatches: how many.
-        forward: which seconds of `stages` are the forward pass; None: a third.
+        forward: seconds of the forward pass, part of `stages`; None: a third.
         hops: seconds from each stage to the next and, for gradients, back; one fewer than stages.
-            None: no time.
-        last: seconds with what follows the last backward pass, such as the communication of
-            gradients; None: the same.
+            None: zero.
+        last: seconds of the last microbatch including what follows it, such as the communication of
+            gradients; None: as `stages`.
 
     Returns:
         Seconds.
 
-    Cost:
-        Stages x microbatches, or about stages^2 where the step becomes periodic: 0.1 ms for 16
+    Cost: Stages x microbatches, or about stages^2 where the step becomes periodic: 0.1 ms for 16
         stages and 512 microbatches.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377), flushed as in Megatron-LM.
@@ -87,7 +85,7 @@ def stage_ends(
     up: Sequence[float],
     microbatches: int,
 ) -> list[float]:
-    """When each stage ends its last backward pass in 1F1B; `down` and `up` are seconds of hops."""
+    """The end of each stage's last backward pass in 1F1B; `down` and `up` are seconds of hops."""
     count, last = len(forward), len(forward) - 1
     arrived = [0.0] * count  # end of each stage's latest forward
     free = [0.0] * count  # end of each stage's latest task
@@ -108,7 +106,8 @@ def stage_ends(
             start += up[s - 1] if s else 0.0
         left, since = microbatches - done, since + 1
         if left > 0 and wait:
-            # Rounds that delay all by the same do so again: sums and maxima are all there is.
+            # If a round delays all stages by the same time, so do all later ones, as only sums and
+            # maxima are involved.
             now = arrived + free
             delays = [new - old for new, old in zip(now, before, strict=True)]
             if max(delays) - min(delays) <= PERIODIC * max(delays):
@@ -122,17 +121,16 @@ def stage_ends(
 
 @checked
 def cut_evenly(weights: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Layers per stage so that the heaviest of consecutive stages is as light as can be.
+    """Layers per stage that minimise the weight of the heaviest stage.
 
     Args:
-        weights: of each layer, such as seconds or bytes.
-        stages: how many, each with one layer at least.
+        weights: weight of each layer, such as seconds or bytes.
+        stages: number of stages, each with at least one layer.
 
     Returns:
         Number of layers of every stage.
 
-    Cost:
-        layers^2 x stages.
+    Cost: layers^2 x stages.
 
     Example:
         >>> cut_evenly([1, 1, 1, 3], 2)
@@ -157,20 +155,19 @@ def balance_stages(
 
         min over cuts of max_k sum_{i in k} seconds[i]    with    sum_{i in k} memory[k][i] <= limit
 
-    Of the cuts that reach it, the one whose fullest stage is least full. The source moves layers
-    between stages step by step; here both are exact.
+    Ties are broken by the memory of the fullest stage. The source moves layers step by step; here
+    both minima are exact.
 
     Args:
         seconds: of each layer.
-        memory: [stages][layers], what each layer would take on each stage; early ones hold more
+        memory: [stages][layers], memory of each layer on each stage; early stages hold more
             microbatches (1F1B).
-        limit: what a stage has.
+        limit: memory of a stage.
 
     Returns:
-        Number of layers of every stage, or None where nothing fits.
+        Number of layers of every stage, or None if nothing fits.
 
-    Cost:
-        layers^2 x stages, twice.
+    Cost: layers^2 x stages, twice.
 
     Source: Wang et al., 2023 (Galvatron-BMW), section 5, bi-objective optimisation.
 
@@ -204,7 +201,7 @@ def balance_stages(
 def balanced(
     count: int, stages: int, seconds: Of, memory: Of, limit: float
 ) -> tuple[int, ...] | None:
-    """`balance_stages` of functions (stage, first layer, end) -> seconds and bytes."""
+    """`balance_stages` for functions (stage, first layer, end) -> seconds and bytes."""
 
     def fitting(stage: int, start: int, end: int) -> float:
         took = seconds(stage, start, end)
@@ -224,7 +221,7 @@ def balanced(
 
 
 def _lightest(count: int, stages: int, weight: Of) -> tuple[float, tuple[int, ...]] | None:
-    """The heaviest stage of the best cut and the stages' sizes; None where all weigh infinity."""
+    """The weight of the heaviest stage and the stages' sizes; None if all weights are infinite."""
     best, cuts = [0.0, *[math.inf] * count], []
     for stage in range(stages):
         found = []

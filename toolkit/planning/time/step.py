@@ -1,4 +1,4 @@
-"""How long a step takes, part by part: modelled, from published rates and what they achieve.
+"""The time of a step by part, modelled from published rates and the achieved share of them.
 
 Source: Austin et al., How to Scale Your Model, 2025 (rooflines); Hetu-Galvatron's cost model for
 communication that hides behind the backward pass.
@@ -23,14 +23,14 @@ from toolkit.planning.time.traffic import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What chips and links achieve of what their makers claim; `calibrate` fits them.
+    """The share of published rates that chips and links achieve; `calibrate` fits them.
 
     Attributes:
         matmul: share of the peak that matrix products reach.
         memory: share of the memory bandwidth that the update reaches.
         link: share of a link's bandwidth that collectives reach.
-        latency: delay of a message, as a multiple of the link's published one.
-        slowdown: of computing and communicating while they overlap.
+        latency: delay of a message, as a multiple of the published one.
+        slowdown: factor on computing and communicating while they overlap.
 
     Example:
         >>> Constants().slowdown
@@ -55,20 +55,20 @@ class Constants:
 
 
 def constants_of(where: Cluster, given: Constants | None) -> Constants:
-    """Those given, or the defaults; rates that were measured are reached in full."""
+    """The given constants, or the defaults; measured rates count in full."""
     measured = Constants(matmul=1.0, memory=1.0, link=1.0)
     return given or (measured if where.is_measured else Constants())
 
 
 @checked
 def overlapped_seconds(compute: float, communication: float, *, slowdown: float = 1.3) -> float:
-    """Seconds of computing and communicating at the same time, both slower while they overlap.
+    """The time of overlapping computation and communication, which slow each other down.
 
-        both slowed end to end while they overlap; what is left of the longer runs at full speed
+        both are slowed while they overlap; the rest of the longer runs at full speed
 
     Args:
-        compute: seconds it takes alone.
-        communication: seconds it takes alone.
+        compute: seconds of the computation alone.
+        communication: seconds of the communication alone.
         slowdown: factor on both while they overlap.
 
     Returns:
@@ -97,12 +97,12 @@ class Seconds:
     """Seconds of one step on one chip, or of some of its layers.
 
     Attributes:
-        forward, backward: computing; the backward pass without what it computes anew.
-        recomputed: computing anew.
-        tensor_forward, tensor_backward: communication that computing waits for.
-        hidden_forward, hidden_backward: communication of parameters and gradients, which computing
-            hides; alone it would take so long.
-        update: of the optimiser, with what it gathers.
+        forward, backward: computing; the backward pass without recomputation.
+        recomputed: recomputation.
+        tensor_forward, tensor_backward: exposed communication.
+        hidden_forward, hidden_backward: communication of parameters and gradients that can overlap
+            with computing; seconds without overlap.
+        update: the optimiser, with the parameters it gathers.
     """
 
     forward: float = 0.0
@@ -114,7 +114,7 @@ class Seconds:
     hidden_backward: float = 0.0
     update: float = 0.0
 
-    # Field by field: a search adds and multiplies ten thousand times.
+    # Written out field by field, because a search does this ten thousand times.
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(
             self.forward + other.forward,
@@ -128,7 +128,7 @@ class Seconds:
         )
 
     def times(self, count: float) -> "Seconds":
-        """So many of them."""
+        """`count` times this."""
         return Seconds(
             self.forward * count,
             self.backward * count,
@@ -147,25 +147,25 @@ class Seconds:
 
     @property
     def tensor(self) -> float:
-        """Communication that computing waits for."""
+        """Exposed tensor-parallel communication."""
         return self.tensor_forward + self.tensor_backward
 
     @property
     def computing(self) -> float:
-        """Forward, backward and anew."""
+        """Forward, backward and recomputation."""
         return self.forward + self.backward + self.recomputed
 
     def forward_total(self, slowdown: float) -> float:
-        """The forward pass, with what overlaps overlapped."""
+        """The forward pass, with overlap."""
         return _overlapped(self.forward, self.hidden_forward, slowdown) + self.tensor_forward
 
     def backward_total(self, slowdown: float) -> float:
-        """The backward pass likewise, with what it computes anew."""
+        """The backward pass, with recomputation and overlap."""
         backward = self.backward + self.recomputed
         return _overlapped(backward, self.hidden_backward, slowdown) + self.tensor_backward
 
     def total(self, slowdown: float) -> float:
-        """All of it, with what overlaps overlapped."""
+        """The whole step, with overlap."""
         return self.forward_total(slowdown) + self.backward_total(slowdown) + self.update
 
 
@@ -183,8 +183,8 @@ def layer_seconds(
     found = held(layer_tensors(config, word), strategy)
     tokens, runs = sequences * length, strategy.microbatches * config.loops
     seen = min(length, config.options[word].sliding_window) if word == "window" else length / 2
-    # Scores and what they weigh: two products of 2 FLOPs per key seen and channel. Layers with a
-    # state see about as many keys as a chunk has.
+    # Scores and weighted values: two products of 2 FLOPs per visible key and channel. Recurrent
+    # layers see about one chunk of keys.
     keys = seen if word in ("full", "window") else 64
     mixing = 4 * tokens * keys * channels(config, word)[0] / strategy.tensor
     products = 2 * tokens * found.used
@@ -210,8 +210,8 @@ def _streaming_seconds(
     tokens: int,
     constants: Constants,
 ) -> float:
-    """What the parts of a layer cost beside the layer: each projects all keys and values before it
-    again, forward, anew and twice backward, and adds its gradients to sums in float32."""
+    """Extra seconds of chunked layers: each chunk projects all earlier keys and values again
+    (forward, recomputation and twice backward) and adds its gradients to float32 sums."""
     keys = channels(config, word)[1] if word in ("full", "window") else 0
     times = (strategy.block_chunks - 1) / 2
     flops = 4 * times * 2 * tokens * config.width * 2 * keys
@@ -246,7 +246,7 @@ def table_seconds(
 
 
 def transfer_seconds(link: Link, sent: float, degree: int, constants: Constants) -> float:
-    """A collective among `degree` chips: a delay for each of the others, and the bytes."""
+    """A collective among `degree` chips: a delay per other chip, and the bytes."""
     delay = link.seconds * constants.latency * (degree - 1)
     return delay + sent / (link.bytes_per_second * constants.link)
 

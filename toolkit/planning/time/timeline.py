@@ -1,4 +1,4 @@
-"""One step in time, laid out in lanes: counts and bytes as compiled, durations modelled."""
+"""A timeline of one step in lanes: counts and bytes as compiled, durations modelled."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ class Span(NamedTuple):
     Attributes:
         lane: "compute", "straggler" (the slow chip's computing) or "collectives".
         name: "forward", "backward", "update" or "other" (copies and casts that belong to no pass);
-            the kind of a collective. The loss's own pass over the head is a forward one that
-            compilers put late: nothing but the loss waits for it.
+            or the kind of a collective. Compilers put the head's forward pass for the loss late,
+            because only the loss needs it.
         start: seconds from the beginning of the step.
-        seconds: how long.
+        seconds: duration.
 
     Example:
         >>> Span("compute", "forward", 0.0, 0.5).seconds
@@ -53,8 +53,8 @@ class Timeline:
 
     Attributes:
         cluster: the chips.
-        spans: in order of their start within each lane; what touches and has one name is one.
-        step_seconds: of the step.
+        spans: in order of start within each lane; adjacent spans of one name are merged.
+        step_seconds: duration of the step.
         computing: seconds that an ordinary chip computes.
         communicating: seconds that its link sends.
         unknown_loops: loops whose trips the program does not tell; they count once.
@@ -119,21 +119,20 @@ def timeline(
     link_speed: float = 1.0,
     straggler: float = 1.0,
 ) -> Timeline:
-    """Lays a compiled program out in time: what it would take on some chips.
+    """Model the timeline of a compiled program on some chips.
 
-    Instructions run in the compiler's order, one after another; a collective runs beside them from
-    its start until something waits for its end, and one collective at a time.
+    Instructions run one after another in the compiler's order. A collective runs concurrently from
+    its start until something waits for its end; only one runs at a time.
 
         computing      max(FLOPs / (peak matmul), bytes / (bandwidth memory))
         collective     (n - 1) delay latency + bytes sent / (bandwidth link link_speed)
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` or `Program.compile` returns.
+        compiled: the result of `jax.jit(f).lower(...).compile()` or `Program.compile`.
         chips: kind and number, such as "v5e:4x4".
-        constants: what chips and links achieve; None: the defaults.
-        link_speed: of the links, as a share of what is published: 0.5 is half as fast.
-        straggler: how many times as long one chip computes; whatever all chips do together waits
-            for it.
+        constants: rates that chips and links achieve; None: the defaults.
+        link_speed: speed of the links relative to the published one.
+        straggler: factor by which one chip computes more slowly; collectives wait for it.
 
     Returns:
         A `Timeline`.
@@ -142,8 +141,7 @@ def timeline(
         ValueError: link_speed or straggler out of range, unknown chips, or a program of more than
             500,000 events.
 
-    Cost:
-        Milliseconds, after reading the program: a second per megabyte of its text.
+    Cost: Milliseconds, after reading the program: a second per megabyte of its text.
 
     Example:
         >>> x = jnp.ones((256, 256))
@@ -171,7 +169,7 @@ def timeline(
 
 
 class _Busy(NamedTuple):
-    """Computing without a pause, pass by pass."""
+    """Uninterrupted computing, by pass."""
 
     parts: tuple[tuple[str, float], ...]
 
@@ -183,7 +181,7 @@ class _Sent(NamedTuple):
 
 
 class _Durations(NamedTuple):
-    """Seconds of items; runs of computing become one item, loops of it too."""
+    """Seconds of items; consecutive computation, also in loops, becomes one item."""
 
     cluster: Cluster
     constants: Constants
@@ -249,7 +247,7 @@ def _events(items) -> int:
 
 
 class _Run:
-    """Clocks of an ordinary chip and, if there is one, of a slow one; and of their link."""
+    """Clocks of an ordinary chip, of a slow one if any, and of their link."""
 
     def __init__(self, slowness: tuple[float, ...]):
         self.slowness = slowness

@@ -1,7 +1,7 @@
-"""What a step sends: every collective of `train_program`, with its bytes, axis and how often.
+"""Communication of a step: every collective of `train_program` with its bytes, axis and count.
 
 An array of V bytes (whole) on n chips: all-gather and reduce-scatter send V (n-1)/n per chip, an
-all-reduce twice that. Where a compiler chooses another collective, `as_compiled` says which.
+all-reduce twice that. `as_compiled` applies the compiler's substitutions.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from toolkit.planning.memory.sizes import held, layer_tensors, rest_tensors, tab
 from toolkit.planning.strategy import Strategy
 
 # All-gathers and reduce-scatters of the residual stream around the two halves of a layer; the
-# backward pass gathers again what only a share was kept of, and recomputing takes one sum again.
+# backward pass gathers again where only a shard was kept, and recomputation repeats one sum.
 _FORWARD = {"all-gather": 2, "reduce-scatter": 2}
 _BACKWARD = {
     "none": {"all-gather": 4, "reduce-scatter": 2},
@@ -28,13 +28,13 @@ class Transfer(NamedTuple):
     """A kind of collective in a step.
 
     Attributes:
-        part: what it belongs to: "tensor", "fsdp", "data" or "pipeline".
-        kind: as the compiler names it.
+        part: "tensor", "fsdp", "data" or "pipeline".
+        kind: the compiler's name.
         phase: "forward", "backward" or "update".
-        bytes_sent: by a chip, in one run.
+        bytes_sent: per chip and run.
         runs: per step.
-        degree: chips of a group.
-        inner: chips between neighbours of a group.
+        degree: chips per group.
+        inner: distance between neighbours of a group, in chips.
         is_odd: whether a chip's share of columns is an odd number of a TPU's tiles.
 
     Example:
@@ -53,7 +53,7 @@ class Transfer(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Bytes a chip sends per step."""
+        """Bytes sent per chip and step."""
         return self.bytes_sent * self.runs
 
 
@@ -76,19 +76,19 @@ def layer_transfers(
 def table_transfers(
     config: LoopedConfig, strategy: Strategy, sequences: int, length: int
 ) -> list[Transfer]:
-    """Collectives of the embedding, the head and what is small, over all microbatches."""
+    """Collectives of the embedding, the head and small parameters, over all microbatches."""
     size, runs = config.compute_dtype.itemsize, strategy.microbatches
     stream = sequences * length * config.width * size
     transfers = _over_tensor(strategy, stream, runs, *_TABLE)
     tables = table_tensors(config, strategy.tensor)
     for tensors in (*((table,) for table in tables), rest_tensors(config)):
         transfers += _of_parameters(strategy, held(tensors, strategy), size, runs)
-    # Tables stay as they were gathered: nothing of a layer is recomputed from them.
+    # Gathered tables are kept: no layer recomputes from them.
     return [each for each in transfers if each[:3] != ("fsdp", "all-gather", "backward")]
 
 
 def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> list[Transfer]:
-    """Collectives as the cluster's compiler makes them, for so many sequences of a microbatch.
+    """Collectives as the cluster's compiler makes them, for `sequences` per microbatch.
 
     libtpu scatters by an all-reduce, which sends twice, what has a single sequence, what goes to
     all chips of a slice that is no ring, and columns of which a chip's share is an odd number of

@@ -1,1 +1,1 @@
-"""What is not alike: links between nodes (`placement.py`), sequences (`sequences.py`)."""
+"""Unequal links between nodes (`placement.py`) and unequal sequences (`sequences.py`)."""

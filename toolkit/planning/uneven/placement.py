@@ -1,8 +1,8 @@
-"""Which node takes which pipeline stage, where some links are slower than others (Pipette).
+"""The assignment of pipeline stages to nodes when links differ in speed (Pipette).
 
-Links of one kind differ from node to node once a cluster is large. The same pipelines take longer
-or shorter by which nodes are neighbours in them, and no published figure tells: bandwidths between
-nodes are measured, and an order of nodes is searched.
+In a large cluster, links of one kind differ between nodes, and the time of a pipeline depends on
+which nodes are neighbours. Bandwidths between nodes are measured, and an order of nodes is
+searched.
 
 Source: Jeon et al., "Pipette: Automatic fine-grained large language model training configurator for
 real-world clusters", DATE 2024 (arXiv:2405.18093), and its released code.
@@ -30,12 +30,12 @@ COOLING = 0.999
 
 
 class Placement(NamedTuple):
-    """Nodes of pipelines.
+    """An assignment of nodes to pipeline stages.
 
     Attributes:
         nodes: [pipelines][stages], the node of each stage of each pipeline.
         seconds: of a step.
-        seconds_as_counted: with nodes in the order they are counted.
+        seconds_as_counted: of a step with the nodes in their given order.
 
     Example:
         >>> links = [[0, 1, 9], [1, 0, 9], [9, 9, 0]]
@@ -62,7 +62,7 @@ def place_stages(
     steps: int = 5000,
     seed: int = 0,
 ) -> Placement:
-    """Places pipeline stages on nodes by simulated annealing over the order of the nodes.
+    """Assign pipeline stages to nodes by simulated annealing over the order of the nodes.
 
         step = max over pipelines of 1F1B(c, m, stage_bytes / bandwidth) + gradients
         gradients = max over stages of 2 (d - 1)/d gradient_bytes / slowest link of their ring
@@ -71,21 +71,19 @@ def place_stages(
     as in `pipeline_seconds`; the source rounds m down to a multiple of the stages.
 
     Args:
-        bandwidth: [nodes][nodes], bytes per second from node to node, as measured; its diagonal
-            does not count.
-        stages: of a pipeline; they divide the nodes, and the others are further pipelines.
-        stage_seconds: of one microbatch on one stage, forward and backward.
-        stage_bytes: that a stage sends to the next, and for gradients back, per microbatch.
-        gradient_bytes: of a stage, which the pipelines sum once per step.
+        bandwidth: [nodes][nodes], measured bytes per second between nodes; the diagonal is ignored.
+        stages: stages per pipeline, a divisor of the number of nodes.
+        stage_seconds: seconds of one microbatch on one stage, forward and backward.
+        stage_bytes: bytes per microbatch sent to the next stage and, for gradients, back.
+        gradient_bytes: bytes of a stage's gradients, which the pipelines sum once per step.
         microbatches: per pipeline and step.
-        steps: orders that are tried.
-        seed: of the search.
+        steps: number of orders to try.
+        seed: random seed of the search.
 
     Returns:
-        A `Placement`; never slower than nodes as they are counted.
+        A `Placement`, never slower than the given order.
 
-    Cost:
-        About 20 microseconds per step and pipeline of four stages; nothing is sent.
+    Cost: About 20 microseconds per step and pipeline of four stages.
 
     Source: Pipette, sections 4 and 5: measured links and annealing, with its moves.
 
@@ -118,7 +116,7 @@ def place_stages(
     summed = 2 * (pipelines - 1) / pipelines * gradient_bytes
     passes = [stage_seconds / 3] * stages, [2 * stage_seconds / 3] * stages
 
-    @functools.lru_cache(maxsize=1 << 16)  # a move leaves most pipelines as they were
+    @functools.lru_cache(maxsize=1 << 16)  # a move changes few pipelines
     def pipeline(*nodes: int) -> float:
         down = [stage_bytes / rates[a, b] for a, b in itertools.pairwise(nodes)]
         up = [stage_bytes / rates[b, a] for a, b in itertools.pairwise(nodes)]
@@ -137,7 +135,7 @@ def place_stages(
         tried = _moved(now, rng)
         after = seconds(tried)
         worse = after - before
-        # Scaled to below one, as in the source, whatever the unit of time.
+        # Scaled below one, as in the source, to be independent of the unit of time.
         scaled = worse / 10 ** (math.floor(math.log10(worse)) + 1) if worse > 0 else 0.0
         if worse <= 0 or rng.random() < math.exp(-scaled / max(heat, 1e-12)):
             now, before = tried, after
@@ -149,7 +147,7 @@ def place_stages(
 
 
 def placed_in_words(found: Plan, path: Path) -> str:
-    """Where the nodes of a file belong in a plan's fastest pipelines, and what that saves."""
+    """The placement of a file's nodes in a plan's fastest pipelines, and what it saves."""
     best = next((p for p in (found.best, *found.runners_up) if p.strategy.pipeline > 1), None)
     if best is None:
         raise ValueError("links: no plan among the fastest has pipeline stages to place")
@@ -173,7 +171,7 @@ def placed_in_words(found: Plan, path: Path) -> str:
         bandwidth,
         stages=stages,
         stage_seconds=busy / count,
-        # What all chips of a stage send, by the nodes that it is on.
+        # Bytes sent by all chips of a stage, by its nodes.
         stage_bytes=tokens * best.config.width * size / (nodes // stages),
         gradient_bytes=FLOAT32 * parameter_count(best.config) / stages,
         microbatches=count,

@@ -1,7 +1,7 @@
-"""Sequences of very different lengths: groups of as many chips as each needs, or equal ones.
+"""Sequences of very different lengths: groups of chips sized to them, or equal groups.
 
-`parallel.plan_micro_batches` (FlexSP) divides chips and sequences; what a sequence takes and how
-many tokens a chip has room for come from this room's model of time and memory.
+`parallel.plan_micro_batches` (FlexSP) forms the groups; the costs come from the model of time and
+memory here.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from toolkit.planning.strategy import Strategy
 from toolkit.planning.time.step import Constants, constants_of, layer_seconds
 
 MEGABYTE, GIGABYTE = 2**20, 1e9
-PROBED = 4096  # tokens of the sequence whose memory gives that of a token
+PROBED = 4096  # sequence length used to derive memory per token
 PASSES = {"none": 3, "elementwise": 4, "layer": 4}  # forward, backward twice, anew
 
 
@@ -28,11 +28,11 @@ class SequencePlan(NamedTuple):
     """Groups of chips for sequences of different lengths.
 
     Attributes:
-        micro_batches: the groups of each, whose sequences are indices into the lengths.
+        micro_batches: the groups of each; sequences are indices into the lengths.
         seconds: of a step, modelled.
-        equal_degree: chips of each group, were all equal; 0 where no equal groups hold them.
-        equal_seconds: of a step with those; infinity where none do.
-        costs: what a sequence takes, as handed to `parallel.plan_micro_batches`.
+        equal_degree: chips per group if all were equal; 0 if no equal groups hold the sequences.
+        equal_seconds: seconds of a step with equal groups; infinity if none hold them.
+        costs: cost of a sequence, as passed to `parallel.plan_micro_batches`.
 
     Example:
         >>> found = plan_sequences("llama-3-8b", "h100:8", [32768, 4096, 4096, 4096])
@@ -71,7 +71,7 @@ def plan_sequences(
     constants: Constants | None = None,
     seconds: float = 10.0,
 ) -> SequencePlan:
-    """Divides a cluster into groups for sequences of different lengths, where that is faster.
+    """Divide a cluster into groups for sequences of different lengths, if that is faster.
 
         time of a sequence on d chips = (attention s^2 + products s) / d + all-to-alls
         tokens per chip               = (memory - 16 parameters / chips) / bytes per token
@@ -81,8 +81,8 @@ def plan_sequences(
         chips: kind and number (a power of two), such as "h100:64".
         lengths: tokens of each sequence of a step.
         recompute: "none", "elementwise" or "layer".
-        memory: bytes a chip may use; None: all it has.
-        constants: what chips and links achieve; None: the defaults.
+        memory: usable bytes per chip; None: all.
+        constants: rates that chips and links achieve; None: the defaults.
         seconds: time limit of each integer program.
 
     Returns:
@@ -91,8 +91,7 @@ def plan_sequences(
     Raises:
         ValueError: when the sequences do not fit on the devices.
 
-    Cost:
-        One integer program per micro-batch and size of groups.
+    Cost: One integer program per micro-batch and size of groups.
 
     Source: Wang et al., "FlexSP", ASPLOS 2025.
 
@@ -138,7 +137,7 @@ def plan_sequences(
 def sequence_costs(
     config: LoopedConfig, where: Cluster, recompute: str, memory: float | None, constants: Constants
 ) -> SequenceCosts:
-    """What a sequence takes on this cluster, parameters and optimiser cut over all of it."""
+    """The cost of a sequence on this cluster, with parameters and optimiser state fully sharded."""
     strategy = Strategy(fsdp=where.chips, recompute=recompute)
     check_model(config, strategy, where.chips, PROBED)
     word, layers = config.layers[0], len(config.layers) * config.loops
