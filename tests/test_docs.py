@@ -27,7 +27,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in pat
 SHAPE = re.compile(r"\[[^\]\n]*\]|\bscalars?\b")
 ARRAY = re.compile(r"\b(?:jax\.)?Array\b|\bjnp\.ndarray\b")
 JAXTYPED = re.compile(r"\b(?:Float|Int|UInt|Bool|Num|Inexact|Integer|Shaped|Real|Key)\[")
-AS_ANOTHER = re.compile(r"\bArguments(?: and \w+)? as\s+`([\w.]+)`")
+AS_ANOTHER = re.compile(r"\bArguments(?:(?:, \w+)* and \w+)? as\s+`([\w.]+)`")
 TEMPLATE = re.compile(r"^(Args|Returns|Raises|Cost):$", re.MULTILINE)
 
 

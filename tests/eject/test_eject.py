@@ -82,3 +82,16 @@ def test_what_has_no_matrix_for_a_state_is_refused():
     for name in ("full", "softmax_attention", "nonsense"):
         with pytest.raises(ValueError, match=rf"name: got '{name}', wanted one of .*gated_delta"):
             eject(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_docstring_lists_every_argument(name):
+    """Arguments that the package documents once, for several mixers, are written out."""
+    text = eject(name)
+    function = MIXERS[name].function.__name__
+    node = next(x for x in ast.parse(text).body if getattr(x, "name", None) == function)
+    documented = ast.get_docstring(node)
+    for argument in (*node.args.args, *node.args.kwonlyargs):
+        assert f"\n    {argument.arg}: " in documented, argument.arg
+    assert documented.count("Args:") == documented.count("Returns:") == 1
+    assert "Arguments" not in documented

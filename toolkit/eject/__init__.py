@@ -7,6 +7,7 @@ engine.py   what such a file runs on: the chunked engine of linear-time mixers, 
 
 import ast
 import inspect
+import re
 from types import ModuleType
 
 from toolkit import __version__
@@ -171,8 +172,31 @@ def _bare(node: ast.stmt) -> ast.stmt:
             first = inner.body[0]
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 text, _, _ = str(first.value.value).partition("\n    Example:\n")
-                first.value.value = text.rstrip() + "\n    "
+                names = [x.arg for x in (*arguments.args, *arguments.kwonlyargs)]
+                first.value.value = _whole(inner.name, text.rstrip() + "\n", names) + "    "
     return node
+
+
+_AS_ANOTHER = re.compile(r"    Arguments[\w, ]* as `(\w+)`.*\n\n")
+_ARGUMENT = re.compile(r"^ {8}(\w+): .*\n(?: {12}.*\n)*", re.MULTILINE)
+
+
+def _whole(name: str, text: str, parameters: list[str]) -> str:
+    """The docstring of a mixer, with the arguments and results that it shares with another's."""
+    functions = {row.function.__name__: row.function for row in MIXERS.values()}
+    found = _AS_ANOTHER.search(text)
+    if name not in functions or found is None:
+        return text
+    _, theirs = (functions[found[1]].__doc__ or "").split("    Args:\n")
+    theirs, returns = theirs.split("    Returns:\n")
+    own, rest = "", text[found.end() :]
+    if rest.startswith("    Args:\n"):
+        own, _, rest = rest.removeprefix("    Args:\n").partition("\n\n")
+    entries = {x[1]: x[0] for x in _ARGUMENT.finditer(theirs + own + "\n")}
+    arguments = "".join(entries[parameter] for parameter in parameters)
+    results, _, _ = returns.partition("\n\n")
+    sections = f"    Args:\n{arguments}\n    Returns:\n{results}\n\n"
+    return text[: found.start()] + sections + rest
 
 
 __all__ = ["eject"]

@@ -82,8 +82,10 @@ def unit_length(x):
     return (wide / jnp.sqrt(jnp.sum(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
-def gather_tokens(q, k, v, *others, g, scale):
+def gather_tokens(q, k, v, *others, g, scale, normalize_qk=False):
     """Give g an axis of channels, value heads their own q and k, outputs a scale."""
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     dtype, heads = accumulator(v.dtype), v.shape[-2]
     g = jnp.zeros_like(v[..., 0]) if g is None else g
     g = (g if g.ndim == v.ndim else g[..., None]).astype(dtype)
@@ -180,13 +182,16 @@ def step(rule, token, state, implementation=None, *, again=()):
     return (out * token.scale).astype(token.arrays[2].dtype), state
 
 
-def scan_tokens(token, initial_state, segment_ids, *, q, v, **others):
+def scan_tokens(token, initial_state, segment_ids, scale, normalize_qk=False, *, q, v, **others):
     """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences."""
     dtype, heads = accumulator(v.dtype), v.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     inputs = {"q": q, "v": v, **others}
     inputs = {
         name: jnp.repeat(x, heads // x.shape[2], axis=2).astype(dtype) for name, x in inputs.items()
     }
+    if normalize_qk:
+        inputs |= {name: unit_length(inputs[name]) for name in ("q", "k")}
     state = jnp.zeros((len(v), heads, q.shape[-1], v.shape[-1]), dtype)
     state = state if initial_state is None else initial_state.astype(dtype)
     starts = jnp.zeros(v.shape[:2], bool)
@@ -201,4 +206,4 @@ def scan_tokens(token, initial_state, segment_ids, *, q, v, **others):
     by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (starts, inputs))
     with jax.default_matmul_precision("highest"):
         state, out = jax.lax.scan(one_token, state, by_time)
-    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
+    return (scale * jnp.moveaxis(out, 0, 1)).astype(v.dtype), state

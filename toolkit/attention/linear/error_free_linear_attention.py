@@ -14,23 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit._checks import checked
+from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
-from toolkit.attention._shapes import (
-    Chunk,
-    Form,
-    Key,
-    Keys,
-    Output,
-    Outputs,
-    Queries,
-    Query,
-    SegmentIds,
-    State,
-    Strength,
-    Strengths,
-    Value,
-    Values,
-)
 from toolkit.attention.inputs import BETA, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size
@@ -62,50 +47,28 @@ EXACT_RULE = Rule(_action, correcting_chunk_size)
 @checked
 @compiled
 def error_free_linear_attention(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    beta: Strengths,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    beta: shapes.Strengths,
     *,
     scale: float | None = None,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-    implementation: Form | None = None,
-    chunk: Chunk | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None,
+    chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:
     r"""Mix tokens through a state that solves the delta rule's equation, in linear time.
 
         S_t = S_(t-1) + alpha_t k_t (v_t - S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
         alpha_t = (1 - e^(-beta_t |k_t|^2)) / |k_t|^2
 
+    Arguments, results and cost as `gated_delta_net`, without g, except:
+
     Args:
-        q: [batch, time, heads, key] queries.
         k: [batch, time, heads, key] keys, of any length.
-        v: [batch, time, value_heads, value]; value_heads is a multiple of heads, and every
-            head of q and k serves a group of consecutive value heads.
-        beta: [batch, time, value_heads] writing strength in [0, 2]: how long the equation
-            runs.
-        scale: multiplies the outputs; key**-0.5 if None.
-        initial_state: [batch, value_heads, key, value] before the first token; zero if None.
-        segment_ids: [batch, time] document of each token; the state is cleared wherever the
-            number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (experimental kernels for TPUs and Hopper GPUs).
-        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
-
-    Returns:
-        Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
-        [batch, value_heads, key, value], float32 (float64 for float64 inputs). Both have
-        gradients.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
-            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
-            range.
-        TypeError: not floating point, or q, k and v of different dtypes.
-
-    Cost:
-        That of `delta_net`.
+        beta: [batch, time, value_heads] time for which the equation runs, in [0, 2].
+        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
 
     Source:
         Lei, Zhang, Poria, "Error-Free Linear Attention is a Free Lunch" (arXiv:2512.12602),
@@ -113,7 +76,7 @@ def error_free_linear_attention(
 
     Example:
         >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> out, state = error_free_linear_attention(q, k, v, beta=jnp.ones((1, 3, 2)))
+        >>> out, state = error_free_linear_attention(q, k, v, beta=q[..., 0])
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
@@ -123,66 +86,55 @@ def error_free_linear_attention(
 
 @checked
 def error_free_linear_attention_reference(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    beta: Strengths,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    beta: shapes.Strengths,
     *,
     scale: float | None = None,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:
     r"""The equation of `error_free_linear_attention`, token by token: slow, and the oracle.
-
-        S <- S + (1 - e^(-beta |k|^2)) / |k|^2 k (v - S^T k)^T,   o = scale S^T q
 
     Arguments as `error_free_linear_attention`.
 
     Example:
         >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> out, state = error_free_linear_attention_reference(q, k, v, beta=jnp.ones((1, 3, 2)))
-        >>> out.shape, state.shape
-        ((1, 3, 2, 4), (1, 2, 4, 4))
+        >>> error_free_linear_attention_reference(q, k, v, beta=q[..., 0])[0].shape
+        (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "beta": beta}
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, beta):
         S = S + beta * _mean_decay(beta * (k @ k)) * jnp.outer(k, v - S.T @ k)
-        return S, scale * (S.T @ q)
+        return S, S.T @ q
 
-    return scan_tokens(token, initial_state, segment_ids, **arrays)
+    arrays = {"q": q, "k": k, "v": v, "beta": beta}
+    return scan_tokens(token, initial_state, segment_ids, scale, **arrays)
 
 
 @checked
 @compiled
 def error_free_linear_attention_step(
-    q_t: Query,
-    k_t: Key,
-    v_t: Value,
-    beta_t: Strength,
-    state: State,
+    q_t: shapes.Query,
+    k_t: shapes.Key,
+    v_t: shapes.Value,
+    beta_t: shapes.Strength,
+    state: shapes.State,
     *,
     scale: float | None = None,
-) -> Output:
+) -> shapes.Output:
     r"""Decode one token: one read and one write of the state.
 
         u = alpha (v - S^T k),   o = scale (S^T q + (q . k) u),   S <- S + k u^T
 
-    Arguments as `error_free_linear_attention`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
-    kernel of TPUs and Hopper GPUs.
-
-    Cost:
-        About 7 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
-        the state under `jax.jit` so that it is updated in place.
+    Arguments as `error_free_linear_attention`, without the time axis; state and cost as
+    `gated_delta_net_step`.
 
     Example:
         >>> q = k = v = jnp.full((1, 2, 4), 0.5)
-        >>> beta, state = jnp.ones((1, 2)), jnp.zeros((1, 2, 4, 4))
-        >>> out, state = error_free_linear_attention_step(q, k, v, beta, state)
-        >>> out.shape, state.shape
-        ((1, 2, 4), (1, 2, 4, 4))
+        >>> error_free_linear_attention_step(q, k, v, q[..., 0], jnp.zeros((1, 2, 4, 4)))[0].shape
+        (1, 2, 4)
     """
     tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=None, scale=scale)
     return step(EXACT_RULE, tokens, state)
@@ -198,4 +150,3 @@ ROW = recurrent(
     step=error_free_linear_attention_step,
     reference=error_free_linear_attention_reference,
 )
-"""The row of `MIXERS`."""

@@ -9,57 +9,37 @@ what the memory holds under its key by its own value, to the fraction beta:
 
 beta = 1 with a unit key overwrites; beta = 2 reflects (a negative eigenvalue), with which a state
 can follow permutations. One mathematics in four forms: `gated_delta_net_reference` is the
-equation above; `gated_delta_net` runs chunks ("xla", `chunked.py`) or tokens ("scan");
-`gated_delta_net_step` is one token of decoding. Keys must be of unit length: `normalize_qk` makes
-them so.
+equation above; `gated_delta_net` runs chunks ("xla", `engine/chunked.py`) or tokens ("scan");
+`gated_delta_net_step` decodes one token. Keys must be of unit length: `normalize_qk` makes them so.
 """
 
 import jax.numpy as jnp
 
 from toolkit._checks import checked
+from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
-from toolkit.attention._shapes import (
-    Chunk,
-    Form,
-    Key,
-    Keys,
-    LogDecay,
-    LogDecays,
-    Output,
-    Outputs,
-    Queries,
-    Query,
-    SegmentIds,
-    State,
-    StepForm,
-    Strength,
-    Strengths,
-    Value,
-    Values,
-)
 from toolkit.attention.inputs import BETA, G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.engine.tokens import gather_tokens
-from toolkit.attention.linear.gates import unit_length
 
 
 @checked
 @compiled
 def gated_delta_net(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    g: LogDecays,
-    beta: Strengths,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    g: shapes.LogDecays,
+    beta: shapes.Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-    implementation: Form | None = None,
-    chunk: Chunk | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None,
+    chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:
     r"""Mix tokens through a decaying, self-correcting state, in time linear in the sequence.
 
         S_t = e^(g_t) S_(t-1) + beta_t k_t (v_t - e^(g_t) S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
@@ -82,17 +62,11 @@ def gated_delta_net(
         implementation: "xla" (chunks; None picks it), "scan" (token by token: as fast forward
             for small heads on a CPU, but its gradient keeps one state per token) or "pallas"
             (experimental kernels for TPUs and Hopper GPUs).
-        chunk: tokens per chunk, a power of two from 16 on; None chooses.
+        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
         [batch, value_heads, key, value]. Both have gradients.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
-            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
-            range.
-        TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
         With chunks of C = 16 tokens (32 if a head exceeds 64, or beyond 4096 tokens, unless
@@ -110,65 +84,56 @@ def gated_delta_net(
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
-    if normalize_qk:
-        q, k = unit_length(q), unit_length(k)
-    tokens = gather_tokens(q, k, v, beta, g=g, scale=scale)
+    tokens = gather_tokens(q, k, v, beta, g=g, scale=scale, normalize_qk=normalize_qk)
     return run(DELTA_RULE, tokens, initial_state, segment_ids, implementation, chunk)
 
 
 @checked
 def gated_delta_net_reference(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    g: LogDecays,
-    beta: Strengths,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    g: shapes.LogDecays,
+    beta: shapes.Strengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:
     r"""The equation of `gated_delta_net`, token by token: slow, and the oracle.
-
-        S <- e^g S,   S <- S + beta k (v - S^T k)^T,   o = scale S^T q
 
     Arguments as `gated_delta_net`.
 
     Example:
         >>> q = k = v = jnp.full((1, 3, 2, 4), 0.5)
-        >>> g, beta = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
-        >>> out, state = gated_delta_net_reference(q, k, v, g, beta)
-        >>> out.shape, state.shape
-        ((1, 3, 2, 4), (1, 2, 4, 4))
+        >>> gated_delta_net_reference(q, k, v, -q[..., 0], beta=q[..., 0])[0].shape
+        (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
-        if normalize_qk:
-            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g) * S
         S = S + beta * jnp.outer(k, v - S.T @ k)
-        return S, scale * (S.T @ q)
+        return S, S.T @ q
 
-    return scan_tokens(token, initial_state, segment_ids, **arrays)
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    return scan_tokens(token, initial_state, segment_ids, scale, normalize_qk, **arrays)
 
 
 @checked
 @compiled
 def gated_delta_net_step(
-    q_t: Query,
-    k_t: Key,
-    v_t: Value,
-    g_t: LogDecay,
-    beta_t: Strength,
-    state: State,
+    q_t: shapes.Query,
+    k_t: shapes.Key,
+    v_t: shapes.Value,
+    g_t: shapes.LogDecay,
+    beta_t: shapes.Strength,
+    state: shapes.State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: StepForm | None = None,
-) -> Output:
+    implementation: shapes.StepForm | None = None,
+) -> shapes.Output:
     r"""Decode one token: one read and one write of the state.
 
         p = S^T k,  r = S^T q,  u = beta (v - e^g p),
@@ -184,14 +149,12 @@ def gated_delta_net_step(
 
     Example:
         >>> q = k = v = jnp.full((1, 2, 4), 0.5)
-        >>> g, beta = -jnp.ones((1, 2)), jnp.ones((1, 2))
-        >>> out, state = gated_delta_net_step(q, k, v, g, beta, jnp.zeros((1, 2, 4, 4)))
+        >>> state = jnp.zeros((1, 2, 4, 4))
+        >>> out, state = gated_delta_net_step(q, k, v, -q[..., 0], q[..., 0], state)
         >>> out.shape, state.shape
         ((1, 2, 4), (1, 2, 4, 4))
     """
-    if normalize_qk:
-        q_t, k_t = unit_length(q_t), unit_length(k_t)
-    tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale)
+    tokens = gather_tokens(q_t, k_t, v_t, beta_t, g=g_t, scale=scale, normalize_qk=normalize_qk)
     return step(DELTA_RULE, tokens, state, implementation)
 
 
@@ -204,4 +167,3 @@ ROW = recurrent(
     step=gated_delta_net_step,
     reference=gated_delta_net_reference,
 )
-"""The row of `MIXERS`."""

@@ -16,23 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
+from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
-from toolkit.attention._shapes import (
-    GROUPED_VALUES,
-    STRENGTH,
-    TOKENS,
-    Chunk,
-    Form,
-    LogDecay,
-    LogDecays,
-    Output,
-    Outputs,
-    Queries,
-    Query,
-    SegmentIds,
-    State,
-    StepForm,
-)
 from toolkit.attention.costs import product_forward_flops, product_step_flops
 from toolkit.attention.inputs import BETA, G, K, Q, V, per_step, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
@@ -40,55 +25,43 @@ from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.engine.tokens import gather_tokens
 from toolkit.attention.linear.gates import unit_length
 
+# The arrays of several corrections per token.
+StepKeys = Annotated[Float[Array, "batch time heads steps key"], shapes.TOKENS]
+StepValues = Annotated[
+    Float[Array, "batch time value_heads steps value"], shapes.TOKENS, shapes.GROUPED_VALUES
+]
+StepStrengths = Annotated[Float[Array, "batch time value_heads steps"], shapes.STRENGTH]
+
 
 @checked
 @compiled
 def gated_delta_product(
-    q: Queries,
-    k: Annotated[Float[Array, "batch time heads steps key"], TOKENS],
-    v: Annotated[Float[Array, "batch time value_heads steps value"], TOKENS, GROUPED_VALUES],
-    g: LogDecays,
-    beta: Annotated[Float[Array, "batch time value_heads steps"], STRENGTH],
+    q: shapes.Queries,
+    k: StepKeys,
+    v: StepValues,
+    g: shapes.LogDecays,
+    beta: StepStrengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-    implementation: Form | None = None,
-    chunk: Chunk | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None,
+    chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:
     r"""Mix tokens through a state that every token corrects several times, in linear time.
 
         S_t^0 = e^(g_t) S_(t-1),   S_t^i = S_t^(i-1) + beta_ti k_ti (v_ti - S_t^(i-1)^T k_ti)^T
         o_t = scale (S_t^n)^T q_t
 
+    Arguments and results as `gated_delta_net`, except:
+
     Args:
-        q: [batch, time, heads, key] queries.
         k: [batch, time, heads, steps, key] keys of the corrections, of unit length or nearly so.
-        v: [batch, time, value_heads, steps, value]; value_heads is a multiple of heads, and
-            every head of q and k serves a group of consecutive value heads.
+        v: [batch, time, value_heads, steps, value]; value_heads is a multiple of heads.
         g: [batch, time, value_heads] log-decay (natural), <= 0, else NaN, before the
             first correction.
         beta: [batch, time, value_heads, steps] writing strength in [0, 2].
-        scale: multiplies the outputs; key**-0.5 if None.
-        normalize_qk: bring queries and keys to unit length first (`unit_length`).
-        initial_state: [batch, value_heads, key, value] before the first token; zero if None.
-        segment_ids: [batch, time] document of each token; the state is cleared wherever the
-            number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (experimental kernels for TPUs and Hopper GPUs).
-        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
-
-    Returns:
-        Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
-        [batch, value_heads, key, value], float32 (float64 for float64 inputs). Both have
-        gradients.
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
-            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
-            range.
-        TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
         That of `gated_delta_net` on steps x time tokens, queries of zero included.
@@ -100,7 +73,7 @@ def gated_delta_product(
     Example:
         >>> q, g = jnp.ones((1, 3, 2, 4)), -jnp.ones((1, 3, 2))
         >>> k = v = jnp.full((1, 3, 2, 2, 4), 0.5)
-        >>> out, state = gated_delta_product(q, k, v, g, beta=jnp.ones((1, 3, 2, 2)))
+        >>> out, state = gated_delta_product(q, k, v, g, beta=k[..., 0])
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
@@ -117,77 +90,70 @@ def gated_delta_product(
 
 @checked
 def gated_delta_product_reference(
-    q: Queries,
-    k: Annotated[Float[Array, "batch time heads steps key"], TOKENS],
-    v: Annotated[Float[Array, "batch time value_heads steps value"], TOKENS, GROUPED_VALUES],
-    g: LogDecays,
-    beta: Annotated[Float[Array, "batch time value_heads steps"], STRENGTH],
+    q: shapes.Queries,
+    k: StepKeys,
+    v: StepValues,
+    g: shapes.LogDecays,
+    beta: StepStrengths,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:
     r"""The equation of `gated_delta_product`, token by token: slow, and the oracle.
-
-        S <- e^g S,   S <- S + beta_i k_i (v_i - S^T k_i)^T for i = 1 ... n,   o = scale S^T q
 
     Arguments as `gated_delta_product`.
 
     Example:
         >>> q, g = jnp.ones((1, 3, 2, 4)), -jnp.ones((1, 3, 2))
         >>> k = v = jnp.full((1, 3, 2, 2, 4), 0.5)
-        >>> out, state = gated_delta_product_reference(q, k, v, g, jnp.ones((1, 3, 2, 2)))
-        >>> out.shape, state.shape
-        ((1, 3, 2, 4), (1, 2, 4, 4))
+        >>> gated_delta_product_reference(q, k, v, g, beta=k[..., 0])[0].shape
+        (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v, g, beta):
-        if normalize_qk:
-            q, k = unit_length(q), unit_length(k)
         S = jnp.exp(g) * S
         for k_i, v_i, beta_i in zip(k, v, beta, strict=True):
             S = S + beta_i * jnp.outer(k_i, v_i - S.T @ k_i)
-        return S, scale * (S.T @ q)
+        return S, S.T @ q
 
-    return scan_tokens(token, initial_state, segment_ids, **arrays)
+    arrays = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    return scan_tokens(token, initial_state, segment_ids, scale, normalize_qk, **arrays)
 
 
 @checked
 @compiled
 def gated_delta_product_step(
-    q_t: Query,
-    k_t: Annotated[Float[Array, "batch heads steps key"], TOKENS],
-    v_t: Annotated[Float[Array, "batch value_heads steps value"], TOKENS, GROUPED_VALUES],
-    g_t: LogDecay,
-    beta_t: Annotated[Float[Array, "batch value_heads steps"], STRENGTH],
-    state: State,
+    q_t: shapes.Query,
+    k_t: Annotated[Float[Array, "batch heads steps key"], shapes.TOKENS],
+    v_t: Annotated[
+        Float[Array, "batch value_heads steps value"], shapes.TOKENS, shapes.GROUPED_VALUES
+    ],
+    g_t: shapes.LogDecay,
+    beta_t: Annotated[Float[Array, "batch value_heads steps"], shapes.STRENGTH],
+    state: shapes.State,
     *,
     scale: float | None = None,
     normalize_qk: bool = False,
-    implementation: StepForm | None = None,
-) -> Output:
+    implementation: shapes.StepForm | None = None,
+) -> shapes.Output:
     r"""Decode one token: one read and one write of the state.
 
         u_i = beta_i (v_i - e^g S^T k_i - sum_(j<i) (k_i . k_j) u_j)    for i = 1 ... n
         o   = scale (e^g S^T q + sum_i (q . k_i) u_i),   S <- e^g S + sum_i k_i u_i^T
 
-    Arguments as `gated_delta_product`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
-    kernel of TPUs and Hopper GPUs, which reads and writes the state once per correction.
+    Arguments as `gated_delta_product`, without the time axis; state and implementation as
+    `gated_delta_net_step`, where "pallas" reads and writes the state once per correction.
 
     Cost:
-        About (4 n + 3) K V FLOPs and 8 K V bytes of a float32 state per value head: bound by
-        memory. Donate the state under `jax.jit` so that it is updated in place.
+        About (4 n + 3) K V FLOPs and 8 K V bytes of a float32 state per value head.
 
     Example:
-        >>> q, g, beta = jnp.ones((1, 2, 4)), -jnp.ones((1, 2)), jnp.ones((1, 2, 2))
+        >>> q, g, state = jnp.ones((1, 2, 4)), -jnp.ones((1, 2)), jnp.zeros((1, 2, 4, 4))
         >>> k = v = jnp.full((1, 2, 2, 4), 0.5)
-        >>> out, state = gated_delta_product_step(q, k, v, g, beta, jnp.zeros((1, 2, 4, 4)))
-        >>> out.shape, state.shape
-        ((1, 2, 4), (1, 2, 4, 4))
+        >>> gated_delta_product_step(q, k, v, g, k[..., 0], state)[0].shape
+        (1, 2, 4)
     """
     if normalize_qk:
         q_t, k_t = unit_length(q_t), unit_length(k_t)
@@ -229,4 +195,3 @@ ROW = recurrent(
     forward_flops=product_forward_flops,
     step_flops=product_step_flops,
 )
-"""The row of `MIXERS`."""

@@ -2,8 +2,8 @@ r"""Linear attention without a gate: a state that adds every token up and forget
 
     S_t = S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
 
-It is softmax attention with exp(q . k) replaced by q . k and without the division; any feature
-map is applied to q and k beforehand.
+This is softmax attention with q . k instead of exp(q . k), and without the division. A feature map
+is applied to q and k beforehand.
 """
 
 from functools import partial
@@ -11,22 +11,8 @@ from functools import partial
 import jax.numpy as jnp
 
 from toolkit._checks import checked
+from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
-from toolkit.attention._shapes import (
-    Chunk,
-    Form,
-    Key,
-    Keys,
-    Output,
-    Outputs,
-    Queries,
-    Query,
-    SegmentIds,
-    State,
-    StepForm,
-    Value,
-    Values,
-)
 from toolkit.attention.costs import additive_step_flops
 from toolkit.attention.inputs import K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
@@ -37,16 +23,16 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def linear_attention(
-    q: Queries,
-    k: Keys,
-    v: Values,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
     *,
     scale: float | None = None,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-    implementation: Form | None = None,
-    chunk: Chunk | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None,
+    chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:
     r"""Mix tokens through the plain sum of their keys and values.
 
         S_t = S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
@@ -58,8 +44,9 @@ def linear_attention(
             head of q and k serves a group of consecutive value heads.
         scale: multiplies the outputs; key**-0.5 if None.
         initial_state: [batch, value_heads, key, value] before the first token; zero if None.
-        segment_ids: [batch, time] document of each token; the state is cleared wherever the
-            number changes. `initial_state` belongs to the first, the final state to the last.
+        segment_ids: [batch, time] document of each token. The state is cleared wherever the
+            number changes. What is not finite shows from its token on, in its own document.
+            `initial_state` belongs to the first document, the final state to the last.
         implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
             (experimental kernels for TPUs and Hopper GPUs).
         chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
@@ -67,11 +54,7 @@ def linear_attention(
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
         [batch, value_heads, key, value], float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
-            chunk that is no power of two from 16 on.
-        TypeError: not floating point, or q, k and v of different dtypes.
+        Both have gradients.
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs
@@ -93,47 +76,42 @@ def linear_attention(
 
 @checked
 def linear_attention_reference(
-    q: Queries,
-    k: Keys,
-    v: Values,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
     *,
     scale: float | None = None,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:
     r"""The equation of `linear_attention`, token by token: slow, and the oracle.
-
-        S <- S + k v^T,   o = scale S^T q
 
     Arguments as `linear_attention`.
 
     Example:
         >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> out, state = linear_attention_reference(q, k, v)
-        >>> out.shape, state.shape
-        ((1, 3, 2, 4), (1, 2, 4, 4))
+        >>> linear_attention_reference(q, k, v)[0].shape
+        (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v}
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def token(S, q, k, v):
         S = S + jnp.outer(k, v)
-        return S, scale * (S.T @ q)
+        return S, S.T @ q
 
-    return scan_tokens(token, initial_state, segment_ids, **arrays)
+    return scan_tokens(token, initial_state, segment_ids, scale, q=q, k=k, v=v)
 
 
 @checked
 @compiled
 def linear_attention_step(
-    q_t: Query,
-    k_t: Key,
-    v_t: Value,
-    state: State,
+    q_t: shapes.Query,
+    k_t: shapes.Key,
+    v_t: shapes.Value,
+    state: shapes.State,
     *,
     scale: float | None = None,
-    implementation: StepForm | None = None,
-) -> Output:
+    implementation: shapes.StepForm | None = None,
+) -> shapes.Output:
     r"""Decode one token: one read and one write of the state.
 
         o = scale (S^T q + (q . k) v),   S <- S + k v^T
@@ -167,4 +145,3 @@ ROW = recurrent(
     reference=linear_attention_reference,
     step_flops=partial(additive_step_flops, decays=False),
 )
-"""The row of `MIXERS`."""

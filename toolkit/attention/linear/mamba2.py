@@ -17,26 +17,8 @@ gate belong to the layer around it.
 import jax.numpy as jnp
 
 from toolkit._checks import checked
+from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
-from toolkit.attention._shapes import (
-    Chunk,
-    Form,
-    Key,
-    Keys,
-    LogDecay,
-    LogDecays,
-    Output,
-    Outputs,
-    Queries,
-    Query,
-    SegmentIds,
-    State,
-    StepForm,
-    TimeStep,
-    TimeSteps,
-    Value,
-    Values,
-)
 from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Addition, Rule, adding_chunk_size
@@ -53,46 +35,28 @@ MAMBA2_RULE = Rule(
 @checked
 @compiled
 def mamba2(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    g: LogDecays,
-    dt: TimeSteps,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    g: shapes.LogDecays,
+    dt: shapes.TimeSteps,
     *,
     scale: float = 1.0,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-    implementation: Form | None = None,
-    chunk: Chunk | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None,
+    chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:
     r"""Mix tokens through a state-space model with one decay per head.
 
         S_t = e^(g_t) S_(t-1) + dt_t k_t v_t^T,   o_t = scale S_t^T q_t
 
+    Arguments and results as `linear_attention`, with q, k and v for C, B and x, except:
+
     Args:
-        q: [batch, time, heads, key] C.
-        k: [batch, time, heads, key] B.
-        v: [batch, time, value_heads, value] x; value_heads is a multiple of heads, and every
-            head of q and k serves a group of consecutive value heads.
         g: [batch, time, value_heads] log-decay dt A, <= 0, else NaN; -inf clears the state.
         dt: [batch, time, value_heads] time step, by which v is multiplied.
         scale: multiplies the outputs; 1 as in the paper.
-        initial_state: [batch, value_heads, key, value] before the first token; zero if None.
-        segment_ids: [batch, time] document of each token; the state is cleared wherever the
-            number changes. `initial_state` belongs to the first, the final state to the last.
-        implementation: "xla" (chunks; None picks it), "scan" (token by token) or "pallas"
-            (experimental kernels for TPUs and Hopper GPUs).
-        chunk: tokens per chunk of "xla", a power of two from 16 on; None chooses.
-
-    Returns:
-        Outputs [batch, time, value_heads, value] in the dtype of v, and the final state
-        [batch, value_heads, key, value], float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: wrong rank, sizes that do not fit, no tokens, an unknown implementation, or a
-            chunk that is no power of two from 16 on; inside `toolkit.checking()`, a gate out of
-            range.
-        TypeError: not floating point, or q, k and v of different dtypes.
 
     Cost:
         With chunks of C = 32 tokens (64 if a head exceeds 64), 2 (2 K V + C K + C V) FLOPs
@@ -105,8 +69,7 @@ def mamba2(
 
     Example:
         >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> g, dt = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
-        >>> out, state = mamba2(q, k, v, g, dt)
+        >>> out, state = mamba2(q, k, v, g=-q[..., 0], dt=q[..., 0])
         >>> out.shape, state.shape
         ((1, 3, 2, 4), (1, 2, 4, 4))
     """
@@ -116,69 +79,58 @@ def mamba2(
 
 @checked
 def mamba2_reference(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    g: LogDecays,
-    dt: TimeSteps,
+    q: shapes.Queries,
+    k: shapes.Keys,
+    v: shapes.Values,
+    g: shapes.LogDecays,
+    dt: shapes.TimeSteps,
     *,
     scale: float = 1.0,
-    initial_state: State | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> Outputs:
+    initial_state: shapes.State | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:
     r"""The equation of `mamba2`, token by token: slow, and the oracle.
-
-        S <- e^g S + dt k v^T,   o = scale S^T q
 
     Arguments as `mamba2`.
 
     Example:
         >>> q = k = v = jnp.ones((1, 3, 2, 4))
-        >>> g, dt = -jnp.ones((1, 3, 2)), jnp.ones((1, 3, 2))
-        >>> out, state = mamba2_reference(q, k, v, g, dt)
-        >>> out.shape, state.shape
-        ((1, 3, 2, 4), (1, 2, 4, 4))
+        >>> mamba2_reference(q, k, v, g=-q[..., 0], dt=q[..., 0])[0].shape
+        (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
 
     def token(S, q, k, v, g, dt):
         S = jnp.exp(g) * S + dt * jnp.outer(k, v)
-        return S, scale * (S.T @ q)
+        return S, S.T @ q
 
-    return scan_tokens(token, initial_state, segment_ids, **arrays)
+    arrays = {"q": q, "k": k, "v": v, "g": g, "dt": dt}
+    return scan_tokens(token, initial_state, segment_ids, scale, **arrays)
 
 
 @checked
 @compiled
 def mamba2_step(
-    q_t: Query,
-    k_t: Key,
-    v_t: Value,
-    g_t: LogDecay,
-    dt_t: TimeStep,
-    state: State,
+    q_t: shapes.Query,
+    k_t: shapes.Key,
+    v_t: shapes.Value,
+    g_t: shapes.LogDecay,
+    dt_t: shapes.TimeStep,
+    state: shapes.State,
     *,
     scale: float = 1.0,
-    implementation: StepForm | None = None,
-) -> Output:
+    implementation: shapes.StepForm | None = None,
+) -> shapes.Output:
     r"""Decode one token: one read and one write of the state.
 
         o = scale (e^g S^T q + dt (q . k) v),   S <- e^g S + dt k v^T
 
-    Arguments as `mamba2`, without the time axis; `state` as it returns it.
-    `implementation` is "xla" (None picks it) or "pallas", the experimental decode
-    kernel of TPUs and Hopper GPUs.
-
-    Cost:
-        About 5 K V FLOPs and 8 K V bytes of a float32 state per value head: bound by memory. Donate
-        the state under `jax.jit` so that it is updated in place.
+    Arguments as `mamba2`, without the time axis; state, implementation and cost as
+    `gated_linear_attention_step`.
 
     Example:
         >>> q = k = v = jnp.ones((1, 2, 4))
-        >>> g, dt = -jnp.ones((1, 2)), jnp.ones((1, 2))
-        >>> out, state = mamba2_step(q, k, v, g, dt, jnp.zeros((1, 2, 4, 4)))
-        >>> out.shape, state.shape
-        ((1, 2, 4), (1, 2, 4, 4))
+        >>> mamba2_step(q, k, v, -q[..., 0], q[..., 0], jnp.zeros((1, 2, 4, 4)))[0].shape
+        (1, 2, 4)
     """
     tokens = gather_tokens(q_t, k_t, v_t, dt_t, g=g_t, scale=scale)
     return step(MAMBA2_RULE, tokens, state, implementation)
@@ -194,4 +146,3 @@ ROW = recurrent(
     step=mamba2_step,
     reference=mamba2_reference,
 )
-"""The row of `MIXERS`."""

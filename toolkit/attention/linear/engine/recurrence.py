@@ -35,6 +35,7 @@ from toolkit.attention.linear.engine.quarantine import quarantine
 from toolkit.attention.linear.engine.reading import read_state
 from toolkit.attention.linear.engine.rule import Rule, act
 from toolkit.attention.linear.engine.tokens import Tokens, for_value_heads, own_keys
+from toolkit.attention.linear.gates import unit_length
 
 
 def run(
@@ -119,17 +120,26 @@ def scan_tokens(
     token: Callable[..., tuple[Array, Array]],
     initial_state: State | None,
     segment_ids: SegmentIds | None,
+    scale: float | None,
+    normalize_qk: bool = False,
+    /,
     *,
     q: Queries,
     v: Values,
     **others: Array,
 ) -> Outputs:
-    """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle."""
+    """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle.
+
+    The outputs are multiplied by `scale` (key**-0.5 if None).
+    """
+    of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = accumulator(v.dtype)
     if "g" in others:
         others["g"] = _log_decay(others["g"])
     inputs = {"q": q, "v": v, **others}
     inputs = {name: for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
+    if normalize_qk:
+        inputs |= {name: unit_length(inputs[name]) for name in ("q", "k")}
     state = _initial(tuple(inputs.values()), initial_state, (q.shape[-1], v.shape[-1]))
     starts = jnp.zeros(v.shape[:2], bool)
     if segment_ids is not None:
@@ -143,7 +153,7 @@ def scan_tokens(
     by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (starts, inputs))
     with jax.default_matmul_precision("highest"):
         state, out = lax.scan(one_token, state, by_time)
-    return jnp.moveaxis(out, 0, 1).astype(v.dtype), state
+    return (of_outputs * jnp.moveaxis(out, 0, 1)).astype(v.dtype), state
 
 
 def _check_kernels(rule: Rule) -> None:

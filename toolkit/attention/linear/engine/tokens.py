@@ -6,14 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import (
-    Key,
-    Keys,
-    Queries,
-    Query,
-    Value,
-    Values,
-)
+from toolkit.attention._shapes import Key, Keys, Queries, Query, Value, Values
+from toolkit.attention.linear.gates import unit_length
 
 
 class Tokens(NamedTuple):
@@ -35,11 +29,14 @@ def gather_tokens(
     *others: Array,
     g: Array | None,
     scale: float | None,
+    normalize_qk: bool = False,
 ) -> Tokens:
-    """Give g its axes and the outputs a scale (key**-0.5 if None).
+    """Give g its axes, the outputs a scale (key**-0.5 if None) and, if asked, q and k unit length.
 
-    The tokens of a sequence, or one. Without g the state forgets nothing.
+    The tokens are those of a sequence, or one token of each. Without g the state forgets nothing.
     """
+    if normalize_qk:
+        q, k = unit_length(q), unit_length(k)
     if g is None:
         # zeros_like, so that under `jax.shard_map` the decay varies wherever the values do.
         g = jnp.zeros_like(v[..., 0])
