@@ -15,29 +15,16 @@ last digits.
 from functools import partial
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention._attend import fixed_scale, run_numbers
-from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention import _shapes as shapes
+from toolkit.attention._attend import fixed_scale
+from toolkit.attention._caches import show_overflow
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import (
-    HeadValue,
-    HeadValues,
-    Queries,
-    Query,
-    SegmentIds,
-    SharedKey,
-    SharedKeys,
-    SharedValue,
-    SharedValues,
-    TokenCount,
-)
+from toolkit.attention.sparse.train import equations
 from toolkit.attention.sparse.train.blocks import attend_to_best_blocks, block_means
 from toolkit.attention.sparse.train.by_block import (
     attend_by_block,
@@ -46,24 +33,24 @@ from toolkit.attention.sparse.train.by_block import (
     step_by_block,
 )
 from toolkit.attention.sparse.train.cache import BlockCache
-from toolkit.attention.sparse.train.spread import Selection, each, over_queries
+from toolkit.attention.sparse.train.spread import Selection, by_heads, each, over_queries
 
 SelectedBlocks = Annotated[int, AtLeast(1, ", the query's own")]
 
 
 @checked
 def mixture_of_block_attention(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
+    q: shapes.Queries,
+    k: shapes.SharedKeys,
+    v: shapes.SharedValues,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 512,
+    block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
-    segment_ids: SegmentIds | None = None,
+    segment_ids: shapes.SegmentIds | None = None,
     initial_state: BlockCache | None = None,
     implementation: Selection | None = None,
-) -> tuple[HeadValues, BlockCache | None]:
+) -> tuple[shapes.HeadValues, BlockCache | None]:
     """Attention to the query's own block and the earlier ones with the most similar mean key.
 
         o = A(q; own block and top blocks by q . mean(k))
@@ -87,11 +74,6 @@ def mixture_of_block_attention(
         The output [batch, time, heads, value] in q's dtype, and the new cache (None without
         `initial_state`).
 
-    Raises:
-        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a cache
-            with room for fewer tokens.
-        TypeError: not floating point, different dtypes, segment_ids that are not integers.
-
     Cost:
         2 batch heads time FLOPs times key time / block_size / 2 means, and times (key + value)
         selected_blocks block_size tokens when gathered or all keys when masked.
@@ -104,26 +86,11 @@ def mixture_of_block_attention(
         >>> out.shape
         (1, 5, 2, 4)
     """
-    q, scale = fixed_scale(q, scale)
-    how = scale, block_size, selected_blocks, implementation
     if initial_state is not None:
         check_blocks(initial_state, q.shape[1], block_size, segment_ids)
-        return _continue(how, q, k, v, segment_ids, initial_state)
-    return _spread(free_cores(), how, q, k, v, segment_ids), None
-
-
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(0, 1))
-def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
-    return over_cores(cores, share, arrays, heads=(2, 2, 2, None), heads_out=2)
-
-
-@partial(jax.jit, static_argnums=0)
-def _continue(how, *arrays):
-    *tokens, cache = arrays
-    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
-    return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, None), heads_out=(2,))
+    q, scale = fixed_scale(q, scale)
+    how = scale, block_size, selected_blocks, implementation
+    return by_heads(_attend, (q, k, v, segment_ids), initial_state, (2, 2, 2, None), *how)
 
 
 def _attend(
@@ -147,15 +114,15 @@ def _attend(
 
 @checked
 def mixture_of_block_attention_step(
-    q_t: Query,
-    k_t: SharedKey,
-    v_t: SharedValue,
+    q_t: shapes.Query,
+    k_t: shapes.SharedKey,
+    v_t: shapes.SharedValue,
     cache: BlockCache,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 512,
+    block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
-) -> tuple[HeadValue, BlockCache]:
+) -> tuple[shapes.HeadValue, BlockCache]:
     """Append one token to the cache and attend to its block and the best of the earlier ones.
 
         o = A(q; own block and top blocks by q . mean(k))
@@ -176,16 +143,11 @@ def mixture_of_block_attention_step(
     """
     check_blocks(cache, 1, block_size)
     q_t, scale = fixed_scale(q_t, scale)
-    return _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks)
+    how = scale, block_size, selected_blocks
+    return by_heads(_step, (q_t, k_t, v_t), cache, (1, 1, 1), *how)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6))
-def _step(q_t, k_t, v_t, cache, *how):
-    share = lambda *arrays: _step_share(*arrays, *how)  # noqa: E731
-    return cut_as_arrays_are(share, (q_t, k_t, v_t), cache, heads=(1, 1, 1), heads_out=(1,))
-
-
-def _step_share(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
+def _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
     def best(blocking, blocks, q, own, k, v, mean_keys, _):
         one = lambda q: attend_to_best_blocks(blocking, blocks, k, v, mean_keys, q, own)  # noqa: E731
         return (each(one, q.swapaxes(0, 1)[:, :, None], at_once=True),)
@@ -199,52 +161,31 @@ def _step_share(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
 
 @checked
 def mixture_of_block_attention_reference(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
+    q: shapes.Queries,
+    k: shapes.SharedKeys,
+    v: shapes.SharedValues,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 512,
+    block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
-    segment_ids: SegmentIds | None = None,
-) -> tuple[HeadValues, None]:
+    segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.HeadValues, None]:
     """The equation of `mixture_of_block_attention`, to be read; the oracle of the fast form.
 
         o = A(q; own block and top blocks by q . mean(k))
 
-    Arguments as `mixture_of_block_attention`. A block goes by the index of its last token, and
-    every other index stands for no block: all matrices are [time, time].
+    Arguments as `mixture_of_block_attention`.
 
     Example:
         >>> q = k = v = jnp.ones((1, 5, 2, 4))
         >>> mixture_of_block_attention_reference(q, k, v, block_size=2)[0].shape
         (1, 5, 2, 4)
     """
-    batch, time, heads, key = q.shape
-    scale = float(key**-0.5 if scale is None else scale)
-    group, dtype = heads // k.shape[2], q.dtype
+    scale = float(q.shape[3] ** -0.5 if scale is None else scale)
+    group, dtype = q.shape[2] // k.shape[2], q.dtype
     q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    document = jnp.zeros((batch, time), jnp.int32)
-    if segment_ids is not None:
-        document = run_numbers(segment_ids)
-    begins = jnp.diff(document, axis=1, prepend=document[:, :1]) > 0
-    index = jnp.arange(time)[None]
-    place = index - lax.cummax(jnp.where(begins, index, 0), axis=1)  # in the document
-    query, token = index[..., None], index[:, None, :]
-    past = (token <= query) & (document[:, :, None] == document[:, None, :])
-    own = query - (place % block_size)[..., None]  # first token of the query's own block
-
-    # Means of the last block_size tokens; masks see to it that only those of blocks count.
-    means = sum(jnp.roll(k, shift, axis=1) for shift in range(block_size)) / block_size
-    gates = jnp.einsum("bthk,bshk->bhts", q, means)
-    ends_block = place % block_size == block_size - 1
-    earlier = (past & ends_block[:, None, :] & (token < own))[:, None]
-    # A stable sort of the negated gates puts the earlier of two equal blocks first.
-    order = jnp.argsort(jnp.where(earlier, -gates, jnp.nan), axis=-1, stable=True)
-    chosen = earlier & (jnp.argsort(order, axis=-1) < selected_blocks - 1)
-    last = token + block_size - 1 - (place % block_size)[:, None, :]  # of the token's own block
-    last = jnp.broadcast_to(jnp.minimum(last, time - 1)[:, None], gates.shape)
-    read = past[:, None] & (jnp.take_along_axis(chosen, last, axis=-1) | (token >= own)[:, None])
-    p = jax.nn.softmax(scale * jnp.einsum("bthk,bshk->bhts", q, k), axis=-1, where=read)
-    return jnp.einsum("bhts,bshv->bthv", p, v).astype(dtype), None
+    where = equations.places(segment_ids, q.shape[0], q.shape[1], block_size)
+    gates = jnp.einsum("bthk,bshk->bhts", q, equations.means(k, block_size))
+    read = equations.read_tokens(gates, where, selected_blocks)
+    return equations.attend(q, k, v, read, scale)[0].astype(dtype), None

@@ -20,89 +20,61 @@ Documents of a packed sequence are runs of equal segment_ids.
 from functools import partial
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention._attend import attend, fixed_scale, run_numbers
-from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention import _shapes as shapes
+from toolkit.attention._attend import attend, fixed_scale
+from toolkit.attention._caches import show_overflow
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import (
-    HeadGate,
-    HeadGates,
-    HeadValue,
-    HeadValues,
-    Queries,
-    Query,
-    SegmentIds,
-    SharedKey,
-    SharedKeys,
-    SharedValue,
-    SharedValues,
-    TokenCount,
-)
+from toolkit.attention.sparse.train import equations
 from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
 from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
 from toolkit.attention.sparse.train.cache import BlockCache
-from toolkit.attention.sparse.train.spread import Selection, attend_to_past, over_queries
+from toolkit.attention.sparse.train.spread import (
+    Selection,
+    attend_to_past,
+    by_heads,
+    over_queries,
+)
 
 SelectedBlocks = Annotated[int, AtLeast(3, ", for the first, the previous and the query's own")]
 
 
 @checked
 def native_sparse_attention(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
-    compressed_gate: HeadGates,
-    selected_gate: HeadGates,
-    window_gate: HeadGates,
+    q: shapes.Queries,
+    k: shapes.SharedKeys,
+    v: shapes.SharedValues,
+    compressed_gate: shapes.HeadGates,
+    selected_gate: shapes.HeadGates,
+    window_gate: shapes.HeadGates,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 64,
+    block_size: shapes.TokenCount = 64,
     selected_blocks: SelectedBlocks = 16,
-    sliding_window: TokenCount = 512,
-    segment_ids: SegmentIds | None = None,
+    sliding_window: shapes.TokenCount = 512,
+    segment_ids: shapes.SegmentIds | None = None,
     initial_state: BlockCache | None = None,
     implementation: Selection | None = None,
-) -> tuple[HeadValues, BlockCache | None]:
+) -> tuple[shapes.HeadValues, BlockCache | None]:
     """Gated sum of attention to block means, to selected blocks and to a window.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
 
+    Arguments and results as `mixture_of_block_attention`, and:
+
     Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads, and
-            the query heads of one key head select together.
-        v: values [batch, time, key_value_heads, value].
         compressed_gate: weight of the attention to means [batch, time, heads].
-        selected_gate: weight of the attention to selected blocks.
-        window_gate: weight of the attention to the window.
-        scale: factor of the scores; None for key ** -0.5.
-        block_size: tokens of a block.
-        selected_blocks: blocks a query reads whole; three are the first, the previous, its own.
+        selected_gate: weight of the attention to selected blocks [batch, time, heads].
+        window_gate: weight of the attention to the window [batch, time, heads].
+        selected_blocks: blocks a query reads whole; three are the first, the previous, its own. The
+            query heads of a key head select together.
         sliding_window: tokens of the window, the query's own included.
-        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
-            document, and a token sees its own.
-        initial_state: tokens before these, the first document of which these continue; they are
-            seen too, and the new ones are appended.
-        implementation: "masked" (one product with all keys, a mask keeps the selected blocks),
-            "gathered" (each query copies its own blocks), or None for the cheaper by its count of
-            FLOPs and bytes. Both compute the same function.
-
-    Returns:
-        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
-        `initial_state`).
-
-    Raises:
-        ValueError: shapes that do not fit, a size out of range, an unknown implementation, a cache
-            with room for fewer tokens.
-        TypeError: not floating point, different dtypes, segment_ids that are not integers.
 
     Cost:
         2 batch heads time (key + value) FLOPs times time / block_size / 2 means, times
@@ -119,31 +91,12 @@ def native_sparse_attention(
         >>> out.shape
         (1, 5, 2, 4)
     """
-    gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
-    gates["window_gate"] = window_gate
-    counts = block_size, selected_blocks, sliding_window
     if initial_state is not None:
         check_blocks(initial_state, q.shape[1], block_size, segment_ids)
     q, scale = fixed_scale(q, scale)
-    gates = tuple(gates.values())
-    how = scale, *counts, implementation
-    if initial_state is not None:
-        return _continue(how, q, k, v, gates, segment_ids, initial_state)
-    return _spread(free_cores(), how, q, k, v, gates, segment_ids), None
-
-
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(0, 1))
-def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
-    return over_cores(cores, share, arrays, heads=(2, 2, 2, 2, None), heads_out=2)
-
-
-@partial(jax.jit, static_argnums=0)
-def _continue(how, *arrays):
-    *tokens, cache = arrays
-    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
-    return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, 2, None), heads_out=(2,))
+    tokens = q, k, v, (compressed_gate, selected_gate, window_gate), segment_ids
+    how = scale, block_size, selected_blocks, sliding_window, implementation
+    return by_heads(_attend, tokens, initial_state, (2, 2, 2, 2, None), *how)
 
 
 def _attend(
@@ -177,19 +130,19 @@ def _gated(gates, branches) -> Array:
 
 @checked
 def native_sparse_attention_step(
-    q_t: Query,
-    k_t: SharedKey,
-    v_t: SharedValue,
-    compressed_gate_t: HeadGate,
-    selected_gate_t: HeadGate,
-    window_gate_t: HeadGate,
+    q_t: shapes.Query,
+    k_t: shapes.SharedKey,
+    v_t: shapes.SharedValue,
+    compressed_gate_t: shapes.HeadGate,
+    selected_gate_t: shapes.HeadGate,
+    window_gate_t: shapes.HeadGate,
     cache: BlockCache,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 64,
+    block_size: shapes.TokenCount = 64,
     selected_blocks: SelectedBlocks = 16,
-    sliding_window: TokenCount = 512,
-) -> tuple[HeadValue, BlockCache]:
+    sliding_window: shapes.TokenCount = 512,
+) -> tuple[shapes.HeadValue, BlockCache]:
     """Append one token to the cache and attend by the three branches.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
@@ -209,22 +162,14 @@ def native_sparse_attention_step(
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
     """
-    gates = {"compressed_gate_t": compressed_gate_t, "selected_gate_t": selected_gate_t}
-    gates["window_gate_t"] = window_gate_t
-    counts = block_size, selected_blocks, sliding_window
     check_blocks(cache, 1, block_size)
     q_t, scale = fixed_scale(q_t, scale)
-    return _step(q_t, k_t, v_t, tuple(gates.values()), cache, scale, *counts)
+    tokens = q_t, k_t, v_t, (compressed_gate_t, selected_gate_t, window_gate_t)
+    how = scale, block_size, selected_blocks, sliding_window
+    return by_heads(_step, tokens, cache, (1, 1, 1, 1), *how)
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8))
-def _step(q_t, k_t, v_t, gates, cache, *how):
-    tokens = q_t, k_t, v_t, gates
-    share = lambda *arrays: _step_share(*arrays, *how)  # noqa: E731
-    return cut_as_arrays_are(share, tokens, cache, heads=(1, 1, 1, 1), heads_out=(1,))
-
-
-def _step_share(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
+def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, sliding_window):
     seen = min(sliding_window, cache.capacity)
 
     def branches(blocking, blocks, q, own, k, v, mean_keys, mean_values):
@@ -246,25 +191,24 @@ def _step_share(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks,
 
 @checked
 def native_sparse_attention_reference(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
-    compressed_gate: HeadGates,
-    selected_gate: HeadGates,
-    window_gate: HeadGates,
+    q: shapes.Queries,
+    k: shapes.SharedKeys,
+    v: shapes.SharedValues,
+    compressed_gate: shapes.HeadGates,
+    selected_gate: shapes.HeadGates,
+    window_gate: shapes.HeadGates,
     *,
     scale: float | None = None,
-    block_size: TokenCount = 64,
+    block_size: shapes.TokenCount = 64,
     selected_blocks: SelectedBlocks = 16,
-    sliding_window: TokenCount = 512,
-    segment_ids: SegmentIds | None = None,
-) -> tuple[HeadValues, None]:
+    sliding_window: shapes.TokenCount = 512,
+    segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.HeadValues, None]:
     """The equation of `native_sparse_attention`, to be read; the oracle of the fast form.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
 
-    Arguments as `native_sparse_attention`. A block goes by the index of its last token, and every
-    other index stands for no block: all matrices are [time, time].
+    Arguments as `native_sparse_attention`.
 
     Example:
         >>> q = k = v = jnp.ones((1, 5, 2, 4))
@@ -273,51 +217,26 @@ def native_sparse_attention_reference(
         >>> out.shape
         (1, 5, 2, 4)
     """
-    gates = {"compressed_gate": compressed_gate, "selected_gate": selected_gate}
-    gates["window_gate"] = window_gate
-    batch, time, heads, key = q.shape
+    batch, time, _, key = q.shape
     scale = float(key**-0.5 if scale is None else scale)
-    group, dtype = heads // k.shape[2], q.dtype
+    groups, group, dtype = k.shape[2], q.shape[2] // k.shape[2], q.dtype
     q, k, v = (x.astype(accumulator(dtype)) for x in (q, k, v))
-    document = jnp.zeros((batch, time), jnp.int32)
-    if segment_ids is not None:
-        document = run_numbers(segment_ids)
-    begins = jnp.diff(document, axis=1, prepend=document[:, :1]) > 0
-    index = jnp.arange(time)[None]
-    place = index - lax.cummax(jnp.where(begins, index, 0), axis=1)  # in the document
-    query, token = index[..., None], index[:, None, :]
-    past = (token <= query) & (document[:, :, None] == document[:, None, :])
-
-    # Means of the last block_size tokens; masks see to it that only those of blocks count.
-    def means(x):
-        shifted = [jnp.roll(x, shift, axis=1) for shift in range(block_size)]
-        return jnp.repeat(sum(shifted) / block_size, group, axis=2)
-
-    def attend(k, v, mask):
-        scores = scale * jnp.einsum("bthk,bshk->bhts", q, k)
-        p = jax.nn.softmax(scores, axis=-1, where=mask)
-        return jnp.einsum("bhts,bshv->bthv", p, v), p
-
-    ends_block = place % block_size == block_size - 1
-    seen = past & ends_block[:, None, :]
-    compressed, p = attend(means(k), means(v), seen[:, None])
-
-    own = query - (place % block_size)[..., None]  # first token of the query's own block
-    is_first = token == query - place[..., None] + block_size - 1
-    importance = p.reshape(batch, -1, group, time, time).mean(axis=2)
-    importance = jnp.where((is_first | (token == own - 1))[:, None], jnp.inf, importance)
-    earlier = (seen & (token < own))[:, None]
-    # A stable sort of the negated weights puts the earlier of two equal blocks first.
-    order = jnp.argsort(jnp.where(earlier, -importance, jnp.nan), axis=-1, stable=True)
-    chosen = earlier & (jnp.argsort(order, axis=-1) < selected_blocks - 1)
-    last = token + block_size - 1 - (place % block_size)[:, None, :]  # of the token's own block
-    last = jnp.broadcast_to(jnp.minimum(last, time - 1)[:, None], (batch, 1, time, time))
-    in_chosen = jnp.take_along_axis(chosen, last, axis=-1)
-
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    selected = past[:, None] & (in_chosen | (token >= own)[:, None])
-    selected, _ = attend(k, v, jnp.repeat(selected, group, axis=1))
-    window, _ = attend(k, v, (past & (query - token < sliding_window))[:, None])
-    branches = zip(gates.values(), (compressed, selected, window), strict=False)
-    gated = [gate[..., None].astype(x.dtype) * x for gate, x in branches]
-    return (gated[0] + gated[1] + gated[2]).astype(dtype), None
+    where = equations.places(segment_ids, batch, time, block_size)
+    past, query, token = where.past, where.query, where.token
+
+    mean_keys, mean_values = (equations.means(x, block_size) for x in (k, v))
+    compressed, p = equations.attend(q, mean_keys, mean_values, where.seen[:, None], scale)
+
+    # The heads of a key head select together, the first and the previous block always.
+    importance = p.reshape(batch, groups, group, time, time).mean(axis=2)
+    is_first = token == query - where.in_document[..., None] + block_size - 1
+    is_forced = (is_first | (token == where.own - 1))[:, None]
+    read = equations.read_tokens(jnp.where(is_forced, jnp.inf, importance), where, selected_blocks)
+    selected, _ = equations.attend(q, k, v, jnp.repeat(read, group, axis=1), scale)
+
+    window = (past & (query - token < sliding_window))[:, None]
+    window, _ = equations.attend(q, k, v, window, scale)
+    gates = (compressed_gate, selected_gate, window_gate)
+    c, s, w = (gate[..., None].astype(q.dtype) for gate in gates)
+    return (c * compressed + s * selected + w * window).astype(dtype), None

@@ -10,6 +10,7 @@ Both run over chunks of queries, recomputed in the backward pass: memory is line
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,6 +19,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Extent, Segments, seen_window
+from toolkit.attention._caches import cut_as_arrays_are
+from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import HeadValues, Queries
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
@@ -42,6 +45,36 @@ def attend_to_past(
     inputs = Inputs(q, k.swapaxes(2, 3), v.swapaxes(2, 3))
     options = Options(scale, seen_window(True, sliding_window))
     return attend_to_keys(inputs, Context(extent, documents), options)[0]
+
+
+def by_heads(
+    method: Callable[..., tuple[Array, Any]],
+    tokens: tuple[Any, ...],
+    cache: Any,
+    heads: tuple[int | None, ...],
+    *how: Any,
+) -> tuple[Array, Any]:
+    """Run method(*tokens, cache, *how) -> (out, cache) as one program, each device its own heads.
+
+    `heads` names the axis of heads of each of the tokens, the first of which are the queries.
+    """
+    if cache is None:
+        return _without_cache(free_cores(), method, heads, how, *tokens), None
+    return _with_cache(method, heads, how, *tokens, cache)
+
+
+# Compiled as a whole, or an eager call would compile its loops anew every time.
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _without_cache(cores, method, heads, how, *tokens):
+    share = lambda *tokens: method(*tokens, None, *how)[0]  # noqa: E731
+    return over_cores(cores, share, tokens, heads, heads[0])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _with_cache(method, heads, how, *tokens_and_cache):
+    *tokens, cache = tokens_and_cache
+    share = lambda *arrays: method(*arrays, *how)  # noqa: E731
+    return cut_as_arrays_are(share, tokens, cache, heads, (heads[0],))
 
 
 Selection = Literal["masked", "gathered"]
