@@ -25,8 +25,8 @@ linear-attention's `p` are feedback * k. Keys must be of unit length: `normalize
 import jax.numpy as jnp
 from jaxtyping import Array
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention._precision import accumulator
 from toolkit.attention.inputs import BETA, FRACTION, TOKEN, G, Input, K, Q, V, recurrent

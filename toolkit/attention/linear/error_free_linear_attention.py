@@ -13,8 +13,8 @@ long key and no more, so keys need no unit length: their length says how firmly 
 import jax.numpy as jnp
 from jaxtyping import Array
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.inputs import BETA, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step

@@ -15,8 +15,8 @@ equation above; `gated_delta_net` runs chunks ("xla", `engine/chunked.py`) or to
 
 import jax.numpy as jnp
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.inputs import BETA, G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step

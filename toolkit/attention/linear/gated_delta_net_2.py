@@ -14,8 +14,8 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import delta_forward_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, Input, K, Q, V, recurrent

@@ -15,8 +15,8 @@ from typing import Annotated
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import product_forward_flops, product_step_flops
 from toolkit.attention.inputs import BETA, G, K, Q, V, per_step, recurrent

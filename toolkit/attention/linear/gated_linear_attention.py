@@ -8,8 +8,8 @@ log-decay g from the token, so that the network chooses what to keep.
 
 import jax.numpy as jnp
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.inputs import CHANNEL_G, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step

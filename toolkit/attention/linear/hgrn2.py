@@ -9,8 +9,8 @@ average of the values, with weights that add up to at most one, so the state sta
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention._precision import accumulator
 from toolkit.attention.inputs import CHANNEL_G, Q, V, recurrent

@@ -10,8 +10,8 @@ from functools import partial
 
 import jax.numpy as jnp
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import additive_step_flops
 from toolkit.attention.inputs import K, Q, V, recurrent

@@ -16,8 +16,8 @@ gate belong to the layer around it.
 
 import jax.numpy as jnp
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step

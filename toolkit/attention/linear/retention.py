@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+import toolkit.attention._shapes as shapes
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.inputs import K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step

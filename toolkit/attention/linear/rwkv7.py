@@ -21,8 +21,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import rwkv7_forward_flops, rwkv7_step_flops
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, UNIT, K, Q, V, log_decay_above, recurrent

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+import toolkit.attention._shapes as shapes
+import toolkit.attention.sparse.train.equations as equations
 from toolkit._annotations import AtLeast
 from toolkit._checks import checked
-from toolkit.attention import _shapes as shapes
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import show_overflow
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
-from toolkit.attention.sparse.train import equations
 from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
 from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
 from toolkit.attention.sparse.train.cache import BlockCache
