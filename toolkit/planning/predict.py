@@ -76,7 +76,7 @@ class Prediction:
         """Whether it fits into a chip's memory."""
         return self.memory.total <= self.limit
 
-    @property
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         """Layers per pipeline stage."""
         return stages_of(self.config, self.strategy)

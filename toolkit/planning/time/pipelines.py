@@ -90,32 +90,39 @@ def stage_ends(
     arrived = [0.0] * count  # end of each stage's latest forward
     free = [0.0] * count  # end of each stage's latest task
     before, since, wait = [-math.inf] * 2 * count, 0, 1
+    hops = [0.0, *up]  # from each stage back to the one before it
     # Round r: stage s runs the forward of microbatch r - s, if there is one, and once all stages
     # have work the backward of microbatch r - last. So 1F1B's orders are met.
     done = 0
     while done < microbatches + last:
-        for s in range(min(done, last), max(done - microbatches, -1), -1):
-            start = arrived[s - 1] + down[s - 1] if s else 0.0
-            arrived[s] = free[s] = max(start, free[s]) + forward[s]
+        # Comparisons instead of `max`, which takes as long as all the rest.
+        for s in range(min(done, last), max(done - microbatches, 0), -1):
+            start, ready = arrived[s - 1] + down[s - 1], free[s]
+            arrived[s] = free[s] = (start if start > ready else ready) + forward[s]
+        if done < microbatches:
+            arrived[0] = free[0] = free[0] + forward[0]
         done += 1
         if done < count:
             continue
         start = 0.0
         for s in range(last, -1, -1):
-            start = free[s] = max(start, free[s]) + backward[s]
-            start += up[s - 1] if s else 0.0
+            ready = free[s]
+            start = free[s] = (start if start > ready else ready) + backward[s]
+            start += hops[s]
         left, since = microbatches - done, since + 1
         if left > 0 and wait:
             # If a round delays all stages by the same time, so do all later ones, as only sums and
-            # maxima are involved.
-            now = arrived + free
-            delays = [new - old for new, old in zip(now, before, strict=True)]
-            if max(delays) - min(delays) <= PERIODIC * max(delays):
-                times, wait = left // since, 0
-                now = [at + times * delay for at, delay in zip(now, delays, strict=True)]
-                arrived, free, done = now[:count], now[count:], done + times * since
-            elif since == wait:
-                before, since, wait = now, 0, 2 * wait
+            # maxima are involved. Two of the delays are compared first, since few rounds do.
+            delay = free[last] - before[-1]
+            if abs(arrived[0] - before[0] - delay) <= PERIODIC * delay:
+                now = arrived + free
+                delays = [new - old for new, old in zip(now, before, strict=True)]
+                if max(delays) - min(delays) <= PERIODIC * max(delays):
+                    times, wait = left // since, 0
+                    now = [at + times * delay for at, delay in zip(now, delays, strict=True)]
+                    arrived, free, done = now[:count], now[count:], done + times * since
+            if since == wait:
+                before, since, wait = arrived + free, 0, 2 * wait
     return free
 
 

@@ -112,8 +112,9 @@ def as_compiled(transfers: list[Transfer], cluster: Cluster, sequences: int) -> 
 def _is_ring(cluster: Cluster) -> bool:
     """Whether libtpu scatters over a slice as over one ring: 2x2, and a flat one of two sizes, 2x4,
     4x8 or 8x16; not 4x4, 8x8 or 2x2x2."""
-    sizes = [int(size) for size in cluster.name.partition(":")[2].split("x") if size != "1"]
-    return cluster.chips <= SMALLEST_RING or (len(sizes) == 2 and sizes[0] != sizes[1])
+    sizes = {size for size in cluster.name.partition(":")[2].split("x") if size != "1"}
+    is_flat = cluster.name.replace("x1", "").count("x") == 1
+    return cluster.chips <= SMALLEST_RING or (is_flat and len(sizes) == 2)
 
 
 def _over_tensor(strategy, stream, runs, forward, backward):
