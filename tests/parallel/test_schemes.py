@@ -260,7 +260,7 @@ def test_layers_that_need_whole_sequences_say_so():
     found = layout(params, make_mesh({"context": DEVICES}), "ring")
     step = partitioned_train_step(partial(loss_of, graph), optax.sgd(1.0), found)
     tokens = jnp.zeros((2, 16), jnp.int32)
-    with pytest.raises(ValueError, match="pattern: 'nsa' layers choose among the tokens"):
+    with pytest.raises(ValueError, match="pattern: 'nsa' layers need whole sequences, and layout"):
         step(params, optax.sgd(1.0).init(params), (tokens, tokens))
 
 

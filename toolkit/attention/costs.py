@@ -133,7 +133,7 @@ def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, element_byte
     return total
 
 
-def recurrent_step_bytes(inputs, batch, context, heads, key, value, **sizes):
+def recurrent_step_bytes(inputs, state_bytes, batch, context, heads, key, value, **sizes):
     """The state read and written, and one token."""
-    state = recurrent_state_bytes(batch, context, heads, key, value)
+    state = state_bytes(batch, context, heads, key, value)
     return 2 * state + token_bytes(inputs, batch, 1, heads, key, value, **sizes)

@@ -109,14 +109,16 @@ class Mixer:
         step: (*inputs of one token, state, **options) -> (out_t, state).
         reference: `function` as the bare equation.
         empty_state: (batch, heads, key, value, capacity, dtype, **options) -> state to decode
-            from; heads are those of v.
+            from, a pytree of arrays that are all zero; heads are those of v. Each array of a
+            recurrent state begins with [batch, heads].
         forward_flops: (batch, time, heads, key, value, **options) of one parallel pass.
         forward_bytes: likewise, and `element_bytes`.
         step_flops: (batch, context, heads, key, value, **options) of one decoded token.
         step_bytes: likewise, and `element_bytes`.
         state_bytes: likewise: what decoding keeps after `context` tokens.
-        transition: what tokens multiply the state by, of a mixer that has one of a fixed size: a
-            "matrix" [key, key], or a "diagonal" where they only decay and add. None: it has none.
+        transition: what tokens multiply the state by, where that is one matrix [key, value]: a
+            "matrix" [key, key], or a "diagonal" where they only decay and add. None: the state is
+            no such matrix.
 
     Example:
         >>> MIXERS["gdn"].names
@@ -152,6 +154,11 @@ class Mixer:
         return tuple(given.name for given in self.inputs if given.is_gate)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether its state has one size, whatever the context."""
+        return self.state_bytes(1, 0, 1, 1, 1, **self.options) > 0
+
+    @property
     def differentiable(self) -> tuple[str, ...]:
         """Implementations with derivatives in both modes and of any order, not a gradient alone."""
         return tuple(name for name in self.implementations if name != "pallas")
@@ -165,18 +172,19 @@ def recurrent(
     *,
     inputs: tuple[Input, ...],
     implementations: tuple[str, ...] = ("xla", "scan", "pallas"),
-    transition: Literal["matrix", "diagonal"] = "matrix",
+    transition: Literal["matrix", "diagonal"] | None = "matrix",
     **columns: Any,
 ) -> Mixer:
-    """A row whose state is one float32 matrix [key, value] per head, whatever the context.
+    """A row whose state has one size whatever the context, such as a matrix [key, value] per head.
 
     Args:
         inputs: what the function takes, in its order.
         implementations: names of its forms.
         transition: what a token multiplies the state by, see `Mixer`.
         **columns: the other fields of `Mixer`: `name`, `title`, `paper`, `function`, `step` and
-            `reference` at least. FLOPs are those of a delta rule, or with a "diagonal" transition
-            of a state that decays and adds, unless given.
+            `reference` at least. The state is a float32 matrix, and FLOPs are those of a delta
+            rule, or with a "diagonal" transition of a state that decays and adds, unless given.
+            A state of another kind comes with `empty_state`, `state_bytes` and both FLOPs.
 
     Returns:
         The row.
@@ -189,6 +197,7 @@ def recurrent(
         True
     """
     is_matrix = transition == "matrix"
+    state_bytes = columns.get("state_bytes", recurrent_state_bytes)
     return Mixer(
         **{
             "is_linear_time": True,
@@ -197,8 +206,8 @@ def recurrent(
             "forward_flops": delta_forward_flops if is_matrix else additive_forward_flops,
             "forward_bytes": partial(token_bytes, inputs),
             "step_flops": delta_step_flops if is_matrix else additive_step_flops,
-            "step_bytes": partial(recurrent_step_bytes, inputs),
-            "state_bytes": recurrent_state_bytes,
+            "step_bytes": partial(recurrent_step_bytes, inputs, state_bytes),
+            "state_bytes": state_bytes,
         }
         | columns,
         inputs=inputs,

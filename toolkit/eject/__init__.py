@@ -39,7 +39,7 @@ def _check():
 
     def total(function, *inputs):
         out, state = function(*inputs)
-        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(state))
+        return jnp.sum(jnp.sin(out)) + sum(jnp.sum(jnp.cos(x)) for x in jax.tree.leaves(state))
 
     places = tuple(range(len(inputs)))
     wanted, gradients = jax.value_and_grad(partial(total, {reference}), places)(*inputs)
@@ -48,7 +48,7 @@ def _check():
     for a, b in zip(found, gradients):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
     whole, last = {reference}(*inputs)
-    state = jnp.zeros_like(last)
+    state = jax.tree.map(jnp.zeros_like, last)
     for t in range(whole.shape[1]):
         out, state = {step}(*(x[:, t] for x in inputs), state)
         np.testing.assert_allclose(out, whole[:, t], rtol=1e-9, atol=1e-9)

@@ -3,7 +3,7 @@
 check_mixer     run all of it on a row, and on its layer
 
 sequences.py    of every mixer: value and gradient, precision, steps, causality, documents, NaN
-states.py       of those with a matrix for a state: groups, documents, gates at their limits
+states.py       of those with a state of one size: groups, documents, gates at their limits
 layers.py       of a layer in a looped model: steps, causality, a training step
 """
 
@@ -56,7 +56,7 @@ def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True)
     contracts: dict[str, tuple[Callable[[Any], None], Any]] = {
         name: (contract, row) for name, contract in sequence_contracts().items()
     }
-    if row.transition is not None:
+    if row.is_recurrent:
         found = state_contracts(is_grouped=is_grouped)
         contracts |= {name: (contract, row) for name, contract in found.items()}
     if word is not None:

@@ -1,6 +1,6 @@
-"""What a mixer with a matrix for a state promises besides: states, groups, extreme gates."""
+"""What a mixer with a state of one size promises besides: states, groups, extreme gates."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -16,23 +16,31 @@ DOCUMENTS = np.stack([np.repeat([4, 1, 2, 4, 9], [10, 22, 1, 10, 7]), np.repeat(
 # Of the largest value.
 ABRUPT_OUTPUT_TOLERANCE, ABRUPT_GRADIENT_TOLERANCE = 1e-6, 1e-5
 DECAYS = (0.0, -30.0, -200.0, -np.inf)
+EARLIER = 9  # tokens that leave the state to begin with
+
+
+def numbers(tree):
+    """The floating-point arrays of a state, or of gradients, which counts have none of."""
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
 def results(function, inputs, **options):
-    """Output, final state and the gradients of a loss that uses both."""
+    """Output, final state and the gradients of a loss that uses both, as a list of arrays."""
 
     def loss(*inputs):
         out, state = function(*inputs, **options)
-        return jnp.sum(jnp.sin(3 * out)) + jnp.sum(jnp.cos(2 * state)), (out, state)
+        of_state = sum(jnp.sum(jnp.cos(2 * x)) for x in numbers(state))
+        return jnp.sum(jnp.sin(3 * out)) + of_state, (out, state)
 
-    run = jax.jit(jax.value_and_grad(loss, argnums=range(len(inputs)), has_aux=True))
-    (_, (out, state)), gradients = run(*inputs)
-    return out, state, *gradients
+    places = range(len(inputs))
+    run = jax.jit(jax.value_and_grad(loss, argnums=places, has_aux=True, allow_int=True))
+    (_, values), gradients = run(*inputs)
+    return [*jax.tree.leaves(values), *numbers(gradients)]
 
 
 def assert_close(got, wanted, tolerance):
-    """Each within a relative and absolute tolerance."""
-    for a, b in zip(got, wanted, strict=True):
+    """Every leaf within a relative and absolute tolerance."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
@@ -41,10 +49,16 @@ def with_state(function):
     return lambda *inputs, **options: function(*inputs[:-1], initial_state=inputs[-1], **options)
 
 
-def random_state(heads, dtype, batch=2, key=16, value=8):
-    """A state to begin with."""
-    shape = (batch, heads, key, value)
-    return jnp.asarray(np.random.default_rng(5).standard_normal(shape), dtype)
+def random_state(row, heads, dtype, **sizes):
+    """A state to begin with: what a few other tokens leave."""
+    inputs = draw_inputs(row, EARLIER, heads=heads, seed=5, dtype=dtype, **sizes)
+    _, state = _reader(row.reference, tuple(row.options.items()))(*inputs)
+    return state
+
+
+@cache
+def _reader(function, options):
+    return jax.jit(partial(function, **dict(options)))
 
 
 def states_groups_and_documents_carry_gradients(row: Mixer, *, is_grouped: bool = True) -> None:
@@ -53,7 +67,7 @@ def states_groups_and_documents_carry_gradients(row: Mixer, *, is_grouped: bool 
         inputs = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
         if is_grouped:  # heads of q and k that serve two value heads each
             inputs = [x[:, :, :2] for x in inputs[:2]] + inputs[2:]
-        inputs.append(random_state(4, jnp.float64))
+        inputs.append(random_state(row, 4, jnp.float64))
         options = {"segment_ids": jnp.asarray(DOCUMENTS), "scale": 0.7}
         wanted = results(with_state(row.reference), inputs, **options)
         for form in row.differentiable:
@@ -64,7 +78,8 @@ def states_groups_and_documents_carry_gradients(row: Mixer, *, is_grouped: bool 
 def values_alone_are_those_of_the_equation(row: Mixer) -> None:
     """Which take a way of their own, where nothing is differentiated."""
     with jax.enable_x64(True):
-        inputs = [*draw_inputs(row, TIME, heads=4, dtype=jnp.float64), random_state(4, jnp.float64)]
+        drawn = draw_inputs(row, TIME, heads=4, dtype=jnp.float64)
+        inputs = [*drawn, random_state(row, 4, jnp.float64)]
         options = {"segment_ids": jnp.asarray(DOCUMENTS)}
         wanted = jax.jit(partial(with_state(row.reference), **options))(*inputs)
         assert_close(with_state(row.function)(*inputs, **options), wanted, FLOAT64_TOLERANCE)
@@ -87,13 +102,23 @@ def not_finite_numbers_show_in_their_own_document_only(row: Mixer) -> None:
         assert np.isfinite(out[0, :5]).all()
         assert np.isfinite(out[0, 20:]).all()
         assert np.isfinite(out[0, :, 1]).all()
-        assert np.isfinite(state).all()
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
     out, state = spoilt("v", 30, 1, jnp.inf)
     assert np.isfinite(out[0, :30]).all()
-    assert np.isnan(state[0, 1]).all()
-    out, _ = run(*inputs, initial_state=jnp.full((1, 2, 16, 8), jnp.nan))
+    assert all(np.isnan(x[0, 1]).all() for x in numbers(state))
+    out, _ = run(*inputs, initial_state=spoilt_state(state))
     assert np.isnan(out[0, :20]).all()
     assert np.isfinite(out[0, 20:]).all()
+
+
+def _widened(x):
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def spoilt_state(state):
+    """NaN wherever a state can hold it."""
+    is_floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if is_floating(x) else x, state)
 
 
 def gates_at_their_limits(row: Mixer) -> None:
@@ -102,7 +127,7 @@ def gates_at_their_limits(row: Mixer) -> None:
     mild ones, which must lose nothing beside them."""
     if "g" not in row.names:
         return
-    inputs = [*draw_inputs(row, TIME), random_state(2, jnp.float32)]
+    inputs = [*draw_inputs(row, TIME), random_state(row, 2, jnp.float32)]
     got_of, wanted_of = (
         jax.jit(partial(results, with_state(f))) for f in (row.function, row.reference)
     )
@@ -117,8 +142,10 @@ def gates_at_their_limits(row: Mixer) -> None:
         gated = [*inputs[:place], g, *inputs[place + 1 :]]
         got = got_of(gated)
         with jax.enable_x64(True):
-            wanted = wanted_of([x.astype(jnp.float64) for x in gated])
-        tolerances = [ABRUPT_OUTPUT_TOLERANCE] * 2 + [ABRUPT_GRADIENT_TOLERANCE] * len(inputs)
+            wanted = wanted_of(jax.tree.map(_widened, gated))
+        count = len(numbers(inputs))  # of the gradients, which come last
+        tolerances = [ABRUPT_OUTPUT_TOLERANCE] * (len(got) - count)
+        tolerances += [ABRUPT_GRADIENT_TOLERANCE] * count
         for a, b, tolerance in zip(got, wanted, tolerances, strict=True):
             largest = np.max(np.abs(b)) + np.finfo(np.float32).tiny
             np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
@@ -129,9 +156,11 @@ def bfloat16_keeps_its_state_in_float32(row: Mixer) -> None:
     inputs = draw_inputs(row, 20, dtype=jnp.bfloat16)
     for function in (row.function, row.reference):
         out, state = jax.eval_shape(function, *inputs)
-        assert (out.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+        assert out.dtype == jnp.bfloat16
+        assert all(x.dtype == jnp.float32 for x in numbers(state))
     out_t, state = jax.eval_shape(row.step, *(x[:, 0] for x in inputs), state)
-    assert (out_t.dtype, state.dtype) == (jnp.bfloat16, jnp.float32)
+    assert out_t.dtype == jnp.bfloat16
+    assert all(x.dtype == jnp.float32 for x in numbers(state))
 
 
 def state_contracts(*, is_grouped: bool = True) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def test_retention_is_gated_linear_attention_with_a_constant_gate():
     with jax.enable_x64(True):
         tokens = draw_inputs(mixer("retention"), 70, dtype=jnp.float64)
         g = jnp.broadcast_to(retention_log_decay(2)[None, None], tokens[0].shape[:3])
-        assert_close(jnp.exp(g[0, 0]), [1 - 2**-5, 1 - 2**-6], FLOAT64_TOLERANCE)
+        assert_close(jnp.exp(g[0, 0]), jnp.asarray([1 - 2**-5, 1 - 2**-6]), FLOAT64_TOLERANCE)
         got = results(retention, tokens)
         wanted = results(lambda *x: gated_linear_attention(*x, over_channels(g)), tokens)
         assert_close(got, wanted, FLOAT64_TOLERANCE)

@@ -161,7 +161,8 @@ def test_delta_product_reads_the_state_once_however_often_it_corrects():
             jax.random.uniform(next(keys), (2, *shape), jnp.float64)
             for shape in ((2, 8), (2, 3, 8), (4, 3, 6), (4,), (4, 3))
         )
-        token, state = (q, k, v, -g, beta), random_state(4, jnp.float64, key=8, value=6)
+        token = (q, k, v, -g, beta)
+        state = random_state(mixer("delta_product"), 4, jnp.float64, key=8, value=6)
 
         def sequence(*args):
             *token, state = args
@@ -216,7 +217,7 @@ def test_correlated_keys_written_whole(correlation):
 def test_equal_to_transformers(time):
     torch = pytest.importorskip("torch")
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
-    inputs = [*draw_inputs(GDN, time), random_state(2, jnp.float32)]
+    inputs = [*draw_inputs(GDN, time), random_state(GDN, 2, jnp.float32)]
     out, state = jax.jit(gated_delta_net)(*inputs[:5], initial_state=inputs[5])
     q, k, v, g, beta, initial = (torch.tensor(np.asarray(x)) for x in inputs)
     peer = modeling.torch_chunk_gated_delta_rule(

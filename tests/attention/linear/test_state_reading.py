@@ -16,7 +16,7 @@ def test_tiles_are_read_as_the_whole(name, monkeypatch):
     with jax.enable_x64(True):
         row = mixer(name)
         inputs = draw_inputs(row, 1, heads=2, key=32, value=8, dtype=jnp.float64)
-        args = [x[:, 0] for x in inputs] + [random_state(2, jnp.float64, key=32)]
+        args = [x[:, 0] for x in inputs] + [random_state(row, 2, jnp.float64, key=32)]
         whole = results(lambda *args: row.step(*args), args)
         monkeypatch.setattr(reading, "LARGE", 1)
         monkeypatch.setattr(reading, "TILE", 16)

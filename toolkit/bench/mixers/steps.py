@@ -12,6 +12,7 @@ it makes 15 operations per byte of a float32 cache: after long contexts products
 one device's part of such a step, where a GPU has a kernel for it.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,7 @@ HEADS, SIZE = 16, 128
 # One sequence, 1 MiB of state; and 64 MiB, which the caches of a core do not hold.
 BATCHES = (1, 64)
 TOLERANCE = 1e-4
+EARLIER = 16  # tokens that leave the state of a step
 SLOWEST = 1.3  # most wanted of the step's time over one read and one write of the state
 OURS, PASS = "toolkit, step", "state read and written once"
 DECODE_HEADS, DECODE_SIZE = 8, 64
@@ -75,32 +77,32 @@ def cases(rows: Sequence[Mixer]) -> Iterator[PlannedCase]:
 def step_case(row: Mixer, batch: int, name: str) -> Case:
     """One mixer's step, its state updated in place, beside x <- c x over as many bytes."""
     token = [x[:, 0] for x in mixer_inputs(row, 1, HEADS, SIZE, batch=batch)]
-    start = jax.random.normal(jax.random.key(2), (batch, HEADS, SIZE, SIZE)) / SIZE**0.5
+    earlier = mixer_inputs(row, EARLIER, HEADS, SIZE, batch=batch)
+    _, start = jax.jit(partial(row.function, **row.options))(*earlier)
 
-    def step(state: jax.Array, *token: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(state: Any, *token: jax.Array) -> tuple[jax.Array, Any]:
         return row.step(*token, state, **row.options)
 
-    def scale(x: jax.Array) -> tuple[None, jax.Array]:
-        return None, -x  # with c other than -1 numbers would run out of range, which is slow
+    def scale(x: Any) -> tuple[None, Any]:
+        # With c other than -1 numbers would run out of range, which is slow.
+        return None, jax.tree.map(operator.neg, x)
 
     state = row.state_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options)
     return Case(
         name=name,
-        contenders={OURS: in_place(step, jnp.copy(start), *token)},
+        contenders={OURS: in_place(step, jax.tree.map(jnp.copy, start), *token)},
         check=_check(row, token, start),
         ours=OURS,
         yardstick=Yardstick(
-            PASS, in_place(scale, jnp.copy(start)), work=2 * state, ours=2 * state, unit="byte",
-            least=1 / SLOWEST,
+            PASS, in_place(scale, jax.tree.map(jnp.copy, start)), work=2 * state, ours=2 * state,
+            unit="byte", least=1 / SLOWEST,
         ),
         note=f"state {state / 2**20:.0f} MiB, modelled traffic of a step "
         f"{row.step_bytes(batch, 1, HEADS, SIZE, SIZE, **row.options) / 2**20:.0f} MiB",
     )  # fmt: skip
 
 
-def _check(
-    row: Mixer, token: list[jax.Array], state: jax.Array
-) -> Callable[[Mapping[str, Any]], None]:
+def _check(row: Mixer, token: list[jax.Array], state: Any) -> Callable[[Mapping[str, Any]], None]:
     """The first step gives what the reference gives for a sequence of one token."""
 
     def check(results: Mapping[str, Any]) -> None:

@@ -49,11 +49,7 @@ MOST_SCANNED = 2048  # tokens: the gradient of a longer scan would keep 3 GB of 
 
 def recurrent_rows() -> list[Mixer]:
     """The rows of `MIXERS` that keep a state of fixed size."""
-    return [row for row in MIXERS.values() if _state(row, tokens=1) == _state(row, tokens=2)]
-
-
-def _state(row: Mixer, tokens: int) -> int:
-    return row.state_bytes(1, tokens, 1, 1, 1, **row.options)
+    return [row for row in MIXERS.values() if row.is_recurrent]
 
 
 def cases(cores: int) -> Iterator[PlannedCase]:

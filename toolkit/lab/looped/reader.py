@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention import MIXERS
+from toolkit.lab.mixers.view import norm_of_state
 from toolkit.looped import LoopedLM
 
 MAX_TOKENS = 64
@@ -163,7 +164,7 @@ def _recurrent_by_steps(layer, x) -> tuple[Array, Inside]:
 
     def read(state, inputs_t):
         out_t, state = row.step(*inputs_t, state)
-        return state, (out_t, jnp.linalg.norm(state))
+        return state, (out_t, jnp.linalg.norm(norm_of_state(state)))
 
     empty = row.empty_state(1, *shape[1:], x.shape[1], x.dtype)
     _, (out, norms) = jax.lax.scan(read, empty, tuple(jnp.moveaxis(a, 1, 0) for a in inputs))

@@ -45,7 +45,7 @@ def recurrent_mixers() -> dict[str, Mixer]:
 
     A cache is empty before the first token, a state is not, and that tells them apart.
     """
-    return {name: row for name, row in MIXERS.items() if row.state_bytes(1, 0, 1, 1, 1) > 0}
+    return {name: row for name, row in MIXERS.items() if row.is_recurrent}
 
 
 def features_of(words: tuple[str, ...]) -> np.ndarray:

@@ -7,6 +7,7 @@ no slider ever compiles again. The token and the head looked at only select from
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +163,7 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         def read_token(state, inputs_t):
             _, state = row.step(*inputs_t, state, **options)
-            return state, jnp.linalg.norm(state[0], axis=(-2, -1))
+            return state, norm_of_state(state)[0]
 
         empty = row.empty_state(1, HEADS, KEY_SIZE, VALUE_SIZE, MAX_TOKENS, jnp.float32)
         by_time = tuple(jnp.moveaxis(x, 1, 0) for x in arrays)
@@ -181,6 +182,12 @@ def program(name: str) -> Callable[..., tuple[jax.Array, jax.Array]]:
         return state_norm, jnp.sqrt(jnp.max(squares, axis=-1))
 
     return run
+
+
+def norm_of_state(state: Any) -> jax.Array:
+    """The root of the sum of the squares of all that a state holds of a head: [batch, heads]."""
+    arrays = (x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
+    return jnp.sqrt(sum(jnp.sum(x * x, axis=tuple(range(2, x.ndim))) for x in arrays))
 
 
 def two_digits(half_life: float) -> str:

@@ -132,6 +132,7 @@ def check_word(word: str, can_cut_time: bool) -> None:
     along = _ALONG.get()
     if along is not None and not can_cut_time:
         raise ValueError(
-            f"pattern: {word!r} layers choose among the tokens of whole sequences, and layout "
-            f"{along.method!r} cuts time; layers of softmax, latent or linear attention can do that"
+            f"pattern: {word!r} layers need whole sequences, and layout {along.method!r} cuts "
+            "time; layers of softmax, latent or linear attention, whose state is one matrix, "
+            "can do that"
         )

@@ -1,8 +1,9 @@
 """Tokens that are not finite: replaced by zeros, then NaN wherever they would have reached."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Shaped
@@ -16,10 +17,24 @@ class Poison(NamedTuple):
     out: Bool[Array, "batch time heads"]
     state: Bool[Array, "batch heads"]
 
+    def shown(self, out: Array, state: Any) -> tuple[Array, Any]:
+        """Outputs and the final state, NaN in these places."""
+
+        def of_array(x: Array) -> Array:
+            is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.where(_over(self.state, x), jnp.nan, x) if is_floating else x
+
+        return jnp.where(self.out[..., None], jnp.nan, out), jax.tree.map(of_array, state)
+
+
+def _over(ok: Array, x: Array) -> Array:
+    """With axes of size 1 for those that x has besides."""
+    return ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim))
+
 
 def quarantine(
-    tokens: Tokens, state: Array, is_given: bool, starts: Array | None
-) -> tuple[Tokens, Array, Poison]:
+    tokens: Tokens, state: Any, is_given: bool, starts: Array | None
+) -> tuple[Tokens, Any, Poison]:
     """Replace tokens that are not finite by zeros, and say how far each would have reached.
 
     Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
@@ -34,7 +49,7 @@ def quarantine(
         keeps &= own(is_finite)
 
     def blank(x: Array, ok: Array) -> Array:
-        return jnp.where(ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim)), x, 0)
+        return jnp.where(_over(ok, x), x, jnp.zeros_like(x))
 
     # A key that heads share stays for the others: where the value is 0, it writes nothing.
     places = (
@@ -44,9 +59,11 @@ def quarantine(
     clean = Tokens(arrays, blank(g, keeps), scale)
     faulty = ~keeps
     if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
-        is_state = jnp.all(jnp.isfinite(state), axis=(-2, -1))
+        is_state = jnp.ones(faulty.shape[::2], bool)
+        for x in jax.tree.leaves(state):
+            is_state &= jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim)))
         faulty = faulty.at[:, 0].set(faulty[:, 0] | ~is_state)
-        state = blank(state, is_state)
+        state = jax.tree.map(partial(blank, ok=is_state), state)
     reach = _until_document_ends(faulty, starts)
     return clean, state, Poison(reach | ~own(reads), reach[:, -1])
 

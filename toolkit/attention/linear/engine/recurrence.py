@@ -7,12 +7,12 @@ grouped values, documents that share a sequence, and the ways through time.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
@@ -47,9 +47,19 @@ def run(
     chunk: int | None,
 ) -> Outputs:
     """Run checked tokens, inside a `compiled` function: in chunks, one by one, or by kernels."""
-    cores, arrays = free_cores(), (tokens, initial_state, segment_ids)
     form = lambda implementation: partial(_run_share, rule, implementation, chunk)  # noqa: E731
     share = partial(in_best_form, "recurrent", implementation, form)
+    return spread(share, tokens, initial_state, segment_ids)
+
+
+def spread(
+    share: Callable[..., tuple[Array, Any]],
+    tokens: Tokens,
+    initial_state: Any,
+    segment_ids: SegmentIds | None,
+) -> tuple[Array, Any]:
+    """share(tokens, state, segment_ids) on the share of each core, if there are several."""
+    cores, arrays = free_cores(), (tokens, initial_state, segment_ids)
     if cores is not None:  # heads that share keys can go to different cores
         arrays = (own_keys(tokens), *arrays[1:])
     return over_cores(cores, share, arrays, heads=(2, 1, None), heads_out=(2, 1))
@@ -66,8 +76,9 @@ def _run_share(
     if implementation != "pallas":  # the kernels read the key of a head wherever it is shared
         tokens = own_keys(tokens)
     _, k, v, *_ = tokens.arrays
-    state = _initial((*tokens.arrays, tokens.g), initial_state, (k.shape[-1], v.shape[-1]))
-    starts = None if segment_ids is None else _document_starts(segment_ids)
+    arrays = (*tokens.arrays, tokens.g)
+    state = first_state(arrays, initial_state, k.shape[-1], v.shape[-1])
+    starts = None if segment_ids is None else document_starts(segment_ids)
     tokens, state, poison = quarantine(tokens, state, initial_state is not None, starts)
     if implementation == "scan":
         out, state = _scan_rule(rule, tokens, state, starts)
@@ -76,8 +87,7 @@ def _run_share(
         out, state = run_kernels(rule, tokens, state, starts, chunk)
     else:
         out, state = _scan_chunks(rule, chunk, tokens.arrays, tokens.g, state, starts)
-    out = jnp.where(poison.out[..., None], jnp.nan, _scaled(out, tokens.scale))
-    state = jnp.where(poison.state[..., None, None], jnp.nan, state)
+    out, state = poison.shown(_scaled(out, tokens.scale), state)
     return without_transpose((out.astype(v.dtype), state))
 
 
@@ -96,7 +106,7 @@ def step(
     """
     state = state.astype(token.g.dtype)
     token, *again = map(own_keys, (token, *again))
-    token = token._replace(g=_log_decay(token.g))
+    token = token._replace(g=log_decays(token.g))
     if implementation == "pallas":
         _check_kernels(rule)
         state, out = step_kernels(rule, token, state)
@@ -111,14 +121,14 @@ def _scaled(out: Array, scale: Array) -> Array:
     return out * scale.astype(out.dtype)
 
 
-def _log_decay(g: Array) -> Array:
+def log_decays(g: Array) -> Array:
     """g, and NaN where it is above 0, which only `toolkit.checking()` refuses."""
     return jnp.where(g <= 0, g, jnp.nan)
 
 
 def scan_tokens(
-    token: Callable[..., tuple[Array, Array]],
-    initial_state: State | None,
+    token: Callable[..., tuple[Any, Array]],
+    initial_state: Any,
     segment_ids: SegmentIds | None,
     scale: float | None,
     normalize_qk: bool = False,
@@ -127,28 +137,33 @@ def scan_tokens(
     q: Queries,
     v: Values,
     **others: Array,
-) -> Outputs:
+) -> tuple[Values, Any]:
     """Run an equation, `token(S, q, v, ...) -> (S, o)` of one head, over sequences: the oracle.
 
-    The outputs are multiplied by `scale` (key**-0.5 if None).
+    S is a matrix [key, value], zero without an initial state, or whatever pytree that is. The
+    outputs are multiplied by `scale` (key**-0.5 if None).
     """
     of_outputs = q.shape[-1] ** -0.5 if scale is None else scale
     dtype = accumulator(v.dtype)
     if "g" in others:
-        others["g"] = _log_decay(others["g"])
+        others["g"] = log_decays(others["g"])
     inputs = {"q": q, "v": v, **others}
     inputs = {name: for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
     if normalize_qk:
         inputs |= {name: unit_length(inputs[name]) for name in ("q", "k")}
-    state = _initial(tuple(inputs.values()), initial_state, (q.shape[-1], v.shape[-1]))
+    sizes = q.shape[-1], v.shape[-1]
+    if initial_state is None:
+        state = first_state(tuple(inputs.values()), None, *sizes)
+    else:
+        state = jax.tree.map(partial(_in_sums, dtype), initial_state)
     starts = jnp.zeros(v.shape[:2], bool)
     if segment_ids is not None:
-        starts = _document_starts(segment_ids)
+        starts = document_starts(segment_ids)
     every_head = jax.vmap(jax.vmap(lambda state, inputs_t: token(state, **inputs_t)))
 
     def one_token(state, arrays):
         is_start, inputs_t = arrays
-        return every_head(jnp.where(is_start[:, None, None, None], 0, state), inputs_t)
+        return every_head(cleared(state, is_start), inputs_t)
 
     by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (starts, inputs))
     with jax.default_matmul_precision("highest"):
@@ -163,10 +178,10 @@ def _check_kernels(rule: Rule) -> None:
         )
 
 
-def _initial(
-    inputs: tuple[Array, ...], initial_state: State | None, sizes: tuple[int, int]
-) -> State:
-    """The state before the first token in its dtype; zeros of `sizes` (key, value) if None."""
+def first_state(
+    inputs: tuple[Array, ...], initial_state: Array | None, *sizes: int
+) -> Float[Array, "batch heads *sizes"]:
+    """The state before the first token in the dtype of the last input; zeros of `sizes` if None."""
     *_, last = inputs
     if initial_state is not None:
         return initial_state.astype(last.dtype)
@@ -177,7 +192,21 @@ def _initial(
     return state
 
 
-def _document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
+def cleared(state: Any, is_start: Bool[Array, "batch"]) -> Any:
+    """The arrays of a state, zero in the rows where a document starts."""
+
+    def of_array(x: Array) -> Array:
+        return jnp.where(is_start.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros_like(x), x)
+
+    return jax.tree.map(of_array, state)
+
+
+def _in_sums(dtype: Any, x: Array) -> Array:
+    """An array of a state in the dtype of sums, unless it counts."""
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
     """Where the document changes. The first token is no start: the initial state is its own."""
     return jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
 
@@ -228,7 +257,7 @@ def _scan_rule(
     def body(state, xs):
         (arrays, g), is_start = xs
         if is_start is not None:
-            state = jnp.where(is_start[:, None, None, None], 0, state)
+            state = cleared(state, is_start)
         return _update(rule, state, Tokens(arrays, g, tokens.scale))
 
     by_time = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (tokens.arrays, tokens.g))

@@ -67,14 +67,15 @@ class RecurrentCache(NamedTuple):
     """The decode-time state of a recurrent layer, constant in size.
 
     Attributes:
-        state: float32 [batch, value heads, key, value].
+        state: the mixer's, such as float32 [batch, value heads, key, value]; a pytree whose arrays
+            begin with [batch, value heads].
         tail: the last inputs of the short convolution or token shift [batch, past, channels], or
             None.
         length: tokens of each row's document so far, int32, for layers with positions; None for the
             others.
     """
 
-    state: Float[Array, "batch heads key value"]
+    state: Any
     tail: Float[Array, "batch past channels"] | None = None
     length: Int[Array, "batch"] | None = None
 
