@@ -1,7 +1,6 @@
-"""A layout is data: for each parameter, how it lies on the mesh and why.
+"""A layout is data: the sharding of each parameter on the mesh, with the reason.
 
-It can be printed, edited (`replace`), checked (`check`) and applied (`apply`,
-`shardings`). Nothing is hidden in rules: what the table says is what the devices hold.
+It can be printed, edited (`replace`), checked (`check`) and applied (`apply`, `shardings`).
 """
 
 import dataclasses
@@ -26,13 +25,13 @@ class Placement:
     """One row of a layout.
 
     Attributes:
-        path: where the tensor is in the parameter tree, such as "layers/0/kernel".
-        shape: its global shape.
-        dtype: its element type.
-        spec: mesh axis (or None) for each dimension; dimensions not named are whole.
-        reason: in words, why so.
-        gradient: how its gradient lies once it is summed; None: as the parameter.
-        optimizer: how the optimiser's moments of it lie; None: as the parameter.
+        path: path in the parameter tree, such as "layers/0/kernel".
+        shape: global shape.
+        dtype: element type.
+        spec: mesh axis (or None) for each dimension; missing dimensions are not sharded.
+        reason: the reason, in words.
+        gradient: spec of its summed gradient; None: as the parameter.
+        optimizer: spec of its optimiser moments; None: as the parameter.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
@@ -59,20 +58,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """How parameters and batches lie on a mesh.
+    """The shardings of parameters and batches on a mesh.
 
-    A tree laid out with it may hold more than parameters. A leaf whose path *ends* in a
-    parameter's path and has its shape follows that parameter, in a train state or alone. Below an
-    attribute, as the moments of optax states are (`mu`, `nu`, `trace`), it lies as the row's
-    `optimizer` says; `params` is the one attribute that holds parameters. Every other leaf is
-    replicated.
+    It also applies to trees that hold more than parameters, such as a train state. A leaf whose
+    path *ends* in a parameter's path and that has its shape follows that parameter. Below an
+    attribute, like the moments of optax states (`mu`, `nu`, `trace`), it takes the row's
+    `optimizer`; only the attribute `params` holds parameters. Every other leaf is replicated.
 
     Attributes:
         mesh: the devices.
         placements: one row per parameter, in tree order.
         batch: spec of every array in a batch, leading dimension first.
-        attention: "ring", "zigzag" or "ulysses" where time is cut over the axis "context": how
-            softmax layers of `toolkit.looped` then attend. None: sequences are whole.
+        attention: "ring", "zigzag" or "ulysses" if time is sharded over the axis "context", for
+            softmax layers of `toolkit.looped`. None: sequences are whole.
 
     Example:
         >>> params = {"kernel": jnp.ones((2048, 8)), "bias": jnp.ones(8)}
@@ -89,8 +87,8 @@ class Layout:
     attention: str | None = None
 
     def bind(self, function: Callable) -> Callable:
-        """The function of a model, such as its loss, with softmax layers attending as `attention`
-        says; the train steps here bind what they are given themselves."""
+        """Bind a function of a model, such as its loss, to this layout's `attention`; the train
+        steps here do so themselves."""
         along = self.attention and Along(self.mesh, self.attention, self.batch[0])
 
         def bound(*args: Any, **kwargs: Any) -> Any:
@@ -100,8 +98,8 @@ class Layout:
         return bound
 
     def replace(self, path: str, spec: PartitionSpec, reason: str) -> "Layout":
-        """A new layout in which one parameter, by its path, lies otherwise, and its gradient and
-        moments with it; not checked yet."""
+        """A new layout with another spec for one parameter, its gradient and its moments; not yet
+        checked."""
         paths = [row.path for row in self.placements]
         if path not in paths:
             near = difflib.get_close_matches(path, paths, n=3, cutoff=0.0)
@@ -113,7 +111,7 @@ class Layout:
         return dataclasses.replace(self, placements=tuple(rows))
 
     def check(self) -> None:
-        """Raises ValueError with one line per problem: path, dimension, axis and both sizes."""
+        """Raise ValueError with one line per problem: path, dimension, axis and both sizes."""
         problems = [problem for row in self.placements for problem in self._problems_of(row)]
         if problems:
             raise ValueError("the layout does not fit:\n  " + "\n  ".join(problems))
@@ -121,9 +119,9 @@ class Layout:
     def specs(self, tree: Any, state: str | None = None) -> Any:
         """The same tree with a PartitionSpec at every leaf; shapes suffice.
 
-        `state` asks how parameters of a tree lie in one of their states: "weights", "gradient" or
-        "optimizer"; with None every leaf lies as what it is. ValueError where the layout does not
-        fit its mesh, or a parameter has another shape than the one the layout was made for.
+        `state` selects the spec of "weights", "gradient" or "optimizer" for all parameters; with
+        None every leaf takes its own. ValueError if the layout does not fit its mesh, or a
+        parameter has another shape than in the layout.
         """
         if state not in (None, *STATES):
             raise ValueError(f"state={state!r}: want one of {', '.join(STATES)}, or None")
@@ -164,7 +162,7 @@ class Layout:
         )
 
     def apply(self, tree: Any) -> Any:
-        """Puts a tree of arrays on the devices, as `specs` says."""
+        """Put a tree of arrays on the devices according to `specs`."""
         return jax.device_put(tree, self.shardings(tree))
 
     @property
@@ -173,7 +171,7 @@ class Layout:
         return NamedSharding(self.mesh, self.batch)
 
     def apply_batch(self, batch: Any) -> Any:
-        """Puts a batch of arrays [batch, ...] on the devices, each with its share of it."""
+        """Put a batch of arrays [batch, ...] on the devices, sharded."""
         for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
             name = "/".join(_names(keys)) or "the array"
             if problems := self._problems(f"batch: {name}", jnp.shape(leaf), self.batch, False):
@@ -186,7 +184,7 @@ class Layout:
         return sum(self._bytes(row, row.spec) for row in self.placements)
 
     def __str__(self) -> str:
-        """The layout as text: mesh, one line per parameter, and the bytes a device holds."""
+        """The layout as a table: mesh, one line per parameter, and bytes per device."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         others = [
             state
@@ -226,7 +224,7 @@ class Layout:
     def _problems(
         self, name: str, shape: tuple[int, ...], spec: PartitionSpec, is_parameter: bool
     ) -> list[str]:
-        """What does not fit, and what would."""
+        """Problems of a layout, with what would fit."""
         name = f"{name} {shape}"
         dimensions = axes_of(spec)
         used = [axis for axes in dimensions for axis in axes]
@@ -279,7 +277,7 @@ def axes_of(spec: PartitionSpec) -> list[tuple[str, ...]]:
 
 
 def _what_fits(shape: tuple[int, ...], index: int, cuts: int, is_parameter: bool) -> str:
-    """What would fit in place of a cut that does not: a size, or for a parameter another cut."""
+    """An alternative to a cut that does not fit: a size, or for a parameter another cut."""
     size = shape[index]
     if not is_parameter:
         below = size - size % cuts
@@ -294,12 +292,12 @@ def _what_fits(shape: tuple[int, ...], index: int, cuts: int, is_parameter: bool
 
 
 def _is_optimizer_state(key: Any) -> bool:
-    """Whether a step of a path goes into the state of an optimiser: its moments are attributes."""
+    """Whether a step of a path enters an optimiser's state, where moments are attributes."""
     return isinstance(key, jax.tree_util.GetAttrKey) and key.name not in ("params", "value")
 
 
 def _names(keys: tuple) -> list[str]:
-    """A path's words. The last step into a flax variable (`.value`) names nothing of its own."""
+    """The words of a path, without the last step into a flax variable (`.value`)."""
     if keys and getattr(keys[-1], "name", None) == "value":
         keys = keys[:-1]
     return [jax.tree_util.keystr((key,), simple=True) for key in keys]

@@ -1,4 +1,4 @@
-"""One helper that makes every mesh and says which kind of axes it has."""
+"""One helper that makes every mesh, with a stated axis type."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ def make_mesh(
     axis_type: str = "auto",
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Arranges devices in a grid with named axes.
+    """Arrange devices in a grid with named axes.
 
-    "auto" axes leave the placement of intermediate arrays to the compiler (what `pjit` did, a
-    deprecated name of `jax.jit` with shardings). "explicit" axes put the placement in each array's
-    type and refuse ambiguous operations. `jax.make_mesh` alone means explicit; here it is said.
+    "auto" axes leave the sharding of intermediate arrays to the compiler. "explicit" axes make it
+    part of each array's type and refuse ambiguous operations; that is the default of
+    `jax.make_mesh`.
 
     Args:
         axes: name -> size, outermost first, such as {"data": 4, "model": 2}.

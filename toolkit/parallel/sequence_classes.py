@@ -1,4 +1,4 @@
-"""Sequences of different lengths in classes that need little padding, and in even parts.
+"""Classes of sequence lengths with little padding, and even parts.
 
 Source: Wang et al., "FlexSP: Accelerating large language model training via flexible sequence
 parallelism", ASPLOS 2025 (arXiv:2412.01523), section 4.
@@ -15,13 +15,13 @@ MOST_SEQUENCES, MOST_TOKENS, MOST_BUCKETS = 4096, 1 << 40, 64
 
 @checked
 def bucket_lengths(lengths: Sequence[int], buckets: int) -> list[tuple[int, int]]:
-    """Divides lengths into classes so that padding each to the longest of its class costs least.
+    """Divide lengths into classes that minimise the padding to each class's longest.
 
         padded[i, b] = min_j padded[j, b - 1] + sum over lengths j..i of (longest - length)
 
     Args:
         lengths: tokens of each sequence.
-        buckets: how many classes at most.
+        buckets: largest number of classes.
 
     Returns:
         (longest length, number of sequences) of each class, shortest first.
@@ -60,13 +60,14 @@ def bucket_lengths(lengths: Sequence[int], buckets: int) -> list[tuple[int, int]
 
 @checked
 def divide_evenly(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Divides sequences, longest first, into consecutive parts whose largest is smallest.
+    """Divide sequences, longest first, into consecutive parts with the smallest possible maximum.
 
-    Parts are the micro-batches of a step: like lengths come together, which then need like groups.
+    Parts are the micro-batches of a step: similar lengths, which need similar groups, come
+    together.
 
     Args:
         lengths: tokens of each sequence.
-        parts: how many parts at most.
+        parts: largest number of parts.
 
     Returns:
         The indices of each part's sequences.
@@ -100,7 +101,7 @@ def divide_evenly(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """Refuses what are no numbers of tokens, or too many."""
+    """Refuse lengths that are not valid numbers of tokens, or too many of them."""
     if not 1 <= len(lengths) <= MOST_SEQUENCES:
         raise ValueError(f"lengths: got {len(lengths)} of them, wanted 1 to {MOST_SEQUENCES}")
     for length in lengths:

@@ -1,9 +1,9 @@
 """Sequences of very different lengths, each on as many devices as it needs (FlexSP).
 
-Cutting every sequence over all devices (Ulysses) wastes communication on the short ones; giving
-each a device of its own leaves no room for the long ones. So the devices of a step are divided into
-groups of different sizes, and sequences are assigned to groups so that the slowest is done soonest:
-a small integer program, which SciPy's HiGHS solves while the step before it runs.
+Sharding every sequence over all devices (Ulysses) wastes communication on short ones; one device
+per sequence has no room for long ones. So devices are divided into groups of different sizes, and
+sequences are assigned to groups to minimise the time of the slowest: a small integer program that
+SciPy's HiGHS solves while the previous step runs.
 
 Source: Wang et al., "FlexSP: Accelerating large language model training via flexible sequence
 parallelism", ASPLOS 2025 (arXiv:2412.01523), and its released planner.
@@ -25,7 +25,7 @@ _MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class SequenceCosts:
-    """What a sequence of s tokens costs on d devices that share its heads (Ulysses).
+    """The cost of a sequence of s tokens on d devices that share its heads (Ulysses).
 
         milliseconds(s, d) = (quadratic s^2 + linear s) / d + sent(s, d) / bandwidth[d]
         sent(s, d) = 8 * layers * width * s * 2 bytes / d          all-to-alls, there and back
@@ -37,12 +37,12 @@ class SequenceCosts:
         linear: milliseconds per token (everything else).
         constant: milliseconds per group and step.
         bandwidth: gigabytes per second of an all-to-all within d devices, by d.
-        layers: of the model.
-        width: of its residual stream.
-        memory_megabytes: of a device.
-        megabytes_per_token: of activations.
-        parameters: of the model, of which each device keeps 16 bytes divided by `shards`.
-        shards: devices among which parameters and optimiser are divided (ZeRO-3).
+        layers: layers of the model.
+        width: width of its residual stream.
+        memory_megabytes: memory of a device.
+        megabytes_per_token: activations per token.
+        parameters: parameters of the model; a device keeps 16 / `shards` bytes of each.
+        shards: devices that shard parameters and optimiser state (ZeRO-3).
 
     Example:
         >>> costs = SequenceCosts()
@@ -77,7 +77,7 @@ class SequenceCosts:
 
     @property
     def capacity(self) -> int:
-        """Tokens that one device has room for, beside its share of the model."""
+        """Tokens that fit on one device besides its share of the model."""
         room = self.memory_megabytes - 16 * self.parameters / self.shards / _MEGABYTE
         return max(0, int(room / self.megabytes_per_token))
 
@@ -95,8 +95,8 @@ class SequenceGroup:
     """Devices that work on the same sequences.
 
     Attributes:
-        degree: how many devices.
-        sequences: which sequences, as indices into the lengths that were planned.
+        degree: number of devices.
+        sequences: indices into the planned lengths.
         milliseconds: predicted time.
 
     Example:
@@ -120,7 +120,7 @@ def plan_sequence_groups(
     buckets: int | None = None,
     seconds: float = 10.0,
 ) -> list[SequenceGroup]:
-    """Divides devices into groups and sequences among them, the slowest group being done soonest.
+    """Divide devices into groups and assign sequences, minimising the time of the slowest group.
 
         minimise M  over  A[k, p] in {0, 1}: sequence k in group p,   m[p] in {0, 1}: p is there
         sum_p A[k, p] = 1;          A[k, p] <= m[p];          sum_p d[p] m[p] <= devices
@@ -128,22 +128,20 @@ def plan_sequence_groups(
 
     Args:
         lengths: tokens of each sequence.
-        devices: how many there are, a power of two.
-        capacity: tokens that one device has room for; None for `costs.capacity`.
-        costs: what a sequence costs; None for the source's example.
+        devices: number of devices, a power of two.
+        capacity: tokens that fit on one device; None for `costs.capacity`.
+        costs: cost of a sequence; None for the source's example.
         degrees: sizes that groups may have; None for 2, 4, ... up to devices, as in the source.
-        buckets: plan so many classes of lengths, each as long as its longest; None for every
-            length by itself.
+        buckets: number of classes of lengths to plan with; None plans with every length.
         seconds: time limit; the best plan found so far is used.
 
     Returns:
-        The groups that have sequences, largest first; devices that are of no use stay idle.
+        The groups with sequences, largest first; some devices may stay idle.
 
     Raises:
         ValueError: when the sequences do not fit on the devices.
 
-    Cost: An integer program of len(lengths) * (devices - 1) variables; buckets in place of lengths
-        keep it small.
+    Cost: an integer program of len(lengths) * (devices - 1) variables; `buckets` keep it small.
 
     Source: FlexSP, 2025, section 4.
 
@@ -200,14 +198,14 @@ def plan_micro_batches(
     buckets: int | None = None,
     seconds: float = 10.0,
 ) -> list[list[SequenceGroup]]:
-    """Divides a step's sequences into the fewest micro-batches that fit, each planned in groups.
+    """Divide a step's sequences into the fewest micro-batches that fit, and plan the groups of
+    each.
 
     Args:
         lengths: tokens of each sequence of the step.
-        devices: how many there are, a power of two.
-        capacity: as in `plan_sequence_groups`.
-        costs: as in `plan_sequence_groups`.
-        buckets: as in `plan_sequence_groups`.
+        devices: number of devices, a power of two.
+        capacity, costs, buckets: as in `plan_sequence_groups`.
+
         seconds: time limit of each micro-batch.
 
     Returns:
@@ -256,7 +254,7 @@ def _solve(
     costs: SequenceCosts,
     seconds: float,
 ) -> np.ndarray | None:
-    """Sequences of each class in each slot; None if there is no way to place them."""
+    """Sequences of each class in each slot; None if they cannot be placed."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     classes, groups = len(ends), len(slots)

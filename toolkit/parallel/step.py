@@ -1,15 +1,14 @@
 """One training step on many devices, written twice.
 
-`partitioned_train_step` states where arrays lie and lets the compiler choose the communication.
-That is what `pjit` did, a deprecated name of `jax.jit` with shardings. `sharded_train_step` writes
-the communication down (`jax.shard_map`): the textbook ZeRO-3 step with collectives to count.
+`partitioned_train_step` gives shardings and lets the compiler choose the communication, as `pjit`
+did. `sharded_train_step` has explicit communication (`jax.shard_map`): the textbook ZeRO-3 step.
 
 Both compute what one device would compute, and have the same signature:
 
     params, optimizer_state, loss = step(params, optimizer_state, batch)
 
-The compiler need not find the textbook's collectives: XLA for CPUs, for one, all-reduces whole
-gradients where a reduce-scatter would do. Compare the two with `toolkit.measure.collectives`.
+The compiler may choose other collectives: XLA for CPUs, for example, all-reduces whole gradients
+instead of a reduce-scatter. `toolkit.measure.collectives` compares the two.
 """
 
 import itertools
@@ -41,7 +40,7 @@ def partitioned_train_step(
     *,
     donate: bool = False,
 ) -> Callable:
-    """A step whose communication the compiler chooses from the layout (jit with shardings).
+    """Make a train step whose communication the compiler chooses (jit with shardings).
 
         gradients = grad loss(params, batch)
         params, optimizer_state <- optimizer(gradients)
@@ -49,9 +48,8 @@ def partitioned_train_step(
     Args:
         loss_fn: (params, batch) -> scalar loss, for instance a mean over the batch.
         optimizer: an optax transformation.
-        layout: where parameters (and with them the optimiser's moments) and batch lie.
-        donate: whether to update params and optimizer_state in place; the arrays passed in are
-            gone then.
+        layout: shardings of parameters (and with them the optimiser's moments) and batch.
+        donate: update params and optimizer_state in place, which consumes the arrays passed in.
 
     Returns:
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). Its
@@ -93,7 +91,7 @@ def sharded_train_step(
     gather_again: bool = True,
     donate: bool = False,
 ) -> Callable:
-    """A step whose communication is written down: data parallel, or any ZeRO, as the layout says.
+    """Make a train step with explicit communication: data parallel, or any ZeRO, by the layout.
 
     On device d of N, with the shard p_d of each sharded parameter and the d-th part of the batch:
 
@@ -101,20 +99,18 @@ def sharded_train_step(
         g   = grad of loss(p, batch_d) / N           gathering p again where it is needed
         g_d = reduce_scatter(g)                      the transpose of all_gather
 
-    Parameters that are whole are not gathered, and their gradients are all-reduced; or, where the
-    moments are cut (ZeRO-1 and 2), reduce-scattered, and the new parameters gathered once. Where
-    the degrees of the states differ, gradients are summed among the near devices first. The
-    optimiser runs outside, on whole (sharded) arrays, so one that needs a norm over all gradients
-    gets it.
+    Gradients of replicated parameters are all-reduced or, if the moments are sharded (ZeRO-1 and
+    2), reduce-scattered, and the new parameters are gathered once. If the degrees of the states
+    differ, gradients are summed among near devices first. The optimiser runs outside of
+    `shard_map`, so that it can use global norms.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, a *mean* over the batch with equal weights (the
             loss of a batch is taken to be the mean of its parts' losses).
         optimizer: an optax transformation.
-        layout: where parameters and batch lie; parameters may be cut along batch axes only.
-        gather_again: whether to drop gathered parameters after the forward pass and gather them
-            again for the backward pass, as ZeRO-3 does; False trades memory for a third less
-            communication. A compiler with memory to spare may merge the two gathers.
+        layout: shardings of parameters and batch; parameters may be sharded along batch axes only.
+        gather_again: gather parameters again for the backward pass, as ZeRO-3 does; False keeps
+            them, which saves a third of the communication. The compiler may merge the two gathers.
         donate: whether to update params and optimizer_state in place.
 
     Returns:
@@ -195,7 +191,7 @@ def _is_not_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def _scatter(gradient: Array, spec: PartitionSpec, finer: PartitionSpec) -> Array:
-    """Sums and cuts a gradient along the axes that `finer` has and `spec` has not."""
+    """Reduce-scatter a gradient along the axes in `finer` that are not in `spec`."""
     for dimension, axes in enumerate(axes_of(finer)):
         if axes := _without(axes, spec):
             gradient = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
@@ -214,19 +210,22 @@ def _update(
     optimizer_state: Any,
     gradients: Params,
 ) -> tuple[Params, Any]:
-    """The optimiser's step where its moments lie; its results held to the layout."""
+    """The optimiser's step on the shards of its moments; results keep the layout."""
     where = layout.shardings(params, "optimizer")
     params, gradients = jax.lax.with_sharding_constraint((params, gradients), (where, where))
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
     params = jax.tree.map(lambda leaf, update: leaf + update.astype(leaf.dtype), params, updates)
-    params = jax.lax.with_sharding_constraint(params, where)  # so that what is gathered is new
+    params = jax.lax.with_sharding_constraint(
+        params, where
+    )  # so that the new parameters are gathered
     return jax.lax.with_sharding_constraint(
         (params, optimizer_state), (layout.shardings(params), layout.shardings(optimizer_state))
     )
 
 
 def _check_is_explicit(row: Placement, batch_axes: tuple[str, ...]) -> None:
-    """Cut along the batch's axes only, and each state by cutting the one before it further."""
+    """Check that only batch axes shard parameters, and that each state's spec refines the one
+    before."""
     for axis in (axis for axes in axes_of(row.states["optimizer"]) for axis in axes):
         if axis not in batch_axes:
             raise ValueError(

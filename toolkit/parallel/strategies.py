@@ -1,4 +1,4 @@
-"""The two layouts everybody starts from: data parallel, and fully sharded (ZeRO-3, FSDP).
+"""The two basic layouts: data parallel, and fully sharded (ZeRO-3, FSDP).
 
 With N devices and Psi parameter bytes, per device and step (K: optimiser bytes per parameter
 byte; the bytes sent are of order Psi, times (N-1)/N):
@@ -22,12 +22,12 @@ from toolkit.parallel.schemes.degrees import largest_cut, with_axes
 
 @checked
 def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
-    """Every device holds all parameters and sees its share of the batch.
+    """Replicate all parameters; each device gets its share of the batch.
 
     Args:
         params: pytree of arrays or ShapeDtypeStructs, for instance an `nnx.State`.
         mesh: the devices.
-        axis: the mesh axis that cuts the batch.
+        axis: the mesh axis that shards the batch.
 
     Returns:
         A `Layout` whose rows are all replicated.
@@ -53,19 +53,19 @@ def data_parallel(params: Any, mesh: Mesh, *, axis: str = "data") -> Layout:
 def fully_sharded(
     params: Any, mesh: Mesh, *, axis: str = "data", min_elements: int = 1024
 ) -> Layout:
-    """Every device holds 1/N of each parameter and sees its share of the batch (ZeRO-3).
+    """Shard every parameter over N devices; each gets its share of the batch (ZeRO-3).
 
-    Each tensor is cut along its largest dimension that the axis divides (the first of equals).
-    Small tensors stay whole: cutting them saves nothing and costs a message each.
+    Each tensor is sharded along its largest dimension that the axis divides (the first of equals).
+    Small tensors are replicated, because sharding them saves little and costs a message each.
 
     Args:
         params: pytree of arrays or ShapeDtypeStructs, for instance an `nnx.State`.
         mesh: the devices.
-        axis: the mesh axis that cuts the parameters and the batch.
+        axis: the mesh axis that shards parameters and batch.
         min_elements: tensors with fewer elements are replicated.
 
     Returns:
-        A `Layout`; each row says which dimension was chosen, or why none.
+        A `Layout` whose reasons name the chosen dimension, or tell why there is none.
 
     Cost: Per device Psi/N bytes; a step sends 3 Psi (N-1)/N bytes: each parameter is gathered for
         the forward pass and again for the backward pass, each gradient is reduce-scattered.

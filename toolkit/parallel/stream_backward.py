@@ -1,12 +1,12 @@
-"""Backward passes that go through a sequence piece by piece: exact, and with one piece in memory.
+"""Backward passes that process a sequence piece by piece: exact, with one piece in memory.
 
 The gradient of a function whose output has rows (one per token) is the sum over pieces of rows:
 
     dL/dW = sum_i (d out_i / d W)^T dL/d out_i,        the same for the input
 
-So a layer keeps its input only, and its backward pass recomputes one piece of its output at a time
-and goes back through that. Recomputation costs FLOPs as in `jax.checkpoint`; but a piece of causal
-attention reads no key beyond its end, which saves half of what a masked square of scores costs.
+So a layer keeps only its input, and its backward pass recomputes and differentiates one piece of
+its output at a time. Recomputation costs as many FLOPs as with `jax.checkpoint`, except that a
+piece of causal attention reads no key beyond its end, which saves half of the scores.
 
 Source: Luo et al., "StreamBP: Memory-efficient exact backpropagation for long sequence training of
 LLMs", 2025 (arXiv:2506.03077).
@@ -28,21 +28,21 @@ MOST_CHUNKS = 1024
 
 @checked
 def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any, Array], Array]:
-    """A causal layer whose backward pass holds the intermediates of one chunk of tokens.
+    """Make a causal layer whose backward pass holds the intermediates of one chunk of tokens.
 
         out[lo:hi] = rows(params, x[:hi], lo)                    lo, hi: the ends of each chunk
         d params = sum over chunks of d rows / d params,   d x[:hi] += d rows / d x[:hi]
 
     Args:
-        rows: (params, x[batch, hi, width], lo) -> out[batch, hi - lo, width], the rows lo..hi of
-            the layer's output from the rows before hi of its input; lo is a Python int. For a
-            layer without a token mixer that is `f(params, x[:, lo:])`. What else it reads (segment
-            ids, whole) belongs into params.
-        chunks: into how many parts the tokens are cut, as equal as can be.
+        rows: (params, x[batch, hi, width], lo) -> out[batch, hi - lo, width], rows lo..hi of the
+            layer's output from the first hi rows of its input; lo is a Python int. For a layer
+            without a token mixer that is `f(params, x[:, lo:])`. Other inputs (segment ids, whole)
+            belong in params.
+        chunks: number of parts of the sequence, as equal as possible.
 
     Returns:
-        (params, x[batch, time, width]) -> out[batch, time, width], to be used like the layer
-        itself, also under `jax.jit`. It has derivatives in reverse mode.
+        (params, x[batch, time, width]) -> out[batch, time, width], a replacement for the layer with
+        derivatives in reverse mode.
 
     Cost: Keeps params and x. The backward pass computes each row again: forward and backward cost
         of the layer as `rows` computes it, with a sum of gradients per chunk. One program text per
@@ -73,7 +73,7 @@ def stream_backward(rows: Callable[..., Array], *, chunks: int) -> Callable[[Any
         outs = []
         for lo, hi in _pieces(x, chunks):
             outs.append(piece(params, x[:, :hi], lo))
-            # Without it XLA may compute all chunks at once, and hold what each needs.
+            # Without it XLA may compute all chunks at once and hold the intermediates of each.
             params, x, outs = jax.lax.optimization_barrier((params, x, outs))
         return jnp.concatenate(outs, axis=1)
 
@@ -109,13 +109,13 @@ def streamed_loss(
         loss = -mean_{b,t} log softmax(hidden[b, t] table^T)[target[b, t]]
 
     Args:
-        hidden: what the head reads.
+        hidden: the head's input.
         table: one row per token of the vocabulary.
-        targets: the tokens to be foretold; a negative one does not count.
-        chunks: into how many parts time is cut, which it must divide.
+        targets: the tokens to predict; negative ones do not count.
+        chunks: number of parts of the sequence, a divisor of time.
 
     Returns:
-        Nats per token, float32; NaN where no target counts, or one is beyond the vocabulary.
+        Nats per token, float32; NaN if no target counts, or one is beyond the vocabulary.
 
     Cost: 2 * batch * time * width * vocabulary FLOPs, three times as many again for the gradient
         (logits are computed twice); batch * time / chunks * vocabulary float32 at a time.
@@ -174,7 +174,7 @@ def _pieces(x: Array, chunks: int) -> list[tuple[int, int]]:
 
 
 def _zeros(leaf: Any) -> Any:
-    """What gradients are summed in: float32 at least, and nothing for whole numbers."""
+    """Zeros to sum gradients in: at least float32, and nothing for whole numbers."""
     leaf = jnp.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return np.zeros(leaf.shape, jax.dtypes.float0)
@@ -191,7 +191,7 @@ def _as_gradient_of(leaf: Any, total: Any) -> Any:
 
 
 def _barrier(tree: Any) -> Any:
-    """One chunk after the other; gradients of whole numbers are no arrays to XLA."""
+    """Order the chunks; gradients of whole numbers are not arrays to XLA."""
     leaves, structure = jax.tree.flatten(tree)
     real = [leaf for leaf in leaves if leaf.dtype != jax.dtypes.float0]
     held = iter(jax.lax.optimization_barrier(real))

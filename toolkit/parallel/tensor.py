@@ -1,4 +1,4 @@
-"""Tensor parallelism written down: pairs of products that communicate once, and the vocabulary.
+"""Explicit tensor parallelism: pairs of products that communicate once, and the vocabulary.
 
 Inside `jax.shard_map`, with the weights cut along a mesh axis:
 
@@ -34,16 +34,16 @@ def column_parallel(
     *,
     time_axis: int | None = None,
 ) -> Float[Array, "*batch columns"]:
-    """The first product of a pair: each device its own columns; inside `jax.shard_map`.
+    """The first product of a pair, sharded by columns; inside `jax.shard_map`.
 
         y_m = x W_m
 
     Args:
-        x: input [..., width], whole on every device of the axis; with `time_axis` its own tokens.
+        x: input [..., width], replicated along the axis; with `time_axis` this device's tokens.
         kernel: this device's columns [width, columns / M].
         axis: the mesh axis.
-        time_axis: the dimension of x that is cut along `axis` too, and gathered here; None: x is
-            whole.
+        time_axis: the dimension of x that is sharded along `axis` and gathered here; None: x is
+            replicated.
 
     Returns:
         [..., columns / M], for all tokens.
@@ -76,7 +76,7 @@ def row_parallel(
     *,
     time_axis: int | None = None,
 ) -> Float[Array, "*batch width"]:
-    """The second product of a pair: each device its own rows, then the sum of all.
+    """The second product of a pair, sharded by rows, and the sum over devices.
 
         y = sum_m x_m W_m
 
@@ -84,14 +84,12 @@ def row_parallel(
         x: this device's columns [..., rows / M], as `column_parallel` made them.
         kernel: this device's rows [rows / M, width].
         axis: the mesh axis.
-        time_axis: the dimension of y to cut along `axis`; None: y is whole.
+        time_axis: the dimension of y to shard along `axis`; None: y is replicated.
 
     Returns:
-        [..., width], whole on every device, or its own tokens.
+        [..., width], replicated, or this device's tokens.
 
     Cost: Forward an all-reduce of y; with `time_axis` a reduce-scatter, and an all-gather backward.
-
-    Source: as `column_parallel`.
 
     Example:
         >>> mesh, cut = make_mesh({"model": len(jax.devices())}), jax.P(None, "model")
@@ -117,7 +115,7 @@ def row_parallel(
 def vocabulary_parallel_embedding(
     tokens: Int[Array, "*batch"], table: Float[Array, "rows width"], axis: str
 ) -> Float[Array, "*batch width"]:
-    """Rows of a table that is cut along the vocabulary; inside `jax.shard_map`.
+    """Look up rows of a table that is sharded along the vocabulary; inside `jax.shard_map`.
 
         y = sum_m [token in part m] table_m[token - start_m]
 
@@ -127,7 +125,7 @@ def vocabulary_parallel_embedding(
         axis: the mesh axis.
 
     Returns:
-        [..., width], whole on every device; zeros for a token outside the vocabulary.
+        [..., width], replicated; zeros for a token outside the vocabulary.
 
     Cost: An all-reduce of the output forward, nothing backward.
 
@@ -151,7 +149,7 @@ def vocabulary_parallel_embedding(
 def vocabulary_parallel_loss(
     logits: Float[Array, "*batch columns"], targets: Int[Array, "*batch"], axis: str
 ) -> Float[Array, "*batch"]:
-    """Cross-entropy of logits that are cut along the vocabulary; inside `jax.shard_map`.
+    """Cross-entropy of logits that are sharded along the vocabulary; inside `jax.shard_map`.
 
         loss = log sum_v exp(l_v - max l) + max l - l_target
 
@@ -199,17 +197,17 @@ def vocabulary_parallel_cross_entropy(
     axis: str = "model",
     batch_axis: str | None = None,
 ) -> Float[Array, "batch time"]:
-    """Cross-entropy of a head whose table is cut along the vocabulary, on whole arrays.
+    """Cross-entropy of a head whose table is sharded along the vocabulary, on whole arrays.
 
         loss = logsumexp_v(hidden . table_v) - hidden . table_target
 
     Args:
-        hidden: what the head reads [batch, time, width].
-        table: its rows [vocabulary, width], cut along `axis`.
+        hidden: the head's input [batch, time, width].
+        table: its table [vocabulary, width], sharded along `axis`.
         targets: whole numbers [batch, time] below the vocabulary.
         mesh: the devices.
-        axis: the mesh axis that cuts the vocabulary.
-        batch_axis: the mesh axis that cuts the batch, or None.
+        axis: the mesh axis that shards the vocabulary.
+        batch_axis: the mesh axis that shards the batch, or None.
 
     Returns:
         float32 [batch, time], nats per token.
@@ -254,7 +252,7 @@ def vocabulary_parallel_cross_entropy(
 
 
 def _place(tokens: Array, rows: int, axis: str) -> tuple[Array, Array]:
-    """Where a token's row is in this device's part, and whether it is there."""
+    """The index of a token's row in this device's part, and whether it is there."""
     at = tokens.astype(jnp.int32) - lax.axis_index(axis) * rows
     is_mine = (at >= 0) & (at < rows)
     return jnp.where(is_mine, at, 0), is_mine
@@ -268,13 +266,13 @@ def _check_product(x: Array, kernel: Array, axis: str, time_axis: int | None) ->
         raise ValueError(f"time_axis={time_axis}: want one of x's {x.ndim} axes but the last")
 
 
-# With check_vma=True jax would place these sums by itself, with False it would misplace them: the
-# transpose of a sum would be a sum. Written down they are the same under both.
+# With check_vma=True jax would insert these sums itself; with False it would misplace them, as the
+# transpose of a sum would be a sum. Explicit sums are right under both.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _used_by_all(x: Array, axis: str) -> Array:
-    """Whole on every device, and each uses it for a part of the result: Megatron's f."""
+    """Replicated input that each device uses for a part of the result: Megatron's f."""
     return _varying(x, axis)
 
 
@@ -286,7 +284,7 @@ _used_by_all.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _sum_once(x: Array, axis: str) -> Array:
-    """The sum of all devices' parts, used by all alike: Megatron's g."""
+    """The sum of all devices' parts, which all use alike: Megatron's g."""
     return lax.psum(x, axis)
 
 

@@ -1,11 +1,10 @@
-"""The update loop of everything that trains here: several optimiser updates in one program.
+"""The update loop of all training here: several optimiser updates in one program.
 
     params, optimizer_state <- optimizer(grad loss(params, sample(data, step)))
 
-One program serves every number of updates, because the number is a traced bound of the loop and
-not a shape. That is what makes resuming exact: however a run was cut into calls, each update is
-the same machine code applied to the same numbers. Rates may be data: then every schedule, every
-candidate of a search and every length of run is the same program too.
+The number of updates is a traced bound of the loop, so that one program serves every number. This
+makes resuming exact: however a run is divided into calls, each update is the same machine code on
+the same numbers. Rates may be data, so that schedules and candidates of a search share a program.
 """
 
 from collections.abc import Callable
@@ -26,14 +25,14 @@ Metrics = dict[str, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that changes while training, and so all that a checkpoint must hold.
+    """The state of training, which a checkpoint must hold.
 
     Attributes:
         step: int32 scalar, the updates made so far; seeds every random choice of the next one.
         params: any pytree of arrays, for instance an `nnx.State`.
-        optimizer_state: what the optax transformation keeps.
-        model_state: what the loss itself changes, such as the averages of batch normalisation or
-            the counts of random streams; None if it changes nothing.
+        optimizer_state: the state of the optax transformation.
+        model_state: state that the loss itself changes, such as averages of batch normalisation or
+            counts of random streams, or None.
 
     Example:
         >>> import optax
@@ -51,7 +50,7 @@ class TrainState:
     def create(
         cls, params: Params, optimizer: optax.GradientTransformation, model_state: Any = None
     ) -> "TrainState":
-        """Starts at step 0 with a copy of `params` (a train step donates its state, not yours).
+        """Start at step 0 with a copy of `params`, because a train step donates its state.
 
         Optimiser state follows the sharding of the parameters; scalars are put on their mesh.
         """
@@ -88,7 +87,7 @@ def make_update(
         else:
 
             def loss_of(params: Params) -> tuple:
-                # Built anew in this trace: a loss may change what it is given, as nnx does.
+                # Rebuilt in this trace, because a loss may change its arguments, as nnx does.
                 return loss_fn(params, jax.tree.map(lambda leaf: leaf, model_state), batch)
 
             gradient = jax.value_and_grad(loss_of, has_aux=True)
@@ -117,7 +116,7 @@ def run_updates(
     most_steps: int,
     layout: tuple = (),
 ) -> tuple[TrainState, Metrics]:
-    """`steps` updates of `make_update`; metrics [most_steps], of which so many count."""
+    """`steps` updates of `make_update`; of the metrics [most_steps] the first `steps` count."""
     first = None if rates is None else rates[0]
     metrics = jax.tree.map(
         lambda row: jnp.zeros((most_steps, *row.shape), row.dtype),
@@ -143,7 +142,7 @@ def run_along(
     *,
     layout: tuple = (),
 ) -> tuple[TrainState, Float[Array, "most"]]:
-    """`steps` updates at the first of `rates`; the losses before each, NaN if the last diverged."""
+    """`steps` updates at the first `rates`; the loss before each, all NaN if the run diverged."""
     state, metrics = run_updates(
         update, state, data, steps, rates, most_steps=len(rates), layout=layout
     )
@@ -151,9 +150,9 @@ def run_along(
 
 
 def nan_if_diverged(params: Params, losses: Array) -> Array:
-    """The losses, or NaN for all of them where a parameter is not finite.
+    """The losses, or NaN for all of them if a parameter is not finite.
 
-    The last update comes after the last loss, which knows nothing of its outcome.
+    The last update comes after the last loss, which does not reflect it.
     """
     leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     is_finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]))
@@ -167,8 +166,8 @@ def layout_of(tree: Any) -> tuple:
 
 
 def held(tree: Any, layout: tuple) -> Any:
-    """Keeps the layout that a tree came in: a compiler's other choice would make the second call
-    another program than the first, and a restored run another than an unbroken one.
+    """Keep the sharding of a tree. With another choice of the compiler, the second call would
+    compile anew, and a restored run would differ from an unbroken one.
     """
     if not any(layout):
         return tree

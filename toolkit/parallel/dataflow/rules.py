@@ -110,8 +110,8 @@ def _transpose(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
 
 
 def reshape_rule(params: dict, inputs: list[Shape], outputs: list[Shape]) -> Rule:
-    """Of dimensions that merge or part, the outermost stay together; the inner ones cannot be
-    cut in contiguous pieces.
+    """Of dimensions that merge or split, the outermost share a letter; inner ones cannot be cut
+    into contiguous pieces.
     """
     source, target = inputs[0], outputs[0]
     left: list[int | None] = [None] * len(source)

@@ -1,1 +1,1 @@
-"""Jobs of several processes: started, watched, met with each other, submitted to a cluster."""
+"""Jobs of several processes: starting, watching, synchronising and submitting them."""

@@ -1,7 +1,7 @@
-"""What libraries in C++ write to the standard streams goes to a file of its own.
+"""Redirect the output of C++ libraries to a file.
 
-gloo reports every connection, and the partitioner whatever it finds odd, straight to the file
-descriptors, between the lines of a progress bar. Python's own output stays where it was.
+gloo and the partitioner write straight to the file descriptors, between the lines of a progress
+bar. Python's own output is not redirected.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def library_output_to(path: Path) -> None:
-    """Lets `sys.stdout` and `sys.stderr` write where they did, and all other code to a file."""
+    """Redirect the standard streams to a file for all code except `sys.stdout` and `sys.stderr`."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)

@@ -1,9 +1,9 @@
-"""One job of several processes on this machine, watched by the process that started them.
+"""One job of several processes on this machine, watched by its parent process.
 
-jax leaves the survivors of a dead process in a collective that never ends, until a heartbeat is
-missed and they abort where no `except` can catch it; and it keeps SIGTERM to itself. So nothing
-inside of a job can end it well. A parent can: it sees at once which process died, ends the others
-and says so, and what was saved is where the next start goes on.
+When a process dies, jax leaves the others in a collective until a missed heartbeat aborts them,
+which no `except` can catch, and it intercepts SIGTERM. So only a parent can end a job well: it sees
+at once which process died, ends the others and reports it; the next start resumes from the last
+checkpoint.
 """
 
 import os
@@ -27,7 +27,7 @@ from toolkit.parallel.hosts.signals import remembered_signals
 MOST_PROCESSES = 256
 MOST_DEVICES = 1024
 _POLL_SECONDS = 0.05
-# Survivors notice a killed process by its closed sockets, which close before its parent is told.
+# Survivors may fail on a killed process's closed sockets before the parent sees its death.
 _BLAME_SECONDS = 0.5
 
 
@@ -40,28 +40,27 @@ def launch(
     restarts: int = 0,
     grace_seconds: float = 60.0,
 ) -> int:
-    """Runs a command as several processes that make up one jax job, and watches them.
+    """Run a command as several processes of one jax job, and watch them.
 
-    Each process finds in its environment what `join_processes` needs; `toolkit train` calls that.
-    The first process writes to this one's output as it is, the others' lines carry their number.
-    What libraries in C++ write goes to a file per process, whose folder is named after a failure.
-    When one process fails, the others are ended at once. SIGINT and SIGTERM are handed on as
-    SIGTERM, so that a run can save; a second one ends the job.
+    The environment of each process has what `join_processes` needs; `toolkit train` calls that. The
+    first process's output is passed on, the lines of the others are prefixed with their number. C++
+    libraries write to a file per process, which is named after a failure. When one process fails,
+    the others are ended at once. SIGINT and SIGTERM are passed on as SIGTERM, so that a run can
+    save; a second signal ends the job.
 
     Args:
         command: the program and its arguments, such as ["toolkit", "train", "run"].
-        processes: how many to start.
-        devices: simulated CPU devices of each; None leaves every process the devices it finds.
-        restarts: how often to start the job again when a process has failed.
-        grace_seconds: how long processes that were asked to stop may take.
+        processes: number of processes.
+        devices: simulated CPU devices per process; None uses the devices that each process finds.
+        restarts: how often to restart the job after a failure.
+        grace_seconds: time for processes to stop when asked.
 
     Returns:
         0, or the exit status of processes that were asked to stop.
 
     Raises:
-        RuntimeError: when a process failed more often than `restarts` allows; says which, and how.
-
-    Cost: A failure is seen within 0.05 s.
+        RuntimeError: when the job failed more often than `restarts` allows; names the process and
+            the failure.
 
     Example:
         >>> import sys
@@ -91,19 +90,19 @@ def launch(
 
 
 def launch_commands(command: Sequence[str], processes: int, devices: int | None) -> str:
-    """What `launch` would run, one line of a shell per process."""
+    """The commands of `launch`, one shell line per process."""
     _check(command, processes, devices)
     lines, address = [], f"127.0.0.1:{_free_port()}"
     for index in range(processes):
         added = _environment(address, processes, index, devices)
-        added.pop("TOOLKIT_SUPERVISED")  # a shell hands on its own standard input
+        added.pop("TOOLKIT_SUPERVISED")  # a shell passes on its own standard input
         lines.append(" ".join([*(f"{k}={v}" for k, v in added.items()), shlex.join(command)]))
     return "\n".join(lines)
 
 
 @contextmanager
 def _only_with_content(folder: Path) -> Iterator[None]:
-    """Removes a folder in whose files nothing was written."""
+    """Remove a folder of empty files."""
     try:
         yield
     finally:
@@ -121,7 +120,7 @@ def _check(command: Sequence[str], processes: int, devices: int | None) -> None:
 
 
 class _Job:
-    """The processes of one attempt. Leaving it leaves none of them, nor what they started."""
+    """The processes of one attempt; leaving the context ends them and their children."""
 
     def __init__(self, command: Sequence[str], processes: int, devices: int | None, logs: Path):
         address = f"127.0.0.1:{_free_port()}"
@@ -141,10 +140,10 @@ class _Job:
         process = subprocess.Popen(
             command,
             env=environment,
-            stdin=subprocess.PIPE,  # closes with this process, which `join_processes` watches
+            stdin=subprocess.PIPE,  # closes when this process dies, which `join_processes` watches
             stdout=None if index == 0 else subprocess.PIPE,
             stderr=None if index == 0 else subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, and a group can be ended
+            start_new_session=True,  # Ctrl-C reaches the parent only
         )
         self.processes.append(process)
         if process.stdout is not None:
@@ -159,7 +158,7 @@ class _Job:
         self._end()
 
     def watch(self, signals: list[str], grace_seconds: float) -> str | None:
-        """Waits for the end; None if it is a good one, else a sentence on the first failure."""
+        """Wait for the end; None on success, else a sentence about the first failure."""
         deadline = None
         while True:
             statuses = [process.poll() for process in self.processes]
@@ -179,15 +178,18 @@ class _Job:
             time.sleep(_POLL_SECONDS)
 
     def _blamed(self, seen_first: list[int]) -> str:
-        """A sentence on the process that failed of itself: others may since have, for its sake."""
+        """A sentence about the process that failed first; the others may have failed because of
+        it."""
         time.sleep(_BLAME_SECONDS)
         statuses = {
             i: status for i, process in enumerate(self.processes) if (status := process.poll())
         }
 
         def innocence(index: int) -> tuple[int, bool]:
-            failed_itself = statuses[index] > 0  # as survivors may too: a kill comes from outside
-            aborted = statuses[index] == -signal.SIGABRT  # by jax, when another is gone
+            failed_itself = (
+                statuses[index] > 0
+            )  # survivors may fail too, but a kill comes from outside
+            aborted = statuses[index] == -signal.SIGABRT  # by jax, when another process is gone
             return 2 * aborted + failed_itself, index not in seen_first
 
         index = min(statuses, key=innocence)
@@ -230,7 +232,7 @@ def _free_port() -> int:
 
 
 def _repeat(stream: IO[bytes], index: int) -> None:
-    """Lines of one process, with its number, until it ends."""
+    """Pass on the lines of one process, with its number, until it ends."""
     with stream:
         for line in stream:
             sys.stderr.write(f"[{index}] {line.decode(errors='replace')}")

@@ -1,9 +1,8 @@
-"""Where the processes of a job wait for each other, for as long as a slow host may take.
+"""A barrier for the processes of a job, with time enough for a slow host.
 
-A program's first collective connects the processes. Those that come to it wait for the others for
-30 seconds, which gloo fixes, and then the job is lost; afterwards they wait without a limit. One
-host may well compile a minute longer than another. So the processes meet between the two: at the
-coordination service, which has a time limit of ours and knows who is missing.
+A program's first collective connects the processes. gloo waits 30 seconds for that, and then the
+job is lost; one host may compile a minute longer than another. So the processes first wait for each
+other at the coordination service, whose time limit is ours and which knows who is missing.
 """
 
 import itertools
@@ -23,14 +22,15 @@ _numbers = itertools.count()
 
 
 def introduce() -> None:
-    """Tells the others the name of this process's host; done once, by `join_processes`."""
+    """Publish the name of this process's host; called once, by `join_processes`."""
     coordination().key_value_set(f"toolkit/host/{jax.process_index()}", socket.gethostname())
 
 
 def meet(what: str, seconds: float = MOST_SECONDS) -> None:
-    """Waits until every process of the job has come here; names those that have not in time.
+    """Wait until every process of the job calls this; a timeout names the missing ones.
 
-    All call it in the same order. `what` is what each has done by then, "compile the train step".
+    All processes call it in the same order. `what` names the task before it, "compile the train
+    step".
     """
     client, count = coordination(), jax.process_count()
     if client is None or count == 1:
@@ -65,7 +65,8 @@ def meet(what: str, seconds: float = MOST_SECONDS) -> None:
 
 
 class Together:
-    """A jitted function; processes meet between compiling it and its first run."""
+    """A jitted function; processes wait for each other between its compilation and its first
+    run."""
 
     def __init__(self, program: Callable[..., Any], what: str):
         self.program: Any = program

@@ -1,4 +1,4 @@
-"""What each process of a job does first: find the others, and count them."""
+"""The first step of each process of a job: find and count the others."""
 
 import os
 import socket
@@ -16,22 +16,20 @@ from toolkit.parallel.hosts.chatter import library_output_to
 from toolkit.parallel.hosts.meeting import introduce
 
 MOST_PROCESSES = 1_000_000
-# A process that ends with an error would wait so long for the others to end too.
+# How long a process that ends with an error waits for the others.
 _SHUTDOWN_SECONDS = 60
 
 
 @checked
 def join_processes(expected: int | None = None) -> int:
-    """Makes this process one of a job of several. Call it before anything else.
+    """Join this process to a job of several. Call it before anything else.
 
-    Under `toolkit launch` the others are those that it started. Elsewhere jax asks the cluster
-    (SLURM, Kubernetes, Open MPI, Cloud TPU), provided that some number of processes is expected.
-    A cluster that answers for one process only would train as many separate models as there are
-    processes; so their number is held against the one expected.
+    `toolkit launch` provides the addresses. Elsewhere jax asks the cluster (SLURM, Kubernetes, Open
+    MPI, Cloud TPU) if `expected` is given. The number found is compared with it, because a wrongly
+    configured cluster would train a separate model in each process.
 
     Args:
-        expected: processes that the job must have; None for those of `toolkit launch`, or else
-            this one alone.
+        expected: number of processes of the job; None for that of `toolkit launch`, or else one.
 
     Returns:
         The number of processes.
@@ -57,7 +55,7 @@ def join_processes(expected: int | None = None) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process without waiting for the others, who may wait for this one in turn."""
+    """End this process without waiting for the others, which may wait for this one."""
     if status and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -79,7 +77,7 @@ def _initialize() -> None:
             address,
             None if processes is None else int(processes),
             None if index is None else int(index),
-            # Where all is told already, a cluster's word would take devices away.
+            # With a complete configuration, the cluster detection would take devices away.
             cluster_detection_method=None if None in given else "deactivate",
             **options,
         )
@@ -96,7 +94,7 @@ def _initialize() -> None:
 
 
 def _require_free_port(address: str) -> None:
-    """Refuses a port that is in use, on which jax would end the process without a word."""
+    """Refuse a port that is in use, on which jax would abort without a message."""
     port = int(address.rpartition(":")[2])
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     is_dual = family == socket.AF_INET6
@@ -122,7 +120,7 @@ def _leave_with_traceback(
 
 
 def _die_with_supervisor() -> None:
-    """Standard input is a pipe from the process that started this one, which ends when it does."""
+    """End this process when its parent dies, which closes the pipe at standard input."""
     while os.read(0, 1024):
         pass
     os._exit(1)

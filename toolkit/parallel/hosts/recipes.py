@@ -1,10 +1,10 @@
-"""What to submit, on clusters whose own launcher starts and watches the processes.
+"""Scripts to submit to clusters whose own launcher starts and watches the processes.
 
-Each recipe is text: read it, fill in the names in capitals, submit it. All processes write to one
-folder, which every host must see. SLURM and Cloud TPU are found by jax itself; where they are not
-(Kubernetes, Ray) the recipe sets what `join_processes` reads. One process that dies ends the job
-everywhere, and the recipe starts it again as often as it is told. A process that was asked to stop
-saves first, for which every recipe leaves two minutes, and ends with status 130.
+Fill in the names in capitals and submit the recipe. All processes write to one folder, which every
+host must see. jax detects SLURM and Cloud TPU; for Kubernetes and Ray the recipe sets what
+`join_processes` reads. If a process dies, the job ends everywhere and the recipe restarts it up to
+`restarts` times. A process that is asked to stop saves first, for which every recipe leaves two
+minutes, and ends with status 130.
 
 Sources: jax documentation, "Introduction to multi-controller JAX"; documentation of sbatch and
 srun, JobSet (jobset.sigs.k8s.io), Kubernetes (Pod, emptyDir), Ray (placement groups), gcloud
@@ -20,24 +20,23 @@ from toolkit._checks import checked
 _MOST = 100_000
 _SAVE_SECONDS = 120
 _STOPPED = 130  # the status of a run that was asked to stop, and has saved
-_PROCESSORS = 8  # of each process on SLURM and Ray: what reads the data beside the GPU
+_PROCESSORS = 8  # per process on SLURM and Ray, to read data
 
 
 @checked
 def launch_recipe(
     command: Sequence[str], cluster: str, *, hosts: int = 2, devices: int = 8, restarts: int = 0
 ) -> str:
-    """The text that starts a command as one jax job on a cluster.
+    """Write the script that starts a command as one jax job on a cluster.
 
-    A `toolkit train` is given the number of processes that must be there, so that a job which is
-    not whole does not start.
+    `toolkit train` gets the expected number of processes, so that an incomplete job does not start.
 
     Args:
         command: the program and its arguments, such as ["toolkit", "train", "run"].
         cluster: "slurm", "kubernetes" (JobSet), "ray" or "tpu" (Cloud TPU VMs).
-        hosts: machines.
+        hosts: number of machines.
         devices: GPUs of each machine; a TPU host knows its own.
-        restarts: how often to start the job again after a failure.
+        restarts: how often to restart the job after a failure.
 
     Returns:
         A batch script, a manifest, a Python program, or a command line.

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def remembered_signals() -> Iterator[list[str]]:
-    """Turns the first SIGINT or SIGTERM into an entry of a list; the second interrupts at once."""
+    """Record the first SIGINT or SIGTERM in a list; the second one interrupts at once."""
     received: list[str] = []
 
     def remember(number: int, frame: Any) -> None:

@@ -1,8 +1,8 @@
-"""Latent attention on many devices: who holds what, one token, and the prompt before it.
+"""Latent attention on many devices: placement, decoding, and the prompt before it.
 
-place_slices   put a layer's weights where a scheme wants them
+place_slices   place a layer's weights for a scheme
 prefill        read a prompt exactly, heads cut over all devices
-hand_over      its cache, cut for decoding: by a local slice, or by one all-to-all
+hand_over      reshard its cache for decoding: by a local slice, or by one all-to-all
 decode_step    one token: MLA by heads, TPLA, GLA, MLRA, tokens cut (DCP), or both cut
 """
 

@@ -1,4 +1,4 @@
-r"""One token of latent attention on many devices, every collective written down.
+r"""One token of latent attention on many devices, with explicit collectives.
 
 Every device of row i knows slice i of the latents. Of one layer, B tokens and k devices:
 
@@ -9,8 +9,8 @@ Every device of row i knows slice i of the latents. Of one layer, B tokens and k
                              and sums, along "heads"
     softmax "summed"       + all-reduce of scores, B heads tokens: what exactness costs
 
-Left to the compiler, a cache cut along latents gives that last program: only `jax.shard_map` can
-say that every slice has a softmax of its own.
+The compiler alone would turn a cache sharded along latents into the last of these: only
+`jax.shard_map` can express a separate softmax per slice.
 """
 
 from functools import partial
@@ -59,9 +59,9 @@ def decode_step(
         y = sum over devices of sum_h O_h V_h,i sum_j softmax_j(s_i,hj) c_ij
 
     Args:
-        x_t: the residual stream of one token per row, normalised; the same on every device.
+        x_t: the normalised residual stream of one token per row, replicated.
         sliced: `place_slices` with the same scheme and layout.
-        cache: of `hand_over`, or empty, placed alike.
+        cache: from `hand_over`, or empty with the same sharding.
         config: sizes of the layer.
         mesh: with the axes "latent" and "heads".
         scheme: "mla" (heads cut, cache on every device), "tpla" (latents cut, a softmax per slice:
@@ -73,8 +73,7 @@ def decode_step(
         implementation: of a device's attention, see `mla_step`.
 
     Returns:
-        What attention adds to the stream [batch, width], on every device, and the new cache, cut
-        as the old one.
+        The layer's output [batch, width], replicated, and the new cache, sharded like the old one.
 
     Cost: per device and token the roofline of `planning.decode_cost`; collectives as above.
 
@@ -111,7 +110,7 @@ def _step(x_t, sliced, cache, *, config, mesh, plan, norm, softmax, implementati
 
 
 def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed, implementation):
-    """What one device does with its slice, its heads and its tokens."""
+    """The computation of one device on its slice, heads and tokens."""
     part, rows, columns = sliced.part(0), plan.over("latent"), plan.over("heads")
     total = None
     if is_exact and rows and part.basis is None:
@@ -155,7 +154,7 @@ def _device_step(x_t, sliced, cache, *, config, plan, is_exact, is_summed, imple
 
 
 def _queries(x_t, sliced, positions, config, plan):
-    """Queries of the heads that a device attends with; those it lacks, from its neighbours."""
+    """Queries of the heads with which a device attends, gathered where necessary."""
     q, q_r = queries(x_t, sliced, positions, config)
     axes = plan.over(
         *(["latent"] if plan.is_lean else []), *(["heads"] if plan.cuts_tokens else [])
@@ -167,7 +166,7 @@ def _queries(x_t, sliced, positions, config, plan):
 
 
 def _owned(part: Slice) -> Array:
-    """What turns queries into those of the features that a slice owns, without multipliers."""
+    """The factor that maps queries to the features of a slice, without multipliers."""
     return part.key_up * part.owned.astype(part.key_up.dtype)[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Reading a prompt exactly on many devices, and handing its cache to those that decode."""
+"""Prefill on many devices, and the transfer of its cache to the decoding devices."""
 
 from functools import partial
 from typing import Any, Literal
@@ -31,20 +31,19 @@ def prefill(
     mesh: Mesh,
     capacity: int | None = None,
 ) -> tuple[Float[Array, "batch time width"], LatentCache]:
-    """Read a prompt with heads cut over all devices, in the expanded form: exact.
+    """Read a prompt exactly, with heads sharded over all devices.
 
         y = sum over devices of sum_{h of the device} O_h attention_h(x)
 
     Args:
-        x: the residual stream of the prompt, normalised; the same on every device.
-        weights: of the layer, folded as those that decode are.
+        x: the normalised residual stream of the prompt, replicated.
+        weights: the layer's weights, folded as for decoding.
         config: its sizes.
         mesh: with the axes "latent" and "heads".
         capacity: slots of the cache; None: as many as there are tokens.
 
     Returns:
-        What attention adds to the stream [batch, time, width], and the cache of the prompt, both on
-        every device.
+        The layer's output [batch, time, width] and the cache of the prompt, both replicated.
 
     Cost: `mla`, divided by the devices but for latents and rotary keys; one all-reduce of y.
 
@@ -109,7 +108,7 @@ def hand_over(
     scheme: Scheme = "tpla",
     source: Source = "replicated",
 ) -> LatentCache:
-    """Cut the cache of a prompt as a scheme wants it; from other devices it is sent first.
+    """Reshard the cache of a prompt for a scheme.
 
         "replicated"           every device keeps its features or tokens: no collective
         "batch", "sequence"    one all-to-all of latents, and an all-gather of rotary keys
@@ -119,12 +118,10 @@ def hand_over(
         sliced: the layer's weights, as `decode_step` takes them.
         mesh: with the axes "latent" and "heads".
         scheme: see `decode_step`.
-        source: how the cache is cut: not at all, or its rows or slots along "latent".
+        source: the sharding of the cache: none, or its rows or slots along "latent".
 
     Returns:
         The cache for `decode_step`, latents of all slices side by side.
-
-    Cost: as above; the bytes of the cache over the devices along "latent".
 
     Source: Tang et al. (2025), arXiv:2508.15881, section 3.5.
 

@@ -1,6 +1,6 @@
-"""Who holds what: the schemes of decoding with latent attention on a (latent, heads) mesh.
+"""Sharding schemes for decoding with latent attention on a (latent, heads) mesh.
 
-Axis "latent" cuts the features of every latent, axis "heads" cuts heads, or tokens under DCP.
+Axis "latent" shards the features of every latent, axis "heads" shards heads, or tokens under DCP.
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ class Plan(NamedTuple):
     Attributes:
         slices: devices along "latent".
         heads: devices along "heads".
-        is_lean: queries and output are cut over both axes, at the cost of two collectives.
-        is_grouped: every slice serves heads of its own (GLA).
-        cuts_tokens: axis "heads" cuts the tokens of the cache, whose parts are merged (DCP).
+        is_lean: queries and output are sharded over both axes, at the cost of two more collectives.
+        is_grouped: every slice serves separate heads (GLA).
+        cuts_tokens: axis "heads" shards the tokens of the cache (DCP).
     """
 
     slices: int
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     cuts_tokens: bool
 
     def spec(self, *axes: Any) -> PartitionSpec:
-        """A PartitionSpec without axes of one device, over which nothing has to be summed."""
+        """A PartitionSpec without axes of size one, over which no sum is needed."""
         sizes = dict(zip(AXES, (self.slices, self.heads), strict=True))
 
         def kept(axis):
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
         return PartitionSpec(*map(kept, axes))
 
     def over(self, *axes: str) -> tuple[str, ...]:
-        """Those axes that have more than one device."""
+        """The axes with more than one device."""
         return tuple(
             axis for axis in axes if {"latent": self.slices, "heads": self.heads}[axis] > 1
         )
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 def place_slices(
     sliced: LatentSlices, mesh: Mesh, *, scheme: Scheme = "tpla", layout: Layout = "plain"
 ) -> LatentSlices:
-    """Put the weights of a layer where a scheme wants them.
+    """Place the weights of a layer for a scheme.
 
         mla, tpla, mlra   slice i on row i of the mesh, heads block j on column j
         gla               block i of the heads with slice i alone, cut over the columns
@@ -97,7 +97,7 @@ def place_slices(
 
 
 def plan_of(mesh: Mesh, sliced: LatentSlices, scheme: str, layout: str) -> Plan:
-    """The plan of a scheme, if the mesh and the weights are fit for it."""
+    """The plan of a scheme, if mesh and weights fit it."""
     if set(mesh.shape) != set(AXES):
         raise ValueError(f"mesh must have the axes {' and '.join(AXES)}; got {dict(mesh.shape)}.")
     rows, columns = (mesh.shape[axis] for axis in AXES)
@@ -154,13 +154,13 @@ def cache_specs(plan: Plan) -> LatentCache:
 
 
 def cache_cut(latents: Any, rope_keys: Any) -> LatentCache:
-    """A cache of specs in the place of arrays; lengths are everywhere."""
+    """A cache of specs instead of arrays; lengths are replicated."""
     length: Any = PartitionSpec()
     return LatentCache(latents, rope_keys, length)
 
 
 def _own_heads(sliced: LatentSlices, slices: int) -> LatentSlices:
-    """Of every slice the heads that it serves, without the others, which are 0."""
+    """The heads that each slice serves, without the others, which are 0."""
     heads = sliced.output.shape[0] // slices
     number = jnp.arange(slices)
 

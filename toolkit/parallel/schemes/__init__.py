@@ -1,7 +1,7 @@
-"""Layouts by the name of their scheme: what each parameter is to it, and how that cuts it.
+"""Layouts by the name of their scheme: the role of each parameter, and its sharding.
 
-roles.py     path of a parameter -> its part in tensor parallelism (a table)
-degrees.py   ZeRO: into how many parts weights, gradients and moments are cut, and along what
+roles.py     path of a parameter -> its role in tensor parallelism (a table)
+degrees.py   ZeRO: degrees and axes of weights, gradients and moments
 scheme.py    `layout`, the one entry point
 """
 

@@ -1,7 +1,7 @@
-"""ZeRO: weights, gradients and moments cut into as many parts as each has a degree for.
+"""ZeRO: weights, gradients and moments, each sharded with its own degree.
 
-The degrees (d_w, d_g, d_o) rise: what is cut into few parts is gathered over few, near devices, and
-what is used once a step may be cut over all of them. Plain ZeRO has degrees 1 and N only.
+The degrees (d_w, d_g, d_o) do not decrease: weights are gathered often, over few near devices;
+moments are used once per step and may be sharded over all. Plain ZeRO uses only degrees 1 and N.
 """
 
 import math
@@ -11,13 +11,18 @@ from jax.sharding import Mesh, PartitionSpec
 
 from toolkit.parallel.layout import STATES, axes_of
 
-PLAIN = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}  # how many states are cut, the last first
+PLAIN = {
+    "data": 0,
+    "zero1": 1,
+    "zero2": 2,
+    "zero3": 3,
+}  # number of sharded states, counted from the last
 
 
 def axes_of_states(
     scheme: str, degrees: Mapping[str, int] | None, mesh: Mesh, axes: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """The mesh axes that cut each state; `axes` are those of ZeRO, innermost (nearest) first."""
+    """The mesh axes that shard each state; `axes` are those of ZeRO, innermost (nearest) first."""
     if scheme in PLAIN:
         if degrees is not None:
             raise ValueError(f"degrees belong to scheme 'hierarchical'; {scheme!r} has its own")
@@ -44,7 +49,7 @@ def axes_of_states(
 
 
 def with_axes(spec: PartitionSpec, dimension: int, axes: tuple[str, ...]) -> PartitionSpec:
-    """The spec with `axes` added to those that cut a dimension already."""
+    """The spec with `axes` added to a dimension."""
     entries = axes_of(spec) + [()] * (dimension + 1 - len(spec))
     entries[dimension] += axes
     while entries and not entries[-1]:
@@ -59,10 +64,10 @@ def largest_cut(
     axes: tuple[str, ...],
     min_elements: int,
 ) -> tuple[int | None, str]:
-    """The dimension to cut along `axes` beside the cuts of `spec`, or None, and why.
+    """The dimension to shard along `axes` in addition to `spec`, or None, and the reason.
 
-    It is the largest that the axes divide (the first of equals), uncut ones first. Small tensors
-    stay whole: cutting them saves nothing and costs a message each.
+    It is the largest that the axes divide (the first of equals), unsharded ones first. Small
+    tensors are replicated, because sharding them saves little and costs a message each.
     """
     parts = math.prod(mesh.shape[axis] for axis in axes)
     elements = math.prod(shape)

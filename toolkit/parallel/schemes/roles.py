@@ -1,8 +1,8 @@
-"""What a parameter is to tensor parallelism, told by its path: a table.
+"""The role of a parameter in tensor parallelism, by its path: a table.
 
-A block is two pairs of products. The first of a pair is cut by columns, so that each device
-computes its own heads or its own part of the hidden size; the second is cut by rows and contracts
-just those, so that one all-reduce ends the pair (Shoeybi et al., "Megatron-LM", 2019, section 3).
+A block has two pairs of products. The first of a pair is cut by columns, so that each device
+computes its own heads or hidden units; the second is cut by rows and contracts these, so that one
+all-reduce ends the pair (Shoeybi et al., "Megatron-LM", 2019, section 3).
 """
 
 import re
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 
 class Role(NamedTuple):
-    """A row of the table: paths that match `pattern` are cut along `dimension` (None: never)."""
+    """A row of the table: parameters whose paths match `pattern` are cut along `dimension` (None:
+    never)."""
 
     pattern: str
     dimension: int | None
@@ -20,7 +21,7 @@ class Role(NamedTuple):
 _OF_HEADS = "query|key|value|gate|decay|write|erase|forget|rate"
 _PER_HEAD = "log_rate|step_bias|skip|correction|feedback|bonus|removal_scale|replacement"
 
-# The first that matches counts; what no row matches stays whole.
+# The first match counts; parameters without a match are replicated.
 ROLES = (
     Role(r"(^|/)(embedding/embedding|unembedding)$", 0, "rows: a part of the vocabulary each"),
     Role(
@@ -45,10 +46,10 @@ def role_of(path: str) -> Role | None:
 
 
 def heads_of(path: str, channels: int, model: Any, head_size: int | None) -> int | None:
-    """Heads among which `channels` of a mixer's parameter are divided; None if nobody says.
+    """The number of heads that share the `channels` of a mixer's parameter; None if unknown.
 
-    A mixer says it by its `head_size`, or by `sizes` with `heads` (of queries and keys) and
-    `value_heads` (of all else); a tree of arrays says nothing, and `head_size` says it instead.
+    It follows from the mixer's `head_size`, or from its `sizes` with `heads` (queries and keys) and
+    `value_heads` (all others). For a tree of arrays the argument `head_size` provides it.
     """
     inside = re.search(r"^(?P<mixer>.*\bmixer)/(?P<name>\w+)", path)
     if inside is None:

@@ -40,26 +40,24 @@ def layout(
         ring, zigzag,   as the one beside it          cut along time   see `context_attention`,
         ulysses                                                        `context_mixer`
 
-    The axis "model" of the mesh belongs to "tensor", the axis "context" to the last three, and all
-    others are data parallel, the last the nearest. ZeRO cuts along these and along "context"; N is
-    their product. Model parameters are known by their paths (those of
-    `toolkit.looped`).
+    The mesh axis "model" belongs to "tensor", the axis "context" to the last three, and all others
+    are data parallel, the last being the nearest. ZeRO shards along these and along "context"; N is
+    their product. Parameters are identified by their paths (those of `toolkit.looped`).
 
     Args:
         model: the model, or a pytree of its arrays or ShapeDtypeStructs.
         mesh: the devices.
-        scheme: one of the names above for each kind of axis, joined by "+"; without a data
-            parallel one, "data" is meant.
+        scheme: one of the names above for each kind of axis, joined by "+"; "data" is the default
+            for data parallelism.
         degrees: for "hierarchical", into how many parts "weights", "gradient" and "optimizer" are
             cut, each a product of the innermost axes.
-        min_elements: ZeRO leaves tensors with fewer elements whole.
-        head_size: channels per attention head, where `model` is a pytree that does not say it: so
-            that no head is cut in two. None: any cut that divides the channels.
+        min_elements: ZeRO replicates tensors with fewer elements.
+        head_size: channels per attention head if `model` is a plain pytree, so that no head is cut
+            in two. None allows any cut that divides the channels.
 
     Returns:
-        A `Layout`: a row per parameter with the reason; gradients and moments where they differ.
-
-    Cost: One pass over the parameters' shapes; the table shows what each device then holds.
+        A `Layout`: a row per parameter with the reason, and specs of gradients and moments that
+        differ.
 
     Source: Rajbhandari et al., "ZeRO", 2020; Dash et al., "3-level hierarchical partitioning on
         Frontier", 2025, arXiv:2501.04266 (degrees per state); Shoeybi et al., "Megatron-LM", 2019.
@@ -120,7 +118,7 @@ def layout(
 
 
 def _parts(scheme: str, mesh: Mesh) -> list[str]:
-    """The names in a scheme, each known, none in another's way, all with an axis of the mesh."""
+    """The names in a scheme, checked against each other and against the mesh."""
     parts = scheme.split("+")
     for part in parts:
         if part not in SCHEMES:
