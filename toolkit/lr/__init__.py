@@ -1,6 +1,6 @@
 """Learning-rate schedules and their search, for any optax loop.
 
-Schedules that optax has no name for (step -> rate)
+Schedules that optax lacks (step -> rate)
 * `warmup_stable_decay_schedule`: rise, plateau, cooldown along a line or 1 - sqrt (WSD)
 * `cooldown_schedule`: the cooldown alone
 * `power_schedule`: a power of the tokens seen
@@ -8,40 +8,39 @@ Schedules that optax has no name for (step -> rate)
 * `tabulated_schedule`: one rate per step, from a table
 * `shape_rates`: constant, linear, cosine or WSD, as a table with peak 1
 
-What a search must beat
+Baselines of a search
 * `contender`: a tuned schedule or a tuning-free optimiser by its name; returns a `Contender`
-* `CONTENDERS`: the names, and what is known of each
+* `CONTENDERS`: the names, with sources and settings
 
 Search
 * `search`: in one call; returns a `SearchResult` with schedule, ledger and table
 * `ProbeThenDecay`: annealed probes, then one run that decays to zero; the default
 * `AutoLRS`: as published; the paper's constants, the code's, and some scaled to a short run
-* `LR_RANGE`: the rates it looks at unless told otherwise
+* `LR_RANGE`: the default range of rates
 * `MODES`: the ways to run candidates
-* `SearchProgress`: a search in the middle, as a checkpoint or file may hold it, with the
-  `TrainState`
+* `SearchProgress`: an unfinished search with its `TrainState`, for a checkpoint or file
 
-The same for loops that keep control
-* `init`, `ask`, `tell`: pure functions on a `Controller`, which knows all and trains nothing
-* `Searcher`: what they ask of a way to search
+The same for custom training loops
+* `init`, `ask`, `tell`: pure functions on a `Controller`, which holds the search's state
+* `Searcher`: the protocol of a search method
 * `Request`: the steps to make next
 * `Ledger`: gradient evaluations, depth, seconds
 
 More than the rate
 * `joint_search`: rate, momentum, weight decay, batch size; returns a `JointResult`
-* `effective_rate`: rate / (1 - momentum), which has a best value where the rate has not
+* `effective_rate`: rate / (1 - momentum), whose best value depends less on the momentum
 
 Its parts
-* `forecast_loss`: a robust exponential through a loss curve, and how sure it is
+* `forecast_loss`: a robust exponential fitted to a loss curve, with its variance
 * `published_forecast`: AutoLRS's own
 * `Forecast`: mean, variance, time constant, reason
-* `fit_gaussian_process`, `GaussianProcess`: Matern-5/2, each point with noise of its own
-* `lowest_confidence_bound`: where to look next
+* `fit_gaussian_process`, `GaussianProcess`: Matern-5/2, with a noise variance per point
+* `lowest_confidence_bound`: the next point to evaluate
 
 Ground truth
-* `NoisyQuadratic`: where every schedule's final loss is exact, and the best are known
+* `NoisyQuadratic`: a problem with exact final losses and known best schedules
 * `momentum_losses`: the same with momentum, weight decay and changing batch sizes
-* `last_iterate_bound`: what convex theory says of a schedule
+* `last_iterate_bound`: the bound of convex theory on a schedule
 """
 
 from toolkit.lr.autolrs import AutoLRS

@@ -1,4 +1,4 @@
-"""AutoLRS: which rate to try next, which to keep, when to stop.
+"""AutoLRS: the choice of the next rate to try, of the rate to keep, and when to stop.
 
 repeat: from the state reached, try k constant rates for tau' steps each, forecast each loss
         tau steps ahead, train tau steps at the rate of the lowest forecast, double tau
@@ -31,11 +31,11 @@ from toolkit.lr.shapes import SHAPES
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AutoLRSController(Controller):
-    """What AutoLRS knows besides."""
+    """The state of AutoLRS, in addition to the `Controller`."""
 
     stage: int = 0  # stages begun so far, the first being 0
     stage_steps: int = 0  # tau of this stage; 0 until the stage is planned
-    probe_steps: int = 0  # tau' of this stage; 0 where the budget pays for no search
+    probe_steps: int = 0  # tau' of this stage; 0 if the budget is too small for a search
     tried: int = 0  # candidates evaluated in this stage
     first_loss: float = np.inf  # the first loss seen by the first candidate; infinity before
 
@@ -80,13 +80,13 @@ class AutoLRS(AutoLRSConstants):
         return one_candidate("train", rates[0])
 
     def keeps(self, controller: AutoLRSController, request: Request, losses: np.ndarray) -> bool:
-        """Whether no loss of the training diverged."""
+        """Whether all losses of the training are finite."""
         return bool(np.isfinite(losses).all())
 
     def tell(
         self, controller: AutoLRSController, request: Request, losses: np.ndarray, is_kept: bool
     ) -> AutoLRSController:
-        """Forecasts candidates; after a stage plans the next; strikes out a rate that diverged."""
+        """Forecast candidates; after a stage plan the next one; exclude a rate that diverged."""
         if request.kind == "probe":
             return _with_candidates(self, controller, request, losses)
         if is_kept:
@@ -107,14 +107,14 @@ class AutoLRS(AutoLRSConstants):
 
 
 def _begin_stale(searcher: AutoLRS, controller: AutoLRSController, rates: np.ndarray) -> None:
-    """Gives the first step the rate that was saved with the state, if `stale_rate` asks for it."""
+    """Give the first step the rate saved with the state, if `stale_rate` is set."""
     if searcher.stale_rate is not None:
         kept = controller.rates
         rates[:, 0] = kept[-1] if len(kept) else searcher.stale_rate
 
 
 def _planned(searcher: AutoLRS, controller: AutoLRSController) -> AutoLRSController:
-    """The lengths of the stage that begins, shortened to what the budget can pay."""
+    """The lengths of the next stage, limited by the budget."""
     left = steps_left(searcher, controller) - searcher.decay_steps
     stage_steps = searcher.tau(controller.stage)
     probe_steps = max(stage_steps // searcher.probe_ratio, 1)
@@ -124,7 +124,7 @@ def _planned(searcher: AutoLRS, controller: AutoLRSController) -> AutoLRSControl
         forward = FORWARD_COST * losses * searcher.validation_batches
     if searcher.candidates * probe_steps + forward + stage_steps > left:
         probe_steps = int((left - forward) / (searcher.candidates + searcher.probe_ratio))
-        # A search too short to tell rates apart is worth less than training on.
+        # A search too short to distinguish rates is worth less than further training.
         probe_steps = 0 if probe_steps < searcher.shortest_probe else probe_steps
         stage_steps = max(left - searcher.candidates * probe_steps, 1)
     return replace(controller, stage_steps=stage_steps, probe_steps=probe_steps)
@@ -145,7 +145,8 @@ def _proposals(searcher: AutoLRS, controller: AutoLRSController) -> np.ndarray:
 
 
 def posterior(searcher: AutoLRS, controller: AutoLRSController) -> GaussianProcess:
-    """Loss at the stage's end as its candidates tell it, over log rate, `lr_range` being [0, 1]."""
+    """The posterior of the loss at the stage's end over log rate, with `lr_range` scaled to [0,
+    1]."""
     low, high = np.log(searcher.lr_range)
     rows, table = _rows_of_stage(controller), controller.table
     return fit_gaussian_process(
@@ -192,12 +193,12 @@ def forecast_candidate(
     horizon: float,
     is_validation: bool = False,
 ) -> Forecast:
-    """Where a candidate's loss goes, by the forecast that the searcher's constants name."""
+    """Forecast a candidate's loss with the method in the constants."""
     if searcher.forecast == "published":
         return published_forecast(
             curve, int(horizon), is_validation=is_validation, ceiling=controller.first_loss
         )
-    # The first training loss is that before any step, the first validation loss after some.
+    # The first training loss precedes any step, the first validation loss follows some.
     return forecast_loss(curve, max(horizon - 1, 0) if is_validation else horizon)
 
 

@@ -20,22 +20,22 @@ class AutoLRSConstants:
 
     Attributes:
         lr_range: lowest and highest rate, searched on a logarithmic scale.
-        budget: steps in all, candidates included.
+        budget: total steps, including candidates.
         candidates: rates tried in a stage (k).
         first_stage: steps of training in the first stage (tau).
-        longest_stage: tau doubles from stage to stage up to this.
-        probe_ratio: tau / tau', how much longer a stage trains than a candidate.
-        shortest_probe: a stage that the rest of the budget would cut below this is not searched.
+        longest_stage: upper bound of tau, which doubles from stage to stage.
+        probe_ratio: tau / tau', the ratio of a stage's steps to a candidate's.
+        shortest_probe: shortest stage that is searched.
         kappa: optimism of the confidence bound, in standard deviations.
-        proposals: "sequential", each from those before; "together", k on a logarithmic grid, which
-            may run side by side.
+        proposals: "sequential", each based on those before; "together", k on a logarithmic grid,
+            which may run in parallel.
         forecast: "published" or "robust" (whose variance the Gaussian process takes as noise).
-        validation_delay: stages at the longest tau that still go by the training loss.
+        validation_delay: stages at the longest tau that still use the training loss.
         validation_points: validation losses per candidate.
         warmup_steps: steps of a linear rise before the first stage; not searched.
         warmup_rate: rate at its end.
         final_decay: last fraction of the budget, spent on a linear fall to zero.
-        validation_batches: batches of one validation loss; 0 if there is none.
+        validation_batches: batches per validation loss; 0 for none.
         stale_rate: None to apply each rate at once. A rate is what the optimiser had before the
             search: then the first step after a restore is made at the rate saved with the state,
             as the published code does.
@@ -99,7 +99,7 @@ class AutoLRSConstants:
         return round(self.final_decay * self.budget)
 
     def tau(self, stage: int) -> int:
-        """Steps of training in a stage that the budget does not cut short.
+        """Steps of training in a full stage.
 
             tau = min(first_stage * 2^stage, longest_stage)
 
@@ -109,7 +109,7 @@ class AutoLRSConstants:
         return min(self.first_stage * 2 ** min(stage, 62), self.longest_stage)
 
     def is_by_validation(self, stage: int) -> bool:
-        """Whether a stage's candidates go by validation losses.
+        """Whether a stage compares candidates by validation losses.
 
         Returns:
             True once tau has been at its longest for `validation_delay` stages.
@@ -137,9 +137,9 @@ class AutoLRSConstants:
 
     @classmethod
     def scaled(cls, lr_range: tuple[float, float], budget: int, **changes: Any) -> Self:
-        """The paper's with stages for short runs: tau from budget / 20 (at least 50) to four
-        times that, robust
-        forecasts, candidates on a grid (which kappa 1000 amounts to), and a final decay.
+        """The paper's constants for short runs: tau from budget / 20 (at least 50) to four times
+        that, robust forecasts, candidates on a grid (to which kappa 1000 amounts), and a final
+        decay.
 
         Source: the paper's stages for 100 times as many steps.
         """

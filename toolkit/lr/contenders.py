@@ -1,6 +1,6 @@
-"""What a search must beat: tuned schedules, and optimisers that claim to need no tuning.
+"""Baselines of a search: tuned schedules, and optimisers that claim to need no tuning.
 
-One loop runs them all, because each takes the loss and says which parameters to evaluate:
+One loop runs them all, because each takes the loss and names the parameters to evaluate:
 
     rival = contender("schedule_free", steps, rate=3e-3)
     state = rival.transformation.init(params)
@@ -25,13 +25,13 @@ WARMUP = 0.05  # fraction of a run
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train, ready for a loop.
+    """A training method for a loop.
 
     Attributes:
         name: as `contender` takes it.
         title: for figures and tables.
-        transformation: takes `value=loss` in every update, whether it needs it or not.
-        evaluation_params: (optimizer_state, params) -> the parameters to evaluate and to keep.
+        transformation: optax transformation; every update takes `value=loss`.
+        evaluation_params: (optimizer_state, params) -> the parameters to evaluate and keep.
         rate: its learning rate: a peak, a bound or a factor.
 
     Example:
@@ -53,7 +53,7 @@ class ContenderKind:
 
     title: str  # for figures and tables
     needs_rate: bool  # whether its rate must be tuned
-    default_rate: float | None  # where it need not be
+    default_rate: float | None  # the default otherwise
     # (base optimiser, steps, rate) -> optax transformation
     build: Callable[[optax.GradientTransformation, int, float], Any]
     source: str  # where it was proposed
@@ -67,15 +67,15 @@ def contender(
     *,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Contender:
-    """A schedule or a tuning-free optimiser by its name, for a run of so many steps.
+    """A schedule or a tuning-free optimiser by its name, for a run of `steps`.
 
     Schedules rise over the first 5 % of the run and fall to zero at its end. Prodigy, D-Adaptation,
     Mechanic and MoMo are Adam's variants; DoG, DoWG and COCOB are what their papers define.
 
     Args:
         name: a key of `CONTENDERS`.
-        steps: of the whole run.
-        rate: peak of the schedule; needed by the tuned ones, for the others optax's default.
+        steps: steps of the whole run.
+        rate: peak of the schedule; required for tuned ones, optax's default for the others.
         optimizer: with learning rate 1, under the schedules, Mechanic and the plateau rule; None
             for `optax.adam(1.0)`.
 
@@ -102,7 +102,7 @@ def contender(
         raise ValueError(f"steps must be at least 2, got {steps}")
     rate = kind.default_rate if rate is None else rate
     if rate is None:
-        raise ValueError(f"{name} needs a rate: it is tuned, not found")
+        raise ValueError(f"{name} needs a rate, which must be tuned")
     if not rate > 0:
         raise ValueError(f"rate must be positive, got {rate}")
     base = optax.adam(1.0) if optimizer is None else optimizer
@@ -126,7 +126,7 @@ def _schedule_free(base: Any, steps: int, rate: float) -> Any:
 
 
 def _prodigy_cosine(base: Any, steps: int, rate: float) -> Any:
-    # Prodigy estimates the peak itself; with a warm-up it must not learn from the small steps.
+    # Prodigy estimates the peak itself and must not learn from the small steps of a warm-up.
     return optax.contrib.prodigy(_schedule("cosine", steps, rate), safeguard_warmup=True)
 
 

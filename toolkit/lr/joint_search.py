@@ -1,8 +1,8 @@
 """A search over several hyper-parameters at once: rate, momentum, weight decay, batch size.
 
-Points spread evenly over the logarithms, then points where a Gaussian process with a length scale
-for each dimension expects the most. The coordinates should be as little coupled as can be: with
-momentum it is the effective rate, rate / (1 - momentum), that has a best value, not the rate.
+The first points are spread evenly over the logarithms, later ones follow the expected improvement
+of a Gaussian process with a length scale per dimension. Coordinates should be coupled as little as
+possible: with momentum, search the effective rate, rate / (1 - momentum).
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from toolkit.lr.fits.gaussian_process import finite_values
 
 @dataclass(frozen=True)
 class JointResult:
-    """What a joint search found.
+    """The result of a joint search.
 
     Attributes:
         best: name -> value at the lowest loss of all points tried.
@@ -51,19 +51,19 @@ def joint_search(
     points_per_round: int = 4,
     seed: int = 0,
 ) -> JointResult:
-    """Finds the values of lowest loss, all on logarithmic scales.
+    """Find the values of lowest loss, all on logarithmic scales.
 
-    A round fits an ARD Matern-5/2 process to all losses so far and picks its points one by one by
-    expected improvement, each time believing the process's own mean at the ones before.
+    A round fits an ARD Matern-5/2 process to all losses and picks its points one by one by expected
+    improvement, assuming the process's mean at the points already picked.
 
     Args:
-        evaluate: name -> values [n], to losses [n]; the n runs may go side by side.
+        evaluate: {name: values [n]} -> losses [n]; the n runs may run in parallel.
         space: name -> (lowest, highest), positive; for momentum give 1 - momentum, and for the
             rate the effective one (see `effective_rate`).
-        points: of the first round, from a Sobol sequence.
-        rounds: after that.
-        points_per_round: evaluated together.
-        seed: of the sequence.
+        points: number of points in the first round, from a Sobol sequence.
+        rounds: number of further rounds.
+        points_per_round: points evaluated together.
+        seed: seed of the sequence.
 
     Returns:
         A `JointResult`.
@@ -128,7 +128,7 @@ def joint_search(
 
 @checked
 def effective_rate(rate: Any, momentum: Any) -> Any:
-    """What a step comes to in the long run with momentum.
+    """The long-term step size with momentum.
 
         rate / (1 - momentum)
 
@@ -160,7 +160,7 @@ def _proposals(
     kernel = ConstantKernel(1.0, (1e-2, 1e3)) * matern + WhiteKernel(1e-3, (1e-6, 1.0))
     values = _comparable(losses)
     chosen = []
-    # Threads cost more than they bring to matrices this small.
+    # Threads do not pay for matrices this small.
     with threadpool_limits(1), warnings.catch_warnings():
         # A length at its bound says that a direction does not matter.
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -179,9 +179,7 @@ def _proposals(
 
 
 def _comparable(losses: np.ndarray) -> np.ndarray:
-    """Losses that one process can see: in logarithms, where twice as much is as far off at any
-    level, and what is far above the median brought down to where it says no more than "bad".
-    """
+    """Losses transformed for the process: logarithms, clipped far above the median."""
     values = finite_values(np.where(losses > 0, np.log(np.maximum(losses, 1e-300)), losses))
     middle, least = np.median(values), values.min()
     return np.minimum(values, middle + max(middle - least, 1e-12))

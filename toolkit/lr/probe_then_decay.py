@@ -1,8 +1,8 @@
-"""Probe, then decay: find the peak by short runs that end as the long one will, then make that one.
+"""Probe, then decay: find the peak by short annealed runs, then make the long run.
 
-A probe rises and falls to zero like the run it stands for, in a fortieth of its length. Rates are
-compared by their losses after the fall, where the noise that a high rate leaves has gone: this is
-what a search by constant rates gets wrong. The best peak is then moved to the run's length.
+A probe rises and decays to zero like the run, in a fortieth of its length. Rates are compared by
+their losses after the decay, which removes the noise of a high rate; a comparison at constant rates
+includes that noise. The best peak is then scaled to the run's length.
 
     probes of n steps, on a grid of rates      -> where to look
     probes of 6 n steps, around it             -> the peak
@@ -30,13 +30,13 @@ from toolkit.lr.probes import (
 from toolkit.lr.protocol import FORWARD_COST, Request, one_candidate, require, steps_left, with_rows
 from toolkit.lr.shapes import SHAPES, resampled, shape_rates
 
-LONGER = 6  # the second probes against the first, which only say where to look
+LONGER = 6  # length of the second probes relative to the first
 AROUND = 3  # rates of the second probes
-AROUND_RATIO = 4.0  # between them: closer ones differ by less than the noise of a few steps
+AROUND_RATIO = 4.0  # ratio between them: closer ones differ by less than the noise of a few steps
 PROBE_WARMUP = 0.2  # fraction of a probe; a run's is shorter
 RUN_WARMUP = 0.05
-PIECES = 20  # of the run: what is lost when it diverges, and how often it can be saved
-BACKOFF = 0.7  # factor on the rest of the schedule when it does
+PIECES = 20  # pieces of the run: one is lost when it diverges
+BACKOFF = 0.7  # factor on the rest of the schedule after divergence
 BLOWN_UP = 3.0  # times the loss at the start
 LARGEST_VALIDATION = 0.25  # of the search
 MOST_MOVES = 3  # of the second probes, within the range
@@ -49,14 +49,15 @@ class ProbeThenDecay:
 
     Attributes:
         lr_range: lowest and highest rate of the first probes.
-        budget: steps in all, candidates included.
+        budget: total steps, including candidates.
         candidates: rates on the first grid.
         search_fraction: of the budget, for the probes; extensions come on top.
-        shapes: of the run; the first, unless another is surely better after the longer probes.
-        extensions: how often the search may go beyond the range when the best is at its edge.
-        shortest_probe: steps; with less than this for each candidate nothing is probed.
-        training_steps: of the run; None for all that the search leaves of the budget.
-        validation_batches: batches of one validation loss; 0 if there is none.
+        shapes: shapes of the run; the first unless another is significantly better in the longer
+            probes.
+        extensions: how often the range may be extended when the best rate is at its edge.
+        shortest_probe: steps; nothing is probed if the budget allows less per candidate.
+        training_steps: steps of the run; None for the rest of the budget.
+        validation_batches: batches per validation loss; 0 for none.
 
     Source: none published; short probes against the horizon, Wu et al. (arXiv:1803.02021).
 
@@ -106,12 +107,12 @@ class ProbeThenDecay:
 
     @property
     def is_in_two_lengths(self) -> bool:
-        """Whether the budget pays for the second, longer probes."""
+        """Whether the budget allows the second, longer probes."""
         return self._steps_of_probes(LONGER) >= self.shortest_probe
 
     @property
     def probe_steps(self) -> int:
-        """Steps of the first probes; 0 where the budget cannot pay for any."""
+        """Steps of the first probes; 0 if the budget allows none."""
         steps = self._steps_of_probes(LONGER if self.is_in_two_lengths else 0)
         return steps if steps >= self.shortest_probe else 0
 
@@ -147,8 +148,8 @@ class ProbeThenDecay:
     def tell(
         self, controller: ProbeController, request: Request, losses: np.ndarray, is_kept: bool
     ) -> ProbeController:
-        """Writes candidates down; plans the run once nothing is left to probe; backs off when the
-        run diverges.
+        """Record candidates; plan the run once nothing is left to probe; lower its rates when it
+        diverges.
         """
         if request.kind == "probe":
             return _after_probes(self, controller, request, losses)
@@ -227,9 +228,7 @@ def _after_probes(
 
 
 def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
-    """Whether the best is at an edge and both the extensions and the budget left allow looking
-    beyond.
-    """
+    """Whether the best is at an edge, and extensions and budget allow looking beyond."""
     stage = controller.stage
     peak = find_stage_peak(controller, stage)
     longest = searcher.probe_steps * LONGER * AROUND
@@ -246,7 +245,7 @@ def _is_to_go_on(searcher: ProbeThenDecay, controller: ProbeController) -> bool:
 
 
 def _grid_peak(searcher: ProbeThenDecay, controller: ProbeController) -> PeakRate:
-    """The peak of the first probes; the middle of the range where they have no say."""
+    """The peak of the first probes, or the middle of the range if they are inconclusive."""
     peak = find_stage_peak(controller, GRID)
     if is_inconclusive(controller, GRID, peak):
         return PeakRate(float(np.log(np.prod(searcher.lr_range)) / 2), 0)
@@ -269,7 +268,7 @@ def _planned(searcher: ProbeThenDecay, controller: ProbeController, shape: str) 
         peak = peak_at(steps, long, LONGER * searcher.probe_steps)
     elif rows_of(controller, GRID).any():
         peak = peak_at(steps, _grid_peak(searcher, controller), searcher.probe_steps)
-    else:  # nothing to go by: the middle
+    else:  # no information: the middle
         peak = np.sqrt(np.prod(searcher.lr_range))
     warmup = min(round(RUN_WARMUP * steps), steps - 1)
     plan = (peak * shape_rates(shape, steps, warmup)).astype(np.float32)

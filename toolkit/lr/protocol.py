@@ -1,4 +1,4 @@
-"""What every search has in common: it is asked for steps, told their losses, and keeps a ledger.
+"""The protocol of a search: it requests steps, receives their losses, and keeps a ledger.
 
 A searcher decides which rates to try next, which to keep and when to stop; it trains nothing.
 `init`, `ask` and `tell` are pure functions on a plain pytree of numbers, so that any loop can run
@@ -53,7 +53,7 @@ class Ledger:
 
     @property
     def spent(self) -> float:
-        """Gradient evaluations, and forward ones at a third: what the budget counts."""
+        """What the budget counts: gradient evaluations, and forward ones at a third."""
         return self.gradient_evaluations + FORWARD_COST * self.forward_evaluations
 
 
@@ -70,7 +70,7 @@ _ROWS = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Controller:
-    """What a search knows: numbers and NumPy arrays only. Each searcher adds its own to this.
+    """The state of a search, of numbers and NumPy arrays only; searchers add fields.
 
     Attributes:
         ledger: the costs.
@@ -123,15 +123,15 @@ class Request:
 
 
 class Searcher(Protocol):
-    """A way to search: constants, and three pure functions on a controller of its own.
+    """A search method: constants, and pure functions on its controller.
 
     `ask` is not called once the budget is spent, and `tell` finds the ledger and the rates of the
-    controller already brought up to date: accounting is the same for all and done outside.
+    controller already brought up to date: accounting is shared by all searchers.
 
     Attributes:
         lr_range: lowest and highest rate.
-        budget: gradient evaluations in all.
-        validation_batches: batches of one validation loss; 0 if there is none.
+        budget: total gradient evaluations.
+        validation_batches: batches per validation loss; 0 for none.
 
     Example:
         >>> searcher: Searcher = AutoLRS.scaled((1e-4, 1e-1), budget=1000)
@@ -153,15 +153,15 @@ class Searcher(Protocol):
         ...
 
     def ask(self, controller: Any) -> Request | None:
-        """What to run next; None to stop before the budget does."""
+        """The next request; None to stop before the budget is spent."""
         ...
 
     def tell(self, controller: Any, request: Request, losses: np.ndarray, is_kept: bool) -> Any:
-        """The controller that knows these losses [candidates, points]."""
+        """The controller updated with these losses [candidates, points]."""
         ...
 
     def keeps(self, controller: Any, request: Request, losses: np.ndarray) -> bool:
-        """Whether to keep training that had these losses."""
+        """Whether to keep training with these losses."""
         ...
 
 
@@ -184,7 +184,7 @@ def init(searcher: Searcher) -> Any:
 
 @checked
 def ask(searcher: Searcher, controller: Any) -> Request | None:
-    """What to run next, from the state reached by the training kept so far.
+    """The next request, starting from the state of the kept training.
 
     Args:
         searcher: the constants.
@@ -218,10 +218,10 @@ def tell(
     seconds: float = 0.0,
     compile_seconds: float = 0.0,
 ) -> tuple[Any, bool]:
-    """Takes in the losses of a request, and says whether to keep its state.
+    """Process the losses of a request, and decide whether to keep its state.
 
-    A candidate's state never is. Nor is that of training which diverged: the next request then is
-    for something more careful, from the same state.
+    The state of a candidate or of diverged training is never kept; after divergence the next
+    request is more careful, from the same state.
 
     Args:
         searcher: the constants.
@@ -233,7 +233,7 @@ def tell(
         compile_seconds: wall-clock it took to compile, not part of `seconds`.
 
     Returns:
-        The new controller, and whether to go on from the state that the request led to.
+        The new controller, and whether to continue from the request's final state.
 
     Raises:
         ValueError: when the request was answered before, when the first losses of a probe differ
@@ -282,7 +282,8 @@ def tell(
 
 
 def _require_paired(first: np.ndarray) -> None:
-    """Candidates start alike: before any update, only other data or other draws tell them apart."""
+    """Check that candidates start alike: before any update, only data and random draws could
+    differ."""
     finite = first[np.isfinite(first)]
     if len(finite) and np.ptp(finite) > UNPAIRED * np.abs(finite).max():
         raise ValueError(
@@ -293,19 +294,19 @@ def _require_paired(first: np.ndarray) -> None:
 
 
 def steps_left(searcher: Searcher, controller: Controller) -> int:
-    """Whole steps that the rest of the budget pays."""
+    """Whole steps left in the budget."""
     return int(searcher.budget - controller.ledger.spent + 1e-9)
 
 
 def require(constants: Any, checks: dict[str, tuple[bool, str]]) -> None:
-    """Refuses the first constant, by its name, that is not what it must be."""
+    """Refuse the first invalid constant, by name."""
     for name, (is_right, wanted) in checks.items():
         if not is_right:
             raise ValueError(f"{name} must be {wanted}, got {getattr(constants, name)!r}")
 
 
 def with_rows(table: dict[str, np.ndarray], **columns: Any) -> dict[str, np.ndarray]:
-    """A table with rows added; a column given as a number is the same in all of them."""
+    """A table with rows added; a column given as a number applies to all of them."""
     count = len(np.atleast_1d(columns["rate"]))
     return {
         name: np.concatenate([column, np.broadcast_to(columns[name], count).astype(column.dtype)])

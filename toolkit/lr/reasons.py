@@ -1,4 +1,4 @@
-"""Why a search ended with the rate it has, in one line."""
+"""The reason for a search's result, in one line."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from toolkit.lr.protocol import Controller
 
 
 def reason_of(constants: Any, controller: Controller) -> str:
-    """What decided the rates of this controller, and what may be wrong with them."""
+    """What determined the rates of this controller, with warnings."""
     table, ledger = controller.table, controller.ledger
     if not ledger.gradient_evaluations:
         return "nothing was run"

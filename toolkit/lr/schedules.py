@@ -1,8 +1,7 @@
-"""The schedules of the learning rate that users miss in optax, as optax schedules.
+"""Learning-rate schedules that optax lacks, as optax schedules.
 
-Each is a function step -> rate that may be jitted, and goes where optax takes a schedule:
-`optax.adamw(warmup_stable_decay_schedule(...))`. A step is the number of updates made before, so
-the first update reads the rate of step 0.
+Each is a jittable function step -> rate: `optax.adamw(warmup_stable_decay_schedule(...))`. The
+first update uses the rate of step 0.
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ from toolkit.lr.shapes import FALLS, envelope
 
 @checked
 def cooldown_schedule(peak: float, steps: int, *, shape: str = "sqrt") -> optax.Schedule:
-    """Falls from `peak` to zero, for the last stretch of a run whose rate was constant.
+    """Fall from `peak` to zero, for the end of a run at a constant rate.
 
         rate(t) = peak * (1 - t / steps)                   "linear"
         rate(t) = peak * (1 + cos(pi t / steps)) / 2       "cosine"
@@ -52,14 +51,14 @@ def warmup_stable_decay_schedule(
     cooldown_steps: int,
     shape: str = "linear",
 ) -> optax.Schedule:
-    """Rises linearly, stays at `peak`, then cools down to zero (WSD).
+    """Rise linearly, stay at `peak`, then cool down to zero (WSD).
 
         rate(t) = peak * (t + 1) / warmup                         t < warmup
         rate(t) = peak                                            t < total - cooldown
         rate(t) = peak * fall((t - total + cooldown) / cooldown)  after
 
-    The part before the cooldown does not know `total_steps`: a run can be prolonged, and several
-    cooldowns branched off it. The rise counts from one, so that no update is wasted on a rate of
+    The rates before the cooldown do not depend on `total_steps`, so that a run can be prolonged and
+    several cooldowns can branch off. The rise counts from one, so that no update has a rate of
     zero.
 
     Args:
@@ -98,14 +97,14 @@ def power_schedule(
     cooldown_steps: int,
     shape: str = "linear",
 ) -> optax.Schedule:
-    """A power of the tokens seen, cut off at `peak`, inside a warm-up and a cooldown.
+    """A power of the tokens seen, bounded by `peak`, with warm-up and cooldown.
 
         n(t) = (t + 1) * tokens_per_step
         rate(t) = min(peak, amplitude * n(t)^exponent) * envelope(t)
 
-    where the envelope is that of `warmup_stable_decay_schedule` with peak 1. The best constant
-    rate falls with the number of tokens as a power of it; following that power makes one schedule
-    serve every length of run. The paper sets amplitude to a constant times the batch size.
+    where the envelope is that of `warmup_stable_decay_schedule` with peak 1. The best constant rate
+    is a power of the number of tokens; a schedule that follows it suits runs of every length. The
+    paper sets amplitude to a constant times the batch size.
 
     Args:
         peak: the highest rate.
@@ -192,7 +191,7 @@ def refined_schedule(
 
 @checked
 def tabulated_schedule(rates: Any) -> optax.Schedule:
-    """One rate per step, from a table; after its end the last one stays.
+    """One rate per step from a table; the last one stays after its end.
 
         rate(t) = rates[min(t, steps - 1)]
 

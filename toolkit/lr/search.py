@@ -1,4 +1,4 @@
-"""The search as one call: trains, tries candidates from a snapshot, returns what was found."""
+"""The search in one call: it trains, tries candidates from a snapshot, and returns the schedule."""
 
 import os
 import time
@@ -33,7 +33,7 @@ from toolkit.lr.schedules import tabulated_schedule
 from toolkit.parallel.updates import TrainState
 
 EVALUATIONS = (*MODES, "measured")
-LR_RANGE = (1e-5, 1.0)  # spans what Adam and its like are ever given
+LR_RANGE = (1e-5, 1.0)  # spans the usual rates of Adam and its variants
 DEFAULT_OPTIMIZER = optax.adamw(1.0)
 
 
@@ -45,11 +45,11 @@ class SearchProgress:
     `save` writes it as a safetensors file, from which `search(..., start=path)` goes on.
 
     Attributes:
-        controller: what the search knows.
-        state: what the training has reached.
-        timings: seconds that a step of all candidates takes by each mode; empty if not measured.
-        searcher: the constants that it was begun with.
-        fingerprints: of the batches and functions that it was begun with; empty before.
+        controller: the state of the search.
+        state: the state of training.
+        timings: seconds per step of all candidates in each mode; empty if not measured.
+        searcher: its constants.
+        fingerprints: of its batches and functions; empty before the start.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
@@ -65,23 +65,23 @@ class SearchProgress:
     fingerprints: dict[str, np.ndarray] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes arrays by name and the constants to a safetensors file, whole or not at all."""
+        """Write arrays by name and the constants to a safetensors file, atomically."""
         write_search(path, self)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         schedule: step -> rate, as trained; its last rate stays. The lowest rate of the range if
             no step of training was kept.
-        ledger: what it cost.
+        ledger: its cost.
         table: one row per candidate; see `Controller`.
         params: trained by the search itself along that schedule.
-        reason: why these rates, in a line: among which candidates they were best, or that all of
-            them diverged, the budget paid for none, or a better one may lie beyond the range.
-        progress: to go on from, if the search was stopped; its `timings` are the measured modes.
+        reason: why these rates, in one line, with warnings if all candidates diverged, the budget
+            was too small, or a better rate may lie beyond the range.
+        progress: to resume from, if the search was stopped.
 
     Example:
         >>> data = jnp.linspace(0, 1, 32).reshape(8, 4)
@@ -116,13 +116,12 @@ def search(
     start: TrainState | SearchProgress | str | os.PathLike | None = None,
     callback: Callable[[SearchProgress, Request, np.ndarray], Any] | None = None,
 ) -> SearchResult:
-    """Trains with a learning rate that nobody tuned: finds the schedule, then follows it.
+    """Train without a tuned learning rate: find the schedule, then follow it.
 
         params <- params + rate * optimizer(grad loss(params, batches(step)))
 
-    The optimiser is built with learning rate 1 and its updates are multiplied by the searched
-    rate, so that different rates of groups of parameters keep their ratio, and no rate is stored
-    in a state from which a candidate could take a stale one.
+    The optimiser has learning rate 1, and its updates are multiplied by the searched rate. Rates of
+    parameter groups keep their ratios, and the optimiser's state holds no stale rate.
 
         result = search(loss_fn, params, batches, budget=4000)
         optimizer = optax.adamw(result.schedule)
@@ -130,32 +129,32 @@ def search(
     Args:
         loss_fn: (params, batch) -> scalar loss, traceable; with `model_state`
             (params, model_state, batch) -> (loss, model_state).
-        params: any pytree of arrays; not consumed. With a `TrainState` as `start` its own, or None.
+        params: any pytree of arrays; not consumed. With a `TrainState` as `start`, its parameters
+            or None.
         batches: (step int32) -> batch, traceable and always the same for the same step; a pytree
-            of arrays, by default [batches, ...], gone through again and again; or an iterator, data
-            loader or list of tuples or dicts, at its first batch, whose batches are kept until no
-            candidate asks for them again. Random keys, for dropout, are part of a batch: candidates
-            need the same.
-        model_state: what the loss itself changes, such as the averages of batch normalisation;
-            candidates start from the same. Of an nnx model all that `nnx.split` separates from the
-            parameters.
-        lr_range: lowest and highest rate of the first probes; the default spans what Adam and its
-            like are ever given, and needs no tuning.
-        budget: gradient evaluations in all, those of candidates included; kept to exactly.
+            of arrays, by default [batches, ...], repeated cyclically; or an iterator, data loader
+            or list of tuples or dicts, at its first batch, whose batches are kept until no
+            candidate needs them. Random keys, for dropout, are part of a batch, because candidates
+            need the same ones.
+        model_state: state that the loss itself changes, such as averages of batch normalisation;
+            for an nnx model everything that `nnx.split` separates from the parameters.
+        lr_range: lowest and highest rate of the first probes; the default spans the usual rates of
+            Adam and its variants.
+        budget: total gradient evaluations, including candidates; never exceeded.
         searcher: (lr_range, budget) -> its constants, for instance `AutoLRS.paper` or
             `functools.partial(ProbeThenDecay, shapes=("linear", "wsd"))`.
         optimizer: an optax transformation with learning rate 1; None for `optax.adamw(1.0)`.
         validation: params (and model_state) -> scalar loss on a few fixed batches, traceable; None
-            for training losses throughout. Never give it test data: the schedule is chosen by it.
-        validation_batches: how many batches those are; each costs a third of a step.
+            uses training losses. Never pass test data, because the schedule is chosen by this loss.
+        validation_batches: number of these batches; each costs a third of a step.
         sample: (batches, step) -> batch, traceable, where `batches` are arrays.
         evaluation: how to run candidates proposed together, a key of `MODES`; or "measured", to
             time each on a few steps of this very search and take the fastest.
         start: from the `progress` of a stopped search, or the file that it was saved to; all other
-            arguments as they were, since rates have been planned for them. Or a `TrainState` to
-            fine-tune: its moments are kept, and the first batch is that of its step.
-        callback: given a `SearchProgress` after every request, with that request and its losses
-            [candidates, points]; True stops the search, as Ctrl-C does.
+            arguments must be the same. Or a `TrainState` to fine-tune, whose moments are kept; the
+            first batch is that of its step.
+        callback: called after every request with a `SearchProgress`, the request and its losses
+            [candidates, points]; returning True stops the search, as Ctrl-C does.
 
     Returns:
         A `SearchResult`.
@@ -273,5 +272,5 @@ def _after(
 
 
 def _is_stepwise(timings: dict[str, float]) -> bool:
-    """Training has one candidate; what its steps cost alone is what "loop" and "steps" measured."""
+    """Whether training, with its single candidate, is faster by "steps" than by "loop"."""
     return bool(timings) and timings["steps"] < timings["loop"]

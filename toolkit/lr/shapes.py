@@ -1,7 +1,5 @@
-"""How the rate of a run rises and falls, between 0 and 1: as an envelope, and as tables.
-
-A shape says how the rate falls; the peak by which it is multiplied is another question, and the
-best peak of one shape is not that of another.
+"""Shapes of schedules with peak 1, as an envelope and as tables. Different shapes have different
+best peaks.
 """
 
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 from toolkit._checks import checked
 
 FALLS = ("linear", "cosine", "sqrt")
-COOLDOWNS = {  # shape -> how it falls, and in which fraction of a run
+COOLDOWNS = {  # shape -> the fall, and its fraction of a run
     "constant": ("linear", 0.0),
     "linear": ("linear", 1.0),
     "cosine": ("cosine", 1.0),
@@ -56,8 +54,8 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
 
     Args:
         shape: a name in `SHAPES`.
-        steps: of the run.
-        warmup_steps: of a linear rise, which counts from one.
+        steps: steps of the run.
+        warmup_steps: steps of a linear rise, which counts from one.
 
     Returns:
         [steps] float64, in [0, 1].
@@ -81,6 +79,6 @@ def shape_rates(shape: str, steps: int, warmup_steps: int = 0) -> np.ndarray:
 def resampled(rates: np.ndarray, steps: int) -> np.ndarray:
     """The same curve in another number of steps, by linear interpolation in time."""
     old, new = (np.arange(count) / count for count in (len(rates), steps))
-    # One past the last step a schedule that ends is at zero.
+    # A schedule that ends reaches zero one step after the last.
     end = 0.0 if rates[-1] < rates.max() else rates[-1]
     return np.interp(new, [*old, 1.0], [*rates, end])

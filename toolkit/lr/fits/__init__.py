@@ -1,1 +1,1 @@
-"""What is fitted to losses: curves, laws, Gaussian processes, the best peak rate."""
+"""Fits to losses: curves, scaling laws, Gaussian processes, the best peak rate."""

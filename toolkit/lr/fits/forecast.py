@@ -1,4 +1,4 @@
-"""Where a loss curve is going: an exponential fitted to its beginning, and how sure one may be.
+"""Extrapolation of a loss curve by an exponential, with its variance.
 
     loss(t) = amplitude * exp(-t / time_constant) + asymptote
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from toolkit._checks import checked
 
-# Grid of time constants: finer than the error of a well-determined one (2 % for 100 points).
-SHORTEST_TIME_CONSTANT = 0.1  # steps: all is over at the second point
-LONGEST_TIME_CONSTANT = 20.0  # windows: beyond, a line and an exponential look the same
+# Grid of time constants, finer than the error of a well-determined one (2 % for 100 points).
+SHORTEST_TIME_CONSTANT = 0.1  # steps: the curve is flat from the second point on
+LONGEST_TIME_CONSTANT = 20.0  # windows: beyond, an exponential looks like a line
 GRID_SIZE = 512
 HUBER_THRESHOLD = 1.345  # standard deviations; 95 % efficient under normal noise
 ROUNDS = 10  # of weighting
@@ -25,12 +25,12 @@ ROUNDS = 10  # of weighting
 
 @dataclass(frozen=True)
 class Forecast:
-    """A loss to come.
+    """A forecast of the loss.
 
     Attributes:
-        mean: the loss expected at the horizon; infinity where the curve diverged.
-        variance: of that forecast, without the noise of the loss measured there.
-        time_constant: of the exponential, in points of the curve; None where none was fitted.
+        mean: the expected loss at the horizon; infinity if the curve diverged.
+        variance: variance of the forecast, without the noise of a loss measured there.
+        time_constant: time constant of the exponential, in points; None if none was fitted.
         reason: how the forecast was made, in words.
 
     Example:
@@ -47,17 +47,16 @@ class Forecast:
 
 @checked
 def forecast_loss(losses: Any, horizon: float) -> Forecast:
-    """Extrapolates a loss curve by a robust exponential and says how sure that is.
+    """Extrapolate a loss curve by a robust exponential, with a variance.
 
         minimise over time constants s:  min over a, c of  sum_i w_i (y_i - a e^(-i/s) - c)^2
         variance = sum_s p(s) [(f_s - mean)^2 + var(f_s | s)],   p(s) ~ exp(-fit(s) / (2 sigma^2))
 
     The inner minimum is linear least squares (variable projection); s runs over a log grid, and
-    the best is polished by Gauss-Newton. Huber weights w_i keep single wild batches from mattering.
-    The variance sums over the whole grid: when the time constant is longer than the window, many
-    fit equally well and say different things, and that is what it reports. When the longest fits
-    best, the curve cannot be told from a line, and the forecast is the mean of its last
-    tenth.
+    the best is polished by Gauss-Newton. Huber weights w_i suppress outliers. The variance sums
+    over the whole grid, so that it reflects disagreement between time constants that fit equally
+    well, as happens if they exceed the window. If the longest one fits best, the curve is
+    indistinguishable from a line, and the forecast is the mean of its last tenth.
 
     Args:
         losses: [points], equally spaced, the first at time 0.
@@ -85,7 +84,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
     times = np.arange(len(curve), dtype=np.float64)
     longest = LONGEST_TIME_CONSTANT * len(curve)
     grid = np.geomspace(SHORTEST_TIME_CONSTANT, longest, GRID_SIZE)
-    # A weight must be the same for all time constants, or their fits could not be compared.
+    # All time constants share the weights, so that their fits are comparable.
     weights = np.ones_like(curve)
     for _ in range(ROUNDS):
         fits, _, _ = _project(curve, times, grid, weights)
@@ -104,7 +103,7 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
         )
         misfit = (weights * (curve - fit) ** 2).sum()
     sigma2 = misfit / max(weights.sum() - 3, 1.0) + np.finfo(np.float64).tiny
-    # The point between the grid's counts as one of it: of a noiseless curve it is the only one.
+    # The polished point counts like one of the grid; for a noiseless curve it is the only one.
     odds = np.exp(-0.5 * np.maximum(misfits - misfit, 0.0) / sigma2)
     spread = odds @ ((means - mean) ** 2 + sigma2 * variances) + sigma2 * variance
     return Forecast(float(mean), float(spread / (odds.sum() + 1)), constant, reason)
@@ -120,8 +119,8 @@ def published_forecast(
     drop the 3 % of them (the one) farthest from it, unless their *place among those left* is as far
     as half the window: late points stay. Fit the spline again; find the exponential nearest to its
     values by Nelder-Mead over log(-b) from b = -1 per point. With SciPy's default smoothing the
-    spline of losses around 1 is one parabola, so the exponential is fitted to that. Where the
-    published code fails, with fewer points than 3 % can be counted of, nothing more is dropped.
+    spline of losses around 1 is one parabola, so the exponential is fitted to that. With too few
+    points to drop 3 % of, where the published code fails, nothing more is dropped.
 
     Args:
         losses: [points], equally spaced, the first at time 0.
@@ -130,7 +129,7 @@ def published_forecast(
         ceiling: if any validation loss reaches it, the last loss is the forecast.
 
     Returns:
-        A `Forecast` with variance 0: the published one claims to be exact.
+        A `Forecast` with variance 0, as the published method has none.
 
     Cost: Up to 11 spline fits and some 30 least-squares fits, about 10 ms.
 
@@ -167,7 +166,7 @@ def published_forecast(
         columns = np.stack([decay, np.ones_like(decay)], axis=1)
         (amplitude, asymptote), misfit, _, _ = np.linalg.lstsq(columns, smooth, rcond=None)
         ahead = amplitude * np.exp(-np.exp(log_rate) * horizon) + asymptote
-        # No misfit comes back where the two columns cannot be told apart.
+        # lstsq returns no residual if the two columns are linearly dependent.
         return ahead, float(misfit[0]) if len(misfit) else np.inf
 
     found = fmin(lambda at: fitted(at)[1], np.zeros(1), xtol=1e-5, ftol=1e-5, disp=False)

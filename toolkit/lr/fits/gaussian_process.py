@@ -1,7 +1,7 @@
 """A Gaussian process over one number, here the logarithm of the learning rate scaled to [0, 1].
 
 At most a few dozen points: exact Cholesky on the host in float64. Batches of small Cholesky
-factorisations inside compiled programs can deadlock jax's CPU backend, and gain nothing here.
+factorisations in compiled programs can deadlock jax's CPU backend.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy as np
 
 from toolkit._checks import checked
 
-# Bounds of the published code's kernel, on inputs scaled to [0, 1] and standardised values; its
-# noise may go to 1e5, which says no more than 10: the values are noise and nothing else.
+# Bounds of the published code's kernel, on inputs scaled to [0, 1] and standardised values; it
+# allows noise up to 1e5, but 10 already means pure noise.
 SIGNAL_BOUNDS = (1e-2, 1e3)  # variance
 LENGTH_BOUNDS = (1e-2, 1e2)
 NOISE_BOUNDS = (1e-5, 1e1)  # variance
@@ -26,7 +26,7 @@ class GaussianProcess:
         cov(x, x') = signal * (1 + u + u^2 / 3) * exp(-u),   u = sqrt(5) |x - x'| / length
         value_i ~ normal(f(x_i), noise + variance_i)
 
-    in standardised values (less their mean, over their standard deviation).
+    in standardised values (mean 0, standard deviation 1).
 
     Attributes:
         inputs: [points].
@@ -112,7 +112,7 @@ def matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
 
 @checked
 def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> GaussianProcess:
-    """The kernel of highest marginal likelihood, and the posterior that goes with it.
+    """Fit the kernel by maximum marginal likelihood and return the posterior.
 
     Truncated Newton steps over the logarithms of signal, length and noise, from three starts,
     within the published code's bounds. With a single point there is nothing to learn a kernel
@@ -173,12 +173,12 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
 def lowest_confidence_bound(
     process: GaussianProcess, kappa: float, *, resolution: int = 1001
 ) -> float:
-    """The input in [0, 1] whose value may be lowest, but none that has been tried.
+    """The untried input in [0, 1] with the lowest confidence bound.
 
         argmin_x mean(x) - kappa * sd(x)
 
-    With AutoLRS's kappa of 1000 the mean plays no part: this walks towards whatever is farthest
-    from all points so far. A grid is as good as any optimiser over one number.
+    With AutoLRS's kappa of 1000 the mean plays no part, and the result is the point farthest from
+    all tried ones.
 
     Args:
         process: the posterior so far.
@@ -209,11 +209,11 @@ def lowest_confidence_bound(
 
 
 def finite_values(values: Any) -> np.ndarray:
-    """Puts diverged runs just above the worst of the others, where a process can still see both.
+    """Replace the losses of diverged runs by values just above the worst finite one.
 
         v_i <- max(finite) + (max(finite) - min(finite)), or + 1 where all finite are equal
 
-    A huge number instead (the published code told 1e6) would flatten all differences that matter.
+    A huge number instead (1e6 in the published code) would hide all differences between the others.
     """
     values = np.asarray(values, np.float64)
     finite = values[np.isfinite(values)]

@@ -1,10 +1,10 @@
-"""Where the best peak rate lies, and how it moves with the length of a run.
+"""The best peak rate, and its dependence on the length of a run.
 
     peak(horizon) = peak(probe) * (max(probe, saturation) / max(horizon, saturation))^exponent
 
-A long run wants a lower peak, since what noise leaves behind weighs more. From twenty steps to a
-few hundred the best peak of annealed runs rises on some problems and falls on others; it is left
-where it is.
+A long run needs a lower peak, because remaining noise weighs more. Between twenty steps and a few
+hundred the best peak of annealed runs rises on some problems and falls on others, and is not
+changed.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 
 EXPONENT = 0.2
 SATURATION = 300  # steps; a compromise between five small problems
-CLIFF = 2.0  # times the rise on the other side: a diverged neighbour says no more than "higher"
+CLIFF = 2.0  # times the rise on the other side: a diverged neighbour only means "higher"
 MOST_TAIL_POINTS = 16
 GUARD = 2.0  # standard deviations of paired differences
 
@@ -27,10 +27,10 @@ class PeakRate:
 
 
 def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
-    """A parabola in log rate through the best rate and its two neighbours; None if all diverged.
+    """Fit a parabola in log rate to the best rate and its neighbours; None if all diverged.
 
-    The best is the lowest rate above which the loss rises: a lower loss beyond that rise is that of
-    a run which broke down, and early on a model that knows the average only is not the worst.
+    The best is the lowest rate above which the loss rises. A lower loss beyond that rise belongs to
+    a run that broke down: early on, a model that predicts the average is not the worst.
     """
     order = np.argsort(rates)
     x, y = np.log(rates[order]), losses[order]
@@ -40,7 +40,7 @@ def find_peak(rates: np.ndarray, losses: np.ndarray) -> PeakRate | None:
     if best in (0, len(x) - 1):
         return PeakRate(float(x[best]), 0 if len(x) == 1 else -1 if best == 0 else 1)
     left, right = y[best - 1] - y[best], y[best + 1] - y[best]
-    if y[best + 1] > y[0]:  # worse than the gentlest rate: it is on its way to infinity
+    if y[best + 1] > y[0]:  # worse than the lowest rate: about to diverge
         right = min(right, CLIFF * left)
     below, above = x[best] - x[best - 1], x[best + 1] - x[best]
     curvature = max((left / below + right / above) / (below + above), 1e-300)
@@ -58,16 +58,15 @@ def first_before_a_rise(losses: np.ndarray) -> int:
 def peak_at(horizon: int, peak: PeakRate, steps: int) -> float:
     """The peak rate for a run of `horizon` steps, given that of probes of `steps`.
 
-    Where probes prefer the highest rate tried, their peak lies beyond it: it is not lowered.
+    If probes prefer the highest rate tried, their peak lies beyond it, and it is not lowered.
     """
     shorter = min(max(steps, SATURATION) / max(horizon, SATURATION), 1.0)
     return float(np.exp(peak.log_rate) * (1.0 if peak.edge == 1 else shorter**EXPONENT))
 
 
 def tail_scores(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses at the end of each curve: their means [candidates], infinity where one diverged, and
-    the variances of these *against each other*: what a batch does to all alike is no noise between
-    them.
+    """Mean losses at the end of each curve [candidates], infinity if it diverged, and the variances
+    of their *differences*, in which noise of the shared batches cancels.
     """
     points = _tail_points(losses)
     tail = np.where(np.isfinite(losses).all(-1, keepdims=True), losses, np.inf)[:, -points:]

@@ -1,1 +1,1 @@
-"""Problems whose best schedules are known, and what theory says of a schedule."""
+"""Problems with known best schedules, and theoretical bounds on schedules."""

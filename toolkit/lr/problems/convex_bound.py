@@ -1,7 +1,7 @@
-"""How well a schedule can do on convex problems, from theory alone: a bound on the last iterate.
+"""A bound on the last iterate of a schedule on convex problems.
 
-It predicts the loss curves of language models closely enough to rank schedules, and unlike the
-noisy quadratic its best peak lies inside any range of rates and falls with the horizon.
+It predicts the loss curves of language models closely enough to rank schedules. Unlike on the noisy
+quadratic, the best peak falls with the horizon.
 """
 
 from typing import Any

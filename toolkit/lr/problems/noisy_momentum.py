@@ -1,10 +1,11 @@
-"""The noisy quadratic with momentum, weight decay and changing batch sizes, still exact.
+"""The noisy quadratic with momentum, weight decay and changing batch sizes, in exact expectation.
 
     velocity_i <- momentum * velocity_i + h_i parameter_i + noise_i + decay * parameter_i
     parameter_i <- parameter_i - rate * velocity_i,      Var noise_i = v_i / batch
 
-Each coordinate is a linear map of two numbers, so the expectations of their squares and of their
-product follow a recursion of three: ground truth for searches over several hyper-parameters.
+Each coordinate is a linear map of two numbers, so the expectations of their squares and their
+product follow a recursion of three. This is ground truth for searches over several
+hyper-parameters.
 """
 
 from typing import Any

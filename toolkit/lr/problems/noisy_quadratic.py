@@ -1,9 +1,9 @@
-"""The noisy quadratic: a problem whose best schedules are known, to test every search against.
+"""The noisy quadratic: a problem with known best schedules, to test searches.
 
     parameter_i <- parameter_i - rate * (h_i parameter_i + noise_i),   Var noise_i = v_i
     A_i <- (1 - rate h_i)^2 A_i + rate^2 v_i,   A_i = E parameter_i^2,   loss = sum_i h_i A_i / 2
 
-The expectation needs no sampling: every schedule's final loss is exact, in milliseconds.
+The expectation needs no sampling, so every schedule's final loss is exact.
 """
 
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class NoisyQuadratic:
             rate_t = sum_i h_i^2 A_i / sum_i h_i (h_i^2 A_i + v_i)
 
         With one dimension this is the best schedule; with several it is far from it, since it
-        fights the noise of the steep ones before the flat ones have moved.
+        reduces the noise of the steep ones before the flat ones have moved.
 
         Source: Wu et al., Short-horizon bias (arXiv:1803.02021), theorem 1.
         """
@@ -127,7 +127,7 @@ class NoisyQuadratic:
                 slope[t] = adjoint @ (2 * rates[t] * v - 2 * h * shrink[t] * moments[t])
                 adjoint = shrink[t] ** 2 * adjoint
             slope *= rates
-            # In logarithms, or the last digits of a small loss would not matter.
+            # In logarithms, so that small losses are resolved.
             loss = self.loss(moments[-1])
             return float(np.log(loss)), slope.reshape(pieces, -1).sum(1) / loss
 

@@ -1,1 +1,1 @@
-"""Runs what a search asks for: batches, candidates, what is checked before and kept on disk."""
+"""Execution of a search: batches, candidates, checks, files."""

@@ -1,6 +1,4 @@
-"""What `search` refuses or warns of before it spends anything: losses and optimisers that would run
-and silently do something else.
-"""
+"""Checks of `search` before it runs: losses and optimisers that would go wrong in silence."""
 
 import warnings
 from collections.abc import Callable
@@ -15,14 +13,14 @@ from toolkit.lr.running.batches import used_inputs
 from toolkit.parallel.updates import TrainState
 
 GRADIENT = 1e-3  # so small that no clipping touches it
-FIRST_STEPS = 32  # of which most may collect gradients and move nothing
+FIRST_STEPS = 32  # most may only accumulate gradients
 OWN_RATE = 0.3  # a unit optimiser moves parameters by more than this
 
 
 def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
-    """The program of a loss. Refuses another form; warns of parameters that it does not depend on.
+    """Trace a loss. Refuse a wrong form; warn of parameters on which it does not depend.
 
-    Averages of batch normalisation among the parameters run without an error and never move.
+    Batch-normalisation averages among the parameters would run without an error and never change.
     """
     paths = jax.tree.leaves_with_path(state.params)
     for path, leaf in paths:
@@ -52,7 +50,7 @@ def check_loss(loss_fn: Callable, state: TrainState, batch: Any) -> Any:
 
 
 def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any) -> None:
-    """Refuses a state of another optimiser to start from, and arguments that contradict it."""
+    """Refuse a start with the state of another optimiser, or with contradicting arguments."""
     given = {"params": (params, state.params), "model_state": (model_state, state.model_state)}
     for name, (one, other) in given.items():
         if one is not None and not (
@@ -69,7 +67,7 @@ def check_start(state: TrainState, optimizer: Any, params: Any, model_state: Any
 
 
 def warn_of_own_rate(optimizer: optax.GradientTransformation, params: Any) -> None:
-    """Warns of an optimiser that was not built with learning rate 1."""
+    """Warn of an optimiser with a learning rate other than 1."""
     rate = _own_rate(optimizer, params)
     if rate is not None and rate < OWN_RATE:
         warnings.warn(
@@ -80,12 +78,11 @@ def warn_of_own_rate(optimizer: optax.GradientTransformation, params: Any) -> No
 
 
 def _own_rate(optimizer: optax.GradientTransformation, params: Any) -> float | None:
-    """How far the first step that moves anything goes, in the parameters that it moves furthest, of
-    optimisers where that does not depend on the gradient (Adam) or is proportional to it (SGD);
-    None for others.
+    """The largest move of the first effective step, for optimisers where it does not depend on the
+    gradient (Adam) or is proportional to it (SGD); None for others.
     """
     optimizer = optax.with_extra_args_support(optimizer)
-    # Groups, masks and labels go by the tree; two rows of each array tell as much as all.
+    # Groups, masks and labels follow the tree; two rows of each array suffice.
     ones = jax.tree.map(lambda leaf: jnp.ones([min(n, 2) for n in jnp.shape(leaf)]), params)
 
     def moved(gradient: jax.Array) -> jax.Array:

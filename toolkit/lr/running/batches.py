@@ -1,9 +1,8 @@
-"""Where a search's batches come from: arrays, a function of the step, or anything to iterate over.
+"""Batches of a search: from arrays, a function of the step, or an iterable.
 
-Candidates start from one state and must see the very batches that the training after them will see,
-or their losses differ by the data and not by the rate. Arrays and functions give the same batch for
-the same step; what can only be gone through once is kept, from the step that the next candidate may
-start at, until training has passed it.
+Candidates must see the same batches as the training after them, so that their losses differ only by
+the rate. Arrays and functions return the same batch for the same step; batches of an iterator are
+kept until no candidate may need them.
 """
 
 import functools
@@ -19,7 +18,7 @@ from jaxtyping import Array
 
 STEPS_PER_CALL = 256
 SHOWN_STEPS = (0, 1, 10, 100, 1000)
-REPLAYED_PER_CALL = 32  # batches that lie on the device at once
+REPLAYED_PER_CALL = 32  # batches on the device at a time
 
 
 class Batches:
@@ -40,13 +39,13 @@ class Batches:
         self.draw = _OfStep(batches) if callable(batches) else sample or _row_of
 
     def data(self, start: Any, done: int, count: int) -> Any:
-        """What `draw` is to be given for `count` steps, `done` steps after `start`, at which the
-        next candidate starts too.
+        """The data for `draw` in `count` steps, `done` steps after `start`, where the next
+        candidate starts too.
         """
         return self._arrays
 
     def shown(self) -> Any:
-        """What tells these batches from others: the arrays, or the batches of some steps."""
+        """Data for the fingerprint: the arrays, or the batches of some steps."""
         if self.draw is _row_of:
             return self._arrays
         draw = jax.jit(self.draw)
@@ -54,7 +53,7 @@ class Batches:
 
 
 class ReplayedBatches:
-    """Batches of an iterable, kept for as long as a candidate may ask for them again."""
+    """Batches of an iterable, kept as long as a candidate may need them."""
 
     steps_per_call = REPLAYED_PER_CALL
 
@@ -66,7 +65,7 @@ class ReplayedBatches:
     def data(self, start: Any, done: int, count: int) -> Any:
         """The batches of these steps, stacked; the last is repeated up to `steps_per_call`."""
         start = int(start)
-        while self._begin < start:  # a resumed search goes past what it has seen
+        while self._begin < start:  # a resumed search skips the batches already used
             self._kept = self._kept or [self._next()]
             self._kept, self._begin = self._kept[1:], self._begin + 1
         while len(self._kept) < done + count:
@@ -76,7 +75,7 @@ class ReplayedBatches:
         return jax.tree.map(_stacked, *rows), np.int32(start + done)
 
     def shown(self) -> Any:
-        """What tells these batches from others: the first."""
+        """Data for the fingerprint: the first batch."""
         return self.data(0, 0, 1)
 
     def _next(self) -> Any:
@@ -87,7 +86,7 @@ class ReplayedBatches:
         if batch is None:
             raise ValueError(
                 f"batches: the iterator ended after {self._begin + len(self._kept)} batches; give "
-                "one without end, or what can be gone through again, such as a data loader"
+                "an infinite one, or something that can be iterated again, such as a data loader"
             )
         batch = jax.tree.map(lambda leaf: leaf if _is_jax(leaf) else np.asarray(leaf), batch)
         if self._kept and _shapes(batch) != _shapes(self._kept[0]):
@@ -121,7 +120,7 @@ def _check_rows(batches: Any) -> None:
 
 
 def require_function_of_step(batches: Callable) -> None:
-    """Refuses a function whose batches a compiled program would not draw anew for every step."""
+    """Refuse a function whose batches would not depend on the step in a compiled program."""
     mend = "give the iterator or data loader itself, or arrays [batches, ...]"
     try:
         # Another function each time: a trace of the same one would be remembered.
@@ -143,7 +142,7 @@ def require_function_of_step(batches: Callable) -> None:
 
 
 def used_inputs(closed: Any) -> list[bool]:
-    """Whether the outputs of a jaxpr depend on each of its inputs, as far as its top level says."""
+    """Whether the outputs of a jaxpr depend on each of its inputs, at its top level."""
     jaxpr = closed.jaxpr
     is_variable = lambda atom: not hasattr(atom, "val")  # noqa: E731
     used = set(filter(is_variable, jaxpr.outvars))

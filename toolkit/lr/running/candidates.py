@@ -1,7 +1,7 @@
-"""Runs what a search asks for: one candidate to keep, or several at once to compare.
+"""Execution of requests: one candidate to keep, or several to compare.
 
 A snapshot is a reference to immutable arrays, so taking and restoring it is free and exact.
-Candidates start from it and see the very batches that the training after them will see.
+Candidates start from it and see the same batches as the training after them.
 """
 
 import time
@@ -32,11 +32,11 @@ from toolkit.parallel.updates import (
 
 CANDIDATES_PER_MAP = 4
 TIMED_STEPS = 4
-PROGRAMS_KEPT = 4  # of the last searches: another one with the same functions compiles nothing
-# Each is the same computation; which is fastest depends on the model and on the machine.
+PROGRAMS_KEPT = 4  # compiled programs of recent searches, for reuse with the same functions
+# All compute the same; the fastest depends on the model and the machine.
 MODES = {
     "loop": "one candidate after another, each in a compiled loop over steps",
-    "steps": "one candidate after another, each step a call (convolutions on CPU want this)",
+    "steps": "one candidate after another, each step a call (best for convolutions on CPU)",
     "map": f"{CANDIDATES_PER_MAP} at a time in one program: bounded memory",
     "vmap": "all in one program, batched",
     "sharded": "all in one program, cut over the devices",
@@ -100,7 +100,8 @@ class CandidateRunner:
         return [mode for mode in MODES if mode != "sharded" or can_shard]
 
     def time_modes(self, state: TrainState, request: Request) -> tuple[dict[str, float], int]:
-        """Seconds per step of all candidates by each mode, compiled; and the steps made for it."""
+        """Seconds per step of all candidates in each mode, without compilation; and the steps
+        used."""
         few = replace(request, rates=request.rates[:, :TIMED_STEPS], validate_every=0)
         none = replace(few, rates=few.rates[:, :0])
         seconds, evaluations = {}, 0
@@ -153,7 +154,7 @@ class CandidateRunner:
 
 
 class _Programs(NamedTuple):
-    """What a search compiles, when it is first called."""
+    """The programs of a search, compiled at the first call."""
 
     one: Callable
     one_step: Callable
@@ -208,7 +209,7 @@ def _programs(
                 mesh=_mesh(),
                 in_specs=(states, none, none, along),
                 out_specs=(states, along),
-                check_vma=False,  # it asks of every carry of a loop to be marked by hand
+                check_vma=False,  # it requires manual marks on every carry of a loop
             )
         )
     return _Programs(

@@ -1,4 +1,4 @@
-"""How long jax has spent tracing and compiling, so that a ledger can leave it out."""
+"""The time that jax spends on tracing and compiling, to exclude it from a ledger."""
 
 from functools import cache
 

@@ -15,7 +15,7 @@ from toolkit._files import json_object, require_seal, sealed, with_blank_seal, w
 
 
 def write_search(path: str | os.PathLike, progress: Any) -> None:
-    """Writes a `SearchProgress`, all or nothing."""
+    """Write a `SearchProgress` atomically."""
     from safetensors.numpy import save
 
     arrays = {name: _stored(leaf) for name, leaf in _named(progress).items()}
@@ -24,7 +24,7 @@ def write_search(path: str | os.PathLike, progress: Any) -> None:
 
 
 def read_search(path: str | os.PathLike, like: Any) -> Any:
-    """The search of a file, in the structure of one at its beginning."""
+    """Read a search into the structure of a new one."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -48,13 +48,13 @@ def read_search(path: str | os.PathLike, like: Any) -> Any:
 
 
 def described(searcher: Any) -> dict[str, Any]:
-    """The constants of a searcher, and which it is, as they come back from JSON."""
+    """The class and constants of a searcher, as JSON returns them."""
     facts = {"searcher": type(searcher).__name__, **dataclasses.asdict(searcher)}
     return json.loads(json.dumps(facts))
 
 
 def require_same(begun: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuses to go on with other constants: they have been planned with."""
+    """Refuse to resume with other constants."""
     changed = [key for key in {**begun, **wanted} if begun.get(key) != wanted.get(key)]
     if begun["searcher"] != wanted["searcher"]:
         changed = ["searcher"]

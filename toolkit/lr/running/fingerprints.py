@@ -1,7 +1,7 @@
-"""Whether a search that goes on has the batches, the loss and the optimiser that it was begun with.
+"""The check that a resumed search has the same batches, loss and optimiser.
 
-Batches are told apart by their bytes; functions by the programs that jax traces of them, with every
-number that is baked in. Digests are arrays, so that any checkpoint can hold them.
+Batches are identified by their bytes, functions by their traced programs including constants.
+Digests are arrays, so that any checkpoint can hold them.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# What two traces of one function do not share: addresses, and names, which compute nothing.
+# Addresses and names differ between traces of the same function.
 _INCIDENTAL = re.compile(r"0x[0-9a-f]+|\bname=\S+")
 
 
@@ -43,7 +43,7 @@ def fingerprints(
 
 
 def require_same_fingerprints(begun: dict[str, Any], now: dict[str, np.ndarray]) -> None:
-    """Refuses to go on with another loss, optimiser, validation or other batches."""
+    """Refuse to resume with another loss, optimiser, validation or batches."""
     changed = [name for name in now if not np.array_equal(begun[name], now[name])]
     if "jax" in changed:  # which traces other programs
         warnings.warn(
@@ -73,7 +73,7 @@ def _digest(parts: list[Any]) -> np.ndarray:
 
 
 def _parts(closed: Any) -> list[Any]:
-    """The text of a program and the arrays that it has taken in, in order."""
+    """The text of a program and its constant arrays, in order."""
     return [_INCIDENTAL.sub("", str(closed.jaxpr)), *_constants(closed)]
 
 
