@@ -14,7 +14,7 @@ from flax import nnx
 
 import toolkit
 from toolkit._compat import set_value
-from toolkit.conversion import ConversionPlan, convert, student_from
+from toolkit.conversion import ConversionPlan, convert, student_from, upcycled
 from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
@@ -47,6 +47,7 @@ def converted(teacher):
 
 
 MADE = {
+    "conversion.upcycled": ("full full", lambda model: upcycled(model, rngs=nnx.Rngs(1))),
     "looped.rotate_latents": ("mla mla", lambda model: rotate_latents(model, TOKENS)),
     "looped.with_loops": ("full gdn", lambda model: with_loops(model, 3)),
     "looped.with_slices": ("mla mla", lambda model: with_slices(model, 2)),

@@ -5,6 +5,7 @@ Conversion               what that left: the model, and what was seen on the way
 ConversionPlan           steps, rates and lengths of the stages (`plan.py`, `stage.py`)
 student_from             the teacher with other mixers, started from its attention (`student.py`)
 STARTABLE                the layers that can be started so
+upcycled                 a dense model as a mixture of experts (`upcycling.py`)
 alignment_losses         stage 1: how far each new mixer is from the attention it replaces
 restoration_benefits     how much restoring each attention layer would help (`selection.py`)
 top_k_divergence         stage 2: how far a student's predictions are from the teacher's
@@ -17,6 +18,7 @@ from toolkit.conversion.plan import ConversionPlan
 from toolkit.conversion.recipe import Conversion, convert
 from toolkit.conversion.selection import restoration_benefits
 from toolkit.conversion.student import STARTABLE, student_from
+from toolkit.conversion.upcycling import upcycled
 
 __all__ = [
     "STARTABLE",
@@ -28,4 +30,5 @@ __all__ = [
     "restoration_benefits",
     "student_from",
     "top_k_divergence",
+    "upcycled",
 ]

@@ -186,11 +186,18 @@ def _divided_by_sum(score):
 
 
 def check_choice(
-    experts: int, count: int, *, groups: int, chosen_groups: int, group_score: str, normalise: bool
+    experts: int,
+    count: int,
+    *,
+    groups: int,
+    chosen_groups: int,
+    group_score: str,
+    normalise: bool,
+    name: str = "count",
 ) -> None:
     """Refuse a number of experts per token, or of groups, that no token could choose."""
     if count > experts:
-        raise ValueError(f"count must be at most the {experts} experts; got {count}")
+        raise ValueError(f"{name} must be at most the {experts} experts; got {count}")
     if experts % groups:
         nearest = max(n for n in range(1, groups + 1) if experts % n == 0)
         raise ValueError(
@@ -201,7 +208,7 @@ def check_choice(
         raise ValueError(f"chosen_groups must be at most groups {groups}; got {chosen_groups}")
     if count > chosen_groups * each:
         raise ValueError(
-            f"count must be at most the {chosen_groups * each} experts of {chosen_groups} chosen "
+            f"{name} must be at most the {chosen_groups * each} experts of {chosen_groups} chosen "
             f"groups; got {count}"
         )
     if group_score == "top2" and groups > 1 and each < 2:
@@ -210,7 +217,7 @@ def check_choice(
         )
     if count == 1 and normalise:
         raise ValueError(
-            "count 1 with normalise gives every token the weight 1, and the router no gradient; "
+            f"{name} 1 with normalise gives every token the weight 1, and the router no gradient; "
             "pass normalise=False"
         )
 

@@ -3,6 +3,7 @@
 LoopedConfig              sizes, pattern of layers, number of loops
 PRESETS                   LT2's configurations by name, from a laptop's to 1.3B
 parameter_count           parameters of a configuration, without allocating any
+active_parameter_count    those of them that a token passes, in a model with experts
 match_parameters          give one model as many parameters as another
 LoopedLM                  the model: tokens -> logits
 LAYERS                    every token-mixing layer by its word in a pattern
@@ -65,7 +66,11 @@ from toolkit.looped.indexers import IndexerLosses, indexer_losses
 from toolkit.looped.latents import rotate_latents, with_slices
 from toolkit.looped.mixing import LAYERS, register_layer
 from toolkit.looped.model import LoopedLM
-from toolkit.looped.parameters import match_parameters, parameter_count
+from toolkit.looped.parameters import (
+    active_parameter_count,
+    match_parameters,
+    parameter_count,
+)
 from toolkit.looped.patterns import (
     back_loaded,
     bookend,
@@ -92,6 +97,7 @@ __all__ = [
     "LoopedConfig",
     "LoopedLM",
     "Speculation",
+    "active_parameter_count",
     "back_loaded",
     "bookend",
     "by_loop",

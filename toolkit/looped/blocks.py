@@ -8,22 +8,23 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from toolkit.experts import routing_statistics
 from toolkit.looped.config import LoopedConfig
-from toolkit.looped.layers import SwiGLU
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block around any token mixer.
+    """Pre-norm transformer block around any token mixer and feed-forward layer.
 
-        h' = h + Mixer(RMSNorm(h));   F(h) = h' + SwiGLU(RMSNorm(h'))
+        h' = h + Mixer(RMSNorm(h));   F(h) = h' + FeedForward(RMSNorm(h'))
 
     With `sandwich_norm` a second RMSNorm is applied to what each sub-layer adds. With
     `ladder_residual` each sub-layer reads the residual stream as it was before the preceding
     sub-layer:
 
-        h' = h + Mixer(RMSNorm(b));   F(h) = h' + SwiGLU(RMSNorm(h));   b of the next block is h'
+        h' = h + Mixer(RMSNorm(b));   F(h) = h' + FeedForward(RMSNorm(h));   b of the next is h'
 
     so that on many devices the all-reduce of one sub-layer's output overlaps with the computation
     of the next.
@@ -33,12 +34,18 @@ class Block(nnx.Module):
         arXiv:2501.06589.
     """
 
-    def __init__(self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs):
-        width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
+    def __init__(
+        self, word: str, config: LoopedConfig, *, rngs: nnx.Rngs, feed_forward: str = "swiglu"
+    ):
+        width, dtype = config.width, config.compute_dtype
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs), config.ladder_residual
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
-        down_std = (hidden if self.mixer.word in ("full", "window") else width) ** -0.5
-        self.feed_forward = SwiGLU(width, hidden, down_std=down_std, dtype=dtype, rngs=rngs)
+        is_softmax = self.mixer.word in ("full", "window")
+
+        def down_std(hidden: int, width: int) -> float:
+            return (hidden if is_softmax else width) ** -0.5
+
+        self.feed_forward = FEED_FORWARDS[feed_forward](config, down_std=down_std, rngs=rngs)
         norm = functools.partial(
             nnx.RMSNorm, width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
         )
@@ -55,20 +62,26 @@ class Block(nnx.Module):
         cache: Any = None,
         window: int | None = None,
         behind: Array | None = None,
+        return_routing: bool = False,
     ) -> tuple[Any, Any]:
         """Process a whole sequence; also returns its cache, or None if there was none.
 
         With `ladder_residual`, `behind` is the stream that the mixer reads, and a pair of streams
-        is returned.
+        is returned. With `return_routing` the router's statistics take the place of the cache.
         """
         if cache is None and is_streaming():
+            if return_routing:
+                raise ValueError("block_chunks: not available with return_routing; wanted 1")
             if behind is not None or segment_ids is not None:
                 what = "packed documents" if behind is None else "ladder_residual"
                 raise ValueError(f"block_chunks: not available for {what}; wanted 1")
             return stream_block(self, h, window=window), None
         read = h if behind is None else behind
         mixed, cache = self.mix(read, segment_ids=segment_ids, cache=cache, window=window)
-        return self.finish(h, mixed, is_ladder=behind is not None), cache
+        out, routing = self._finish(h, mixed, is_ladder=behind is not None)
+        if return_routing:
+            return out, None if routing is None else routing_statistics(routing)
+        return out, cache
 
     def mix(
         self,
@@ -98,11 +111,14 @@ class Block(nnx.Module):
     def finish(self, h: Array, mixed: Array, *, is_ladder: bool = False) -> Any:
         """The second half: add the mixer's output to the stream and apply the feed-forward
         layer."""
+        return self._finish(h, mixed, is_ladder=is_ladder)[0]
+
+    def _finish(self, h, mixed, *, is_ladder):
         before = h
         h = h + (mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed))
-        fed = self.feed_forward(self.feed_forward_norm(before if is_ladder else h))
+        fed, routing = self.feed_forward.routed(self.feed_forward_norm(before if is_ladder else h))
         out = h + (fed if self.feed_forward_end_norm is None else self.feed_forward_end_norm(fed))
-        return (out, h) if is_ladder else out
+        return ((out, h) if is_ladder else out), routing
 
 
 class GroupResidual(nnx.Module):
@@ -136,21 +152,31 @@ def run_blocks(
     segment_ids: Int[Array, "batch time"] | None = None,
     caches: tuple[Any, ...] | None = None,
     residual: GroupResidual | None = None,
+    return_routing: bool = False,
 ) -> tuple[Float[Array, "batch *time width"], Any]:
-    """Run a stack of physical layers on a sequence or, with caches, on one token [batch, width]."""
+    """Run a stack of physical layers on a sequence or, with caches, on one token [batch, width].
+
+    Returns the stream and the new caches, or with `return_routing` in their place the statistics
+    of the layers that have a router, which are of whole sequences.
+    """
     is_ladder = bool(len(blocks)) and blocks[0].is_ladder
-    new_caches, start, behind = [], h, h if is_ladder else None
+    others: list[Any] = []
+    start, behind = h, h if is_ladder else None
+    asked = {"return_routing": True} if return_routing else {}
     none = (None,) * len(blocks)
     stack = zip(blocks, windows or none, caches or none, strict=True)
     for layer, (block, window, cache) in enumerate(stack):
         if h.ndim == 2:
-            h, cache = block.step(h, cache, window=window, behind=behind)
+            h, other = block.step(h, cache, window=window, behind=behind)
         else:
-            h, cache = block(h, segment_ids=segment_ids, cache=cache, window=window, behind=behind)
+            how = {"window": window, "behind": behind, **asked}
+            h, other = block(h, segment_ids=segment_ids, cache=cache, **how)
         h, behind = h if is_ladder else (h, None)
         h, start = (h, start) if residual is None else residual(layer, h, start)
-        new_caches.append(cache)
-    return h, None if caches is None else tuple(new_caches)
+        others.append(other)
+    if return_routing:
+        return h, tuple(statistics for statistics in others if statistics is not None)
+    return h, None if caches is None else tuple(others)
 
 
 def _only_if_given(window):

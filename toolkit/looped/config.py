@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.layer import (
     LayerConfig,
@@ -40,6 +41,8 @@ class LoopedConfig(LayerConfig):
         windows: windows of the "full" layers per loop: "full -> 512 -> 256 -> 128" for four loops,
             or one part for all loops. A part has one word for all "full" layers or one word for
             each: "full" or a number of tokens (None: no windows).
+        feed_forwards: the feed-forward layers: one word for all ("swiglu" or "moe", a mixture of
+            experts), or one per layer of prelude, pattern and coda, e.g. "swiglu moe moe moe".
         feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
@@ -86,6 +89,7 @@ class LoopedConfig(LayerConfig):
     vocabulary: int = 256
     pattern: str = "full full full full"
     loops: int = 1
+    feed_forwards: str = "swiglu"
     windows: str | None = None
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
@@ -111,7 +115,7 @@ class LoopedConfig(LayerConfig):
         sizes: dict[str, Any] = {"width": 128, "heads": 4, "feed_forward_multiple_of": 32}
         options = overrides.pop("options", {})
         config = cls(pattern=pattern, loops=loops, **(sizes | overrides))
-        small = {word: LAYERS[word].Options.tiny() for word in config.options}
+        small = {word: layer_of(word).Options.tiny() for word in config.options}
         return dataclasses.replace(config, options=_merged(small, options))
 
     def __post_init__(self):
@@ -126,22 +130,29 @@ class LoopedConfig(LayerConfig):
             raise ValueError('dtype is "float64", which jax has under `jax_enable_x64` only.')
         self._check_words()
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
+        used |= {w for w in self.feed_forward_words if dataclasses.fields(FEED_FORWARDS[w].Options)}
         made = _merged({}, self.options)
+        for word in made.keys() & FEED_FORWARDS.keys():
+            if word not in used:
+                raise ValueError(
+                    f"options name {word!r}, and feed_forwards {self.feed_forwards!r} has no such "
+                    f"layer with options; feed_forwards={word!r} makes every layer one."
+                )
         kept = {
-            word: made.get(word, LAYERS[word].Options())
+            word: made.get(word, layer_of(word).Options())
             for word in sorted(used | made.keys())
-            if word in used or made[word] != LAYERS[word].Options()
+            if word in used or made[word] != layer_of(word).Options()
         }
         object.__setattr__(self, "options", OptionsByWord(kept))
         for word in kept:
-            LAYERS[word].check(self)
+            layer_of(word).check(self)
         if self.windows is not None:
             parsed_windows(self.windows, self.loops, self.layers.count("full"))
         self._check_loops()
 
     def __getattr__(self, name: str) -> Any:
-        if name in LAYERS:
-            return LAYERS[name].options_of(self)
+        if name in FEED_FORWARDS or name in LAYERS:
+            return layer_of(name).options_of(self)
         raise AttributeError(
             f"{type(self).__name__} has no field {name!r} and there is no such layer."
         )
@@ -164,6 +175,13 @@ class LoopedConfig(LayerConfig):
     def coda_layers(self) -> tuple[str, ...]:
         """The words of the coda."""
         return tuple(self.coda.split())
+
+    @property
+    def feed_forward_words(self) -> tuple[str, ...]:
+        """The word of the feed-forward layer beside each layer of prelude, pattern and coda."""
+        words = tuple(self.feed_forwards.split())
+        layers = len(self.prelude_layers) + len(self.layers) + len(self.coda_layers)
+        return words * layers if len(words) == 1 else words
 
     @property
     def loop_windows(self) -> tuple[tuple[int | None, ...], ...]:
@@ -210,6 +228,19 @@ class LoopedConfig(LayerConfig):
                     "separated by spaces."
                 )
 
+        text = self.feed_forwards
+        if unknown := [word for word in text.split() if word not in FEED_FORWARDS]:
+            raise ValueError(
+                f"feed_forwards {text!r} names the unknown layer {unknown[0]!r}; write words out "
+                f"of {', '.join(FEED_FORWARDS)} separated by spaces."
+            )
+        layers = len((*self.prelude_layers, *self.layers, *self.coda_layers))
+        if len(text.split()) not in (1, layers):
+            raise ValueError(
+                f"feed_forwards {text!r} has {len(text.split())} words; write one for all layers, "
+                f"or {layers}: one per layer of prelude, pattern and coda."
+            )
+
     def _check_loops(self):
         for name in ("norm_every_loop", "exit_gate"):
             if self.coda and getattr(self, name):
@@ -228,17 +259,21 @@ class LoopedConfig(LayerConfig):
             )
 
 
+def layer_of(word: str) -> Any:
+    """The class of a word of `pattern` or of `feed_forwards`."""
+    return FEED_FORWARDS[word] if word in FEED_FORWARDS else LAYERS[word]
+
+
 def _merged(
     old: Mapping[str, LayerOptions], new: Mapping[str, Mapping[str, Any] | LayerOptions]
 ) -> dict[str, LayerOptions]:
     """The old options by word, overridden by the new ones."""
     merged = dict(old)
     for word, options in new.items():
-        if word not in LAYERS:
-            raise ValueError(
-                f"options name the unknown layer {word!r}; known: {', '.join(LAYERS)}."
-            )
-        kind = LAYERS[word].Options
+        if word not in FEED_FORWARDS and word not in LAYERS:
+            known = ", ".join([*LAYERS, *FEED_FORWARDS])
+            raise ValueError(f"options name the unknown layer {word!r}; known: {known}.")
+        kind = layer_of(word).Options
         if isinstance(options, Mapping):
             known = [field.name for field in dataclasses.fields(kind)]
             if unknown := sorted(set(options) - set(known)):

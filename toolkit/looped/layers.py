@@ -65,24 +65,6 @@ def over_tokens(
     return out.reshape(*leading, out.shape[-1])
 
 
-class SwiGLU(nnx.Module):
-    """Gated feed-forward layer: y = W_down( silu(W_gate x) * (W_up x) ).
-
-    Source: Shazeer, "GLU Variants Improve Transformer", 2020.
-    """
-
-    def __init__(
-        self, width: int, hidden: int, *, down_std: float, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        std = width**-0.5
-        self.gate = linear(width, hidden, dtype, rngs, std=std)
-        self.up = linear(width, hidden, dtype, rngs, std=std)
-        self.down = linear(hidden, width, dtype, rngs, std=down_std)
-
-    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
-
-
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
     """Rotary wavelengths stretched to a longer context, as in Llama 3.1.

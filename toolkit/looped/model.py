@@ -11,9 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
 from toolkit.attention._precision import accumulator
+from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import linear, over_tokens
 from toolkit.looped.loop_rows import LoopRow, check_tokens, row_of
 from toolkit.looped.mixing import LAYERS
@@ -68,15 +70,24 @@ class LoopedLM(nnx.Module):
         self.embedding = nnx.Embed(
             config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
         )
-        self.blocks = module_list([Block(word, config, rngs=rngs) for word in config.layers])
+        words = iter(config.feed_forward_words)
+        prelude, looped, coda = (
+            [(layer, next(words)) for layer in layers]
+            for layers in (config.prelude_layers, config.layers, config.coda_layers)
+        )
+
+        def stack(layers: list[tuple[str, str]]) -> Any:
+            return module_list(
+                [Block(word, config, rngs=rngs, feed_forward=fed) for word, fed in layers]
+            )
+
+        self.blocks = stack(looped)
         self.rho = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
         )
         self.norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
-        self.prelude = module_list(
-            [Block(word, config, rngs=rngs) for word in config.prelude_layers]
-        )
-        self.coda = module_list([Block(word, config, rngs=rngs) for word in config.coda_layers])
+        self.prelude = stack(prelude)
+        self.coda = stack(coda)
         self.loop_embedding = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.loop_embedding else nnx.data(None)
         )
@@ -151,7 +162,7 @@ class LoopedLM(nnx.Module):
 
         Source: LT2, architecture section.
         """
-        h, hidden = self._run(
+        h, hidden, _ = self._run(
             tokens, segment_ids=segment_ids, return_loops=return_loops, loops=loops, key=key
         )
         return (self.head(h), hidden) if return_loops else self.head(h)
@@ -165,8 +176,39 @@ class LoopedLM(nnx.Module):
         """The head's input before its norm; arguments as of a call."""
         return self._run(tokens, segment_ids=segment_ids)[0]
 
-    def _run(self, tokens, *, segment_ids, return_loops=False, loops=None, key=None):
+    def with_routing(
+        self,
+        tokens: Int[Array, "batch time"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+    ) -> tuple[Float[Array, "batch time width"], tuple[RoutingStatistics, ...]]:
+        """`last_hidden`, and what the routers did; arguments as of a call.
+
+        The statistics come one for each "moe" layer of prelude, loops and coda, with arrays
+        [loops, batch, ...], where layers outside of the loops count as one loop. They add up: over
+        loops and sequences with `toolkit.experts.pooled_statistics(statistics, 2)`.
+        """
+        if "moe" not in self.config.feed_forward_words:
+            raise ValueError(
+                f"feed_forwards is {self.config.feed_forwards!r}; a model with routing has a "
+                '"moe" layer.'
+            )
+        h, _, routing = self._run(tokens, segment_ids=segment_ids, return_routing=True)
+        return h, tuple(routing or ())
+
+    def _run(
+        self,
+        tokens,
+        *,
+        segment_ids,
+        return_loops=False,
+        loops=None,
+        key=None,
+        return_routing=False,
+    ):
         check_tokens(tokens, self.config.vocabulary)
+        for word in self.config.feed_forward_words:
+            check_word(word, FEED_FORWARDS[word].can_cut_time)
         for word in (*self.config.prelude_layers, *self.config.layers, *self.config.coda_layers):
             check_word(word, LAYERS[word].can_cut_time)
         if segment_ids is not None and segment_ids.shape != tokens.shape:
@@ -187,15 +229,23 @@ class LoopedLM(nnx.Module):
                 )
         if key is not None and not self.config.random_start:
             raise ValueError("key was given, and the model has no random_start to draw.")
-        injected, _ = run_blocks(self.prelude, self.embedding(tokens), segment_ids=segment_ids)
+        if return_routing and self.config.backward_loops is not None:
+            raise ValueError(
+                f"backward_loops is {self.config.backward_loops}, and routing is returned of loops "
+                "that all have a gradient; configure backward_loops=None."
+            )
+        how = {"segment_ids": segment_ids, "return_routing": return_routing}
+        injected, before = run_blocks(self.prelude, self.embedding(tokens), **how)
+        within = ()
         start = self.start(injected, key)
         if self.config.backward_loops is None:
 
             def body(tau, h, row):
-                h, _ = self.loop(h, *row, tau=tau, injected=injected, segment_ids=segment_ids)
-                return h, (h if return_loops else None)
+                h, other = self.loop(h, *row, tau=tau, injected=injected, **how)
+                return h, (h if return_loops else None, other)
 
-            h, states = self.run_loops(body, start, remat=self.config.remat)
+            h, kept = self.run_loops(body, start, remat=self.config.remat)
+            states, within = zip(*kept, strict=True)
             hidden = jnp.stack(states) if return_loops else None
         else:
 
@@ -211,8 +261,11 @@ class LoopedLM(nnx.Module):
                 backward=self.config.backward_loops,
                 remat=self.config.remat,
             )
-        h, _ = run_blocks(self.coda, h, segment_ids=segment_ids)
-        return h, hidden
+        h, after = run_blocks(self.coda, h, **how)
+        if not return_routing:
+            return h, hidden, None
+        once = jax.tree.map(lambda x: x[None], (before, after))
+        return h, hidden, (*once[0], *jax.tree.map(lambda *x: jnp.stack(x), *within), *once[1])
 
     def start(
         self, injected: Float[Array, "... width"], key: Array | None = None
@@ -264,6 +317,7 @@ class LoopedLM(nnx.Module):
         injected: Float[Array, "batch *time width"] | None = None,
         segment_ids: Int[Array, "batch time"] | None = None,
         caches: tuple[Any, ...] | None = None,
+        return_routing: bool = False,
     ) -> tuple[Float[Array, "batch *time width"], tuple[Any, ...] | None]:
         """One pass of a sequence or of one token through all layers, plus rho times its input."""
         windows = self.config.loop_windows[tau]
@@ -274,6 +328,7 @@ class LoopedLM(nnx.Module):
             segment_ids=segment_ids,
             caches=caches,
             residual=self.group_residual,
+            return_routing=return_routing,
         )
         return self._loop_output(out, rho, h), caches
 

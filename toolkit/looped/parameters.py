@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit.attention import mixer
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.mixing import LAYERS
 
 
@@ -36,11 +38,11 @@ def parameter_count(config: LoopedConfig) -> int:
     """
     width = config.width
     norms = 4 if config.sandwich_norm else 2
-    rest_of_block = 3 * width * config.feed_forward_size + norms * width
     blocks = sum(
-        count * (layer_parameters(word, config) + rest_of_block)
+        count * (layer_parameters(word, config) + norms * width)
         for word, count in Counter(_all_layers(config)).items()
     )
+    blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
     per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
     adapter = 2 * width * width if config.input_injection else 0
     exit_gate = width + 1 if config.exit_gate else 0
@@ -53,8 +55,9 @@ def layer_parameters(word: str, config: LoopedConfig) -> int:
     """Number of trained parameters of one token-mixing layer."""
     # The layer does not depend on these, so one trace serves all their values.
     sizes = {"pattern": word, "vocabulary": 1, "loops": 1, "feed_forward": 1}
-    elsewhere = {"windows": None, "prelude": "", "coda": ""}
-    return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere))
+    elsewhere = {"windows": None, "prelude": "", "coda": "", "feed_forwards": "swiglu"}
+    options = {name: own for name, own in config.options.items() if name not in FEED_FORWARDS}
+    return _traced_parameters(dataclasses.replace(config, **sizes, **elsewhere, options=options))
 
 
 def token_flops(config: LoopedConfig, context: int) -> int:
@@ -63,10 +66,36 @@ def token_flops(config: LoopedConfig, context: int) -> int:
     loops * sum over layers (2 parameters + mixing one token) + 2 vocabulary width
     """
     total = 2 * config.vocabulary * config.width
-    for word in config.layers:
-        matrices = layer_parameters(word, config) + 3 * config.width * config.feed_forward_size
+    words = config.feed_forward_words[len(config.prelude_layers) :][: len(config.layers)]
+    for word, fed in zip(config.layers, _fed(config, words, is_active=True), strict=True):
+        matrices = layer_parameters(word, config) + fed
         total += config.loops * (2 * matrices + _mixing_flops(word, config, context))
     return total
+
+
+@checked
+def active_parameter_count(config: LoopedConfig) -> int:
+    """Number of trained parameters that a token passes: of a mixture the chosen experts alone.
+
+    Args:
+        config: the model.
+
+    Returns:
+        `parameter_count` without the experts that a token does not choose.
+
+    Example:
+        >>> config = LoopedConfig.tiny("full full", width=16, heads=2, feed_forwards="swiglu moe")
+        >>> parameter_count(config) - active_parameter_count(config) == 6 * 3 * 16 * 176
+        True
+    """
+    words = config.feed_forward_words
+    total, active = (sum(_fed(config, words, is_active=one)) for one in (False, True))
+    return parameter_count(config) - total + active
+
+
+def _fed(config: LoopedConfig, words: Iterable[str], *, is_active: bool) -> list[int]:
+    """The parameters of feed-forward layers."""
+    return [FEED_FORWARDS[word].parameters(config)[is_active] for word in words]
 
 
 def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
@@ -119,6 +148,11 @@ def match_parameters(
         >>> abs(parameter_count(matched) / parameter_count(plain) - 1) < 0.01
         True
     """
+    if set(config.feed_forward_words) != {"swiglu"}:
+        raise ValueError(
+            f"feed_forwards is {config.feed_forwards!r}; parameters are matched by the size of "
+            'SwiGLU layers: configure feed_forwards="swiglu".'
+        )
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
     per_unit = 3 * config.width * len(_all_layers(config))
     fixed = parameter_count(config) - per_unit * config.feed_forward_size

@@ -50,6 +50,10 @@ def model_of(model: LoopedConfig | str) -> LoopedConfig:
         config = MODELS[model]
     else:
         raise TypeError(f"model must be a LoopedConfig or a name; got {type(model).__name__}.")
+    if "moe" in config.feed_forward_words:
+        raise ValueError(
+            f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu'"
+        )
     return config
 
 

@@ -177,11 +177,13 @@ def _cast_matrices(params: Params, dtype: Any) -> Params:
     if dtype is None:
         return params
 
-    def cast(leaf: Array) -> Array:
+    def cast(path: tuple[Any, ...], leaf: Array) -> Array:
+        # A router in bfloat16 would send tokens to other experts than in float32.
+        is_router = "router" in (getattr(key, "key", getattr(key, "name", None)) for key in path)
         is_real_matrix = leaf.ndim >= 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(dtype) if is_real_matrix else leaf
+        return leaf.astype(dtype) if is_real_matrix and not is_router else leaf
 
-    return jax.tree.map(cast, params)
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def _learning_rate(optimizer_state: Any) -> Array | None:

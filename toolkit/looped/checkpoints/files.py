@@ -22,6 +22,7 @@ from toolkit.looped.checkpoints.tensors import (
     stored_tensors,
 )
 from toolkit.looped.config import LoopedConfig
+from toolkit.looped.feed_forward import ChoiceBias
 from toolkit.looped.model import LoopedLM
 
 FORMAT = "toolkit looped model"
@@ -148,6 +149,6 @@ def _config(path: str | Path, header: Mapping[str, str]) -> LoopedConfig:
         raise ValueError(f"{path} has a header whose config is wrong: {error}") from error
 
 
-def _parameters(model: LoopedLM) -> dict[str, nnx.Param]:
-    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+def _parameters(model: LoopedLM) -> dict[str, nnx.Variable]:
+    flat = nnx.to_flat_state(nnx.state(model, (nnx.Param, ChoiceBias)))
     return {".".join(map(str, path)): parameter for path, parameter in flat}

@@ -11,6 +11,7 @@ from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit.looped.checkpoints.names import STYLES, WeightRule
 from toolkit.looped.checkpoints.tensors import StoredTensor, files_of, given_tensors, stored_tensors
+from toolkit.looped.feed_forward import ChoiceBias
 
 
 @checked
@@ -118,7 +119,7 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 
 def parameter_paths(module: Any) -> set[str]:
     """The paths of a module's parameters, such as "output.kernel"."""
-    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    state = nnx.to_flat_state(nnx.state(module, (nnx.Param, ChoiceBias)))
     return {".".join(map(str, path)) for path, _ in state}
 
 

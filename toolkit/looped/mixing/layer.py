@@ -58,7 +58,31 @@ class LayerConfig:
         return jnp.dtype(self.dtype)
 
 
-class MixingLayer(nnx.Module):
+class ConfiguredLayer(nnx.Module):
+    """A layer with a word and options of its own.
+
+    Attributes:
+        word: its name in a configuration.
+        Options: the dataclass of its options.
+        can_cut_time: whether it can read tokens that lie on several devices.
+    """
+
+    word: ClassVar[str]
+    Options: ClassVar[type[LayerOptions]] = LayerOptions
+    can_cut_time: ClassVar[bool] = False
+
+    @classmethod
+    def options_of(cls, config: LayerConfig) -> Any:
+        """The options of these layers in a model, an instance of `Options`."""
+        return config.options.get(cls.word) or cls.Options()
+
+    @classmethod
+    def check(cls, config: LayerConfig) -> None:
+        """Refuse options that no layer can have, naming the option."""
+        check_numbers(cls.options_of(config), f"{cls.word}.")
+
+
+class MixingLayer(ConfiguredLayer):
     """A layer that mixes tokens, made as Layer(config, rngs=rngs); `toolkit.looped.mixing` lists
     what it can do.
 
@@ -72,22 +96,9 @@ class MixingLayer(nnx.Module):
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
     """
 
-    word: ClassVar[str]
-    Options: ClassVar[type[LayerOptions]] = LayerOptions
     is_recurrent: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
-    can_cut_time: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False
-
-    @classmethod
-    def options_of(cls, config: LayerConfig) -> Any:
-        """The options of these layers in a model, an instance of `Options`."""
-        return config.options.get(cls.word) or cls.Options()
-
-    @classmethod
-    def check(cls, config: LayerConfig) -> None:
-        """Refuse options that no layer can have, naming the option."""
-        check_numbers(cls.options_of(config), f"{cls.word}.")
 
     @classmethod
     def window_of(cls, config: LayerConfig) -> int | None:

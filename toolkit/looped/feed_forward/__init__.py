@@ -1,0 +1,22 @@
+"""The layers that treat every token by itself, one for every word of `feed_forwards`.
+
+    y = layer(x)                        x [..., width]
+    y, routing = layer.routed(x)        routing: a `toolkit.experts.Routing`, or None
+    Layer.Options, Layer.check(config)  reached as config.<word>
+
+FEED_FORWARDS   word -> class
+layer.py        FeedForwardLayer, from which both are derived
+swiglu.py       one gated layer
+mixture.py      a mixture of experts: router, experts, shared expert
+"""
+
+from typing import Any
+
+from toolkit.looped.feed_forward.layer import FeedForwardLayer
+from toolkit.looped.feed_forward.mixture import ChoiceBias, MixtureLayer
+from toolkit.looped.feed_forward.swiglu import SwiGLULayer
+
+FEED_FORWARDS: dict[str, Any] = {layer.word: layer for layer in (SwiGLULayer, MixtureLayer)}
+"""Every layer by the word that names it in `feed_forwards`."""
+
+__all__ = ["FEED_FORWARDS", "ChoiceBias", "FeedForwardLayer"]
