@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from toolkit.looped import LoopedConfig, LoopedLM, parameter_count
-from toolkit.looped.layers import SwiGLU, rotary_embedding
+from toolkit.looped.feed_forward.swiglu import SwiGLU
+from toolkit.looped.layers import rotary_embedding
 
 FLOAT32_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 GRADIENT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
