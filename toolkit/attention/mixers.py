@@ -88,9 +88,6 @@ def mixer(name: str, **options: int) -> Mixer:
     Returns:
         The row of `MIXERS`, with those options.
 
-    Raises:
-        ValueError: an unknown name, or an option the row does not have.
-
     Example:
         >>> mixer("window", sliding_window=128).options["sliding_window"]
         128

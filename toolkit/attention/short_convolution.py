@@ -50,11 +50,6 @@ def short_convolution(
         Outputs like x, and the state with which the next piece continues: the last taps - 1 inputs
         of the last document.
 
-    Raises:
-        ValueError: shapes that do not fit, no tokens.
-        TypeError: not floating point, x and kernel of different dtypes, segment_ids that are not
-            integers.
-
     Cost:
         2 taps FLOPs per number, backward twice that.
 

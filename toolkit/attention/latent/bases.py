@@ -107,9 +107,6 @@ def hadamard_basis(size: int, key: Array | None = None) -> np.ndarray:
     Returns:
         An orthogonal matrix [size, size], float64.
 
-    Raises:
-        ValueError: a size that is no power of two, or is beyond 8,192.
-
     Source: Tang et al. (2025), arXiv:2508.15881, section 3.3.
 
     Example:
@@ -142,9 +139,6 @@ def random_basis(size: int, key: Array) -> np.ndarray:
 
     Returns:
         [size, size], float64.
-
-    Raises:
-        ValueError: a size below 1 or beyond 8,192.
 
     Source: Mezzadri (2007), arXiv:math-ph/0609050.
 
@@ -213,9 +207,6 @@ def calibration_latents(
 
     Returns:
         The latents, of mean square one.
-
-    Raises:
-        ValueError: a width that is not the layer's.
 
     Example:
         >>> config = LatentConfig(

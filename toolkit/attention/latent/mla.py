@@ -63,10 +63,6 @@ def mla(
         What attention adds to the stream [batch, time, width], and the new cache (None without
         `initial_state`).
 
-    Raises:
-        ValueError: shapes that do not fit, an unknown form, a cache with room for fewer tokens.
-        TypeError: not floating point, dtypes that differ.
-
     Cost:
         heads time^2 (key + rope + value) FLOPs per sequence when expanded, heads time^2
         (2 latent + rope) when absorbed, beside 2 per parameter and token; memory linear in time.

@@ -62,9 +62,6 @@ def slicing_report(
     Returns:
         A `SlicingReport`; queries that see one token do not count, except in the output.
 
-    Raises:
-        ValueError: shapes that do not fit, fewer than two tokens.
-
     Cost: slices batch heads time^2 numbers of memory.
 
     Example:
@@ -117,9 +114,6 @@ def least_squares_multipliers(
 
     Returns:
         For `slice_latents` [slices, heads].
-
-    Raises:
-        ValueError: shapes that do not fit, fewer than two tokens.
 
     Example:
         >>> config = LatentConfig(

@@ -135,10 +135,6 @@ def slice_latents(
     Returns:
         The weights by slices.
 
-    Raises:
-        ValueError: weights that are not folded, slices that do not divide the latent, shares that
-            are not positive.
-
     Source: Tang et al. (2025), arXiv:2508.15881, sections 3.1 to 3.4.
 
     Example:

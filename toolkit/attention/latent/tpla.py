@@ -85,9 +85,6 @@ def tpla_reference(
     Returns:
         What attention adds to the stream [batch, time, width].
 
-    Raises:
-        ValueError: shapes that do not fit, a prompt longer than the sequence.
-
     Cost: slices batch heads time^2 numbers of memory.
 
     Source: Tang et al. (2025), arXiv:2508.15881, equations 6, 7 and 22.

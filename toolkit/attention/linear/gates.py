@@ -22,9 +22,6 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         [..., size] in the dtype of x; summed in float32 (float64 for float64). NaN where that sum
         overflows, beyond a length of 1.8e19.
 
-    Raises:
-        TypeError: not floating point.
-
     Cost:
         One pass over x.
 
@@ -65,10 +62,6 @@ def log_decay(
     Returns:
         Like raw, at most 0, in float32 (float64 for float64 inputs): a state is multiplied by
         hundreds of decays.
-
-    Raises:
-        ValueError: shapes that do not fit, or `least` not below 0.
-        TypeError: not floating point.
 
     Cost:
         Three exponentials and logarithms per number, or one with `least`.

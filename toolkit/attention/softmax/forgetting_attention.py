@@ -156,11 +156,6 @@ def forgetting_attention(
         The output [batch, time, heads, value] in q's dtype, and the new cache (None without
         `initial_state`).
 
-    Raises:
-        ValueError: shapes that do not fit, an unknown implementation, a cache with room for fewer
-            tokens.
-        TypeError: not floating point, different dtypes, segment_ids that are not integers.
-
     Cost:
         2 batch heads time^2 (key + value) FLOPs, since a chunk of queries meets all keys, and about
         8 time^2 additions per head for the decays; three times that more backward. Memory is linear

@@ -33,10 +33,6 @@ def merge_attention(*parts: tuple[HeadValues, HeadGates]) -> tuple[HeadValues, H
     Returns:
         Output and residual of attention to all of the keys; differentiable any number of times.
 
-    Raises:
-        ValueError: no part, or parts of different shapes.
-        TypeError: a part that is no pair of floating-point arrays.
-
     Source: Dao et al. (2022), arXiv:2205.14135, section 3.1; Liu et al. (2023), arXiv:2310.01889
         (ring attention).
 
@@ -65,10 +61,6 @@ def combine(
 
     Returns:
         Output and residual of attention to all of the keys, whatever the order of the parts.
-
-    Raises:
-        ValueError: no part, or parts of different shapes.
-        TypeError: a part that is no pair of floating-point arrays.
 
     Example:
         >>> one, two = (jnp.zeros((1, 2)), jnp.zeros(1)), (jnp.ones((1, 2)), jnp.zeros(1))

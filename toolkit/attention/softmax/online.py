@@ -53,9 +53,6 @@ def online_softmax(
     Returns:
         An `OnlineSoftmax`: the output, its log-sum-exp, and the rescales.
 
-    Raises:
-        ValueError: no scores, other values than keys, or a tile below 1.
-
     Cost:
         2 rows keys value FLOPs, and value multiplications per rescale.
 

@@ -42,10 +42,6 @@ def quantisation_error(
     Returns:
         One number per head, at least float32.
 
-    Raises:
-        ValueError: shapes that do not fit.
-        TypeError: not floating point, or different dtypes.
-
     Cost: attention twice.
 
     Source: Dettmers et al. (2022), arXiv:2208.07339, section 2 (absmax quantisation by vector).

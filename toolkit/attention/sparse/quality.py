@@ -29,9 +29,6 @@ def recovered_mass(
     Returns:
         Shares between 0 and 1 [...].
 
-    Raises:
-        ValueError: shapes that differ.
-
     Example:
         >>> recovered_mass(jnp.log(jnp.array([1.0])), jnp.log(jnp.array([4.0]))).tolist()
         [0.25]
@@ -56,9 +53,6 @@ def output_error(out: Float[Array, "..."], exact: Float[Array, "..."]) -> Float[
 
     Returns:
         One number; 0 for equal outputs.
-
-    Raises:
-        ValueError: shapes that differ.
 
     Example:
         >>> output_error(jnp.array([3.0]), jnp.array([2.0])).tolist()

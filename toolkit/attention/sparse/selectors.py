@@ -48,9 +48,6 @@ def choose(words: str) -> Choice:
     Returns:
         The selector with its defaults, and the budget.
 
-    Raises:
-        ValueError: no such system, or no such budget.
-
     Example:
         >>> choose("window:256").budget
         FixedTokens(tokens=256)

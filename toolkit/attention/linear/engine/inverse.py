@@ -66,10 +66,6 @@ def unit_lower_inverse(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
     Returns:
         [..., n, n], unit lower triangular.
 
-    Raises:
-        ValueError: the matrices are not square.
-        TypeError: a is no array, or not floating point.
-
     Cost:
         n^3 multiply-adds per matrix for n = 16, half of n^3 for 32, a third beyond; 15 column steps
         one after another and log2(n / 16) merges.

@@ -55,9 +55,6 @@ def train_hash(
     Returns:
         What `SELECTORS["hata"](weights=...)` takes: [key_value_heads, key, bits], float32.
 
-    Raises:
-        ValueError: bits that are no whole words, or heads that do not share keys evenly.
-
     With these constants what is learned stays near a random orthogonal projection: the third term
     outweighs the first. On keys whose largest channels no query reads it finds 29 % of the heaviest
     tenth where a random projection finds 24 %.

@@ -82,9 +82,6 @@ def offloaded_step(
     Returns:
         An `Offloaded`.
 
-    Raises:
-        ValueError: a number out of range.
-
     Cost:
         Arithmetic on a few numbers.
 
@@ -134,9 +131,6 @@ def cached_share(
     Returns:
         Shares [steps].
 
-    Raises:
-        ValueError: no tokens, or some outside the length.
-
     Cost:
         A sort of the blocks per step.
 
@@ -179,9 +173,6 @@ def hidden_iterations(prefill: float, three: float, one: float) -> int:
 
     Returns:
         A whole number from 3 to 300.
-
-    Raises:
-        ValueError: a time that is negative, or no time per iteration.
 
     Source: the released code of PQCache; its times are regressions in the prompt's length.
 

@@ -53,9 +53,6 @@ def top_tiles(
     Returns:
         Which tiles are kept [batch, heads, query_blocks, key_blocks].
 
-    Raises:
-        ValueError: a sparsity outside [0, 1), or more text than tokens.
-
     Cost:
         A sort of the tiles.
 

@@ -89,9 +89,6 @@ def pattern_tiles(
     Returns:
         The tiles, for causal attention, and the columns.
 
-    Raises:
-        ValueError: shapes that do not fit, an unknown kind, or a size out of range.
-
     Cost:
         2 key FLOPs per pair of one of the last queries and a key; of pooled blocks, of two blocks.
 
@@ -198,9 +195,6 @@ def search_patterns(
         The index of a pattern per head [heads], and the shares of numbers that differ
         [patterns, heads].
 
-    Raises:
-        ValueError: shapes that do not fit, no pattern, or an unknown one.
-
     Cost:
         Attention once densely and once per pattern.
 
@@ -252,9 +246,6 @@ def patterns_by_head(
 
     Returns:
         The tiles, for causal attention, and the columns.
-
-    Raises:
-        ValueError: shapes that do not fit, no pattern, or an unknown one.
 
     Cost:
         As `pattern_tiles`, once per pattern.

@@ -77,9 +77,6 @@ def sale_tiles(
     Returns:
         The tiles, for causal attention.
 
-    Raises:
-        ValueError: shapes that do not fit, a size out of range, or a negative threshold.
-
     Cost:
         2 key 4-bit operations per pair of a query and a key: an eighth of attention where these
         are four times as fast as 16 bits.
@@ -234,9 +231,6 @@ def calibrate_sale(
 
     Returns:
         Thresholds [heads], for `sale_tiles`.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers out of range.
 
     Cost:
         Attention once densely and log2(start / least) times sparsely.

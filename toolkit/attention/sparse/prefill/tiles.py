@@ -97,9 +97,6 @@ def attend_tiles(
         The output [batch, time, heads, value], 0 where nothing is kept, and the logarithm of the
         sum of exponentials [batch, time, heads].
 
-    Raises:
-        ValueError: shapes that do not fit, or a map of another number of tiles.
-
     Cost:
         2 (key + value) FLOPs per pair of a query and a key in a kept tile.
 
@@ -258,9 +255,6 @@ def tile_masses(
     Returns:
         Masses [batch, heads, query_blocks, key_blocks]; those of a row of tiles add up to its
         number of queries.
-
-    Raises:
-        ValueError: shapes that do not fit, or a block below 1.
 
     Cost:
         2 key FLOPs per pair: half of attention.

@@ -115,10 +115,6 @@ def indexer_loss(
     Returns:
         The divergence in nats, at least float32; 0 for the first token of a document.
 
-    Raises:
-        ValueError: shapes that do not fit, or selected_tokens below 1.
-        TypeError: not floating point, or segment_ids that are not integers.
-
     Cost:
         2 batch time^2 (heads key + index_heads index) FLOPs, three times that with the gradient;
         memory linear in time.
