@@ -1,4 +1,4 @@
-r"""The masked softmax, and exact attention with it: what every form but the blockwise one computes.
+r"""The masked softmax, and exact attention with it, for every form but the blockwise one.
 
     o_t = sum_{i in I_t} p_ti v_i      p_ti = exp(s_ti - lse_t)      lse_t = log sum_{I_t} exp(s_ti)
 
@@ -34,7 +34,7 @@ class Attended(NamedTuple):
         out: outputs [queries, group, value]; 0 for a query that attends to nothing.
         weights: probabilities [queries, group, keys], 0 outside the selection.
         lse: logarithm of the sum of exponentials [queries, group]. Attention over two disjoint
-            selections is their outputs weighed by softmax of the two.
+            selections is the sum of their outputs weighted by a softmax over the two.
     """
 
     out: Float[Array, "queries group value"]
@@ -60,7 +60,7 @@ def masked_softmax(scores: Float[Array, "*rows keys"], visible: Bool[Array, "*#r
 def fixed_scale(q: Array, scale: float | Array | None) -> tuple[Array, float]:
     """Queries, and the factor of their scores, known when compiling: size ** -0.5 if None.
 
-    One that is an array, as a learned temperature is, multiplies the queries instead.
+    An array, such as a learned temperature, multiplies the queries instead.
     """
     if scale is not None and isinstance(scale, Array):
         if scale.ndim:
@@ -131,7 +131,7 @@ class Extent(NamedTuple):
 
 
 def bounded(numbers: Int[Array, "..."] | int, least: int, most: int) -> Int[Array, "..."]:
-    """Numbers as int32, those out of range as its nearest end; a cast of 64 bits would wrap."""
+    """Numbers clipped to a range, as int32; a plain cast of 64-bit numbers would wrap around."""
     numbers = jnp.asarray(numbers)
     kind = jnp.iinfo(numbers.dtype)
     return jnp.clip(numbers, max(least, kind.min), min(most, kind.max)).astype(jnp.int32)
@@ -184,7 +184,7 @@ def packed(segment_ids: SegmentIds | None) -> Segments | None:
 def positions_in_documents(
     segment_ids: SegmentIds, length: Int[Array, "batch"] | int = 0
 ) -> Int[Array, "batch time"]:
-    """Place of every token in its document, of whose first one `length` tokens came before."""
+    """Place of every token in its document; the first document continues after `length` tokens."""
     index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
     is_first = jnp.diff(run_numbers(segment_ids), axis=1, prepend=1) > 0
     begins = lax.cummax(jnp.where(is_first, index, 0), axis=1)

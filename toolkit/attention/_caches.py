@@ -73,7 +73,7 @@ def cleared(held: Shaped[Array, "batch *rest"], rows: Array) -> Shaped[Array, "b
 
 
 def check_rows(rows: Any, batch: int) -> None:
-    """Refuse what is no list of rows, and inside `checking()` rows that a cache does not have."""
+    """Refuse anything but a list of rows; inside `checking()`, also rows that the cache lacks."""
     if not hasattr(rows, "ndim") or rows.ndim != 1:
         raise TypeError(f"rows must be an array of row numbers [rows]; got {shown(rows)}.")
     if rows.dtype == bool and rows.shape[0] != batch:
@@ -89,7 +89,7 @@ def check_rows(rows: Any, batch: int) -> None:
 
 
 def check_other(cache: Any, rows: Any, other: Any) -> None:
-    """Refuse to insert what is no cache of the same kind, with as many rows as are replaced."""
+    """Refuse to insert anything but a cache of the same kind with as many rows as are replaced."""
     if not isinstance(other, type(cache)):
         raise TypeError(f"other must be a {type(cache).__name__}; got {type(other).__name__}.")
     if rows.dtype == bool:
@@ -109,7 +109,7 @@ def check_other(cache: Any, rows: Any, other: Any) -> None:
 
 
 def check_lengths(cache: Any) -> None:
-    """Refuse, inside `checking()`, a cache in which a row holds fewer than no tokens."""
+    """Refuse, inside `checking()`, a cache with a row of negative length."""
     if not reads_values(cache.length):
         return
     least = int(np.asarray(cache.length).min())
@@ -118,7 +118,7 @@ def check_lengths(cache: Any) -> None:
 
 
 def check_room(cache: Any, time: int, segment_ids: SegmentIds | None = None) -> None:
-    """Refuse tokens that no row could take; inside `checking()`, those that one row cannot take."""
+    """Refuse more tokens than a row can hold; inside `checking()`, more than a row has room for."""
     check_lengths(cache)
     length, wanted = 0, time if segment_ids is None else 0
     if reads_values(cache.length, segment_ids):
@@ -142,7 +142,7 @@ def length_after(
 
 
 def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Array) -> Cache:
-    """The cache with one `new` token in a slot of every row, or as it was where there is no slot.
+    """Write one `new` token into a slot of every row; a row without that slot stays as it was.
 
     Every length grows by one, even if there was no room.
     """
@@ -156,8 +156,8 @@ def write_token(cache: Cache, slot: Int[Array, "batch"], *, axis: int, **new: Ar
             written[name] = array.at[tuple(place)].set(new[name], mode="drop")
         return written
 
-    # Inside a conditional: of a bare update XLA makes a second copy for the reads that follow, and
-    # one for the result, which takes twenty times as long as the step.
+    # Inside a conditional, since XLA copies the result of a bare update, once for the reads that
+    # follow and once for the result, which takes twenty times as long as the step.
     arrays = lax.cond((slot < cache.capacity).any(), write, lambda: held)
     return replace(cache, **arrays, length=cache.length + 1)
 
@@ -169,8 +169,10 @@ def cut_as_arrays_are(
     heads: tuple[int | None, ...],
     heads_out: tuple[int, ...],
 ) -> tuple[Any, ...]:
-    """function(*arrays, cache), which ends with the new cache: where arrays are cut along explicit
-    axes of a mesh, each device its share of rows and heads (`over_cores`, whose `heads` these are).
+    """Call function(*arrays, cache), whose last output is the new cache.
+
+    Where arrays are cut along explicit axes of a mesh, each device takes its own rows and heads;
+    `heads` and `heads_out` are those of `over_cores`.
     """
     held, tree = jax.tree.flatten(cache)
     axes = [
@@ -189,7 +191,7 @@ def cut_as_arrays_are(
 
 
 class Continued(NamedTuple):
-    """A cache with new tokens, and what their queries meet.
+    """A cache with new tokens, and the keys that their queries attend to.
 
     Attributes:
         arrays: what the cache holds by name, on the axis of keys that `extent` speaks of.
@@ -247,7 +249,7 @@ def continue_rows(
 
 def _write_piece(array: Array, new: Array, start: Array, *, axis: int) -> Array:
     """Consecutive tokens written into one row from a slot on; those past the last are dropped."""
-    # XLA moves a slice that does not fit to where it does: what lies before `start` there stays.
+    # XLA shifts a slice that does not fit back to where it does; what precedes `start` there stays.
     time = new.shape[axis]
     first = jnp.minimum(start, array.shape[axis] - time)
     index = lax.broadcasted_iota(start.dtype, new.shape, axis % new.ndim)

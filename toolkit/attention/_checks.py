@@ -1,4 +1,4 @@
-"""What annotations cannot say of an argument: small checks that the files of this room share."""
+"""Small checks of arguments that annotations cannot express."""
 
 from collections.abc import Collection
 from typing import Any
@@ -11,7 +11,7 @@ from toolkit._kinds import check_floating, check_kind, shown
 
 
 def check_count(name: str, count: int, least: int, why: str = "") -> None:
-    """Refuse a `count` that is no whole number from `least` on."""
+    """Refuse a `count` that is not a whole number of at least `least`."""
     check_kind(name, count, (int,), False)
     error = AtLeast(least, why).of_value(name, count)
     if error is not None:
@@ -19,7 +19,7 @@ def check_count(name: str, count: int, least: int, why: str = "") -> None:
 
 
 def check_sizes(of: str, **sizes: int) -> None:
-    """Refuse a size that is no whole number from 1 on."""
+    """Refuse a size that is not a whole number of at least 1."""
     for name, size in sizes.items():
         check_count(f"{name} of {of}", size, 1)
 
@@ -34,7 +34,7 @@ def check_same_dtype(**arrays: Array) -> None:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse to make a cache for numbers that are not floating point."""
+    """Refuse a cache whose numbers are not floating point."""
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dtype must be floating point; got {shown(dtype)}.")
 

@@ -1,4 +1,4 @@
-"""Sequences or heads on devices of their own: the cores of a CPU, or where their arrays lie.
+"""Spread sequences or heads over devices: the cores of a CPU, or the devices that hold the arrays.
 
 XLA's CPU backend spreads single large products over cores, never a scan whose body is small: one
 core walks through time. Sequences are independent, and so are heads, so each core takes its share
@@ -27,7 +27,7 @@ _mesh: Mesh | None = None
 
 
 def set_cores(devices: list[jax.Device] | None) -> None:
-    """Spread over these devices from now on; None for not at all."""
+    """Spread over these devices from now on; None turns it off."""
     global _mesh
     _mesh = None
     if devices is not None and len(devices) > 1:
@@ -35,7 +35,7 @@ def set_cores(devices: list[jax.Device] | None) -> None:
 
 
 def free_cores() -> Mesh | None:
-    """The cores over which a mixer may spread where it is called; None for it alone."""
+    """The cores over which a mixer may spread where it is called; None if it may not."""
     return None if _mesh is None or not jax.sharding.get_abstract_mesh().empty else _mesh
 
 

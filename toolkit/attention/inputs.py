@@ -254,9 +254,6 @@ def draw_inputs(
     Returns:
         One array per input of the row, in the order in which its functions take them.
 
-    Cost:
-        One draw on the host per number.
-
     Example:
         >>> from toolkit.attention import draw_inputs, mixer
         >>> q, k, v, g, beta = draw_inputs(mixer("gdn"), 5, batch=1)

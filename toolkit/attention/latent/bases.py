@@ -39,9 +39,9 @@ def fold(
 
     Args:
         weights: the layer's; not traced.
-        basis: T [latent, latent], invertible: in columns. An orthogonal one goes into the
-            projection too; any other multiplies the latents after their norm, and is kept in
-            `basis`. None: the gain alone is folded.
+        basis: T [latent, latent], invertible, with one basis vector per column. An
+            orthogonal one is folded into the projection; any other multiplies the latents after
+            their norm, and is kept in `basis`. None: only the gain is folded.
 
     Returns:
         Weights of the same function, whose `latent_norm` is 1.
@@ -94,14 +94,14 @@ def fold(
 
 @checked
 def hadamard_basis(size: int, key: Array | None = None) -> np.ndarray:
-    """Hadamard's matrix in Sylvester's order, of length one, its rows with random signs.
+    """Hadamard's matrix in Sylvester's order, with unit columns and rows of random signs.
 
         U_ij = s_i (-1)^popcount(i & j) / sqrt(size)
 
-    It spreads energy evenly over contiguous slices, and does nothing for the split of a softmax.
+    It spreads energy evenly over contiguous slices, but does not help to split a softmax.
 
     Args:
-        size: a power of two.
+        size: a power of two, at most 8,192.
         key: random key of the signs; None: all +1.
 
     Returns:
@@ -129,7 +129,7 @@ def hadamard_basis(size: int, key: Array | None = None) -> np.ndarray:
 
 @checked
 def random_basis(size: int, key: Array) -> np.ndarray:
-    """An orthogonal matrix, uniform among all.
+    """Draw an orthogonal matrix uniformly.
 
         U = Q sign(diag R) of the QR decomposition of a normal matrix
 
@@ -196,7 +196,7 @@ def principal_basis(
 def calibration_latents(
     x: Float[Array, "*tokens width"], weights: LatentWeights, config: LatentConfig
 ) -> Float[Array, "*tokens latent"]:
-    """The normalised latents of a stream, without gain: what a folded layer keeps of it.
+    """The normalised latents of a stream without their gain, as a folded layer caches them.
 
         c / RMS(c),  c = x W_c
 

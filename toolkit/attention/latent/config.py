@@ -77,13 +77,13 @@ class LatentConfig:
     Attributes:
         width: size of the residual stream.
         heads: query heads.
-        latent_size: numbers that a token leaves for all heads (DeepSeek: kv_lora_rank).
+        latent_size: numbers that a token caches for all heads (DeepSeek: kv_lora_rank).
         key_size: size of a head's query and key without position (qk_nope_head_dim).
         rope_size: size of the rotary key that all heads share, even (qk_rope_head_dim).
         value_size: size of a head's value (v_head_dim).
         query_latent_size: numbers from which queries are made (q_lora_rank); None: from the stream.
         rope_theta: base of the rotary wavelengths.
-        yarn: how they are stretched; None: not at all.
+        yarn: how the wavelengths are stretched; None: not at all.
         epsilon: added to the mean square in the RMSNorm of latents.
         layers: layers of the model that this is one of, for plans.
 
@@ -132,7 +132,7 @@ class LatentConfig:
 
     @property
     def cache_size(self) -> int:
-        """Numbers that a token leaves in the cache."""
+        """Numbers that a token occupies in the cache."""
         return self.latent_size + self.rope_size
 
     @property

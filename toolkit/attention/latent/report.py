@@ -1,4 +1,4 @@
-"""What slicing a layer costs: the sliced softmaxes beside the true one, on a calibration text."""
+"""What slicing a layer costs: sliced softmaxes against the true one on a calibration text."""
 
 from dataclasses import replace
 from functools import partial
@@ -106,11 +106,10 @@ def least_squares_multipliers(
 
         m_i = sum(s s_i) / sum(s_i^2)        s, s_i: scores without position, less a query's mean
 
+    Arguments as `slicing_report`, and:
+
     Args:
-        x: the residual stream of a text, normalised [batch, time, width].
-        sliced: the layer's weights, `slice_latents`.
-        config: its sizes.
-        is_per_head: a number for every head, not one for all.
+        is_per_head: whether every head gets a number of its own; otherwise one serves all heads.
 
     Returns:
         For `slice_latents` [slices, heads].

@@ -1,4 +1,4 @@
-r"""A layer of latent attention cut along its latents, for one device or group of devices a slice.
+r"""A layer of latent attention cut along its latents: one slice per device or group of devices.
 
 Slice i keeps some features of the latents and the rows of K_h and V_h that read them. Its norm is
 an estimate from its own features, exact on average if e_i is its share of the energy:
@@ -80,7 +80,7 @@ class LatentSlices:
         return self.key_up.shape[0]
 
     def part(self, number: int) -> "Slice":
-        """What one slice has of its own."""
+        """The part of one slice."""
         return Slice(
             self.latent_down if self.basis is not None else self.latent_down[number],
             self.key_up[number],
@@ -93,7 +93,7 @@ class LatentSlices:
 
 
 class Slice(NamedTuple):
-    """What one slice of a `LatentSlices` has of its own, without the axis of slices."""
+    """One slice of a `LatentSlices`, without the axis of slices."""
 
     latent_down: Float[Array, "width slice"]
     key_up: Float[Array, "slice heads key"]
@@ -244,7 +244,7 @@ def slice_of(
     square_sum: Any = None,
 ) -> Float[Array, "*tokens slice"]:
     """The normalised latents of one slice; with the `square_sum` of all features, exactly."""
-    if part.basis is not None:  # the whole latent is at hand, and so is its norm
+    if part.basis is not None:  # the whole latent is known, and with it its norm
         return rms_norm(x @ part.latent_down, config.epsilon) @ part.basis
     c = (x @ part.latent_down).astype(part.owned.dtype)
     total = (

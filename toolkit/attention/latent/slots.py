@@ -3,8 +3,8 @@ r"""One token's queries against the slots of a latent cache: what every step of 
     u_h = sum_{j < filled} softmax_j(scale (q_h . c_j + p_h . r_j)) c_j
 
 Beside u comes the logarithm of the sum of exponentials, by which parts of a cache are merged.
-"xla" meets all slots at once, on CPUs some at a time; "pallas" is a kernel for NVIDIA's Hopper that
-reads what is filled, and that once. Numbers in slots without a token never show, even NaN.
+"xla" reads all slots at once, on CPUs a block at a time; "pallas" is a kernel for NVIDIA's Hopper
+GPUs that reads every filled slot once. Numbers in empty slots never affect a result, not even NaN.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def attend_visible(
     scale: float,
     completed: Callable[[Array], Array] = lambda scores: scores,
 ) -> Attended:
-    """The same over the visible slots at once; `completed` adds what scores of latents lack."""
+    """The same over all visible slots at once; `completed` adds the other part of the scores."""
     scores = completed(dot_slots(q, latents, visible)) + dot_slots(rope_q, rope_keys, visible)
     p, total, lse = masked_softmax(scale * scores, visible[:, None])
     return weighted_latents(p, latents, visible) / total, lse[..., 0]
@@ -87,7 +87,7 @@ def _whole(scale, q, rope_q, latents, rope_keys, filled) -> Attended:
 def _by_blocks(
     scale: float, q: Array, rope_q: Array, latents: Array, rope_keys: Array, filled: Array
 ) -> Attended:
-    """Some slots at a time: softmaxes are merged by the logs of their sums."""
+    """The same, a block of slots at a time: blocks are merged by the logs of their sums."""
     slots = latents.shape[1]
     arrays = latents, rope_keys, first_slots(slots, filled)
 
@@ -105,7 +105,7 @@ def _by_blocks(
 
 
 def merged(one: Attended, other: Attended) -> Attended:
-    """Attention to the slots of both, which share none."""
+    """Attention to the union of two disjoint sets of slots."""
     (out, lse), (new, own) = one, other
     total = jnp.logaddexp(lse, own)
     old, fresh = (

@@ -8,8 +8,9 @@ Slice i knows the features c_i of every latent, all of r, and the rows of K_h, V
 The true scores are the sum of the slices', and their softmax is not any slice's: that is the
 approximation. Everything else is exact, given exact norms. "summed" computes the true softmax.
 
-A prompt that was read exactly (`prompt` tokens) leaves exact latents; what is decoded after it
-meets the slices' softmaxes, and leaves latents with the slices' norms: prefill and decoding apart.
+A prompt that was read exactly (`prompt` tokens) leaves exact latents. Tokens decoded after it use
+the slices' softmaxes and leave latents with the slices' norms, as if on separate prefill and decode
+servers.
 
 Source: Tang et al. (2025), arXiv:2508.15881, equations 6, 7 and 22.
 """
@@ -70,7 +71,7 @@ def tpla_reference(
     softmax: Softmax = "sliced",
     prompt: int = 0,
 ) -> Float[Array, "batch time width"]:
-    """TPLA as its equation, to be read: the oracle of `tpla` and of the sharded program.
+    """The equation of TPLA: the oracle of `tpla` and of the sharded program.
 
         y = sum_i sum_h O_h V_h,i sum_j softmax_j(scale (m_i q_h . K_h,i c_ij + p_h . r_j)) c_ij
 
@@ -80,7 +81,7 @@ def tpla_reference(
         config: its sizes.
         norm: "sliced", each slice by the energy of its own features, or "exact".
         softmax: "sliced", one for every slice, or "summed", the softmax of their sum: MLA.
-        prompt: first tokens, read exactly, in norm and in softmax.
+        prompt: number of first tokens that are read exactly, in norm and in softmax.
 
     Returns:
         What attention adds to the stream [batch, time, width].
@@ -155,7 +156,7 @@ def tpla(
     segment_ids: SegmentIds | None = None,
     initial_state: LatentCache | None = None,
 ) -> tuple[Float[Array, "batch time width"], LatentCache | None]:
-    """TPLA over a sequence, on one device: every query meets the slices' softmaxes.
+    """TPLA over a sequence on one device: every query attends with every slice's softmax.
 
         y = sum_i sum_h O_h V_h,i sum_j softmax_j(scale (m_i q_h . K_h,i c_ij + p_h . r_j)) c_ij
 
@@ -205,7 +206,7 @@ def tpla_step(
     norm: Norm = "sliced",
     implementation: Implementation | None = None,
 ) -> tuple[Float[Array, "batch width"], LatentCache]:
-    """One token of `tpla`: append it to the cache and meet the slices' softmaxes.
+    """One token of `tpla`: append it to the cache and attend with every slice's softmax.
 
     Arguments as `tpla`, without the time axis; `cache` holds the tokens before this one, and:
 

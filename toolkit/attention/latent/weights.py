@@ -1,4 +1,4 @@
-"""The weights of latent attention, and what they make of a token: queries, latents, rotary keys."""
+"""The weights of latent attention; the queries, latents and rotary keys they make of a token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -22,9 +22,6 @@ def unit_length(x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         [..., size] in the dtype of x; summed in float32 (float64 for float64). NaN where that sum
         overflows, beyond a length of 1.8e19.
 
-    Cost:
-        One pass over x.
-
     Example:
         >>> unit_length(jnp.full((1, 4), 3.0)).round(3).tolist()
         [[0.5, 0.5, 0.5, 0.5]]
@@ -62,9 +59,6 @@ def log_decay(
     Returns:
         Like raw, at most 0, in float32 (float64 for float64 inputs): a state is multiplied by
         hundreds of decays.
-
-    Cost:
-        Three exponentials and logarithms per number, or one with `least`.
 
     Source:
         Dao, Gu, "Transformers are SSMs" (arXiv:2405.21060); Kimi Team, "Kimi Linear"

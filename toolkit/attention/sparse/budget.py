@@ -1,9 +1,9 @@
-"""How many tokens a step may attend to: a number, a share, a mass, a threshold, one per head.
+"""How many tokens a step may attend to: a number, a share, a mass, a threshold, or one per head.
 
-A budget counts every token attended to, sinks and recent ones too, so that equal budgets are equal
-reading. One that is less than the sinks and recent tokens of a system is refused where it is used.
-It knows nothing of the system that ranks the tokens: all it is given is the ranking's estimated
-share of the softmax, unit by unit (`Ranked`).
+A budget counts every token attended to, sinks and recent tokens included, so that systems with
+equal budgets read equally much. A budget below the sinks and recent tokens of a system is refused
+where it is used. A budget knows nothing of the system that ranks the tokens but the estimated share
+of the softmax in every unit (`Ranked`).
 """
 
 import math
@@ -17,12 +17,12 @@ from toolkit.attention._checks import check_count
 
 
 class Ranked(NamedTuple):
-    """Units of one query head in falling order of their score, and what they are thought to hold.
+    """Units of one query head in falling order of their score, with their estimated shares.
 
     Attributes:
         shares: estimated share of the whole softmax that each unit holds.
         sizes: tokens of each unit.
-        forced_share: estimated share of the sinks and recent tokens, attended to anyhow.
+        forced_share: estimated share of the sinks and recent tokens, which are always read.
         forced_lse: their residual, exactly, for every query head of the set.
         scores: by which all units are ranked, in the units' own order.
     """
@@ -78,7 +78,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class FixedTokens(_Counted):
-    """As many tokens in every head: `tokens` of them, or all there are.
+    """The same number of tokens in every head, or all tokens if there are fewer.
 
     Example:
         >>> FixedTokens(256).most(4096)
@@ -122,7 +122,7 @@ class Ratio(_Counted):
 
 @dataclass(frozen=True)
 class PerHead(_Counted):
-    """A number of tokens of its own for every key-value head, as a calibration found them.
+    """One number of tokens per key-value head, for example from a calibration.
 
     Example:
         >>> PerHead((64, 512)).most(4096)

@@ -1,7 +1,7 @@
-"""The selected part of a sparse step by a page table: a kernel reads these pages and nothing else.
+"""The selected part of a sparse step by a page table: a kernel reads only these pages.
 
-Ranked pages are read whole, in their order, until a head's count of tokens is reached; of the page
-in which that is, its first tokens are attended to, as in the form that gathers rows.
+Ranked pages are read whole, in their order, until a head's count of tokens is reached; of the last
+page only the first tokens are attended to, as in the form that gathers rows.
 """
 
 import jax.numpy as jnp

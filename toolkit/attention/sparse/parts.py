@@ -33,10 +33,10 @@ class Head(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """What a query makes of the units.
+    """How a query ranks the units.
 
     Attributes:
-        scores: by which they are ranked; -inf of one without selectable tokens.
+        scores: by which units are ranked; -inf for a unit without selectable tokens.
         logits: estimated logarithm of every unit's sum of exponentials, None if not asked for.
         shares: estimated shares of the softmax, likewise.
         forced_share: that of the sinks and recent tokens.
@@ -49,7 +49,7 @@ class Ranking(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Attention to some tokens, how many they are, and their sums, which the rest goes without."""
+    """Attention to some tokens, their number, and their sums, to be subtracted for the rest."""
 
     out: Float[Array, "group value"]
     lse: Float[Array, "group"]
@@ -114,7 +114,7 @@ def selected_tokens(
     forced: Part,
     count: Int[Array, ""],
 ) -> tuple[Int[Array, "sets slots"], Bool[Array, "sets slots"], Bool[Array, "sets units"]]:
-    """Tokens of the best units that a budget has room for, as a list, and which units these are."""
+    """The tokens of the best units that fit a budget, as a list, and those units."""
     sets = units.shape[0]
     own, lse = (x[:, None] if sets > 1 else x[None] for x in (head.q, forced.lse))
     room = jnp.maximum(count - forced.tokens, 0)
@@ -159,14 +159,14 @@ def attend_to(
 ) -> Part:
     """Softmax attention of all heads to the tokens of lists that a mask selects.
 
-    A slot that is not selected copies the newest token, which is attended to anyhow: so nothing
-    that was dropped, NaN or not, is ever touched, and the copies need no cleaning.
+    A slot that is not selected copies the newest token, which is always attended to. So dropped
+    tokens, which may be NaN, are never touched, and the copies need no cleaning.
     """
     capacity = head.keys.shape[2]
     newest = jnp.clip(head.length - 1, 0, capacity - 1)
     if newest.size * capacity >= 2**31:
         raise ValueError(f"a cache has room for 2^31 rows; got {newest.size} x {capacity}")
-    # Rows of one long matrix, found by one index.
+    # All rows as one long matrix, so that one index finds a row.
     first = capacity * jnp.arange(newest.size, dtype=jnp.int32).reshape(*newest.shape, 1, 1)
     rows = first + jnp.where(mask, tokens, newest[..., None, None])
     keys, values = (x.reshape(-1, x.shape[-1]) for x in (head.keys, head.values))
@@ -191,7 +191,7 @@ def attend_to(
         parts = lax.map(lambda head: of_head(*head), tuple(each))
         return tuple(x.reshape(*arrays[0].shape[:2], *x.shape[1:]) for x in parts)
 
-    # The copies of one head fit the caches of a core, those of all heads do not.
+    # The copies of one head fit the caches of a core; those of all heads do not.
     out, lse, *sums = lax.platform_dependent(q, rows, mask, cpu=in_turn, default=of_head)
     return _part(out, lse, mask, *sums)
 
@@ -202,7 +202,7 @@ def attend_by_kernel(
     tokens: Int[Array, "batch heads sets slots"],
     mask: Bool[Array, "batch heads sets slots"],
 ) -> Part:
-    """The same by a kernel, which copies nothing."""
+    """The same, by a kernel without copies."""
     over_heads = jax.vmap(jax.vmap(attend_tokens))
     out, lse = over_heads(q, head.keys, head.values, tokens, mask)
     none = jnp.zeros((*mask.shape[:2], 1, 1), out.dtype)  # sums that only a tail asks for
@@ -210,17 +210,17 @@ def attend_by_kernel(
 
 
 def _part(out: Array, lse: Array, mask: Array, key_sum: Array, value_sum: Array) -> Part:
-    """What the sets of queries of every head attended to, query after query."""
+    """The outputs of every head's sets of queries, query after query."""
     counts, of_heads = mask.sum(axis=3, dtype=jnp.int32), mask.shape[:2]
     out, lse = out.reshape(*of_heads, -1, out.shape[-1]), lse.reshape(*of_heads, -1)
     return Part(out, lse, counts.sum(axis=2), counts, key_sum, value_sum)
 
 
 def _fair_share(wanted: Int[Array, "sets"], room: Int[Array, ""]) -> Int[Array, ""]:
-    """The largest bound under which all that the sets want has room.
+    """The largest bound per set whose total min(wanted, bound) still fits the room.
 
-    The sum of min(wanted, bound) is the least, over i, of the sum of the i smallest wishes and as
-    many bounds as there are others.
+    The sum of min(wanted, bound) is the minimum, over i, of the sum of the i smallest wants plus
+    the bound for each of the others.
     """
     fewest = jnp.sort(wanted)
     left = room - (jnp.cumsum(fewest) - fewest)
@@ -228,9 +228,9 @@ def _fair_share(wanted: Int[Array, "sets"], room: Int[Array, ""]) -> Int[Array, 
 
 
 def _union(tokens: Array, mask: Array, room: Array, capacity: int) -> tuple[Array, Array, Array]:
-    """One list of the sets' tokens, each once: every set's best in turn, while there is room.
+    """One list of the sets' tokens without repeats: every set's best in turn, while there is room.
 
-    Also how far down its own list each set came.
+    Also returns how far down its own list each set got.
     """
     sets, slots = tokens.shape
     tokens, mask = tokens.T.reshape(-1), mask.T.reshape(-1)

@@ -1,11 +1,11 @@
-"""What a system of sparse decoding is: an index of the keys, and what it makes of a query.
+"""What a system of sparse decoding is: an index of the keys, and how a query ranks them.
 
 All methods see one key-value head of one sequence; `protocol.py` spreads them over heads and rows.
 Shapes are static, arrays as long as the cache's capacity, and `length` says how much of them is
-real. An index of zeros is that of no tokens.
+filled. An index of zeros is that of no tokens.
 
-The tokens of a head are three parts that never overlap: the first `sinks`, the recent ones from
-`start` on, both attended to whatever the query, and between them the *selectable* ones, which lie
+The tokens of a head form three parts that never overlap: the first `sinks` and the recent tokens
+from `start` on, which every query attends to, and between them the *selectable* tokens, which lie
 in units (tokens, pages, clusters) that the system ranks.
 """
 
@@ -63,7 +63,7 @@ class Selector:
     estimates_mass: ClassVar[bool] = True
     # Whether the scores of a group's heads are compared as they are, not by each head's softmax.
     compares_scores: ClassVar[bool] = False
-    # Whether sinks and recent tokens, attended to anyhow, count in that softmax.
+    # Whether sinks and recent tokens, which are always attended to, count in that softmax.
     counts_forced: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -77,11 +77,11 @@ class Selector:
 
     @property
     def least(self) -> int:
-        """Tokens that a step may read whatever the budget: the sinks and the recent ones."""
+        """Tokens that a step reads whatever the budget: the sinks and the recent ones."""
         return self.sinks + self.recent_slots(0)
 
     def check_budget(self, budget: Budget, capacity: int, heads: int) -> None:
-        """Refuse one that this system cannot serve, or that is less than what it reads anyhow."""
+        """Refuse a budget that this system cannot serve or that is below what it always reads."""
         name = type(self).__name__
         if budget.needs_mass and not self.estimates_mass:
             raise ValueError(
@@ -101,7 +101,7 @@ class Selector:
 
     @property
     def ranks_tokens(self) -> bool:
-        """Whether a unit is a token, the one of its number."""
+        """Whether unit i is token i."""
         return self.unit == 1 and type(self).expand is Selector.expand
 
     def build(
@@ -115,17 +115,17 @@ class Selector:
         return index
 
     def is_due(self, index: Any, length) -> Bool[Array, ""] | None:
-        """Whether `refresh` should run; None of a system that has nothing to refresh."""
+        """Whether `refresh` should run; None for a system that has nothing to refresh."""
         return None
 
     def refresh(self, index: Any, keys: Float[Array, "capacity key"], values: Any, length) -> Any:
-        """The index after a larger piece of work, done once in many steps."""
+        """The index after maintenance that runs once in many steps."""
         return index
 
     def scores(
         self, index: Any, keys: Float[Array, "capacity key"], q: Float[Array, "group key"], length
     ) -> Float[Array, "group units"]:
-        """How the units rank for every query head; `q` is scaled."""
+        """The score of every unit for every query head; `q` is scaled."""
         raise NotImplementedError
 
     def logits(
@@ -183,11 +183,11 @@ class Selector:
         is_taken: Bool[Array, "sets units"],
         rest: Rest,
     ) -> tuple[Float[Array, "group value"], Float[Array, "group"]]:
-        """Estimate what attention to the rest would give: an output and its residual.
+        """Estimate the output of attention to the rest, and its residual.
 
-        The value is the rest's mean. The residual is the sum of the estimates of the units not
-        taken; without estimates, that of as many keys equal to their mean, never too much
-        (exp is convex).
+        The output is the mean value of the rest. The residual sums the estimates of the units not
+        taken; without estimates, it is that of as many keys equal to their mean, which is never too
+        large, since exp is convex.
         """
         value = jnp.broadcast_to(rest.value, (q.shape[0], rest.value.shape[1]))
         if logits is None:
@@ -201,9 +201,9 @@ class Selector:
         return jnp.int32(0)
 
     def estimate_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
-        """Bytes that a budget that asks for a mass reads beside them."""
+        """Further bytes that a budget reads if it asks for a mass."""
         return jnp.int32(0)
 
     def tail_bytes(self, index: Any, q: Float[Array, "group key"], length) -> Int[Array, ""]:
-        """Bytes that the tail reads beside them: the sums of all keys and values."""
+        """Further bytes that the tail reads: the sums of all keys and values."""
         return jnp.int32(8 * q.shape[1])

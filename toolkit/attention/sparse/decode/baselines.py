@@ -1,4 +1,4 @@
-"""What every system is held against: the best selection there is, the nearest, and any at all."""
+"""The baselines of every system: the best selection there is, the most recent tokens, and chance."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,13 +14,13 @@ from toolkit.attention.sparse.selector import Selector, setting
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Oracle(Selector):
-    """Rank tokens by their exact scores: reads every key, and no selection does better.
+    """Rank tokens by their exact scores: this reads every key, and no selection does better.
 
         score_i = q . k_i
 
-    The heads of a group share the tokens with the largest sum of their shares of the whole softmax:
-    no other as many hold more of it on average. With `FixedTokens` it is the top-k oracle, with
-    `MassTarget` the top-p one.
+    The heads of a group share the tokens with the largest summed shares of the whole softmax; no
+    other selection of the same size holds more of it on average. With `FixedTokens` it is the top-k
+    oracle, with `MassTarget` the top-p one.
     """
 
     group: ClassVar[str] = "sum"
@@ -37,7 +37,7 @@ class Oracle(Selector):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Window(Selector):
-    """Sinks and the most recent tokens, as many as the budget has room for: no query is asked."""
+    """Sinks and the most recent tokens that fit the budget, whatever the query."""
 
     estimates_mass: ClassVar[bool] = False
 
@@ -54,7 +54,7 @@ class Window(Selector):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Random(Selector):
-    """Tokens drawn anew in every step, the same ones for all heads.
+    """Random tokens, drawn anew in every step and the same for all heads.
 
     Attributes:
         seed: of the draws.

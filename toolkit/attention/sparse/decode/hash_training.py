@@ -1,4 +1,4 @@
-r"""Learns HATA's projections: bits on which a query agrees with the keys that it weighs most.
+r"""Learn HATA's projections: bits in which a query agrees with the keys that it weighs most.
 
 With the relaxed hash h(x) = tanh(sigma x W / 2) and labels s_i of N pairs (q_i, k_i), per head
 
@@ -45,17 +45,17 @@ def train_hash(
 
     Args:
         q: queries [prompts, time, heads, key] of one layer of a trained model.
-        k: its keys [prompts, time, key_value_heads, key], turned as attention sees them.
+        k: its keys [prompts, time, key_value_heads, key], rotated as attention sees them.
         bits: of a hash, a multiple of 32.
-        draws: how often queries are drawn anew, one of the second half of every prompt and head;
-            20 updates follow each.
+        draws: how often one query is drawn from the second half of every prompt and head; 20
+            updates follow each draw.
         seed: of the projections at the start and of the draws.
         is_centred: whether keys are hashed relative to the mean of their prompt.
 
     Returns:
         What `SELECTORS["hata"](weights=...)` takes: [key_value_heads, key, bits], float32.
 
-    With these constants what is learned stays near a random orthogonal projection: the third term
+    With these constants the result stays near a random orthogonal projection: the third term
     outweighs the first. On keys whose largest channels no query reads it finds 29 % of the heaviest
     tenth where a random projection finds 24 %.
 

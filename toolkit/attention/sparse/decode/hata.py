@@ -5,8 +5,8 @@
 summed over the query heads of a group. For a random W the bracket estimates 1 - 2 angle / pi
 (SimHash), so that cos(pi Hamming / bits) |q| |k| estimates the score itself. `train_hash` learns a
 W from queries and keys. Keys are hashed relative to their mean, which shifts all scores of a query
-alike and leaves attention as it is; the mean is taken again whenever the tokens have doubled, so
-that a short prompt's does not stay.
+alike and so leaves attention unchanged; the mean is recomputed whenever the number of tokens has
+doubled, so that the mean of a short prompt does not stay.
 
 Source: Gong et al. (2025), arXiv:2506.02572, and the released code for the norms.
 """
@@ -27,8 +27,7 @@ WORD = 32
 
 
 class Hashes(NamedTuple):
-    """A mean key and of how many tokens; of every token its bits, 32 in a word, and its distance
-    from that mean."""
+    """A mean key and its number of tokens; bits of every token, 32 in a word, and distance from it."""
 
     centre: Float[Array, "key"]
     centred: Int[Array, ""]

@@ -23,9 +23,9 @@ def k_means(
     iterations: int,
     count: Int[Array, ""] | int,
 ) -> tuple[Float[Array, "clusters size"], Int[Array, "rows"]]:
-    """Centroids of the first `count` of so many clusters, and the cluster of every row.
+    """Centroids of the first `count` of `clusters` clusters, and the cluster of every row.
 
-    They start at rows spread evenly over the real ones; a cluster that loses its last row stays.
+    Centroids start at rows spread evenly over the real ones; an emptied cluster keeps its centroid.
     """
     rows = rows.astype(accumulator(rows.dtype))
     is_used = jnp.arange(clusters) < count

@@ -1,11 +1,11 @@
-r"""PQCache with keys and values in the host's memory: what crosses the link, and what hides it.
+r"""PQCache with keys and values in host memory: what crosses the link, and what hides the transfer.
 
 The accelerator keeps the sinks, the recent tokens and a cache of blocks. A layer's step
 
     codes and centroids of the next layer         sent while this one computes
     keys and values of the selected tokens        sent once they are known, those cached left out
 
-so that with bytes B over a link of r bytes per second
+so that, with B bytes over a link of r bytes per second,
 
     seconds = compute + max(0, B_index / r - compute) + B_fetched / r
 
@@ -75,15 +75,12 @@ def offloaded_step(
         key: size of a key.
         value: size of a value.
         key_value_heads: heads of keys and values.
-        parts: into which a key is cut.
+        parts: groups that the channels of a key are cut into.
         bits: of a code, packed.
         itemsize: bytes of a number.
 
     Returns:
         An `Offloaded`.
-
-    Cost:
-        Arithmetic on a few numbers.
 
     Source: Zhang et al. (2025), arXiv:2407.12820, section 3.
 
@@ -117,22 +114,19 @@ def offloaded_step(
 def cached_share(
     selected: Int[np.ndarray, "steps tokens"], length: int, *, block: int = 128, blocks: int = 32
 ) -> Float[np.ndarray, "steps"]:
-    """Share of each step's selected tokens that a cache of the most used blocks holds already.
+    """Share of each step's selected tokens that are already in a cache of the most used blocks.
 
     After every step the cache holds the `blocks` blocks whose tokens were selected most often since
     the first; of equal ones the first. It is empty at the start.
 
     Args:
         selected: tokens that each step of one head selects [steps, tokens].
-        length: tokens there are.
+        length: number of tokens.
         block: tokens of a block.
-        blocks: that the cache has room for; 32 blocks of 128 are the release's 4096 tokens.
+        blocks: capacity of the cache; 32 blocks of 128 are the release's 4096 tokens.
 
     Returns:
         Shares [steps].
-
-    Cost:
-        A sort of the blocks per step.
 
     Example:
         >>> import numpy as np
@@ -162,7 +156,7 @@ def cached_share(
 
 @checked
 def hidden_iterations(prefill: float, three: float, one: float) -> int:
-    """Iterations of k-means on the host that reading the prompt hides.
+    """Iterations of k-means on the host that take no longer than reading the prompt.
 
         T = clip((t_prefill - t_3) / t_1 + 3, 3, 300)
 

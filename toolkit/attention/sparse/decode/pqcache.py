@@ -4,12 +4,12 @@
 
 Half of the budget goes to the most recent tokens, the other half to the tokens with the largest
 sum, over the query heads of a group, of the softmax of these estimates. That softmax is over the
-tokens that can be selected, as in the released code: what sinks and recent tokens hold, which are
-read anyhow, does not weaken a head's vote.
+tokens that can be selected, as in the released code, so that the share of sinks and recent tokens,
+which are always read, does not weaken a head's vote.
 
-A token's codes are those of its nearest centroids. Centroids are found again whenever there are
-half as many tokens more, which the release leaves out: there those of the prompt stay, and after a
-short prompt they are centroids of nothing.
+A token's codes are those of its nearest centroids. Centroids are recomputed whenever the number of
+tokens has grown by half. The release keeps those of the prompt, which describe little after a short
+prompt.
 
 Two codes of up to eight bits are kept as one of 16, so that two parts cost one look-up in a table
 of their sums.
@@ -31,8 +31,8 @@ from toolkit.attention.sparse.selector import Selector, setting
 
 
 class Codes(NamedTuple):
-    """Centroids of every part, the codes of the tokens, two parts in one number, and their last
-    number when the centroids were found."""
+    """Centroids of every part, codes of the tokens, two parts in one number, and how many tokens
+    there were when the centroids were computed."""
 
     centroids: Float[Array, "parts clusters size"]
     codes: UInt16[Array, "pairs capacity"]

@@ -3,7 +3,7 @@
     U(q, page) = sum_c max(q_c M_c, q_c m_c) = relu(q) . M - relu(-q) . m >= q . k
 
 Pages are runs of tokens; the page of the newest token is always read. Where neighbouring keys are
-alike the bound is tight, on unordered keys it says nearly nothing.
+alike the bound is tight; on unordered keys it says almost nothing.
 
 Source: Tang et al. (2024), arXiv:2406.10774.
 """

@@ -1,19 +1,19 @@
 r"""Where Tactic's list may stop, from samples of what comes after, with their error.
 
-Tokens of the list are in strata, [256, 512), [512, 1024) and so on. Of each, a few tokens y are
-computed exactly; their centroids' guesses u = exp(q . centroid), summed over what is left of the
+The list is split into strata of tokens, [256, 512), [512, 1024) and so on. In each, a few tokens y
+are computed exactly; the centroids' guesses u = exp(q . centroid), summed over the rest of the
 stratum, are scaled by the samples' ratio. The first tokens of the list are exact. The list stops
 at the first x for which
 
     held(x) >= share (held(x) + rest(x) + 1.5 sd(x))      rest = sum_strata (sum y / sum u) u(left)
 
 held(x) is exact, since these keys are read anyhow; sd is the standard error of the ratio estimates.
-An allowance for it costs a few tokens where the rest is heavy, none where it is light. Tokens that
-hold much alone among many that hold nothing, in no order (Gaussian keys and queries of a sharpness
-of 3, say), escape any sample.
+Allowing for it costs a few tokens where the rest is heavy and none where it is light. A few heavy
+tokens scattered among many light ones (for example Gaussian keys and queries of sharpness 3) escape
+any sample.
 
 Source: stratified ratio estimates, Cochran (1977), Sampling Techniques, section 6.10; what they are
-used for here is our own, the paper fits a curve (`tactic.py`).
+used for here is our own; the paper fits a curve (`tactic.py`).
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ ERRORS = 1.5  # standard errors of the rest that are allowed for; chosen on othe
 
 
 def strata(first: int, capacity: int) -> list[int]:
-    """Where the strata of a list begin that may be as long as the cache."""
+    """Where the strata begin, for a list that may be as long as the cache."""
     return [first << j for j in range(max(-(-capacity // first) - 1, 0).bit_length())]
 
 
@@ -82,7 +82,7 @@ def sampled_count(
     before = jnp.cumsum(each * sizes.astype(precise)) - each * sizes.astype(precise)
 
     def guessed(position: Array) -> Array:
-        """What the centroids make of the list up to a position."""
+        """The centroids' estimate of the list up to a position."""
         cluster = own(position)
         inside = jnp.minimum(position - starts[cluster], sizes[cluster]).astype(precise)
         return before[cluster] + each[cluster] * inside

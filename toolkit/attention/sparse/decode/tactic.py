@@ -10,14 +10,15 @@ the list, where the outliers are, are computed exactly. With H_n the n-th harmon
 
     Z = Z_forced + sum_{x <= h} y(x) + a (H_n - H_h) + b (n - h)
 
-Keys are clustered in segments of the prompt, and new tokens, attended to in full until then, every
-`refresh` tokens among themselves: an index grown token by token has clusters as one that was built.
+Keys are clustered in segments of the prompt. New tokens are attended to in full until
+`refresh_every` of them are clustered among themselves, so that an index grown token by token has
+the same kind of clusters as one that was built.
 The paper clusters the prompt as a whole and leaves open where segments lie, what to do when b < 0
 (here: b = 0) and whether a selection may be shorter than the exact head (here: yes).
 
 A fit through two means may be far off: on keys in topics it promises 0.9 and holds 0.77 on average.
-So the list stops where samples of its rest say so (`stopping.py`), unless `stops_by` is "fit", the
-paper's form. Either is asked by `MassTarget`; other budgets read the same order.
+So samples of the rest decide where the list stops (`stopping.py`), unless `stops_by` is "fit", the
+paper's form. Only `MassTarget` needs either; other budgets read the list in the same order.
 
 Source: Zhu et al. (2025), arXiv:2502.12216.
 """
@@ -63,7 +64,7 @@ class Tactic(Selector):
         refresh_every: new tokens after which these are clustered, a divisor of `segment`.
         iterations: of k-means.
         exact_head: share of the list whose exponentials a fit has exactly.
-        stops_by: what says where a mass is reached, "samples" of the rest or the paper's "fit".
+        stops_by: what finds where a mass is reached, "samples" of the rest or the paper's "fit".
     """
 
     cluster_size: int = setting(16)

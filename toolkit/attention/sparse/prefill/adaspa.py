@@ -1,9 +1,9 @@
-r"""AdaSpa: tiles by the mass they were seen to hold, for video diffusion (non-causal).
+r"""AdaSpa: tiles chosen by their measured mass, for video diffusion (non-causal).
 
 Attention of a video transformer hardly changes from one denoising step to the next. So a few steps
-search: they compute the mass of every tile (`tile_masses`), the first of them with the LSE that
-dense attention gives on the way, the later ones with that same LSE, which moves even less. The
-steps between attend to the tiles with the largest masses.
+search: they compute the mass of every tile (`tile_masses`), the first step with the LSE that dense
+attention returns, the later ones with that same LSE, which changes even less. The steps in between
+attend to the tiles with the largest masses.
 
 How many tiles a head keeps may differ:
 
@@ -53,9 +53,6 @@ def top_tiles(
     Returns:
         Which tiles are kept [batch, heads, query_blocks, key_blocks].
 
-    Cost:
-        A sort of the tiles.
-
     Source: Xia et al. (2025), arXiv:2502.21079; "global" is ours.
 
     Example:
@@ -96,7 +93,7 @@ def _by_level(masses, kept, same):
     spare = jnp.minimum((held > _GOOD).sum(axis=1, dtype=jnp.int32), heads // 2)[:, None]
     place = _ranks(held)
     level = jnp.where(place < spare, -1, jnp.where(place >= heads - spare, 1, 0))
-    # What the spare heads give up is what the needy get: half of what each keeps.
+    # The needy heads get what the spare heads give up: half of what each of those keeps.
     given = min(same // 2, columns - same)
     return _ranks(masses) < (same + given * level)[..., None, None]
 

@@ -1,4 +1,4 @@
-r"""MInference: a pattern per head, found offline; its places, found for every prompt (prefill).
+r"""MInference: a pattern per head, found offline, and its places, found for every prompt (prefill).
 
 A-shape: the first keys and the latest. Vertical-slash: the columns (keys) and the slashes
 (distances t - s) with the most weight in the attention of the last queries to all keys. Pooled
@@ -83,7 +83,7 @@ def pattern_tiles(
         pattern: which kind, and how many columns and slashes. The first 30 columns and the 100
             nearest slashes are among those kept.
         block: queries and keys of a tile; slashes become the tiles they cross.
-        last_queries: how many queries speak for all in finding columns and slashes.
+        last_queries: number of last queries by whose attention columns and slashes are found.
         scale: factor of the scores; None for key ** -0.5.
 
     Returns:
@@ -182,14 +182,12 @@ def search_patterns(
 
         argmin over patterns of the share of numbers with |o - o of all keys| > difference
 
+    Arguments as `pattern_tiles`, of the prompts to search on, and:
+
     Args:
-        q: queries of prompts to search on [batch, time, heads, key].
-        k: their keys [batch, time, key_value_heads, key].
-        v: their values [batch, time, key_value_heads, value].
+        v: values [batch, time, key_value_heads, value].
         patterns: the candidates; of equally good ones the first.
-        block: queries and keys of a tile.
         difference: how far apart two numbers count as different.
-        scale: factor of the scores; None for key ** -0.5.
 
     Returns:
         The index of a pattern per head [heads], and the shares of numbers that differ
@@ -236,16 +234,11 @@ def patterns_by_head(
 ) -> Tiles:
     """Where the pattern of each head lies in this prompt.
 
+    Arguments and results as `pattern_tiles`, and:
+
     Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key].
         patterns: the candidates of the search.
         best: which of them each head has [heads], from `search_patterns`.
-        block: queries and keys of a tile.
-        scale: factor of the scores; None for key ** -0.5.
-
-    Returns:
-        The tiles, for causal attention, and the columns.
 
     Cost:
         As `pattern_tiles`, once per pattern.

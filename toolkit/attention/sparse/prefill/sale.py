@@ -3,14 +3,14 @@ r"""SALE: tiles chosen by 4-bit scores against an exact denominator (prefill, tr
     keep tile (i, j)  if  exp(x^_ts - m_t) / l_t >= tau  for some query t of i and key s of j
 
 x^ is the product of queries and keys in 4 bits; m and l are the largest score and the sum of
-exponentials over the first `sink` and the last `local` keys, computed exactly, for there lies most
+exponentials over the first `sink` and the last `local` keys, computed exactly, since they hold most
 of the mass of a language model's attention. Those tiles are always kept. Taking logarithms leaves
 one comparison per score, with a bound per query: x^_ts >= m_t + log(tau l_t). The threshold tau is
-calibrated per head (`calibrate_sale`): a head that bears no loss gets 0 and stays dense.
+calibrated per head (`calibrate_sale`): a head that tolerates no loss gets 0 and stays dense.
 
 Queries and keys are rounded after their mean over time is taken off: outlier channels, which all
-tokens share, would otherwise use up the 15 levels. What the means of the keys did to a query's
-scores is one number for all keys, which a softmax does not see; the mean query's part is exact.
+tokens share, would otherwise use up the 15 levels. Subtracting the mean key shifts a query's scores
+by one number, which a softmax ignores; the mean query's part is computed exactly.
 
 One scale per token where the released kernel has one per few rows of a matrix fragment.
 """
@@ -185,7 +185,7 @@ def _kept_by_kernel(q, k, tau, query_block, key_block, sink, local, scale):
 
 
 def levels(x: Float[Array, "... size"]) -> tuple[Float[Array, "... size"], Float[Array, "... 1"]]:
-    """Each row as 15 levels, -7 to 7, and the step between two of them: its largest over 7."""
+    """Each row as 15 levels, -7 to 7, and the step between them, a seventh of its largest number."""
     step = jnp.abs(x).max(axis=-1, keepdims=True) / _LEVELS
     step = jnp.where(step == 0, 1, step)
     return jnp.round(x / step), step
@@ -216,18 +216,13 @@ def calibrate_sale(
 
         while sum_t |o_t - o_t of all keys|_1 > error time:  tau <- tau / 2, below `least` 0
 
+    Arguments as `sale_tiles`, of the prompts to calibrate on, and:
+
     Args:
-        q: queries of prompts to calibrate on [batch, time, heads, key].
-        k: their keys [batch, time, key_value_heads, key].
-        v: their values [batch, time, key_value_heads, value].
+        v: values [batch, time, key_value_heads, value].
         error: largest sum of absolute differences per token, over the channels of a head.
         start: threshold to begin with.
         least: a threshold that falls to this becomes 0, a dense head.
-        query_block: as of `sale_tiles`, and likewise the others.
-        key_block: keys of a tile.
-        sink: keys at the start that are always kept.
-        local: keys before a block of queries that are always kept.
-        scale: factor of the scores; None for key ** -0.5.
 
     Returns:
         Thresholds [heads], for `sale_tiles`.

@@ -120,7 +120,7 @@ def attend_tiles(
 
 
 def check_lengths(q: Queries, k: OtherKeys, *, is_causal: bool = True) -> None:
-    """A causal map has a query for every key."""
+    """Refuse causal attention with different numbers of queries and keys."""
     if is_causal and k.shape[1] != q.shape[1]:
         raise ValueError(
             "q and k must be as long for causal attention; "
@@ -129,7 +129,7 @@ def check_lengths(q: Queries, k: OtherKeys, *, is_causal: bool = True) -> None:
 
 
 def check_tiles(tiles: Tiles, q: Queries, k: OtherKeys) -> None:
-    """Refuse a map that does not have a place for every tile."""
+    """Refuse a map without a place for every tile."""
     for name in ("query_block", "key_block"):
         check_count(f"tiles.{name}", getattr(tiles, name), 1)
     blocks = -(-q.shape[1] // tiles.query_block), -(-k.shape[1] // tiles.key_block)
@@ -145,7 +145,7 @@ def by_head(x: Array, heads: int) -> Array:
 
 
 def in_blocks(x: Array, block: int) -> Array:
-    """[time, ...] as [blocks, block, ...], the last one filled up with zeros."""
+    """[time, ...] as [blocks, block, ...], the last block padded with zeros."""
     x = jnp.pad(x, [(0, -x.shape[0] % block)] + [(0, 0)] * (x.ndim - 1))
     return x.reshape(-1, block, *x.shape[1:])
 
@@ -242,15 +242,13 @@ def tile_masses(
 
         W_ij = sum_{t in block i} sum_{s in block j} exp(x_ts - lse_t)
 
+    Arguments as `attend_tiles`, and:
+
     Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, key_time, key_value_heads, key].
         lse: logarithms of the sums of exponentials [batch, time, heads], as attention to all keys
-            gives them; those of an earlier step of a diffusion will nearly do.
+            gives them; those of an earlier diffusion step are close enough.
         query_block: queries of a tile.
         key_block: keys of a tile.
-        is_causal: whether a query sees no later key.
-        scale: factor of the scores; None for key ** -0.5.
 
     Returns:
         Masses [batch, heads, query_blocks, key_blocks]; those of a row of tiles add up to its
@@ -289,7 +287,7 @@ def _masses(q, k, lse, query_block, key_block, is_causal, scale):
             weights = jnp.exp(jnp.where(seen, scores - lse[:, None], -jnp.inf))
             return weights.sum(axis=0).reshape(-1, key_block).sum(axis=1)
 
-        # A query that fills up the last block weighs nothing: its lse is infinite.
+        # A query that pads the last block weighs nothing: its lse is infinite.
         lse = jnp.pad(lse, (0, -time % query_block), constant_values=jnp.inf)
         blocks = (in_blocks(q, query_block), lse.reshape(-1, query_block))
         return each(rows, *blocks, in_blocks(index, query_block))

@@ -1,8 +1,8 @@
 """Blocks of keys: where they lie, their means, and which ones a query reads.
 
 Only complete blocks have a mean and can be selected; the block a query stands in is always read,
-up to the query. So a sequence of S tokens has at most S / block_size blocks to score, whatever
-documents it is packed of, although each document counts its blocks from its own start.
+up to the query. So a sequence of S tokens has at most S / block_size blocks to score, however many
+documents it packs, although each document counts its blocks from its own start.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def layout(
 def layout_from_zero(
     positions: Int[Array, "queries"], length: int, block_size: int
 ) -> tuple[Blocks, Own]:
-    """Where the blocks of one document lie that begins at 0."""
+    """Where the blocks of a single document lie, which begins at 0."""
     last = block_size * jnp.arange(1, length // block_size + 1, dtype=jnp.int32) - 1
     own = Own(positions, jnp.zeros_like(positions), positions - positions % block_size)
     return Blocks(last, None), own

@@ -19,7 +19,7 @@ from toolkit.attention.sparse.train.spread import each, in_cheaper_form
 
 
 class Past(NamedTuple):
-    """Where the keys are that a pass saw: those before it and its own."""
+    """The keys that a pass saw, earlier ones and its own, and where they lie."""
 
     keys: Array
     values: Array
@@ -49,12 +49,12 @@ def attend_by_block(
     positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
     of_keys = None
     if documents is not None:
-        # What a row does not hold lies in front, and is of no document.
+        # Slots that a row does not fill lie in front, and belong to no document.
         index = jnp.arange(length, dtype=jnp.int32)[None]
         of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
 
-    # Every sequence and head brings indices of its own, equal as they may be: what does not depend
-    # on them, the masks of all queries and keys, jax would compute before the loops, and keep.
+    # Every sequence and head brings its own indices, even if they are equal. Otherwise jax would
+    # compute the masks of all queries and keys before the loops, and keep them.
     where = jax.vmap(partial(layout, length=length, block_size=block_size))(of_keys, positions)
 
     def sequence(is_gathered, q, k, v, where):
@@ -106,7 +106,7 @@ def step_by_block(
 
 
 def check_blocks(cache: BlockCache, time: int, block_size: int, segment_ids=None) -> None:
-    """Refuse a cache without room for the tokens, or of another size of a block."""
+    """Refuse a cache without room for the tokens, or with another block size."""
     check_room(cache, time, segment_ids)
     blocks, wanted = cache.pooled_keys.shape[2], cache.capacity // block_size
     if blocks != wanted:

@@ -1,7 +1,7 @@
 """Caches of sparse attention: one row per token, so that a selected token is one contiguous read.
 
 Softmax attention reads all keys, channel by channel, and keeps time last (`KVCache`). Here a query
-reads a few tokens from anywhere: in that layout each of its numbers would cost a cache line.
+reads a few tokens from anywhere; with time last, each of their numbers would cost a cache line.
 
 As in `KVCache`, every row has a length of its own, and a token that finds no room is an error
 (`_caches.py`).

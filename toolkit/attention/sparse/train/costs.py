@@ -1,8 +1,8 @@
 """What sparse attention costs: closed forms in plain integers, as in `toolkit.attention.costs`.
 
-FLOPs count the pairs of a query and a row it attends to or scores: the floor of the masked form,
-which multiplies every pair and drops most, and what the gathered form and the steps compute. The
-indexer has as many heads as attention and its keys are as long, unless given otherwise.
+FLOPs count the pairs of a query and a row that it attends to or scores. The gathered form and the
+steps compute just these; the masked form multiplies every pair and drops most. The indexer has as
+many heads as attention and keys of the same size, unless given otherwise.
 """
 
 from toolkit.attention.costs import STATE_BYTES, attended_pairs, softmax_forward_bytes

@@ -95,7 +95,7 @@ def indexer_loss(
     selected_tokens: SelectedTokens | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Float[Array, "batch time"]:
-    """How far the indexer is from the attention it stands in for, query by query.
+    """Divergence of the indexer from the attention it stands in for, query by query.
 
         loss_t = KL( p_t || softmax_{s in S_t}(I_ts) )     p_t = mean_h softmax_{s in S_t}(q_th k_s)
 

@@ -27,7 +27,7 @@ def _block_empty_state(batch, heads, key, value, capacity, dtype, *, block_size=
 
 
 def _indexed_empty_state(batch, heads, key, value, capacity, dtype, **_):
-    # Whoever calls all rows alike gives the index the size of a key.
+    # A caller that treats all rows alike gets an index of the size of a key.
     return IndexedCache.empty(batch, heads, key, value, key, capacity, dtype)
 
 

@@ -3,8 +3,8 @@
 One function, `attend`, serves two forms. Masked: all queries share the keys and a mask says which
 each attends to; 2 S (K + V) FLOPs per query and head over S keys, at the speed of a matrix product.
 Gathered: every query has its own copy of the k keys it selected; 2 k (K + V) FLOPs, but each copy
-is written and read again, three times its size in memory traffic, shared by the query heads of one
-key head only. So masked wins until S is many times k. `prefers_gather` counts that.
+is written and read again, three times its size in memory traffic, and only the query heads of one
+key head share a copy. So masked wins until S is many times k; `prefers_gather` counts both.
 
 Both run over chunks of queries, recomputed in the backward pass: memory is linear in time.
 """
@@ -27,7 +27,7 @@ from toolkit.attention.softmax.scores import Context, Inputs, Options
 
 QUERIES = 64  # in a chunk
 
-# FLOPs of a matrix product in the time one byte crosses the memory bus; a TPU's are as a GPU's.
+# FLOPs of a matrix product in the time one byte crosses the memory bus; TPUs resemble GPUs.
 FLOPS_PER_BYTE = {"cpu": 5, "gpu": 200}
 
 
@@ -88,7 +88,7 @@ def in_cheaper_form(
     group: int,
     implementation: Selection | None,
 ) -> Any:
-    """Run form(is_gathered) on arrays, the form being the one named or the platform's cheaper."""
+    """Run form(is_gathered) on arrays, in the named form or the cheaper one on the platform."""
     if implementation is not None:
         return form(implementation == "gathered")(*arrays)
     element_bytes = arrays[0].dtype.itemsize
