@@ -9,8 +9,8 @@ A caller's arrays on one device are first cut and copied to the others: 3 of 12 
 pass of Gated DeltaNet (2,048 tokens, 8 heads of 64, two cores). Shares that lie on their cores
 already stay there.
 
-Arrays on a mesh with explicit axes (`jax.make_mesh`, unless it is told otherwise) say themselves
-how batch and heads are cut: each device takes the share that it holds, value and gradient.
+Arrays on a mesh with explicit axes (the default of `jax.make_mesh`) carry how batch and heads are
+cut: each device computes the share that it holds, value and gradient.
 """
 
 import math
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
     heads: Any
 
     def spec(self, shape: tuple[int, ...], heads: int | None) -> P:
-        """Of an array whose axis `heads` is the heads, and the first, unless it is that, batch."""
+        """The spec of an array with heads on axis `heads`; else the first axis is the batch."""
         names = [self.batch if axis == 0 else None for axis in range(len(shape))]
         if heads is None or not shape:
             return P(*names)
@@ -57,7 +57,7 @@ class Cut(NamedTuple):
         return P(*names)
 
     def out_spec(self, heads: int | None) -> P:
-        """Of a result."""
+        """The spec of a result."""
         if heads is None or self.heads is None:
             return P(self.batch)
         return P(self.batch, *(None,) * (heads - 1), self.heads)
@@ -70,12 +70,12 @@ def over_cores(
     heads: tuple[int | None, ...],
     heads_out: tuple[int | None, ...] | int,
 ) -> Any:
-    """function(*arguments), each device its share of the batch or of the heads.
+    """Run function(*arguments) inside `jax.jit`, each device on a share of the batch or the heads.
 
-    By the cut of arrays with explicit axes, else by batch if the cores divide it, else by heads.
-    Called inside `jax.jit`. `heads` says for each argument, and `heads_out` for the result or each
-    of them, on which axis its heads lie: None if it has none, counted from the end if its axes may
-    be 1, for all. Every array but scalars begins with `batch`, or without cores with its heads.
+    Arrays with explicit axes determine the cut; otherwise the batch is cut if the cores divide it,
+    else the heads. `heads` names for each argument, and `heads_out` for each result, the axis of
+    its heads: None without heads, and counted from the end if axes may have size 1, meaning all.
+    Every array but scalars begins with `batch`, or without cores with its heads.
     """
     arrays = [
         (array, axis)
@@ -105,7 +105,7 @@ def over_cores(
 
 
 def refuse_explicit_axes(arrays: Iterable[Any], what: str) -> None:
-    """Where JAX would say in its own words that loops do not carry their cut."""
+    """Refuse arrays cut along explicit axes, which loops do not carry, before JAX does."""
     for array in arrays:
         if any(_axes_of(array)):
             raise NotImplementedError(
@@ -135,8 +135,8 @@ def _explicit_cut(arrays: list[tuple[Any, int | None]]) -> Cut | None:
             axis = axis if axis is None else axis % array.ndim
             if at not in (0, axis):
                 raise NotImplementedError(
-                    f"an array is cut along its axis {at}, {jax.typeof(array)}; attention goes on "
-                    "with explicit axes on batch and heads alone: reshard it."
+                    f"an array is cut along its axis {at}, {jax.typeof(array)}; attention "
+                    "supports explicit axes on batch and heads only: reshard it."
                 )
             (heads if at == axis else batch).add(names)
             mesh = jax.typeof(array).sharding.mesh
@@ -145,7 +145,7 @@ def _explicit_cut(arrays: list[tuple[Any, int | None]]) -> Cut | None:
     if len(batch) > 1 or len(heads) > 1:
         raise ValueError(
             f"arrays are cut differently along the axes of a mesh: the batch along "
-            f"{sorted(batch)}, the heads along {sorted(heads)}; want all alike, or whole."
+            f"{sorted(batch)}, the heads along {sorted(heads)}; cut all alike, or not at all."
         )
     cut = Cut(mesh, *(names.pop() if names else None for names in (batch, heads)))
     if cut.heads:
@@ -165,7 +165,7 @@ def _explicit_axes(mesh: Mesh | AbstractMesh) -> list[str]:
 
 
 def _axes_of(array: Any) -> list[tuple[str, ...]]:
-    """By axis of an array, the explicit axes of a mesh along which it is cut."""
+    """For every axis of an array, the explicit mesh axes along which it is cut."""
     sharding = jax.typeof(array).sharding
     explicit = set(_explicit_axes(sharding.mesh)) if not sharding.mesh.empty else set()
     named = ((names,) if isinstance(names, str) else names or () for names in sharding.spec)

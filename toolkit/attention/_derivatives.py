@@ -1,8 +1,8 @@
-r"""Functions whose value and gradient are written by hand and whose other derivatives are JAX's.
+r"""Functions with hand-written value and gradient, whose other derivatives are JAX's.
 
 `jax.custom_vjp` refuses forward mode, and JAX does not transpose a loop whose length is traced. So
-there are three functions here: `forward` and `backward`, as fast as one can write them, and
-`equation`, the same mathematics in plain JAX. With y = f(x),
+a function comes in three parts here: fast `forward` and `backward`, and `equation`, the same
+mathematics in plain JAX. With y = f(x),
 
     value           f(x)                          forward
     gradient        g(x, dy) = f'(x)^T dy         backward
@@ -11,7 +11,7 @@ there are three functions here: `forward` and `backward`, as fast as one can wri
 
 The tangent map f'(x) dx is a primitive of its own, linear in dx, whose transpose is `backward`.
 
-What a function does not have is refused here in one line, in which JAX's own errors would name
+Derivatives that a function lacks are refused here in one line, since JAX's own errors would name
 neither the mixer nor another `implementation`: the transpose of a mixer (`without_transpose`), and
 all derivatives of kernels but their gradient (`gradient_only`, `no_derivative`).
 """
@@ -75,7 +75,7 @@ def differentiable(forward: Callable, backward: Callable, equation: Callable) ->
 
     @gradient.defjvp
     def gradient_jvp(is_wanted, primals, tangents):
-        # The outputs only repeat what the inputs say, so their tangents count for nothing.
+        # The outputs follow from the inputs, so their tangents are ignored.
         _, inputs, context, d_outputs = primals
         _, d_inputs, _, dd_outputs = tangents
 
@@ -92,7 +92,7 @@ def differentiable(forward: Callable, backward: Callable, equation: Callable) ->
 
 
 def _choose(inputs: Any, is_wanted: tuple[bool, ...]) -> tuple[list, Callable]:
-    """The wanted leaves, and the function that puts others in their places."""
+    """The wanted leaves, and a function that replaces them."""
     leaves, tree = jax.tree.flatten(inputs)
 
     def given(chosen):
@@ -131,7 +131,7 @@ mlir.register_lowering(_linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 
 def _jvp(operands, tangents, **params):
-    """It is linear in the last operands; by the others, JAX differentiates its equation."""
+    """The map is linear in the last operands; for the others, JAX differentiates its equation."""
     outputs, primals, changes = _split(operands, params["counts"])
     _, d_primals, d_changes = _split(tangents, params["counts"])
     results = _linear_p.bind(*operands, **params)
@@ -200,11 +200,11 @@ batching.primitive_batchers[_linear_p] = _batch
 
 
 def without_transpose(outputs: Any) -> Any:
-    """The same arrays; `jax.linear_transpose` of what leads to them is refused in one line."""
+    """Return the arrays, and refuse `jax.linear_transpose` of what computed them in one line."""
     return jax.tree.map(_same_p.bind, outputs)
 
 
-# The identity. Its tangents pass beside it, so that gradients never meet it.
+# The identity. Its tangents bypass it, so that gradients never meet it.
 _same_p = Primitive("without_transpose")
 
 
@@ -227,13 +227,13 @@ _BESIDE = '; implementation="xla" has derivatives of any order in both modes.'
 
 
 def gradient_only(tree: Any, what: str = 'implementation="pallas"', beside: str = _BESIDE) -> Any:
-    """What goes into a function with a gradient only: forward mode is refused, when it runs."""
+    """Mark the inputs of a function with a gradient only: forward mode is refused when it runs."""
     message = f"{what} has no forward mode{beside}"
     return jax.tree.map(partial(_reverse_mode_only, message), tree)
 
 
 def no_derivative(what: str, tree: Any) -> Any:
-    """What goes into kernels without a derivative; `what` is computed by them."""
+    """Mark the inputs of kernels without a derivative, which compute `what`."""
     return jax.tree.map(partial(_refused, what), tree)
 
 

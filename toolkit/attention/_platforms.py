@@ -30,8 +30,8 @@ def _fail(platforms: Sequence[str], reason: str) -> NoReturn:
     raise ValueError(f"{reason}; the program is for {' and '.join(platforms)}.")
 
 
-# A number whose program cannot be lowered. It depends on nothing, so it can be differentiated and
-# mapped.
+# A number whose program cannot be lowered. Since it depends on nothing, `jax.grad` and `jax.vmap`
+# leave it alone.
 _REFUSAL = Primitive("refusal")
 _REFUSAL.def_abstract_eval(lambda *, reason: core.ShapedArray((), jnp.float32))
 _REFUSAL.def_impl(lambda *, reason: _fail([jax.default_backend()], reason))

@@ -20,15 +20,15 @@ Precision = lax.Precision | lax.DotAlgorithmPreset | None
 def product_precision(dtype) -> Precision:
     """How exactly the products of tokens of a dtype are made.
 
-    Float32 in full: tensor cores and TPUs would round it. Of half precision as the device prefers,
-    added in float32: bfloat16 in bfloat16 on TPUs and NVIDIA GPUs, float16 in TF32 on those; who
-    wants more says so with `jax.default_matmul_precision("highest")`.
+    Float32 is multiplied in full, since tensor cores and TPUs would round it. Half precision is
+    multiplied as the device prefers and added in float32: bfloat16 in bfloat16 on TPUs and NVIDIA
+    GPUs, float16 in TF32 on NVIDIA GPUs; `jax.default_matmul_precision("highest")` asks for more.
     """
     return lax.Precision.HIGHEST if jnp.finfo(dtype).bits >= 32 else half_precision(dtype)
 
 
 def half_precision(dtype) -> Precision:
-    """The same of half precision alone; float32 is left as JAX multiplies it, too."""
+    """The same for half precision alone; float32 is multiplied as JAX does by default."""
     is_chosen = jax.config.jax_default_matmul_precision is not None  # pyright: ignore
     return BFLOAT16_PRODUCTS if dtype == jnp.bfloat16 and not is_chosen else None
 

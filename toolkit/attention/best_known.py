@@ -1,8 +1,8 @@
 """What `implementation=None` means: the best form that a record shows, platform by platform.
 
 A form that nobody has measured is not claimed to be the best: the kernels for GPUs and TPUs
-("pallas", "cudnn", "splash") have to be asked for by name until a record in data/measurements
-shows what they gain, and a row here cites it. Until then our own, "pallas", are experimental, and
+("pallas", "cudnn", "splash") must be asked for by name until a record in data/measurements shows
+what they gain and a row here cites it. Until then our own kernels, "pallas", are experimental and
 warn so. Below some length the forms of XLA differ by little and are chosen by length
 (`DENSE_UP_TO`); NSA and DSA count what their two forms cost.
 """

@@ -1,4 +1,4 @@
-"""Few lengths for many: what is compiled for a length is compiled for a bucket instead."""
+"""Buckets of lengths: a program is compiled once per bucket instead of once per length."""
 
 from typing import Annotated
 
@@ -9,24 +9,24 @@ from toolkit.attention._shapes import TokenCount
 
 @checked
 def bucket_length(length: TokenCount, *, least: Annotated[int, AtLeast(1)] = 16) -> int:
-    """The length to which a sequence is filled up where lengths change from call to call.
+    """The length to which to pad a sequence where lengths change from call to call.
 
         least 2^n >= length, of the smallest n
 
-    Every new shape compiles a program. Fill sequences up on the host (`np.pad`), with zeros at
-    their end: a causal mixer gives the tokens before the same outputs, and zeros leave the state of
-    a recurrent one as it is (they write nothing, and a log-decay of 0 forgets nothing; only
-    `retention`, whose decay is no input, forgets all the same). The numbers of documents go on with
-    the last one (`mode="edge"`). A cache of softmax or sparse attention
-    counts what fills up as tokens: `truncate` it. Prompts of language models are filled up in front
-    instead, see `toolkit.looped.pad_prompts`.
+    Every new shape compiles a program. Pad sequences on the host (`np.pad`) with zeros at their
+    end. A causal mixer gives the earlier tokens the same outputs, and zeros leave the state of a
+    recurrent mixer unchanged: they write nothing, and a log-decay of 0 forgets nothing (only
+    `retention` forgets, as its decay is no input). Pad segment_ids with the last document
+    (`mode="edge"`). A cache of softmax or sparse attention counts the padding as tokens:
+    `truncate` it. Prompts of language models are padded in front instead, see
+    `toolkit.looped.pad_prompts`.
 
     Args:
         length: tokens of the sequence.
         least: the smallest bucket.
 
     Returns:
-        Tokens of its bucket. Lengths up to 2,048 share 8 of them.
+        The length of the bucket. Lengths up to 2,048 share 8 buckets.
 
     Cost: at most twice the tokens are computed, on average 1.4 times as many.
 

@@ -1,7 +1,7 @@
 """What the token mixers cost: closed forms in plain integers, held against the compiler's counts.
 
-FLOPs count the matrix products of this implementation, two a multiply-add; bytes count what must
-at least cross the memory bus: inputs and outputs once. `element_bytes` is the size of one number
+FLOPs count the matrix products of this implementation, two per multiply-add; bytes count the least
+that must cross the memory bus: inputs and outputs once. `element_bytes` is the size of one number
 of q, k, v and o; gates and recurrent states are float32. Chunks are those of a pass that is
 differentiated. All functions take (batch, time, heads, key, value) and the options of their row of
 `MIXERS`.
@@ -43,7 +43,7 @@ def softmax_state_bytes(batch, context, heads, key, value, *, sliding_window=Non
 
 
 def softmax_step_bytes(batch, context, heads, key, value, *, sliding_window=None, element_bytes=4):
-    """The cache, and what one token brings and takes."""
+    """The cache, and the inputs and outputs of one token."""
     seen = context if sliding_window is None else min(context, sliding_window)
     # The cache is read; q, o and this token's k and v (written to the cache) cross once.
     return batch * heads * (seen + 2) * (key + value) * element_bytes
@@ -61,7 +61,7 @@ def delta_forward_flops(batch, time, heads, key, value, *, decays_channels=False
 
 
 def _inverse_multiply_adds(size: int) -> int:
-    """Columns of a 16 x 16 block one by one, then two products a merge of two blocks."""
+    """Columns of 16 x 16 blocks one by one, then two products per merge of two blocks."""
     if size <= 16:
         return (size - 1) * size**2
     half = size // 2
@@ -69,7 +69,7 @@ def _inverse_multiply_adds(size: int) -> int:
 
 
 def product_forward_flops(batch, time, heads, key, value, *, steps=2, chunk=None):
-    """Those of a delta rule on `steps` tokens for every one."""
+    """Those of a delta rule with `steps` tokens in place of each."""
     return delta_forward_flops(batch, steps * time, heads, key, value, chunk=chunk)
 
 

@@ -1,4 +1,4 @@
-"""A row of `MIXERS`: what the table says of a mixer; name, axes and range of its inputs."""
+"""A row of `MIXERS`: functions and costs of a mixer; name, axes and range of its inputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -63,10 +63,10 @@ class Input:
 
     Attributes:
         name: of the argument.
-        axes: in words, of batch, time, heads, key, value; `steps`, the corrections of a token;
-            `index_heads`, those of an indexer, which serves all heads of the mixer.
+        axes: their names, from batch, time, heads, key and value; `steps`, the corrections of a
+            token; and `index_heads`, the heads of an indexer, which serves all heads of the mixer.
         values: what it may hold.
-        is_gate: whether it is a gate, which may be float32 beside inputs of fewer bits.
+        is_gate: whether it is a gate, which may be float32 where other inputs have fewer bits.
 
     Example:
         >>> Input("beta", ("batch", "time", "heads")).is_gate
@@ -89,7 +89,7 @@ BETA = Input("beta", TOKEN, STRENGTH)
 
 
 def per_step(one: Input) -> Input:
-    """That input once for each of the several corrections a token makes."""
+    """The same input, once for each of several corrections per token."""
     return replace(one, axes=(*TOKEN, "steps", *one.axes[3:]))
 
 
@@ -101,7 +101,7 @@ class Mixer:
         name: its key in `MIXERS` and in the layer patterns of looped models.
         title: for headings and legends.
         paper: where it was published.
-        is_linear_time: whether its cost a token does not grow with the context.
+        is_linear_time: whether its cost per token does not grow with the context.
         inputs: what `function` takes before its keywords, in its order: q, k, v, then gates.
         implementations: names that `implementation=` of `function` takes; None picks among them.
         options: keyword arguments that every function of the row takes, with their values.
@@ -118,7 +118,7 @@ class Mixer:
         state_bytes: likewise: what decoding keeps after `context` tokens.
         transition: what tokens multiply the state by, where that is one matrix [key, value]: a
             "matrix" [key, key], or a "diagonal" where they only decay and add. None: the state is
-            no such matrix.
+            not such a matrix.
 
     Example:
         >>> MIXERS["gdn"].names
@@ -248,7 +248,7 @@ def draw_inputs(
         value: value size of a head.
         steps: corrections per token, of the mixers that make several.
         dtype: of the inputs.
-        gate_dtype: of the gates, which still hold numbers of `dtype`; None for `dtype`.
+        gate_dtype: of the gates, whose numbers are still rounded to `dtype`; None for `dtype`.
         seed: of the draw.
 
     Returns:

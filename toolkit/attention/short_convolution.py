@@ -1,4 +1,4 @@
-"""What lets a layer see a few tokens back: a short causal convolution, and the token before.
+"""Short causal convolution over a few tokens, and the token before, for layers around a mixer.
 
 Both respect the borders of packed documents, and both continue a sequence from its *state*, the
 last inputs before the next one.
@@ -137,7 +137,7 @@ def _same_document(past, segment_ids, lag):
 
 
 def _last(padded, past, segment_ids):
-    """The last `past` inputs, those of another document than the last one cleared."""
+    """The last `past` inputs, with zeros for those that are not of the last document."""
     state = padded[:, padded.shape[1] - past :]
     if segment_ids is None or past == 0:
         return state
@@ -146,7 +146,7 @@ def _last(padded, past, segment_ids):
 
 
 def _shifts(inputs):
-    """The window of the padded tokens that each tap of the kernel meets, and its weights."""
+    """The window of padded tokens that each tap of the kernel multiplies, and its weights."""
     padded, kernel = inputs
     taps = kernel.shape[0]
     time = padded.shape[1] - taps + 1

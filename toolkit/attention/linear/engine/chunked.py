@@ -1,8 +1,8 @@
-r"""The chunked engine: any linear-time memory as a few matrix products per chunk of tokens.
+r"""The chunked engine: any linear-time recurrence as a few matrix products per chunk of tokens.
 
 A token decays the state S [key, value], corrects it, adds to it (a `Rule` of `rule.py`) and reads
-it. Linear attention adds, Mamba-2 and gated linear attention decay and add, delta rules decay and
-correct with e = w = k, RWKV-7 corrects by what it read before the decay, and adds. Over a chunk of
+it. Linear attention adds; Mamba-2 and gated linear attention decay and add; delta rules decay and
+correct with e = w = k; RWKV-7 corrects by what it read before the decay, and adds. Over a chunk of
 C tokens that enters with state S, with P(r, w) the decayed scores of `decays.py` (strictly below
 the diagonal for e) and E, X the decays from the chunk's entry and to its exit,
 
@@ -13,10 +13,10 @@ the diagonal for e) and E, X the decays from the chunk's entry and to its exit,
 
 T and P(e, k) do not depend on the state: they are computed before the scan.
 
-There are two ways through a chunk. The one for values alone reads the state once, for q and e
-together, and has P(q, .) computed before the scan, too. The other is differentiated, as often as
-one likes, in both modes: there is no backward pass by hand. What reverse mode needs of a chunk is
-computed again from T, N and the state it entered with.
+There are two ways through a chunk. For values alone, the state is read once, for q and e together,
+and P(q, .) too is computed before the scan. The other way can be differentiated any number of times
+in both modes, without a hand-written backward pass; reverse mode recomputes a chunk from T, N and
+the state it entered with.
 
 Arrays here are [chunks, rows, C, ...], where a row is one head of one sequence.
 """
@@ -50,7 +50,7 @@ class Chunks(NamedTuple):
 
 
 class Erasure(NamedTuple):
-    """What corrections read of their own chunk, known before the state is."""
+    """What corrections read of their own chunk, computed before the state is known."""
 
     inverse: Float[Array, "*chunks C C"]  # T
     added: Float[Array, "*chunks C C"] | None  # P(e, k), when the rule adds too
@@ -71,7 +71,7 @@ def _strength(correction: Correction) -> Array | float:
 def _erase_scores(rule: Rule, decays: Decays, erase: Array, writers: Array, precision) -> Array:
     """How strongly each token's correction reads what the tokens before it wrote."""
     if rule.erases_before_decay:
-        # To read before the decay is to read as the token before would.
+        # Reading before the decay is reading as the previous token would.
         scores = decayed_scores(_later(erase), writers, decays, precision)
         past = jnp.zeros_like(scores[..., :1, :, :])
         scores = jnp.concatenate([past, scores[..., :-1, :, :]], axis=-3)
@@ -89,7 +89,7 @@ def _read_scores(action: Action, decays: Decays, precision) -> Array:
 
 
 def _later(x: Array) -> Array:
-    """Along the tokens of a chunk, what the next token has; 0 for the last."""
+    """Shift the tokens of a chunk by one: each gets the next one's entry; the last gets 0."""
     return jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
 
 
@@ -107,7 +107,7 @@ def _erase_entry(rule: Rule, decays: Decays) -> Array:
 
 
 def _erasures(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasure | None:
-    """For all chunks: at once, or one by one where the factors of their channels fill a cache."""
+    """Erasures of all chunks: at once, or one by one where the channels' factors fill a cache."""
     erasure = partial(_erasure, rule, dtype, alone)
     return erasure(inputs) if inputs.g.shape[-1] == 1 else lax.map(erasure, inputs)
 
@@ -127,7 +127,7 @@ def _erasure(rule: Rule, dtype: jnp.dtype, alone: bool, inputs: Chunks) -> Erasu
 
 @jax.custom_jvp
 def _known(value: Array, again: Array) -> Array:
-    """A value computed before, differentiated as it is computed again."""
+    """A precomputed value, whose derivatives recompute it."""
     return value
 
 
@@ -157,8 +157,8 @@ def _run_chunk(rule, alone, state, xs):
     scores = erasure.scores if is_known else _read_scores(action, decays, precision)
     new_state = decays.through * state
     if correction:
-        # As values they are known, and the compiler drops them; here they are differentiated, a
-        # chunk at a time and beside the other scores.
+        # Their values are known, so the compiler drops this; only their derivatives are computed
+        # here, a chunk at a time with the other scores.
         erase_scores = _erase_scores(rule, decays, correction.erase, _writers(action), precision)
         residual = -erased[0]
         if correction.value is not None:
@@ -181,7 +181,7 @@ def chunked(
 ) -> tuple[Float[Array, "chunks rows C value"], Float[Array, "rows key value"]]:
     """Run a rule over chunks, one after another, padded to whole ones with zeros.
 
-    `alone` says that values are all that is wanted: their derivatives are right, but slow.
+    With `alone`, only values are wanted: derivatives are still right, but slow.
 
     Multiply-adds per chunk and row: to read and write the state, 2 C K V, and C K V more with a
     correction; scores C^2 K for every pair of a reader and a writer, and C^2 V to use them; the

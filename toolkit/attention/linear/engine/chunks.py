@@ -1,7 +1,7 @@
 """Sequences cut into chunks of tokens: padding, rows of heads, and where documents begin.
 
 The chunked engine works on [chunks, rows, C, ...], where a row is one head of one
-sequence and C is the number of tokens in a chunk; the mixers speak of [batch, time, heads, ...].
+sequence and C is the number of tokens in a chunk; the mixers take [batch, time, heads, ...].
 """
 
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def join(
 
 
 def cut_documents(starts: Bool[Array, "batch time"], heads: int, size: int) -> Documents:
-    """Number the documents that begin at `starts`, for every token and every chunk's state."""
+    """Number documents, which begin at `starts`, for every token and every chunk's state."""
     numbers = jnp.cumsum(starts, axis=1)[..., None]
     # Padding belongs to the last document, so that its state survives to the end.
     token = cut(jnp.broadcast_to(numbers, (*starts.shape, heads)), size, "edge")

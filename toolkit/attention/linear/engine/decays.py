@@ -1,10 +1,10 @@
 r"""How much survives between two tokens of a chunk, without overflow and without C x C x K numbers.
 
 Between a token j that writes and a later one i that reads, the state decays by the product of the
-decays in between: e^(G_i - G_j) with running sums G of the log-decay g. One decay for all
-channels makes that a C x C matrix, of differences without rounding: beside an abrupt gate, mild
-ones would otherwise drown in G. With one decay per channel it has to be taken apart into a
-factor of the reader and a factor of the writer, both products of e^g:
+decays in between: e^(G_i - G_j) with running sums G of the log-decay g. With one decay for all
+channels this is a C x C matrix. Its differences are exact, since rounding errors of G after an
+abrupt gate would swamp mild gates. One decay per channel has to be split into a factor of the
+reader and a factor of the writer, both products of e^g:
 
 * From the chunk's entry, e^(G_i) and 1 / e^(G_j): one exponential per number and one matrix
   product, as long as no channel decays by more than `LEAST_FACTOR` in the chunk.
@@ -13,8 +13,8 @@ factor of the reader and a factor of the writer, both products of e^g:
   at most 1. Doubling a block multiplies both by what survives its other half. A decay of zero
   (g = -inf) clears the state exactly.
 
-The first holds for nearly every chunk of a trained model; which one is needed is decided while
-the program runs, for the chunks computed together.
+The first suffices for nearly every chunk of a trained model; the program decides while it runs, for
+all chunks computed together.
 """
 
 import math
@@ -53,7 +53,7 @@ class Decays(NamedTuple):
 
 
 def exact_sums(g: Float[Array, "*chunks C channels"]) -> tuple[Array, Array]:
-    """Running sums of g in two parts, whose differences lose nothing to rounding.
+    """Running sums of g in two parts, whose differences are exact.
 
     Multiples of 1/64 add up exactly in any order, and what is left of each g is small.
     """
@@ -81,10 +81,10 @@ def _doubled_blocks(own: Float[Array, "*chunks C channels"]) -> Iterator[tuple[A
 
 @jax.custom_jvp
 def _exponential(value: Array, exponent: Array) -> Array:
-    """e^exponent, where the value is known better: a product, differentiated as an exponential.
+    """e^exponent with a more exact value, a product; it is differentiated as an exponential.
 
-    The value needs a right derivative too, for JAX forgets this rule in second derivatives of a
-    loop (it evaluates the loop's body to find what does not change, without rules).
+    The value too needs a right derivative, since JAX ignores this rule in second derivatives of a
+    loop (it evaluates the loop's body without rules to find what does not change).
     """
     return value
 
@@ -139,7 +139,7 @@ def decayed_scores(
     if decays.own.shape[-1] == 1:
         between = sum(x - jnp.swapaxes(x, -1, -2) for x in decays.running)
         causal = jnp.tril(jnp.ones_like(between, dtype=bool))
-        # Masked before exp: the other half would overflow.
+        # Masked before exp, since the other half would overflow.
         between = jnp.exp(jnp.where(causal, between, -jnp.inf))
         return _products(readers, writers, precision) * between[..., :, None, :]
     since_entry, until = decays.since_entry, decays.until
@@ -151,7 +151,7 @@ def decayed_scores(
 
 def _products(readers: Array, writers: Array, precision: Precision) -> Array:
     """r_i . w_j as [*chunks, C, writers, C]."""
-    # As one axis, or XLA would write every chunk's writers anew, transposed, before it multiplies.
+    # One axis, or XLA would first copy every chunk's writers, transposed.
     rows = writers.reshape(*writers.shape[:-3], -1, writers.shape[-1])
     products = precise_einsum("...ik,...jk->...ij", readers, rows, precision=precision)
     return products.reshape(*products.shape[:-1], *writers.shape[-3:-1])

@@ -1,4 +1,4 @@
-r"""Inverse of a unit lower triangular matrix, accurate for the keys that break the usual shortcuts.
+r"""Inverse of a unit lower triangular matrix, accurate for keys that break the usual shortcuts.
 
 A delta rule on a chunk of C tokens needs T = (I + A)^-1 with A strictly lower triangular. Three
 ways are in use:

@@ -28,14 +28,14 @@ class Poison(NamedTuple):
 
 
 def _over(ok: Array, x: Array) -> Array:
-    """With axes of size 1 for those that x has besides."""
+    """Append axes of size 1 for those that only x has."""
     return ok.reshape(ok.shape + (1,) * (x.ndim - ok.ndim))
 
 
 def quarantine(
     tokens: Tokens, state: Any, is_given: bool, starts: Array | None
 ) -> tuple[Tokens, Any, Poison]:
-    """Replace tokens that are not finite by zeros, and say how far each would have reached.
+    """Replace tokens that are not finite by zeros, and return where each would have shown.
 
     Tokens share chunks, and 0 * NaN is NaN: masks alone would let one spoil the tokens before it,
     other documents, and the gradients of both. A positive log-decay counts as NaN.
@@ -44,7 +44,7 @@ def quarantine(
 
     own = partial(for_value_heads, value_heads=g.shape[2])
     reads, finite = _are_finite(query), [_are_finite(x) for x in others]
-    keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is welcome
+    keeps = jnp.all(g <= 0, axis=-1)  # -inf clears the state, and is allowed
     for is_finite in finite:
         keeps &= own(is_finite)
 
@@ -58,7 +58,7 @@ def quarantine(
     arrays = (blank(query, reads), *map(blank, others, places))
     clean = Tokens(arrays, blank(g, keeps), scale)
     faulty = ~keeps
-    if is_given:  # XLA would look at each of our own zeros while it compiles: for seconds
+    if is_given:  # XLA would fold our own zeros while it compiles, for seconds
         is_state = jnp.ones(faulty.shape[::2], bool)
         for x in jax.tree.leaves(state):
             is_state &= jnp.all(jnp.isfinite(x), axis=tuple(range(2, x.ndim)))

@@ -1,4 +1,4 @@
-"""Reading a state under several keys at once: one pass over it, on as many cores as there are."""
+"""Read a state under several keys at once, in one pass over it on all cores."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,8 +16,8 @@ def read_state(
 ) -> Float[Array, "batch heads readers value"]:
     r"""S^T r for every reader r.
 
-    XLA's CPU backend makes a product with all keys of a head on one core or little more. Of 64 MiB
-    in heads of 128 x 128, two cores read tiles of 64 keys in 0.6 of the time.
+    XLA's CPU backend runs a product with all keys of a head on little more than one core. Two cores
+    read a state of 64 MiB in heads of 128 x 128 by tiles of 64 keys in 0.6 of the time.
     """
     key = state.shape[2]
     if state.size * state.dtype.itemsize < LARGE or key % TILE:

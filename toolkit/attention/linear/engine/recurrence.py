@@ -1,8 +1,8 @@
-"""How every linear-time mixer runs: in chunks, token by token, or one step of decoding.
+"""How every linear-time mixer runs: in chunks, token by token, or as one step of decoding.
 
-A method's own file checks its arguments, says what its tokens do to the state (a `Rule` of
-`rule.py`), and has its equation; what is common to all of them is here: the dtype of states,
-grouped values, documents that share a sequence, and the ways through time.
+A method's own file has its signatures, its equation and what its tokens do to the state (a `Rule`
+of `rule.py`). This file has what all methods share: the dtype of states, grouped values, documents
+that share a sequence, the scale of outputs, and the ways through time.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,8 +101,8 @@ def step(
 ) -> Output:
     """Run one checked token: one read and one write of the state.
 
-    A token may correct `again`, by rules that only correct: each time without decay, and the query
-    reads what the last one leaves.
+    With rules that only correct, a token may correct `again`, each time without decay; the query
+    reads the state after the last correction.
     """
     state = state.astype(token.g.dtype)
     token, *again = map(own_keys, (token, *again))
@@ -214,14 +214,14 @@ def document_starts(segment_ids: SegmentIds) -> Bool[Array, "batch time"]:
 def _update(
     rule: Rule, state: Array, token: Tokens, again: Sequence[Tokens] = ()
 ) -> tuple[Array, Array]:
-    """One token; where it corrects, all reads meet the old state, so that it is read once."""
+    """One token; where it corrects, all reads are of the old state, which is read once."""
     query, correction, addition = act(rule, state.dtype, token.arrays)
     more = (act(rule, state.dtype, x.arrays).correction for x in again)
     corrections = [x for x in (correction, *more) if x]
     decay = jnp.exp(token.g)
     if addition and not corrections:
-        # The output reads the new state. Nothing else would make the compiler read the old one
-        # before it writes over it, and it would keep a copy.
+        # The output reads the new state. If it read the old one, nothing would make the compiler
+        # read that before it writes over it, and it would keep a copy.
         state = decay[..., None] * state + addition.key[..., None] * addition.value[..., None, :]
         return state, read_state(query[:, :, None], state)[:, :, 0]
     readers = [decay * query]
@@ -274,7 +274,7 @@ def _scan_chunks(
     state: Array,
     starts: Array | None,
 ) -> tuple[Array, Array]:
-    """For values alone; what is differentiated takes another way (`_scan_chunks_jvp`)."""
+    """For values alone; derivatives take another way (`_scan_chunks_jvp`)."""
     sizes = [_chunk_size(rule, chunk, alone, arrays, g) for alone in (True, False)]
     on_cpu, elsewhere = (partial(_walk, rule, True, size) for size in sizes)
     if sizes[0] == sizes[1]:
@@ -296,7 +296,7 @@ def _chunk_size(
     _, k, v, *_ = arrays
     time = v.shape[1]
     size = chunk or rule.chunk_size(time, k.shape[-1], v.shape[-1], g.shape[-1], alone)
-    # What a longer chunk would hold besides is padding, in matrices of size by size.
+    # A longer chunk would only add padding, in matrices of size by size.
     return min(size, max(16, 1 << (time - 1).bit_length()))
 
 

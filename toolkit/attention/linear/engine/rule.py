@@ -45,11 +45,11 @@ class Rule(NamedTuple):
     Attributes:
         action: from the arrays of tokens, (q, k, v, *others) in the dtype of the state, to what
             they do.
-        chunk_size: (time, key, value, channels of g, alone) -> tokens per chunk unless told
-            otherwise; `alone` on CPUs where only values are wanted, no derivatives.
+        chunk_size: (time, key, value, channels of g, alone) -> tokens per chunk by default; `alone`
+            on CPUs where only values are wanted, no derivatives.
         erases_before_decay: whether a correction reads the state before it decays.
-        has_kernels: whether the Pallas kernels of `kernels/` know it: it adds, or corrects
-            under the key it reads by.
+        has_kernels: whether the Pallas kernels of `kernels/` can run it: it only adds, or corrects
+            under the key that it reads by.
     """
 
     action: Callable[..., Action]
@@ -68,7 +68,7 @@ def correcting_chunk_size(
 ) -> int:
     """Tokens per chunk where tokens correct: 16 or 32, by length, head size and decays.
 
-    Large chunks spend C^2 work per token, small ones keep a state more often, for derivatives.
+    Large chunks cost more work per token; small chunks keep more states for derivatives.
     Measured on CPUs: for values alone, 16 takes up to a quarter less time than 32, at 2048 and at
     8192 tokens. Forward and backward together, at 2048 tokens, 32 ties 16 for heads of 64 and is a
     tenth faster for those of 128; with a decay per channel it is slower. At 8192 tokens, memory

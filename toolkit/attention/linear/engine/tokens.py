@@ -1,4 +1,4 @@
-"""What mixers hand to the engine, and the engine to the kernels."""
+"""What mixers pass to the engine, and the engine to the kernels."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def gather_tokens(
 
 
 def own_keys(tokens: Tokens) -> Tokens:
-    """Every value head with its own q and k: copies, where heads share them."""
+    """Give every value head its own q and k, copied where heads share them."""
     q, k, v, *others = tokens.arrays
     q, k = (for_value_heads(x, v.shape[-2], axis=-2) for x in (q, k))
     return tokens._replace(arrays=(q, k, v, *others))

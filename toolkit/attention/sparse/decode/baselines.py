@@ -1,4 +1,4 @@
-"""The baselines of every system: the best selection there is, the most recent tokens, and chance."""
+"""Baselines of every system: the best selection there is, the most recent tokens, and chance."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -27,7 +27,7 @@ WORD = 32
 
 
 class Hashes(NamedTuple):
-    """A mean key and its number of tokens; bits of every token, 32 in a word, and distance from it."""
+    """A mean key, its number of tokens, and every token's bits (32 a word) and distance from it."""
 
     centre: Float[Array, "key"]
     centred: Int[Array, ""]

@@ -185,7 +185,7 @@ def _kept_by_kernel(q, k, tau, query_block, key_block, sink, local, scale):
 
 
 def levels(x: Float[Array, "... size"]) -> tuple[Float[Array, "... size"], Float[Array, "... 1"]]:
-    """Each row as 15 levels, -7 to 7, and the step between them, a seventh of its largest number."""
+    """Each row as 15 levels, -7 to 7, and the step between them: its largest number over 7."""
     step = jnp.abs(x).max(axis=-1, keepdims=True) / _LEVELS
     step = jnp.where(step == 0, 1, step)
     return jnp.round(x / step), step
