@@ -1,48 +1,48 @@
-"""Panels to move, pictures to read, notebooks to run.
+"""Interactive panels, lessons, notebooks and the tour.
 
 Instruments for notebooks (imported on first use, because they need the extra `lab`):
 
-* `CostPanel`: what a longer context costs to read and to continue
+* `CostPanel`: the cost of reading and of continuing a longer context
 * `ReadingPanel`: softmax attention and the gated delta net read one sentence
-* `MemoryPanel`: what must be kept to write the next token
+* `MemoryPanel`: the state that must be kept to write the next token
 * `MixerPanel`: two linear-time mixers on one text: state, effective memory, decay
-* `MixerCostPanel`: what one more token costs the two, beside softmax attention
-* `LoopPanel`: what one byte sees and says after each loop of a small trained looped model
-* `LoopStatePanel`: what each loop changes, carries and costs there
-* `SearchPanel`: a search of the learning rate, round by round: what it tries, thinks and pays
-* `RacePanel`: a schedule drawn by hand against tuned, searched and best ones
-* `MeshPanel`: who holds what of a train step on eight devices, by mesh and scheme
-* `StepPanel`: what the compiled step sends, beside the textbook, each collective with its blame
-* `DecodePanel`: latent attention on several chips: who holds what, what a decode step takes
-* `SlicePanel`: a trained latent cut in slices: each softmax beside the true one, and the error
-* `DropPanel`: sparse decoding of a long text: what is read, what is missed, what it costs
-* `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it might have
-* `CodesPanel`: hash bits and product-quantised codes against true scores, and one token's own
+* `MixerCostPanel`: the cost of one more token for the two and for softmax attention
+* `LoopPanel`: the influences on one byte and its prediction after each loop of a small model
+* `LoopStatePanel`: what each loop changes, carries and costs in that model
+* `SearchPanel`: a learning-rate search round by round: candidates, fits and cost
+* `RacePanel`: a schedule drawn by hand compared with tuned, searched and best ones
+* `MeshPanel`: the shards of a train step on eight devices, by mesh and scheme
+* `StepPanel`: collectives of the compiled step and of the textbook, with their causes
+* `DecodePanel`: latent attention on several chips: shards, and the time of a decode step
+* `SlicePanel`: a trained latent in slices: each softmax, the true one, and the error
+* `DropPanel`: sparse decoding of a long text: tokens read and missed, and the cost
+* `FitPanel`: Tactic's fit of a / x + b, where it stops, and where it could have stopped
+* `CodesPanel`: hash bits and product-quantised codes against true scores
 * `SalePanel`: which tiles of a prompt SALE keeps at a threshold, and why
-* `StalePanel`: how long AdaSpa's map of tiles stays good from one denoising step to the next
-* `AcceptancePanel`: which sparse drafts the rows of a batch keep, round by round
-* `ChipMemoryPanel`: what one chip holds in a train step, by category, against its memory
+* `StalePanel`: how AdaSpa's map of tiles ages over denoising steps
+* `AcceptancePanel`: sparse drafts accepted by the rows of a batch, round by round
+* `ChipMemoryPanel`: memory of one chip in a train step, by category
 * `FitsPanel`: which models fit how many chips, under six schemes
 * `PlanPanel`: the planner's strategies with reasons, its model against compiled programs
-* `SpeedupPanel`: every recorded time beside its rivals and what other chips could do
-* `TimelinePanel`: a compiled step in lanes of computing and collectives, on slower links
+* `SpeedupPanel`: recorded times, their rivals, and the bounds of other chips
+* `TimelinePanel`: a compiled step in lanes of computation and collectives, on slower links
 * `Panel`: the base of every instrument; `Number`, `Choice`, `Words`: its controls
 
 Lessons (`lessons/`):
 
 * `Lesson`: locked predictions, exercises that check themselves, hints, progress kept on disk
-* `gather`: one page for a teacher from what learners handed in
+* `gather`: one page for a teacher from the learners' exports
 
 Notebooks:
 
 * `run_notebook`: run a notebook in a fresh kernel, with its time and memory
-* `NotebookRun`: what came of it
+* `NotebookRun`: its result
 
 The tour:
 
-* `run_tour`: the whole story on this machine, as one page
+* `run_tour`: train, compare and shard models on this machine, as one page
 
-What trains and writes language models is found here too; it stands in `toolkit.language`.
+The functions of `toolkit.language` can be imported from here too.
 """
 
 import importlib

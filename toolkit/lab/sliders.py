@@ -1,4 +1,4 @@
-"""What a moved slider waits for: view, drawing and PNG of every panel, warm."""
+"""The latency of a moved slider: view, drawing and PNG of every panel, warm."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,1 +1,1 @@
-"""What a longer context costs, and what softmax and the delta rule read in one sentence."""
+"""The cost of a longer context, and one sentence read by softmax and by the delta rule."""

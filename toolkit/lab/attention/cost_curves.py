@@ -70,7 +70,7 @@ class CostCurves(Plot):
         measured = [point for point in view.measured if point.phase == self._plot]
         self._mark.set_xdata([view.chosen, view.chosen])
         self._mark_name.set_x(view.chosen)
-        # Towards an end the words lie on the inner side of the mark.
+        # Near an end the label is on the inner side of the mark.
         side = np.searchsorted((TOKENS[0] * 32, TOKENS[-1] // 32), view.chosen, side="right")
         self._mark_name.set_horizontalalignment(("left", "center", "right")[side])
         self._mark_name.set_text(f"{view.chosen:,} tokens")
@@ -88,7 +88,7 @@ class CostCurves(Plot):
             )
 
     def _set_limits(self, values: np.ndarray, unit: str) -> None:
-        # Whole steps, so that the axis stands still while a slider moves within one.
+        # Whole steps, so that the axis does not move with every slider position.
         base = 16.0 if unit == "bytes" else 10.0
         low, high = np.log([values.min(), values.max()]) / np.log(base)
         limits = (base ** np.floor(low - 0.1), base ** np.ceil(high + 0.1))

@@ -1,4 +1,4 @@
-"""What a context costs to read, to continue and to remember, by softmax and by the delta rule."""
+"""The cost of reading, continuing and storing a context, for softmax and the delta rule."""
 
 import functools
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ class CostPanel(Panel):
         super().__init__(**values)
 
     def measure(self) -> None:
-        """Measure with the sizes now set, what the button does; results are kept.
+        """Measure with the current sizes, as the button does; results are kept.
 
         Raises:
             ValueError: when a mixer disagrees with its reference; nothing is timed then.
@@ -141,7 +141,7 @@ class CostPanel(Panel):
 def measured_layer(
     *, heads: int, head_size: int, window: int, softmax: str, **others: Any
 ) -> Layer:
-    """What a measurement depends on, of the controls of a `CostPanel`."""
+    """The controls of a `CostPanel` on which a measurement depends."""
     return Layer(heads, head_size, window, softmax=softmax)
 
 
@@ -195,7 +195,7 @@ class MemoryPlot(CostCurves):
     def show(self, view: Memory) -> None:
         super().show(view)
         self._capacity.set_ydata([view.capacity_bytes] * 2)
-        # A device far larger than all that is drawn is named at the top.
+        # A device far larger than all curves is named at the top.
         top = self.axes.get_ylim()[1]
         name = f"memory of one {view.capacity_name}: {view.capacity_bytes / 1e9:.0f} GB"
         self._capacity_name.set_y(min(view.capacity_bytes, top / 2))

@@ -20,7 +20,7 @@ from toolkit.measure import time_contenders
 
 # The menu of context lengths: each shape is compiled once, whatever the sliders do.
 LENGTHS = {PREFILL: (256, 4096), DECODE: (256, 4096)}
-# More than a chunk of the gated delta net, and not a whole number of them.
+# More than one chunk of Gated DeltaNet, and not a whole number of chunks.
 CHECKED_TOKENS = 40
 # Largest difference from the reference, relative to its largest entry, in float32.
 TOLERANCE = 1e-4
@@ -60,7 +60,7 @@ def measure_pieces(
 
 
 def check_against_reference(name: str, layer: Layer) -> None:
-    """Refuse a mixer whose prefill, or whose last token decoded, is not what its equation says."""
+    """Refuse a mixer whose prefill or last decoded token differs from its reference."""
     row = layer.row(name)
     inputs = _inputs(row, CHECKED_TOKENS, layer)
 
@@ -86,7 +86,7 @@ def prefill_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
 
 
 def decode_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
-    """A mixer that writes the last token of a context, again and again."""
+    """A call that decodes the last token of a context, repeatedly."""
     row = replace(layer, window=min(layer.window, tokens)).row(name)
     token = [array[:, 0] for array in _inputs(row, 1, layer)]
     random = np.random.default_rng(1)
@@ -96,7 +96,7 @@ def decode_call(name: str, tokens: int, layer: Layer) -> Callable[[], Any]:
         return jnp.asarray(random.standard_normal(x.shape, np.float32)) if is_float else x
 
     def step(state: Any, *token: jax.Array) -> tuple[Any, Any]:
-        if hasattr(state, "length"):  # full to the last slot, whatever the step before wrote
+        if hasattr(state, "length"):  # full to the last slot, independent of the previous step
             state = replace(state, length=jnp.full_like(state.length, tokens - 1))
         return row.step(*token, state, **row.options)
 

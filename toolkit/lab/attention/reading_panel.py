@@ -1,4 +1,5 @@
-"""Two memories read one sentence: the map of softmax beside the state of the delta rule."""
+"""One sentence in two memories: the weights of softmax attention and the state of the delta
+rule."""
 
 from typing import Any
 
@@ -22,7 +23,7 @@ from toolkit.lab.kit.panel import Panel
 from toolkit.lab.kit.plot import Plot
 
 SENTENCE = "the cat sat on the mat because the mat was warm and the cat was tired"
-# Entries of the state rarely pass this; a fixed scale lets one see the state decay.
+# Entries of the state rarely exceed this; a fixed scale shows the decay.
 STATE_SCALE = 1.5
 
 

@@ -1,4 +1,4 @@
-"""What a mixer costs as the context grows: modelled from its row of `MIXERS`. Pure functions.
+"""The cost of a mixer against context length, modelled from its row of `MIXERS`. Pure functions.
 
 A cost formula gives operations and bytes; a machine's two rates turn them into a time no program
 on it can beat: seconds = max(operations / peak rate, bytes / memory bandwidth), the roofline of
@@ -27,7 +27,8 @@ TOKENS = np.unique(np.geomspace(128, 1 << 20, 27).round().astype(int))
 
 
 class Counted(NamedTuple):
-    """What a plot counts, as `Layer.cost` names it or in seconds, and its heading and limits."""
+    """The quantity of a plot, in the names of `Layer.cost` or in seconds, with heading and
+    limits."""
 
     what: str
     unit: str
@@ -148,7 +149,7 @@ class CostView(View):
 
     @property
     def last(self) -> str:
-        """The line that the sentence compares with softmax attention."""
+        """The line that the caption compares with softmax attention."""
         return [*self.names][-1]
 
     def heading(self, plot: str, line: str) -> str:
@@ -264,7 +265,7 @@ def decode_memory(
     mixers: tuple[str, ...] = MIXER_NAMES,
     **sizes: Any,
 ) -> Memory:
-    """Bytes kept between tokens by a whole model; `sizes` are those of a `Layer`."""
+    """Bytes that a whole model keeps between tokens; `sizes` are those of a `Layer`."""
     return Memory(
         context_length, Layer(**sizes), dict(zip(mixers, mixers, strict=True)), {KEPT: MEMORY},
         capacity_bytes=capacity_bytes, capacity_name=capacity_name,

@@ -1,1 +1,1 @@
-"""What every instrument is made of, of no subject of its own: panel, plot, view, controls, job."""
+"""The parts of every instrument: panel, plot, view, controls, job."""

@@ -5,8 +5,7 @@
 
     panel.context_length = 8192        # does exactly what moving the slider does
 
-A control knows its bounds, checks what it is given and makes its widgets; the panel keeps the
-value.
+A control has bounds, checks values and makes widgets; the panel holds the value.
 """
 
 from collections.abc import Callable
@@ -46,11 +45,11 @@ class Control:
         panel.change(**{self.name: value})
 
     def described(self) -> str:
-        """What it is and takes, in words for the docstring of its panel."""
+        """The control in words, for the docstring of its panel."""
         return f"{self.label}{self.takes()}. {self.explanation}".rstrip(". ") + "."
 
     def takes(self) -> str:
-        """What values it takes, where that is worth a word."""
+        """The accepted values in words, if not obvious."""
         return ""
 
     def check(self, value: Any) -> Any:
@@ -58,7 +57,7 @@ class Control:
         raise NotImplementedError
 
     def refuse(self, value: Any, wanted: str) -> ValueError:
-        """The error that says what came and what was wanted."""
+        """The error for a wrong value."""
         return ValueError(f"{self.name}: got {value!r}, wanted {wanted}")
 
     def widgets(self, on_change: Callable[[Any], None]) -> "ControlWidgets":
@@ -66,7 +65,7 @@ class Control:
         raise NotImplementedError
 
     def look(self, width: str) -> dict[str, Any]:
-        """What all widgets with a label share."""
+        """Settings shared by all widgets with a label."""
         return {
             "description": self.label,
             **tooltip(self.explanation or self.label),
@@ -76,7 +75,7 @@ class Control:
 
 
 class ControlWidgets:
-    """A control on the page: `box` to place, `show(value)` to follow a change made from Python.
+    """The widgets of a control: `box` to place, `show(value)` to follow a change from Python.
 
     Attributes:
         box: the widget to place in the panel.
@@ -124,7 +123,7 @@ class Number(Control):
         step: distance between neighbouring slider positions; an integer step means integers.
         powers_of_two: the slider moves in doublings; the box still takes every value between.
         is_continuous: redraw while dragging, not only on release.
-        maximum: where the slider ends for a view: at the last word of a sentence.
+        maximum: the slider's end for a view, such as the last word of a sentence.
 
     Example:
         >>> heads = Number("Heads", 4, low=1, high=64)
@@ -161,7 +160,7 @@ class Number(Control):
         number = float(value)
         if not self.low <= number <= self.high:
             raise self.refuse(value, f"{self.low} to {self.high}")
-        # A browser's sums of steps, such as 0.9099999999999999, as they are meant.
+        # Rounds a browser's sums of steps, such as 0.9099999999999999.
         return round(number) if self.is_integer else float(f"{number:.12g}")
 
     def widgets(self, on_change: Callable[[Any], None]) -> ControlWidgets:

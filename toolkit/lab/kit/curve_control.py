@@ -78,7 +78,7 @@ class Curve(Control):
 
 
 class CurveWidgets(ControlWidgets):
-    """An editor, and under it the same curve as sliders with boxes.
+    """An editor and, below it, the same curve as sliders with boxes.
 
     Attributes:
         editor: the drawing.
@@ -113,7 +113,7 @@ class CurveWidgets(ControlWidgets):
         self._points = value
         super().show(_as_lists(value))
         for knot, height in zip(self._knots, at_knots(value), strict=True):
-            # In whole steps: the page would round anything else, and report that as a move.
+            # In whole steps: the page would round other values and report a move.
             knot.show(round(float(height), 2))
 
     def _knot_moved(self, index: int, value: float) -> None:
@@ -123,7 +123,7 @@ class CurveWidgets(ControlWidgets):
 
 
 def at_knots(points: Points) -> np.ndarray:
-    """The curve's heights where the sliders are, [KNOTS]."""
+    """The curve's heights at the sliders, [KNOTS]."""
     return heights_at(points, np.linspace(0, 1, KNOTS))
 
 

@@ -15,7 +15,7 @@ import ipywidgets as widgets
 from toolkit._compat import tooltip
 from toolkit.lab.kit.view import Progress
 
-# Long enough for the kernel to take the messages that came in meanwhile.
+# Long enough for the kernel to process pending messages.
 PAUSE_SECONDS = 0.02
 
 
@@ -74,11 +74,11 @@ class Job(widgets.HBox):
             self._task = loop.create_task(self._run_in_background())
 
     def stop(self) -> None:
-        """Ask the work to end after the piece it is at."""
+        """Ask the work to end after the current piece."""
         self.is_running = False
 
     def run(self) -> None:
-        """Do every piece now; an error is raised to the caller."""
+        """Do every piece now; errors are raised."""
         self._begin()
         try:
             for progress in self._pieces():

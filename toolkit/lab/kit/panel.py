@@ -2,9 +2,9 @@
 
     state --compute--> view --show--> plots of one figure --PNG--> one image on the page
 
-`compute` is pure and is tested without widgets. The plots' artists are made once and moved
-afterwards, and the page receives one new value (the PNG bytes) per update, so nothing flickers and
-nothing jumps. The same PNG is what a reader without a kernel sees.
+`compute` is pure and tested without widgets. Artists are made once and moved afterwards, and the
+page receives one new value (the PNG bytes) per update, so that nothing flickers. A reader without a
+kernel sees the same PNG.
 """
 
 import base64
@@ -43,12 +43,12 @@ class Panel(widgets.VBox):
         title: heading of the panel.
         figure_size: inches, (width, height).
         has_palette: whether 256 colours suffice for the picture; see `Picture`.
-        button: what the button says that starts its long work, `pieces`; empty where there is none.
+        button: label of the button that starts the long work, `pieces`; empty if there is none.
         state: the controls' values, read-only.
         view: the view now shown.
         picture: the figure and what moves in it.
-        png: the still picture now shown.
-        error: the message now shown under the panel, empty when all is well.
+        png: the current picture.
+        error: the message shown under the panel, or empty.
 
     Example:
         >>> panel = MemoryPanel(layers=16)
@@ -137,7 +137,7 @@ class Panel(widgets.VBox):
             )
         super().__setattr__(name, value)
 
-    # What a subclass provides.
+    # Provided by a subclass.
 
     def compute(self, **state: Any) -> View:
         """The view for these values: a pure function of its arguments."""
@@ -168,14 +168,14 @@ class Panel(widgets.VBox):
     def adjust(self, view: Any) -> None:
         """Adapt widgets to the view, such as a button that has nothing left to do."""
 
-    # What a user calls.
+    # Called by a user.
 
     @property
     def state(self) -> MappingProxyType[str, Any]:
         return MappingProxyType(self._state)
 
     def data(self) -> Data:
-        """The numbers now shown, in columns: what "Show the numbers" shows."""
+        """The current numbers in columns, as under "Show the numbers"."""
         return self.view.data()
 
     def change(self, **values: Any) -> None:
@@ -198,20 +198,20 @@ class Panel(widgets.VBox):
         self._accept(dict(self._state))
 
     def follow(self, panel: "Panel") -> Self:
-        """Show what another panel shows in the controls that both have, now and from now on."""
+        """Follow another panel in all shared controls."""
         panel._followers.append(self)
         self._take_over(panel)
         return self
 
     def draw(self, view: View) -> None:
-        """Move what the figure shows to a view, and nothing else of the panel."""
+        """Draw a view without changing anything else of the panel."""
         with style():
             for plot in self._plots:
                 plot.show(view)
         before, words = self._footnote.get_text(), view.footnote()
         if words != before:
             self._footnote.set_text(words)
-            # The first ones stand still, as most do; others would draw the whole figure anew.
+            # Unchanged artists are skipped; moving them would redraw the whole figure.
             if before:
                 self.picture.move(self._footnote)
 
@@ -225,7 +225,7 @@ class Panel(widgets.VBox):
         )
 
     def attempt(self, action: Callable[..., Any], **values: Any) -> None:
-        """What a user does on the page: an error is shown, not raised."""
+        """Run a user's action on the page: an error is shown, not raised."""
         try:
             action(**values)
         except Exception as error:
@@ -244,7 +244,7 @@ class Panel(widgets.VBox):
         self.attempt(self.change, **{name: value})
 
     def _accept(self, state: dict[str, Any]) -> None:
-        """Compute, draw, and only then take the new state: a failure leaves the old one whole."""
+        """Compute, draw, and only then adopt the new state, so that a failure changes nothing."""
         view = self.compute(**state)
         self.draw(view)
         png = self.picture.png()
@@ -281,8 +281,8 @@ class Panel(widgets.VBox):
     def _ipython_display_(self) -> None:
         """Show the bundle by a message of its own, not as a cell's result.
 
-        Colab says only in such messages where it keeps the code of widgets like the curve editor;
-        and ipywidgets 7, which it has, would show its own bundle, without the still picture.
+        Colab needs this message to find the code of widgets like the curve editor, and its
+        ipywidgets 7 would show its own bundle without the still picture.
         """
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)

@@ -1,4 +1,4 @@
-"""A part of a figure: its artists are made once, when it is, and moved afterwards."""
+"""A part of a figure, whose artists are made once and moved afterwards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from toolkit.figures import ACCENT
 
 
 class Plot:
-    """Axes and what moves in them; artists made first are drawn lowest.
+    """Axes with their moving artists; artists made first are drawn lowest.
 
     `settings` are those of `Axes.set`; `grid` names the axes whose ticks have lines.
     """
@@ -33,11 +33,11 @@ class Plot:
         self._names: dict[str, Sequence[str]] = {}
 
     def artists(self) -> list[Artist]:
-        """What `show` moves, lowest first."""
+        """The moving artists, lowest first."""
         return self._artists
 
     def show(self, view: Any) -> None:
-        """Move the artists to the view; limits, ticks and words may change where they must."""
+        """Move the artists to the view; limits, ticks and words change only if necessary."""
         raise NotImplementedError
 
     def moving(self, artist: Any) -> Any:
@@ -88,8 +88,8 @@ class Plot:
     def name_places(self, axis: str, names: Sequence[str], **look: Any) -> None:
         """Name the whole numbers of an axis, `"x"` or `"y"`, and end it half a step beyond them.
 
-        Names are cut to nine letters. Does nothing where they are as before: new ticks draw the
-        whole figure anew.
+        Names are cut to nine letters. Unchanged names are skipped, because new ticks redraw the
+        whole figure.
         """
         if names != self._names.get(axis):
             self._names[axis] = names

@@ -1,4 +1,4 @@
-"""Where what comes with the toolkit lies: notebooks, and models and schedules found beforehand."""
+"""The location of packaged data: notebooks, models and schedules."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import toolkit
 
 
 def stored_folder(name: str) -> Path:
-    """The folder of this name: beside the package in a checkout, inside it in a wheel."""
+    """The data folder of this name, which is beside the package in a checkout and inside it in a
+    wheel."""
     package = Path(toolkit.__file__).parent
     beside = package.parent
     for folder in (beside / "data" / name, beside / name, package / f"_{name}"):

@@ -1,4 +1,4 @@
-"""What a panel computes: numbers given once, from which its table and its caption are written."""
+"""The result of a panel: numbers, and the table and caption made of them."""
 
 import html
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class View:
-    """What `Panel.compute` returns: numbers to draw that also tell themselves in words."""
+    """The result of `Panel.compute`: numbers to draw, with a caption and a table."""
 
     def data(self) -> Data:
         """The plotted numbers, in columns of one length; `pandas.DataFrame` takes them."""
@@ -37,7 +37,7 @@ class View:
         return {name: [in_cell(v, unit) for v in vs] for name, unit, vs in self._columns()}
 
     def row(self, index: int) -> dict[str, str]:
-        """One row of `cells()`, heading -> cell: what the sentence quotes."""
+        """One row of `cells()`, heading -> cell, for the caption."""
         return {name: in_cell(values[index], unit) for name, unit, values in self._columns()}
 
     def _columns(self) -> Iterator[tuple[str, str, Any]]:
@@ -46,11 +46,11 @@ class View:
             yield (name if unit in SPOKEN_UNITS else heading), unit, values
 
     def sentence(self) -> str:
-        """The figure in words: caption, alternative text and plain-text form in one."""
+        """The caption, which is also the alternative text and the plain-text form."""
         raise NotImplementedError
 
     def footnote(self) -> str:
-        """What stands below the plots: where the numbers come from, and what marks mean."""
+        """The note below the plots: the origin of the numbers, and the meaning of marks."""
         return ""
 
     def table(self) -> Table:
@@ -60,7 +60,7 @@ class View:
 
 
 def in_cell(value: Any, unit: str = "") -> str:
-    """A number as every table and caption writes it; an infinite one is of a run that diverged."""
+    """A number as tables and captions write it; infinity stands for a diverged run."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):

@@ -1,1 +1,1 @@
-"""Latent attention on several chips: what each holds of a decode step, and what it takes."""
+"""Latent attention on several chips: shards and time of a decode step."""

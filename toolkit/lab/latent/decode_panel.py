@@ -1,4 +1,4 @@
-"""Decoding with latent attention on several chips: who holds what, what is sent, what it takes."""
+"""Decoding with latent attention on several chips: shards, communication and time."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _BOTTOM, _HEIGHT = 0.475, 0.44
 
 
 class DecodePanel(Panel):
-    """Who holds what of latent attention when several chips decode, and how long a step takes.
+    """The shards of latent attention when several chips decode, and the time of a step.
 
     Example:
         >>> panel = DecodePanel(model="deepseek_v3", degree=2, slices=2)

@@ -73,7 +73,7 @@ class StepPlot(Plot):
         sent = axes.barh(places, 0, color="white", hatch="////", **look)
         self._sent = list(map(self.moving, sent))
         self._words = [self.text(0.01, row + 0.29, fontsize=8.5, va="center") for row in rows]
-        # These stay: the kinds depend on the scheme alone.
+        # These do not change: the kinds depend only on the scheme.
         self.below = [axes.text(0.01, row + 0.68, "", fontsize=8, va="center") for row in rows]
 
     def show(self, view: DecodeView) -> None:

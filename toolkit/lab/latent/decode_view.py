@@ -1,4 +1,4 @@
-"""Schemes of decoding with latent attention: what each holds, sends and takes. Pure functions."""
+"""Schemes of decoding with latent attention: memory, communication and time. Pure functions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ class DecodeView(View):
         held: scheme -> what the chosen chip holds.
         faster: scheme -> seconds of `replicate` over its own at every context of `CONTEXTS`.
         break_even: context from which TPLA reads less than `replicate`, at this batch.
-        reason: what the planner says.
+        reason: the planner's reason.
     """
 
     model: str
@@ -51,7 +51,7 @@ class DecodeView(View):
     reason: str
 
     def step_seconds(self, cost: DecodeCost) -> float:
-        """Of attention in all layers."""
+        """Seconds of attention in all layers."""
         return PRESETS[self.model].layers * cost.seconds
 
     def data(self) -> Data:

@@ -1,4 +1,4 @@
-"""Who holds what of a layer of latent attention when it decodes on several chips. Pure functions.
+"""The shards of a layer of latent attention when it decodes on several chips. Pure functions.
 
 Chips of the tpla schemes are a grid: `slices` along the latents, the others along the heads, and
 chip 0 and 1 are neighbours along the heads.
@@ -17,7 +17,7 @@ WHOLE: Part = (0.0, 1.0)
 
 
 class Held(NamedTuple):
-    """What one chip holds of one array: a rectangle, as shares of its two sides.
+    """One chip's shard of an array: a rectangle, as shares of its two sides.
 
     Attributes:
         across: along heads ("heads"), latents ("down", "cache"), or heads ("up").
@@ -29,12 +29,12 @@ class Held(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the whole array."""
+        """The share of the whole array."""
         return self.across[1] * self.along[1]
 
 
 def holding(scheme: str, chips: int, slices: int, chip: int) -> dict[str, Held]:
-    """What a chip holds of every array of `ARRAYS` under a scheme of `toolkit.planning`.
+    """A chip's shard of every array of `ARRAYS` under a scheme of `toolkit.planning`.
 
     heads  what makes queries, and the output projection, cut by heads
     down   what makes latents
@@ -67,7 +67,7 @@ _ALL = Held(WHOLE, WHOLE)
 
 
 def numbers_held(config: LatentConfig, held: dict[str, Held]) -> tuple[float, float]:
-    """Numbers of weights, and of cache per token of all rows, that make up what is held."""
+    """The number of weights, and of cached numbers per token of all rows, in a shard."""
     sizes = config.parameters
     weights = (
         sizes["query_down"]

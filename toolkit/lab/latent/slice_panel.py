@@ -1,4 +1,4 @@
-"""The latents of a trained layer cut into slices: softmaxes, errors, and what the norm buys."""
+"""The latents of a trained layer in slices: softmaxes, errors, and the effect of the norm."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ class ErrorPlot(Plot):
 
 
 class SlicePanel(Panel):
-    """What the slices of a trained latent see: their softmaxes beside the true one, and the error.
+    """The softmaxes of a trained latent's slices, the true one, and the error.
 
     Example:
         >>> panel = SlicePanel(basis="principal", norm="exact")

@@ -1,4 +1,4 @@
-"""The latents of a trained layer in slices: their softmaxes beside the true one. Pure functions."""
+"""The latents of a trained layer in slices: their softmaxes and the true one. Pure functions."""
 
 import functools
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ NORMS: tuple[Norm, ...] = ("sliced", "exact")
 
 
 class Sliced(NamedTuple):
-    """What slicing a layer makes of the text.
+    """The effect of slicing a layer on the text.
 
     Attributes:
         true: softmax of the whole latent [heads, queries, keys].
@@ -43,7 +43,7 @@ class Sliced(NamedTuple):
 
 @functools.cache
 def sliced_layer(layer: int, basis: str, slices: int, norm: Norm) -> Sliced:
-    """One layer of the stored model with its latents in another basis and cut; remembered."""
+    """One layer of the stored model with its latents in another basis and sliced; cached."""
     config, weights, x, calibration = small_layers()[layer]
     latents = calibration_latents(calibration, weights, config)
     bases = {
@@ -117,7 +117,7 @@ class SliceView(View):
 def slice_view(
     *, layer: int, basis: str, slices: int, norm: Norm, head: int, token: int
 ) -> SliceView:
-    """What slicing does to one query of the text; `layer` and `head` count from 1."""
+    """The effect of slicing on one query of the text; `layer` and `head` count from 1."""
     found = sliced_layer(layer - 1, basis, slices, norm)
     errors = {
         (one, other): sliced_layer(layer - 1, one, slices, other).report.output_error

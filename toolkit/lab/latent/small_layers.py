@@ -1,4 +1,4 @@
-"""The layers of a small trained model with latent attention, and what they read of a text."""
+"""The layers of a small trained model with latent attention, and their inputs for a text."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ CALIBRATION = (
 
 
 class SmallLayer(NamedTuple):
-    """One layer: sizes, weights, and the normalised stream it reads of the two texts."""
+    """One layer: sizes, weights, and its normalised input for the two texts."""
 
     config: LatentConfig
     weights: LatentWeights
@@ -50,7 +50,7 @@ def small_layers() -> tuple[SmallLayer, ...]:
 
 
 def record() -> dict[str, Any]:
-    """How the model was made."""
+    """The record of the model's training."""
     return json.loads((stored_folder("latent") / "mla-mla.json").read_text())
 
 

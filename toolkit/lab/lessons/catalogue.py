@@ -1,4 +1,4 @@
-"""The lessons and instruments there are; a lesson is imported when it is wanted."""
+"""The list of lessons and instruments; a lesson is imported on demand."""
 
 import importlib
 
@@ -28,11 +28,11 @@ INSTRUMENTS = (
     "sharding",
     "sparsity",
     "speedups",
-)  # notebooks that are no lessons, and lock their first picture
+)  # notebooks that are not lessons but lock their first picture
 
 
 def load_outline(name: str) -> Outline:
-    """The questions and exercises of a lesson, from the module of its name."""
+    """Load the questions and exercises of a lesson from its module."""
     if name not in (*LESSONS, *INSTRUMENTS):
         wanted = ", ".join((*LESSONS, *INSTRUMENTS))
         raise ValueError(f"name: got {name!r}, wanted one of {wanted}")

@@ -1,4 +1,4 @@
-"""What lessons draw: a guess beside the truth, and what was made beside what was wanted."""
+"""Drawings of lessons: a guess with the truth, a result with the wanted one."""
 
 import base64
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ def png_of(draw: Draw, height: float = HEIGHT) -> bytes:
 
 
 def as_base64(png: bytes) -> str:
-    """Bytes of a picture as a page embeds them."""
+    """A picture's bytes in base64, for embedding."""
     return base64.b64encode(png).decode()
 
 
 def draw_on_a_line(figure: Figure, guess: float, truth: float, unit: str) -> None:
-    """A guess and the truth on one axis, logarithmic where they are far apart."""
+    """A guess and the truth on one axis, logarithmic if they are far apart."""
     axes = figure.add_axes((0.04, 0.34, 0.92, 0.3))
     low, high = sorted((guess, truth))
     if low > 0 and high > 8 * low:
@@ -145,5 +145,5 @@ def draw_bars(
 
 
 def _legend(axes: Axes) -> None:
-    """Above the axes, where no line or bar runs into it."""
+    """A legend above the axes, clear of lines and bars."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)

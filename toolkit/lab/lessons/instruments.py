@@ -1,4 +1,4 @@
-"""The first question of each notebook that is an instrument: asked before its panel is shown."""
+"""The opening question of each instrument notebook, asked before its panel is shown."""
 
 from typing import Any
 

@@ -20,13 +20,13 @@ from toolkit.lab.lessons.progress import LONGEST_NAME, Progress
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found; shows itself in a notebook.
+    """The result of a check, displayed in a notebook.
 
     Attributes:
         is_right: whether the exercise is solved.
-        words: what is right, or what is wrong.
-        png: a drawing of what the code did beside what was wanted; empty where there is none.
-        exercise: whose it is.
+        words: the explanation.
+        png: a drawing of the code's result and the wanted one; may be empty.
+        exercise: name of the exercise.
     """
 
     is_right: bool
@@ -53,13 +53,13 @@ class Verdict:
 class Lesson:
     """A lesson of `tutorials/`: locked predictions, exercises with checks and hints, progress.
 
-    What was guessed and solved is kept in a file, so a restarted kernel goes on where it was.
+    Guesses and solutions are kept in a file, so that a restarted kernel continues.
 
     Args:
         name: the notebook's name without its number, such as "attention_cost".
 
     Attributes:
-        progress: what is kept.
+        progress: the stored guesses and checks.
         outline: questions and exercises.
 
     Example:
@@ -82,7 +82,7 @@ class Lesson:
 
     @checked
     def check(self, exercise: str, function: Callable[..., Any]) -> Verdict:
-        """Judge a function that was written for an exercise, and keep the result."""
+        """Check a learner's function for an exercise, and store the result."""
         judged = self.outline.exercise(exercise)
         try:
             words, draw = judged.judge(function)
@@ -96,7 +96,7 @@ class Lesson:
 
     @checked
     def hint(self, exercise: str) -> None:
-        """Print the next of an exercise's three hints, after those seen before."""
+        """Print the next of an exercise's three hints, together with earlier ones."""
         hints = self.outline.exercise(exercise).hints
         seen = self.progress.data["checks"].get(exercise, {}).get("hints", 0)
         count = min(seen + 1, len(hints))
@@ -117,7 +117,7 @@ class Lesson:
         return write_export(self.outline, data, Path(directory or self.progress.path.parent))
 
     def summary(self) -> str:
-        """How far the learner is, in a line."""
+        """The learner's progress in one line."""
         guesses, checks = self.progress.data["guesses"], self.progress.data["checks"]
         right = sum(bool(check.get("is_right")) for check in checks.values())
         damaged = self.progress.data["damaged"]
@@ -131,5 +131,5 @@ class Lesson:
 def _code_of(function: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):  # written where no source is kept
+    except (OSError, TypeError):  # defined where Python keeps no source
         return ""

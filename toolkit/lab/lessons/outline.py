@@ -1,7 +1,7 @@
-"""What a lesson consists of: questions with answers, exercises with judges. No widgets here.
+"""The content of a lesson as data: questions with answers, exercises with judges.
 
-A judge asks a learner's function for values and holds them against properties or our references.
-It raises `WrongAnswer`, which says what is wrong and draws it, or returns what it drew.
+A judge calls a learner's function and compares its values with properties or references. It raises
+`WrongAnswer`, with an explanation and a drawing, or returns its drawing.
 """
 
 import math
@@ -13,21 +13,21 @@ import numpy as np
 from matplotlib.figure import Figure
 
 Draw = Callable[[Figure], None]
-"""Draws on an empty figure in the house style."""
+"""A function that draws on an empty figure in the house style."""
 
 
 class Answer(NamedTuple):
-    """What a question turned out to be."""
+    """The answer to a question."""
 
     truth: float | str
     words: str  # one or two sentences, with where the number comes from
-    # Draws the truth and, beside it, a guess; None draws both on one line.
+    # Draws the truth and a guess; None draws both on one line.
     draw: Callable[[Figure, Any], None] | None = None
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prediction to make before anything is shown."""
+    """A prediction to enter before anything is shown."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Question:
     high: float = math.inf
 
     def check(self, guess: Any) -> float | str:
-        """The guess in its own type, or a ValueError that says what is wanted."""
+        """The guess converted to its type, or a ValueError."""
         if self.options:
             if guess not in self.options:
                 raise ValueError(f"guess: got {guess!r}, wanted one of {', '.join(self.options)}")
@@ -56,7 +56,7 @@ class Question:
 
 
 class WrongAnswer(Exception):
-    """An exercise's function does not do what was asked: why, and a drawing of it."""
+    """An exercise's function is wrong; carries the reason and a drawing."""
 
     def __init__(self, words: str, draw: Draw | None = None) -> None:
         super().__init__(words)
@@ -65,11 +65,11 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Exercise:
-    """Code to write, and what judges it."""
+    """An exercise with its judge."""
 
     name: str
     task: str
-    # Takes the learner's function; returns what to say and to draw when it is right.
+    # Takes the learner's function; returns words and drawing for a right answer.
     judge: Callable[[Callable[..., Any]], tuple[str, Draw | None]]
     hints: tuple[str, str, str]
     minutes: int = 5
@@ -99,7 +99,7 @@ class Outline:
 
 
 def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a learner's function returns; its errors, and nothing at all, are wrong answers."""
+    """Call a learner's function; an error or None is a wrong answer."""
     try:
         value = function(*args, **kwargs)
     except WrongAnswer:  # of a function that asks another
@@ -112,7 +112,7 @@ def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def ask_number(function: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
-    """The same for a function that is to return one number."""
+    """Call a learner's function that should return a number."""
     value = ask(function, *args, **kwargs)
     try:
         return float(value)
@@ -125,7 +125,7 @@ def ask_number(function: Callable[..., Any], *args: Any, **kwargs: Any) -> float
 def ask_array(
     function: Callable[..., Any], shape: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> np.ndarray:
-    """The same for a function that is to return an array of this shape."""
+    """Call a learner's function that should return an array of this shape."""
     value = ask(function, *args, **kwargs)
     try:
         array = np.asarray(value, np.float64)
@@ -141,5 +141,5 @@ def ask_array(
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a learner calls the function."""
+    """The learner's name of a function."""
     return getattr(function, "__name__", "the function")

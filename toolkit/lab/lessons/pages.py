@@ -1,6 +1,6 @@
-"""Pages of progress: one learner's, and a room's for its teacher. No server; files are enough.
+"""Pages of progress for one learner, and for a teacher.
 
-A learner's page carries its progress as data, so a folder of such pages is all a teacher needs.
+A learner's page carries the progress as data, so that a teacher needs only a folder of such pages.
 """
 
 import html
@@ -25,11 +25,11 @@ from toolkit.lab.tour import report
 
 _DATA = re.compile(r'<script type="application/json" id="toolkit-progress">(.*?)</script>', re.S)
 MOST_BYTES = 20_000_000
-LARGEST = 1e300  # a hostile page may hold a whole number that no float holds
+LARGEST = 1e300  # a page may hold an integer too large for a float
 
 
 def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> Path:
-    """A learner's page: predictions beside what came out, checks, code, drawings."""
+    """Write a learner's page: predictions with answers, checks, code, drawings."""
     without = {name: {**check, "picture": ""} for name, check in data["checks"].items()}
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     kept = json.dumps({**data, "checks": without, "handed_in": now}).replace("<", "\\u003c")
@@ -55,7 +55,7 @@ def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> 
             body += f"<pre>{html.escape(found['code'])}</pre>"
         parts.append((exercise.name.replace("_", " "), body))
     learner = data["learner"] or "anonymous"
-    # Two learners may have one name: what tells them apart is random.
+    # Two learners may have the same name; a random id distinguishes them.
     stem = re.sub(r"[^\w-]+", "_", f"{learner}-{data['lesson']}-{data['learner_id']}")
     directory.mkdir(parents=True, exist_ok=True)
     return report.write_page(directory / f"{stem}.html", outline.title, learner, parts)
@@ -63,11 +63,11 @@ def write_export(outline: Outline, data: Mapping[str, Any], directory: Path) -> 
 
 @checked
 def gather(folder: str | Path) -> Path:
-    """Write one page on a room of learners: who is where, and what the room guessed.
+    """Write one page about a class of learners: their progress and their guesses.
 
     Args:
-        folder: holds what learners handed in: pages that `Lesson.export` wrote, or their files of
-            progress; folders within it too. Files that are neither are named on the page.
+        folder: a folder, searched recursively, with pages from `Lesson.export` or progress files.
+            Other files are named on the page.
 
     Returns:
         The page, `gathered.html` in the folder.
@@ -120,7 +120,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         except (ValueError, OSError):
             unread.append(str(path.relative_to(folder)))
             continue
-        # A page handed in twice, or under two names, is one learner's: the last of it counts.
+        # Of several pages with the same learner id, the last counts.
         learner = data["learner_id"] or data["learner"] or str(path.relative_to(folder))
         before = found[data["lesson"]].get(learner, {"handed_in": ""})
         if data["handed_in"] >= before["handed_in"]:
@@ -142,7 +142,7 @@ def _read_page(path: Path) -> dict[str, Any]:
 
 
 def _by_name(learners: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Learners under the names they gave; two of one name are told apart by number."""
+    """Learners by name; equal names get numbers."""
     named: dict[str, Any] = {}
     for key, data in learners.items():
         name = stem = data["learner"] or f"anonymous {key}"

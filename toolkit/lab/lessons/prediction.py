@@ -1,4 +1,4 @@
-"""A question with a lock: nothing below it is shown, or computed, before a guess is entered."""
+"""A question with a lock: nothing below it is shown or computed before a guess is entered."""
 
 import html
 from collections.abc import Callable
@@ -17,12 +17,12 @@ _BOX = "border:1px solid #8a949e;border-radius:6px;padding:10px 14px;max-width:8
 
 
 class Prediction(widgets.VBox):
-    """One question on the page, and what it locks.
+    """A question on the page, with the panel that it locks.
 
     Attributes:
-        guess: what was entered, None before; set it as an attribute, once.
-        answer: what came out, None before.
-        png: the guess drawn beside the truth; empty before, and for words.
+        guess: the guess, or None; can be set once as an attribute.
+        answer: the answer, None before a guess.
+        png: a drawing of guess and truth; empty before a guess, and for words.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Prediction(widgets.VBox):
         if self._guess is not None:
             raise ValueError(f"guess: got {guess!r}; {self._guess!r} is entered already and stays")
         guess = self._question.check(guess)
-        if (entered := self._entered()) is not None:  # in another box of the same question
+        if (entered := self._entered()) is not None:  # entered in another box of the same question
             self._unlock(entered)
             raise ValueError(f"guess: got {guess!r}; {entered!r} is entered already and stays")
         self._unlock(guess)
@@ -70,7 +70,7 @@ class Prediction(widgets.VBox):
         self._progress.add("guess", self._question.name, guess=guess, truth=self.answer.truth)
 
     def _entered(self) -> float | str | None:
-        """The guess on file, from whichever box it was entered."""
+        """The stored guess, from whichever box."""
         found = self._progress.data["guesses"].get(self._question.name)
         return None if found is None else self._question.check(found.get("guess"))
 
@@ -121,7 +121,7 @@ class Prediction(widgets.VBox):
         return data, metadata
 
     def _ipython_display_(self) -> None:
-        """Show the bundle by a message of its own, as a `Panel` does, and for its reasons."""
+        """Show the bundle by a separate message, for the reasons given in `Panel`."""
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)
 

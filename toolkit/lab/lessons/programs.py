@@ -1,4 +1,4 @@
-"""What a learner's function does, read from its program: every operation, whatever it hides in."""
+"""All operations of a learner's function, read from its traced program."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 
 
 def operations(function: Callable[..., Any], *args: Any) -> list[Any]:
-    """The equations of a function's program, those of loops and inner functions too."""
+    """The equations of a function's program, including loops and inner functions."""
     return list(_equations(jax.make_jaxpr(function)(*args).jaxpr))
 
 

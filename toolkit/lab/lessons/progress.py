@@ -1,7 +1,7 @@
-"""What a learner did in one lesson: a file of events that is only ever added to.
+"""A learner's progress in one lesson: an append-only file of events.
 
-Several boxes, kernels or a killed kernel may write into it. Nobody writes the file whole, so nobody
-can take back what another added; whoever reads it sees all that was added so far.
+Several boxes and kernels may append to it concurrently, and a killed kernel damages at most its
+last line.
 """
 
 import os
@@ -20,7 +20,7 @@ KINDS = ("guess", "check", "hint", "learner")
 
 
 def progress_folder(beside: Path = Path()) -> Path:
-    """Where progress of the notebooks in a folder is kept."""
+    """The folder of progress files for the notebooks in a folder."""
     named = os.environ.get(FOLDER_VARIABLE)
     return Path(named) if named else beside / "toolkit-progress"
 
@@ -31,7 +31,7 @@ def progress_file(lesson: str, folder: Path) -> Path:
 
 
 class Progress:
-    """The guesses and checks of one lesson, added to a file when they are made.
+    """The guesses and checks of one lesson, appended to a file.
 
     Attributes:
         path: the file, `toolkit-progress/LESSON.jsonl` in the current folder, or in the folder that
@@ -41,28 +41,28 @@ class Progress:
     def __init__(self, lesson: str) -> None:
         self.lesson = lesson
         self.path = progress_file(lesson, progress_folder())
-        _ = self.data  # a file of something else is refused before a learner works for nothing
+        _ = self.data  # refuse a foreign file before the learner starts
 
     @property
     def data(self) -> dict[str, Any]:
-        """What is known now, from all who wrote: see `read_events`."""
+        """The current progress, see `read_events`."""
         return read_events(self.lesson, self.path)
 
     def add(self, kind: str, name: str = "", **found: Any) -> None:
-        """Add an event (one of KINDS) on a question or exercise to the file."""
+        """Append an event (one of KINDS) about a question or exercise."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         found |= {"when": datetime.now(UTC).isoformat(timespec="milliseconds")}
         event = {"kind": kind, "name": name, **found}
         line = sealed_json(event, ensure_ascii=False) + b"\n"
         with locked(self.path.with_suffix(".lock"), wait=True), self.path.open("ab+") as file:
-            if file.tell() and _last_byte(file) != b"\n":  # a kernel was killed as it wrote
+            if file.tell() and _last_byte(file) != b"\n":  # a kernel was killed while writing
                 line = b"\n" + line
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def learner_id(self) -> str:
-        """A random name of whoever works in this folder, so that two of one name stay two."""
+        """A random id of the learner in this folder, to distinguish learners with the same name."""
         path = self.path.parent / "learner-id"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock"), wait=True):
@@ -72,11 +72,11 @@ class Progress:
 
 
 def read_events(lesson: str, path: Path) -> dict[str, Any]:
-    """All that a file of events says of a lesson.
+    """Read a lesson's progress from a file of events.
 
     The first guess counts, since the answer is shown after it. An exercise that was right once
-    stays right; until then its last check counts. A line that a kill or the disk damaged is left
-    out and counted in `damaged`. A ValueError where no line is an event.
+    stays right; until then its last check counts. Damaged lines are skipped and counted in
+    `damaged`. ValueError if no line is an event.
     """
     before = path.with_suffix(".json")  # of an earlier version
     data: dict[str, Any] = {"lesson": lesson, "learner": "", "guesses": {}, "checks": {}}
@@ -97,7 +97,7 @@ def read_events(lesson: str, path: Path) -> dict[str, Any]:
 
 
 def read_progress(text: str, path: Path) -> dict[str, Any]:
-    """Progress as an exported page holds it, or a ValueError that names the file."""
+    """Read progress from an exported page; ValueError if it holds none."""
     try:
         data = json_object(text, str(path))
         whole = all(isinstance(data[kind], dict) for kind in ("guesses", "checks"))

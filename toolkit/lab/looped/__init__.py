@@ -1,1 +1,1 @@
-"""What one byte sees, says, changes and costs after each loop of a small trained model."""
+"""Influences, predictions, state and cost of one byte after each loop of a small trained model."""

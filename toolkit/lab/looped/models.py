@@ -24,7 +24,7 @@ PATTERNS = {
     "gated delta net, full attention": "gdn full",
     "full attention twice": "full full",
 }
-"""What a menu shows -> pattern; each was trained with and without output gate."""
+"""Menu entry -> pattern; each was trained with and without output gate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SmallModel:
     record: dict[str, Any]  # how it was made: configuration, corpus, environment, result
 
     def switches(self, window: int, has_residual_gate: bool) -> Switches:
-        """What the reader is to do with this model, `window` tokens seen by its "window" layers."""
+        """The reader's switches for this model, with `window` tokens for its "window" layers."""
         windows = [window if word == "window" else MAX_TOKENS for word in self.config.layers]
         return Switches(
             jnp.asarray(windows),
@@ -47,7 +47,7 @@ class SmallModel:
 
 @functools.cache
 def small_model(pattern: str, has_output_gate: bool) -> SmallModel:
-    """A model of the toolkit's own, remembered; `pattern` is a value of `PATTERNS`."""
+    """A packaged model, cached; `pattern` is a value of `PATTERNS`."""
     name = pattern.replace(" ", "-") + "-gated" * has_output_gate
     path = stored_folder("models") / f"{name}.safetensors"
     trained = load_model(path)

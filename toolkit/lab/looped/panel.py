@@ -1,4 +1,4 @@
-"""A text in a looped model, loop by loop: what a prediction rests on, what is carried and costs."""
+"""A text in a looped model, loop by loop: influences on a prediction, state and cost."""
 
 import functools
 from typing import Any
@@ -45,7 +45,8 @@ class TextPanel(Panel):
 
 
 class LoopPanel(TextPanel):
-    """What a byte's prediction rests on and what it says, after each loop of a trained model.
+    """The influences on a byte's prediction, and the prediction, after each loop of a trained
+    model.
 
     Example:
         >>> panel = LoopPanel(pattern="window window", window=4)
@@ -58,7 +59,7 @@ class LoopPanel(TextPanel):
     figure_size = (9.6, 5.6)
 
     def __init__(self, **values: Any) -> None:
-        # A program for each kind of layers: no menu waits for a compiler later.
+        # Compiles for each kind of layer, so that no menu waits later.
         compile_ahead()
         super().__init__(**values)
 

@@ -1,9 +1,8 @@
-"""What happens inside a looped model, loop by loop: forward values and gradients. Pure functions.
+"""The inside of a looped model, loop by loop: forward values and gradients. Pure functions.
 
-The loops of `LoopedLM` are run here once more, with what lies between kept: attention weights,
-recurrent states, hidden states. Windows, gates and the token looked at enter as arrays, so one
-program of fixed shape serves every position of every slider; a test holds it to what the model
-itself computes.
+The loops of `LoopedLM` are repeated here and keep attention weights, recurrent states and hidden
+states. Windows, gates and the selected token enter as arrays, so that one program of fixed shape
+serves every slider position. A test compares the results with the model's.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ MAX_LOOPS = 8
 
 
 class Switches(NamedTuple):
-    """What a reader may move without a new program."""
+    """Settings that change without recompiling."""
 
     windows: Int[Array, "layers"]  # tokens each layer sees; recurrent ones have no use for theirs
     has_output_gate: Bool[Array, ""]  # whether the gates of softmax layers act
@@ -31,7 +30,7 @@ class Switches(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What one layer, or with leading axes every layer of every loop, lets be seen."""
+    """Observed values of one layer or, with leading axes, of every layer in every loop."""
 
     first: Float[Array, "... time"]  # attention weight of the first token, mean over heads; or NaN
     state: Float[Array, "... time"]  # norm of the recurrent state after each token; or NaN
@@ -42,12 +41,12 @@ class Trace(NamedTuple):
 
     hidden: Float[Array, "loops+1 time width"]  # the embedding, then the state after each loop
     logits: Float[Array, "loops time vocabulary"]  # what the head makes of that
-    inside: Inside  # of every loop and layer, [loops, layers, time]
+    inside: Inside  # per loop and layer, [loops, layers, time]
 
 
 @jax.jit
 def trace(model: LoopedLM, tokens: Int[Array, "time"], switches: Switches) -> Trace:
-    """Read a text, padded at the end, and keep what each loop did.
+    """Read a text, padded at the end, and keep the values of each loop.
 
     The model has no prelude, coda, injection and ladder, and gates on its softmax layers; loops
     beyond its own take the last one's rho.
@@ -67,7 +66,7 @@ def trace(model: LoopedLM, tokens: Int[Array, "time"], switches: Switches) -> Tr
 def influence(
     model: LoopedLM, seen: Trace, token: Int[Array, ""], loops: Int[Array, ""], switches: Switches
 ) -> Float[Array, "loops time"]:
-    r"""How much each token moves what another one predicts after each loop.
+    r"""The influence of each token on the selected one's prediction after each loop.
 
         influence[tau, s] = | d logit_best(h_t^(tau)) / d h_s^(0) |
 

@@ -1,4 +1,4 @@
-"""What a looped model carries from loop to loop, and what a loop costs. Pure functions."""
+"""The state that a looped model carries between loops, and the cost of a loop. Pure functions."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ EVEN = "first byte, even share (share)"
 
 @dataclasses.dataclass(frozen=True)
 class StateView(TextView):
-    """What every loop of `MAX_LOOPS` does, of which the first `loops` are shown."""
+    """Values of all `MAX_LOOPS` loops, of which the first `loops` are shown."""
 
     loops: int
     pattern: str

@@ -1,7 +1,7 @@
-"""One text read by a small looped model: what it can see and what it would say after each loop.
+"""One text read by a small looped model: influences and predictions after each loop.
 
-Pure functions of the controls. The reading of a text is remembered, so moving the token or the
-number of loops only looks at another part of it.
+Pure functions of the controls. The reading of a text is cached, so that moving the token or the
+number of loops computes nothing anew.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class LoopView(TextView):
-    """What one byte's prediction rests on, loop by loop. Arrays have a row per loop shown."""
+    """The influences on one byte's prediction. Arrays have a row per displayed loop."""
 
     unit = "byte"
     reading: Reading
@@ -52,7 +52,7 @@ class LoopView(TextView):
 
     @property
     def held_out_loss(self) -> float:
-        """Recorded after training: nats per byte on text that it did not see."""
+        """Recorded after training: nats per byte on unseen text."""
         return self.reading.small.record["result"]["held_out_loss"]
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class LoopView(TextView):
 
     @property
     def chances(self) -> np.ndarray:
-        """What each byte was given by those before it, [loops, time]; NaN for the first."""
+        """The probability of each byte given those before it, [loops, time]; NaN for the first."""
         return np.pad(np.exp(-self.losses), ((0, 0), (1, 0)), constant_values=np.nan)
 
     @functools.cached_property

@@ -1,6 +1,6 @@
-"""The schedules that a search is held against: the best there is, and the tuned usual shapes.
+"""Reference schedules for a search: the best possible ones, and tuned common shapes.
 
-On the noisy quadratics both come from a formula, but take minutes to find, so they are stored:
+On the noisy quadratics they take minutes to find and are therefore stored:
 
     python -m toolkit.lab.lr.known_schedules        # writes data/schedules/noisy-quadratic.json
 """
@@ -26,7 +26,7 @@ PEAKS_PER_DECADE = 4
 
 @functools.cache
 def best_known(name: str, steps: int) -> Run | None:
-    """The schedule of lowest final loss, in `BUDGETS` steps; None where it is not known."""
+    """The schedule of lowest final loss in `BUDGETS` steps; None if unknown."""
     task = problem(name)
     if isinstance(task, NetworkProblem):
         return None
@@ -37,7 +37,7 @@ def best_known(name: str, steps: int) -> Run | None:
 
 @functools.cache
 def tuned(name: str, shape: str, steps: int) -> Run:
-    """A usual shape, one of `SHAPES`, with the peak that ends lowest; tuning is not charged."""
+    """A common shape, one of `SHAPES`, with its best peak; tuning is not charged."""
     if name in STORED:
         return run_peak(name, shape, steps, _stored(name, steps, shape).samples[0])
     if name != "network":
@@ -59,7 +59,7 @@ def run_peak(name: str, shape: str, steps: int, peak: float) -> Run:
 
 
 def find_schedules(name: str, steps: int) -> list[Record]:
-    """Finds what is stored for one quadratic and one length; at 1000 steps in a minute.
+    """Find the stored schedules of one quadratic and length; a minute at 1000 steps.
 
     A record of the final loss for "best", whose samples are the rates of `PIECES` pieces, and for
     each of `SHAPES`, whose only sample is the peak.

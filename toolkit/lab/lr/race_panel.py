@@ -1,4 +1,4 @@
-"""Draw a schedule by hand and race it against the tuned, the searched and the best."""
+"""Draw a schedule by hand and compare it with tuned, searched and best ones."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +30,8 @@ RACER_LOOKS = {
 class RacePanel(Panel):
     """A learning-rate schedule drawn by hand, against others with the same budget.
 
-    On the quadratics every racer runs at once, and yours follows the hand. On the network a run
-    takes its time: press Race, or call `race()`.
+    On the quadratics all racers run immediately. On the network a run takes longer: press Race, or
+    call `race()`.
 
     Example:
         >>> panel = RacePanel(problem="quadratic 1d", budget=500)
@@ -57,7 +57,7 @@ class RacePanel(Panel):
         super().__init__(**values)
 
     def race(self) -> None:
-        """Run all that have not run, what the button does; results are kept."""
+        """Run all racers that have not run, as the button does; results are kept."""
         self.finish()
 
     def compute(self, *, problem: str, budget: int, points: Points) -> RaceView:
@@ -130,7 +130,7 @@ class LossPlot(RacerPlot):
     def show(self, view: RaceView) -> None:
         self.waiting.set_text("" if view.runs else "Nothing has run yet: press Race")
         self.show_curves(view, 2)
-        # Limits by the others: yours may diverge, and moves all the time.
+        # Limits follow the others, because the drawn schedule may diverge.
         others = [losses for name, (_, _, losses) in view.curves.items() if name != "yours"]
         finite = np.concatenate([[], *others])
         finite = finite[np.isfinite(finite)]

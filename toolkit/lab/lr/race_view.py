@@ -1,4 +1,4 @@
-"""A schedule drawn by hand against the others: what each trains with, and where it ends."""
+"""A schedule drawn by hand and others: their rates and final losses."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ RACERS = {
 SEARCHED = {"probe": 7, "robust": 10}
 """Racers that find their schedule within the budget -> candidates."""
 
-SMOOTHED = 0.02  # of a run: losses of single batches hide everything else
+SMOOTHED = 0.02  # share of a run to average over, because losses of single batches are noisy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RaceView(View):
 
     @property
     def reference(self) -> str:
-        """What others are divided by: the best there is, or tuned linear decay."""
+        """The reference loss: that of the best schedule, or of tuned linear decay."""
         return "best" if "best" in racers(self.problem) else "linear"
 
     def ratio(self, name: str) -> float | None:
@@ -141,7 +141,7 @@ def settings_of(racer: str, name: str, steps: int) -> Settings:
 
 @dataclasses.dataclass
 class Race:
-    """All racers of one problem and budget; stopped anywhere, it can be taken up again."""
+    """All racers of one problem and budget; it can be stopped and resumed anywhere."""
 
     problem: str  # a value of `PROBLEMS`
     steps: int

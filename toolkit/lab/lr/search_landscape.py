@@ -1,4 +1,4 @@
-"""Loss against rate, as a search sees it: AutoLRS's Gaussian process, or the scores of probes."""
+"""Loss against rate in a search: AutoLRS's Gaussian process, or the scores of probes."""
 
 import functools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ NONE = np.zeros(0)
 
 
 class Landscape(NamedTuple):
-    """What a search makes of the rates tried so far: pins, and a curve where it draws one."""
+    """A search's view of the rates tried so far: points, and possibly a curve."""
 
     title: str
     pins: tuple[tuple[Candidate, ...], ...]  # comparable ones together, the shortest runs first
@@ -29,7 +29,7 @@ class Landscape(NamedTuple):
 
 
 def landscape(search: Search, number: int) -> Landscape:
-    """What a search made of its candidates in one of its rounds, from 1."""
+    """The landscape of a search in one of its rounds, counted from 1."""
     taken, after, next_rates = search.rounds[:number], search.request_after(number), NONE
     if after is not None and after.kind == "probe":
         next_rates = after.rates.max(1)

@@ -1,4 +1,4 @@
-"""Watch a search think, one round at a time: candidates, loss against rate, schedule, ledger."""
+"""A search one round at a time: candidates, loss against rate, schedule, ledger."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ from toolkit.lab.lr.spending_plots import BoughtPlot, LedgerPlot, SchedulePlot
 
 
 class SearchPanel(Panel):
-    """A search of the learning rate, stepped and looked at.
+    """A learning-rate search, step by step.
 
     A step asks the search what it wants, trains that, and tells it the losses. All rounds are
     kept: `round` looks at an earlier one again. Another problem, budget or constant is another
@@ -76,7 +76,7 @@ class SearchPanel(Panel):
 
     @property
     def search(self) -> Search:
-        """The search now shown, with all its rounds; keep its `arrays()` to go on with `resume`."""
+        """The current search with all rounds; its `arrays()` can be stored for `resume`."""
         return self._search(self.state)
 
     def step(self) -> None:
@@ -85,7 +85,7 @@ class SearchPanel(Panel):
         self.after_piece()
 
     def run(self) -> None:
-        """Take all rounds that are left, and look at the last."""
+        """Run all remaining rounds, and show the last."""
         self.finish()
 
     def reset(self) -> None:
@@ -136,7 +136,7 @@ class SearchPanel(Panel):
     def _search(self, state: Any) -> Search:
         settings = _settings(state)
         if settings not in self._searches:
-            # An empty picture says nothing: the first round is taken at once.
+            # The first round runs at once, so that the picture is not empty.
             self._searches[settings] = next_round(begin(settings))
         return self._searches[settings]
 

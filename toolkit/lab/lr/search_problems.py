@@ -1,7 +1,6 @@
-"""What a search is watched on: noisy quadratics, whose losses are exact, and a small network.
+"""Problems for a search: noisy quadratics, whose losses are exact, and a small network.
 
-A problem trains from any state at any rates and says the loss there. States are pytrees and are
-never changed, so a candidate's is simply thrown away.
+A problem trains from any state at any rates and returns the losses. States are immutable pytrees.
 """
 
 import functools
@@ -22,7 +21,7 @@ PROBLEMS = {
     "noisy quadratic, one dimension": "quadratic 1d",
     "small network, measured here": "network",
 }
-"""What a menu shows -> name of a problem."""
+"""Menu entry -> name of a problem."""
 
 BUDGETS = (500, 1000, 2000, 4000)
 """Gradient evaluations; for these the best schedules are stored."""
@@ -60,15 +59,15 @@ class QuadraticProblem:
         return runs[-1][0], np.array([losses for _, losses in runs])
 
     def loss(self, state: Any) -> float:
-        """What is compared in the end."""
+        """The final loss, for comparison."""
         return self.quadratic.loss(state)
 
 
 class NetworkProblem:
-    """A network of one hidden layer learns what another, random one says; Adam, 32 rows per step.
+    """A network with one hidden layer learns a random one's outputs; Adam, 32 rows per step.
 
-    What is compared in the end is the loss on rows that training never sees. A tenth of the labels
-    is wrong, so that noise stays and the end of the schedule matters.
+    The final loss is on unseen rows. A tenth of the labels is wrong, so that noise remains and the
+    end of the schedule matters.
     """
 
     lr_range = (1e-4, 1e-1)
@@ -123,7 +122,7 @@ Problem = QuadraticProblem | NetworkProblem
 
 @functools.cache
 def problem(name: str) -> Problem:
-    """The problem of this name, a value of `PROBLEMS`; remembered."""
+    """The problem of this name, a value of `PROBLEMS`; cached."""
     if name not in PROBLEMS.values():
         raise ValueError(f"problem: got {name!r}, wanted one of {', '.join(PROBLEMS.values())}")
     if name == "network":

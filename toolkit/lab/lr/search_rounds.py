@@ -1,7 +1,7 @@
-"""A search taken one round at a time, with all that was asked and told kept to be looked at again.
+"""A search one round at a time, with its history.
 
 A round is one `ask` and one `tell`. A search is immutable: the next round makes a new one, so that
-a search stopped anywhere goes on from there exactly as if it had not been stopped.
+a stopped search resumes exactly.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ METHODS = {
     "AutoLRS, robust forecasts": "robust",
     "probe, then decay": "probe",
 }
-"""What a menu shows -> name of a method."""
+"""Menu entry -> name of a method."""
 
 PROPOSALS = {"one by one": "sequential", "all together": "together"}
 FIRST_STAGE = 20  # parts of the budget; the paper's own is about a hundredth of its runs
@@ -32,7 +32,7 @@ SHORTEST_PROBE = 5  # losses, below which a forecast is a guess
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a search is, from its first step on."""
+    """The settings of a search."""
 
     problem: str  # a value of `PROBLEMS`
     budget: int  # gradient evaluations in all
@@ -72,7 +72,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Round:
-    """One question of the search and its answer."""
+    """One request of the search and its answer."""
 
     before: Any  # the controller that asked; each searcher has its own kind
     request: Request
@@ -89,7 +89,7 @@ class Round:
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """What was tried; nothing where training went on."""
+        """The candidates of the round; empty if it was training."""
         if self.request.kind != "probe":
             return ()
         columns = {name: rows[-len(self.losses) :] for name, rows in self.after.table.items()}
@@ -130,11 +130,11 @@ class Search:
 
     @functools.cached_property
     def next_request(self) -> Request | None:
-        """What is asked next; None when the search is over."""
+        """The next request; None when the search is over."""
         return ask(self.searcher, self.controller)
 
     def request_after(self, number: int) -> Request | None:
-        """What was asked after this round, or will be; None when the search was over."""
+        """The request after this round; None when the search was over."""
         return self.rounds[number].request if number < len(self.rounds) else self.next_request
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -173,7 +173,7 @@ def next_round(search: Search) -> Search:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> Search:
-    """The search that gave these `arrays`: what it knows follows from the losses it was told."""
+    """The search with these `arrays`, reconstructed from its losses."""
     search = begin(Settings(**json.loads(str(arrays["settings"]))))
     for number, loss in enumerate(arrays["loss"]):
         search = _told(search, arrays[f"losses_{number}"], float(loss))

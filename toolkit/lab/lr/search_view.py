@@ -18,7 +18,7 @@ OUTLOOK_POINTS = 4
 
 
 class Outlook(NamedTuple):
-    """How one candidate's loss is expected to go on, [points]."""
+    """The forecast of one candidate's loss, [points]."""
 
     steps: np.ndarray = NONE  # from the stage's start
     mean: np.ndarray = NONE
@@ -27,7 +27,7 @@ class Outlook(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SearchView(View):
-    """A round of a search, and all that led to it."""
+    """A round of a search, with its history."""
 
     search: Search
     round: int  # the one looked at, from 1
@@ -57,7 +57,7 @@ class SearchView(View):
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Evaluations that went into what; together the budget."""
+        """Evaluations by purpose; their sum is the budget."""
         spent = {"search": self.run.searched, "training": len(self.run.rates)}
         return spent | {"unspent": self.settings.budget - sum(spent.values())}
 
@@ -128,7 +128,7 @@ class SearchView(View):
 
 
 def view_round(search: Search, number: int) -> SearchView:
-    """What a search knew, asked and was told in a round, from 1; its first look takes 100 ms."""
+    """The view of a round, counted from 1; the first one takes 100 ms."""
     rounds = len(search.rounds)
     if not 1 <= number <= rounds:
         raise ValueError(f"round: got {number}, wanted 1 to {rounds}; step() takes another")

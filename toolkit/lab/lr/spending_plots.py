@@ -1,4 +1,4 @@
-"""What a search has paid by a round: its schedule, its ledger, and the loss it has bought."""
+"""A search's cost up to a round: schedule, ledger, and loss."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ class SchedulePlot(RoundPlot):
 
 
 class LedgerPlot(RoundPlot):
-    """What was spent on what."""
+    """Evaluations by purpose."""
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Evaluations", grid="", ylim=(-0.5, 0.5), yticks=[])
@@ -95,7 +95,7 @@ class LedgerPlot(RoundPlot):
 
 
 class BoughtPlot(RoundPlot):
-    """The loss that was bought with it, beside those of known schedules."""
+    """The loss reached, and those of known schedules."""
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Loss", xscale="log", ylim=(LOSSES - 0.45, -0.55))

@@ -1,4 +1,4 @@
-"""What one more token costs two mixers, beside softmax attention. Modelled, pure functions."""
+"""The cost of one more token for two mixers and softmax attention. Modelled, pure functions."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ COUNTED = {
 
 
 class DecodeCosts(CostView):
-    """Of one layer and one sequence; the lines are `"full"`, `"left"` and `"right"`."""
+    """Costs of one layer and one sequence; the lines are `"full"`, `"left"` and `"right"`."""
 
     @functools.cached_property
     def names(self) -> dict[str, str]:

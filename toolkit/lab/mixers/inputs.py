@@ -1,10 +1,10 @@
-"""From words to what a mixer takes: queries, keys, values and gates. Pure functions of arrays.
+"""Inputs of mixers from words: queries, keys, values and gates. Pure functions of arrays.
 
-Nothing is trained. A word's features are a fixed random projection of its letters, every input is
-a fixed random projection of the features, and the gates start where the papers start them. Inputs
-are made by their name (`q`, `g`, ...) or else by the range that the row gives, so a new row of
-`MIXERS` is read without a line here; and all mixers given one seed get the same
-queries, keys, values and rates, so what differs between two of them is their rule.
+Nothing is trained. A word's features are a fixed random projection of its letters, every input is a
+fixed random projection of the features, and gates have the papers' initial values. Inputs are made
+by their name (`q`, `g`, ...) or by the range in the mixer's row, so that a new row of `MIXERS`
+needs no code here. With one seed all mixers get the same queries, keys, values and rates, so that
+they differ only in their rule.
 """
 
 import functools
@@ -33,7 +33,7 @@ _SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a reader may move."""
+    """Settings of the inputs."""
 
     decay_strength: float = 1.0  # multiplies every log-decay; 1 as the papers start, 0 for none
     write_strength: float = 0.5  # typical beta of a delta rule, in [0, 2]; 0.5 as they start
@@ -43,7 +43,7 @@ class Settings:
 def recurrent_mixers() -> dict[str, Mixer]:
     """The rows of `MIXERS` that carry a state of fixed size from token to token.
 
-    A cache is empty before the first token, a state is not, and that tells them apart.
+    A cache is empty before the first token and a state is not, which distinguishes them.
     """
     return {name: row for name, row in MIXERS.items() if row.is_recurrent}
 
@@ -58,7 +58,7 @@ def features_of(words: tuple[str, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one mixer is given."""
+    """The inputs of one mixer."""
 
     arrays: tuple[np.ndarray, ...]  # as the row's functions take them, [1, MAX_TOKENS, HEADS, ...]
     constants: dict[str, np.ndarray]  # keyword arguments, the same for every token
@@ -66,7 +66,7 @@ class Inputs:
 
 
 def inputs_of(row: Mixer, features: np.ndarray, settings: Settings) -> Inputs:
-    r"""Everything a mixer takes, from the features of the words.
+    r"""All inputs of a mixer, from the features of the words.
 
         k = unit(x W_k),  q = unit(x (W_k + W_q)),  v = x W_v    (a word asks for its like)
         beta = 2 sigmoid(x w + b),  2 sigmoid(b) = write strength

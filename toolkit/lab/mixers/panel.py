@@ -1,4 +1,4 @@
-"""Two linear-time mixers side by side: what they make of one text, and what a token costs."""
+"""Two linear-time mixers on one text, and the cost of a token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Two mixers read one text: what their states hold and how far back they reach. Pure functions.
+"""Two mixers read one text: norms of their states, and how far back they reach. Pure functions.
 
 One program is compiled for each mixer, of fixed shape; words, gates and seeds enter as arrays, so
 no slider ever compiles again. The token and the head looked at only select from what it returned.
@@ -32,7 +32,7 @@ from toolkit.measure.words import counted
 
 @dataclass(frozen=True)
 class Memory:
-    """What one mixer did with the text."""
+    """One mixer's reading of the text."""
 
     name: str  # its key in `MIXERS`
     title: str  # its name in words

@@ -1,4 +1,4 @@
-"""Run a notebook from top to bottom and keep only what belongs in the repository.
+"""Run a notebook and save it in the form that the repository keeps.
 
     python -m toolkit.lab.notebooks.execute notebooks/attention.ipynb
 
@@ -53,8 +53,6 @@ def run_notebook(path: Path, *, timeout_seconds: int = 600) -> NotebookRun:
 
     Returns:
         A `NotebookRun`; an error in a cell ends the run and is among the complaints.
-
-    Cost: The notebook's own; the memory is sampled ten times per second.
 
     Example:
         >>> from pathlib import Path

@@ -1,7 +1,7 @@
-"""The index of instruments and lessons: pictures, needs, links and what the learner has done.
+"""The index of instruments and lessons: pictures, requirements, links and progress.
 
-All of it is read from the notebooks themselves and from the learner's progress files, so that the
-index that `toolkit lab` opens and the tables of the site say the same.
+It is read from the notebooks and the progress files, so that the index of `toolkit lab` and the
+tables of the site agree.
 """
 
 import base64
@@ -103,7 +103,7 @@ def _small(png: bytes) -> bytes:
 
 
 def progress_of(entry: Entry, root: Path) -> str:
-    """What a learner has done of a notebook, in words; empty where it asks for nothing."""
+    """A learner's progress in a notebook, in words; empty if it has no questions."""
     if not entry.guesses + entry.exercises:
         return ""
     path = progress_file(entry.name, progress_folder((root / entry.path).parent))

@@ -1,4 +1,4 @@
-"""Small pictures of what each lesson is about: a lesson is saved locked, so it has no still."""
+"""Small pictures of each lesson's subject, because a locked lesson has no still picture."""
 
 import io
 from collections.abc import Callable

@@ -1,1 +1,2 @@
-"""A train step planned before anything is compiled: what a chip holds, what fits, which is best."""
+"""A train step planned before anything is compiled: memory per chip, what fits, the best
+strategy."""

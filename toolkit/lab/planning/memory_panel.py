@@ -1,4 +1,4 @@
-"""What one chip holds in a train step, against what it has."""
+"""The memory of one chip in a train step, and its limit."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _degree(label: str, default: int, high: int, explanation: str) -> Choice:
 
 
 class ChipMemoryPanel(Panel):
-    """What the fullest chip holds in one train step, by category, against its memory.
+    """The memory of the fullest chip in one train step, by category, and its limit.
 
     Example:
         >>> panel = ChipMemoryPanel(model="llama-3-8b", fsdp=8, recompute="layer")

@@ -1,4 +1,4 @@
-"""What one chip holds in a train step, by category. Pure functions; every number is modelled."""
+"""The memory of one chip in a train step, by category. Pure functions; all numbers are modelled."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def chip_memory(
     sequences: int,
     context: int,
 ) -> ChipMemoryView:
-    """What a chip holds; there are as many microbatches as pipeline stages."""
+    """The memory of a chip, with as many microbatches as pipeline stages."""
     strategy = Strategy(
         data=replicas, fsdp=fsdp, tensor=tensor, pipeline=pipeline, shard_optimizer=shard_optimizer,
         recompute=recompute, microbatches=pipeline,

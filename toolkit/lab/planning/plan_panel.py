@@ -1,4 +1,4 @@
-"""Which strategy is fastest, why, and how far off the model was."""
+"""The fastest strategy, the reason, and the errors of the model."""
 
 from typing import Any
 

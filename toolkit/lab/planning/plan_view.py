@@ -1,4 +1,4 @@
-"""The planner's table, modelled, and how far off its model of memory was, recorded."""
+"""The planner's modelled table, and the recorded errors of its model of memory."""
 
 import functools
 from collections.abc import Callable

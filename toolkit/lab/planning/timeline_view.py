@@ -1,4 +1,4 @@
-"""A compiled step in lanes, and what it costs on slower links. Pure; durations are modelled."""
+"""A compiled step in lanes, and its time on slower links. Pure; durations are modelled."""
 
 import functools
 from dataclasses import dataclass

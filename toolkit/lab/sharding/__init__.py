@@ -1,1 +1,1 @@
-"""One train step on eight devices: who holds what, and what the compiler made of it."""
+"""One train step on eight devices: its shards and its compiled communication."""

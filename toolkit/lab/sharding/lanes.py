@@ -1,4 +1,4 @@
-"""The step as two lanes, compute and collectives: modelled durations of what was compiled.
+"""The compiled step as two lanes, compute and collectives, with modelled durations.
 
 A device computes 64 FLOPs in the time of one byte sent. An H100 in its node computes 2,200, so the
 block stands for one whose sizes are all some 34 times as large. Messages have no latency, nothing
@@ -19,7 +19,7 @@ PASSES = {"forward": _FORWARD, "backward": 2 * _FORWARD}
 
 
 class Span(NamedTuple):
-    """A stretch of modelled time, in bytes that could be sent meanwhile."""
+    """A span of modelled time, in bytes that could be sent during it."""
 
     lane: str
     name: str

@@ -1,4 +1,4 @@
-"""Eight devices as a grid, and every array of a train step drawn as who holds what."""
+"""Eight devices as a grid, and the shards of every array of a train step."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _ROWS = {"weights": 0.8, "gradient": 0.5, "optimizer": 0.2}
 
 
 class MeshPanel(Panel):
-    """Who holds what of one block's train step under a scheme, and the bytes that makes.
+    """The shards of one block's train step under a scheme, and their bytes.
 
     Example:
         >>> panel = MeshPanel(mesh="8x1", scheme="zero1")

@@ -1,4 +1,4 @@
-"""Who holds what: every array of the step on every device of the mesh. Pure functions.
+"""The shards of every array of the step on every device of the mesh. Pure functions.
 
 Modelled: counted from the specs of `parallel.layout`; no program is run.
 """
@@ -38,7 +38,7 @@ class Placed:
 
     @property
     def copies(self) -> int:
-        """How often the whole array is held on all devices together."""
+        """The number of copies of the whole array over all devices."""
         return len(self.parts[0].holders)
 
     @property
@@ -86,7 +86,7 @@ def _last(cuts: Cuts) -> int:
 
 @dataclass(frozen=True)
 class MeshView(View):
-    """Every array on the mesh, and what one device holds of it."""
+    """Every array on the mesh, and one device's shards."""
 
     mesh: str
     scheme: str
@@ -95,7 +95,7 @@ class MeshView(View):
     arrays: tuple[Placed, ...]  # the batch, then every parameter in every state
 
     def bytes_of(self, state: str) -> int:
-        """What a device holds of one state of all parameters."""
+        """Bytes of a device's shards of one state of all parameters."""
         return sum(one.bytes_per_device for one in self.arrays if one.state == state)
 
     def bytes_whole(self, state: str) -> int:

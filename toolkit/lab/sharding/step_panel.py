@@ -1,4 +1,4 @@
-"""The compiled step's collectives beside the textbook's, each with its cause and its blame."""
+"""The collectives of the compiled step and of the textbook, with their causes."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ from toolkit.lab.sharding.step_view import StepView, step_of
 
 
 class StepPanel(Panel):
-    """What the compiled step of one block sends, when, and why; and what a textbook would send.
+    """The communication of one block's compiled step, with time and cause, and that of the
+    textbook.
 
     Example:
         >>> panel = StepPanel(mesh="1x8", scheme="tensor")

@@ -1,4 +1,5 @@
-"""What the compiled step sends, beside the textbook: counts, bytes, causes. Pure functions."""
+"""The communication of the compiled step and of the textbook: counts, bytes, causes. Pure
+functions."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter")  # no other is in a store
 
 @dataclass(frozen=True)
 class StepView(View):
-    """The collectives of one step, as compiled and as a textbook has them."""
+    """The collectives of one step, as compiled and as in the textbook."""
 
     mesh: str
     scheme: str

@@ -1,4 +1,4 @@
-"""The collectives that a textbook has for a scheme: modelled, one per array and purpose.
+"""The textbook collectives of a scheme: modelled, one per array and purpose.
 
 For V bytes of an array on n devices, each device sends V (n-1)/n in an all-gather or a
 reduce-scatter, and twice that in an all-reduce.

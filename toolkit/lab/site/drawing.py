@@ -1,8 +1,7 @@
-"""What a figure draws, as SVG elements: a renderer of matplotlib that writes down what it is told.
+"""A matplotlib renderer that returns SVG elements per artist.
 
-Matplotlib's own SVG is one file per figure. Here every artist gives elements of its own, so that a
-thousand pictures of one panel share what they have in common, and a browser shows the lines,
-colours, dashes, units and words of the panel itself.
+Matplotlib's own SVG is one file per figure. Separate elements let a thousand pictures of one panel
+share their common parts.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Which panels the site replays, over which settings, and below which cells of the notebooks.
+"""The panels that the site replays, their settings, and the notebook cells that show them.
 
-Nothing that this machine measures is among them: times on a site would be those of another one.
+None of them measures times, which would be those of another machine.
 """
 
 from collections.abc import Callable, Mapping

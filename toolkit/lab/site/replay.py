@@ -26,12 +26,12 @@ from toolkit.measure.provenance import environment
 MOST_POINTS = 4000
 MOST_BYTES = 1_000_000
 Values = Sequence[Any] | Mapping[str, Any] | None
-"""What a control can be set to: some values, values by a name, or None for all it has."""
+"""The values of a control: some values, named values, or None for all."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A control on the page: what it can be set to, in words and, if it slides, in numbers."""
+    """A control on the page: its values in words and, for a slider, in numbers."""
 
     name: str
     control: Control
@@ -81,7 +81,7 @@ def _all_of(number: Number) -> list[float]:
 
 
 class _Pool:
-    """Things kept once, told by where they stand."""
+    """Distinct objects, identified by index."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -150,7 +150,7 @@ def as_recording(header: Mapping[str, Any], rows: Sequence[Sequence[int]] = ()) 
 
 
 def _held(panel: Panel, grid: Mapping[str, Values]) -> str:
-    """The controls that the page has not, and where they stand."""
+    """The controls missing on the page, and their values."""
     parts = []
     for name, control in panel._controls.items():
         if name not in grid:
@@ -164,7 +164,7 @@ def _held(panel: Panel, grid: Mapping[str, Values]) -> str:
 
 
 def as_recorded(words: str) -> str:
-    """What was measured where it was recorded is not measured where it is read."""
+    """Replace "measured here" by "recorded", as the reader's machine did not measure it."""
     return words.replace("Measured here", "Recorded").replace("measured here", "recorded")
 
 

@@ -1,1 +1,1 @@
-"""Sparse attention: what each system reads of a long text, what it misses, and what it costs."""
+"""Sparse attention on a long text: tokens read, tokens missed, and the cost."""

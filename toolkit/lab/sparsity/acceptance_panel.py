@@ -86,7 +86,7 @@ class RatePlot(Plot):
 
 
 class AcceptancePanel(Panel):
-    """What the rows of a batch keep of their sparse drafts, round by round.
+    """The sparse drafts accepted by the rows of a batch, round by round.
 
     Example:
         >>> panel = AcceptancePanel(system="Quest", round=5)

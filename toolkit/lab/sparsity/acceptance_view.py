@@ -1,4 +1,4 @@
-"""Lossless decoding of a batch: what each row keeps of its drafts, round by round. Pure functions.
+"""Lossless decoding of a batch: accepted drafts of each row, round by round. Pure functions.
 
 In a round every row drafts n tokens, one dense pass reads them all, k <= n are kept, and one token
 of the dense pass follows: k + 1 tokens per pass. Rows keep different numbers, so they drift apart.

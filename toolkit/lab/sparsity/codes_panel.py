@@ -1,4 +1,4 @@
-"""Keys in a few bits: what a hash and what product-quantised codes make of a true score."""
+"""Keys in a few bits: estimates of scores by hashes and by product-quantised codes."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ CODE_BITS = 6
 
 
 class Codes(NamedTuple):
-    """What both systems keep of layer 1, and what the questions ask.
+    """The codes of both systems for layer 1, and the queries of the questions.
 
     Attributes:
         alike: hash bits shared with each question, over all of them, -1 to 1.

@@ -1,4 +1,4 @@
-"""What a system of sparse decoding reads of a long text, what it misses, and what it costs."""
+"""Sparse decoding of a long text: tokens read, tokens missed, and the cost."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ class BytesPlot(Plot):
 
 
 class DropPanel(Panel):
-    """What a system of sparse decoding reads of a long text with needles, and what it misses.
+    """Sparse decoding of a long text with needles: tokens read and missed.
 
     Example:
         >>> panel = DropPanel(system="quest", budget=64, context=1024)

@@ -1,11 +1,11 @@
-"""What a system reads of a long text, what it misses by it, and what that costs. Pure functions.
+"""Sparse decoding of a long text: tokens read, tokens missed, and the cost. Pure functions.
 
 With I the tokens read, p the softmax over all and o_I the output over I alone, the error is a sum
 over the tokens that were missed,
 
     o_I - o = sum_{i not in I} p_i (o_I - v_i)
 
-so each of them has its share in it: its term along the error, over the error's length.
+so the share of each is the projection of its term onto the error, over the error's length.
 """
 
 import functools
@@ -131,7 +131,7 @@ def missed(layer: Layer, question: int, head: int) -> tuple[list[Missed], list[M
 
 @dataclass(frozen=True)
 class DropView(View):
-    """What a system reads and misses of a text.
+    """The tokens of a text that a system reads and misses.
 
     Attributes:
         answers: of the model that reads sparsely; `dense` those of the one that reads everything.
@@ -160,7 +160,7 @@ class DropView(View):
 
     @property
     def bytes_of(self) -> dict[str, int]:
-        """What a head reads in one step; tokens are those of the chosen question."""
+        """Bytes that a head reads in one step, for the tokens of the chosen question."""
         row = 2 * self.chosen.out.shape[-1] * self.chosen.out.dtype.itemsize
         tokens = int(self.chosen.is_read[self.question, self.head].sum())
         full = row * (self.context + 1)
@@ -175,7 +175,7 @@ class DropView(View):
         return np.take_along_axis(parts, at, axis=-1)[..., 0]
 
     def name(self, token: int) -> str:
-        """What a token is, and where."""
+        """A token's name and position."""
         return f"{name_of(self.text.tokens[token])} at {token + 1:,}"
 
     def data(self) -> Data:

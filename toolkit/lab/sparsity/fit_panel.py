@@ -1,4 +1,4 @@
-"""Tactic's fit: how much of the list it thinks it must read, and how much would have done."""
+"""Tactic's fit: the number of tokens it reads, and the number that would have sufficed."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ class MassPlot(Plot):
 
 
 class FitPanel(Panel):
-    """Where Tactic stops: the fit it makes of the list, against the list itself.
+    """Tactic's stopping point: its fit and the exact list.
 
     Example:
         >>> view = FitPanel(target=0.9, context=1024).view

@@ -1,7 +1,7 @@
 """How Tactic decides how much to read: its fit of a / x + b against the exact list. Pure functions.
 
-The fit and its two segments are the library's own; drawn beside them is what it
-does not see, the exact exponentials in the order of the clusters, and in the best order of all.
+The fit and its two segments come from the library. The exact exponentials, which it does not see,
+are drawn in the order of the clusters and in the best order.
 """
 
 import functools
@@ -35,7 +35,7 @@ class FitView(View):
     Attributes:
         target: the share of the softmax that is asked for.
         exact: weights of the listed tokens, in Tactic's order, over the largest [listed].
-        curve: what Tactic takes them for.
+        curve: Tactic's fit to them.
         count: listed tokens that are read; `needed` would do in this order, `fewest` in the best.
         forced: weight of sinks and recent tokens, likewise.
         seen: places of the exact head's end and of the two segments.
@@ -105,7 +105,7 @@ class FitView(View):
 
 
 def fit_view(*, target: float, context: int, head: int, question: int) -> FitView:
-    """Tactic's stop for one question of layer 1; head and question count from 1."""
+    """Tactic's stopping point for one question of layer 1; head and question count from 1."""
     exact, curve, total, forced, seen, levels = _listed(context, head - 1, question - 1)
     before = forced + np.cumsum(curve) - curve
     count = int((before < target * (forced + total)).sum())

@@ -1,12 +1,11 @@
-"""A long text read by a small trained model, and what a system would read of its cache.
+"""A long text read by a small trained model, and the tokens that a system would read of its cache.
 
 The text is a haystack with needles: pairs of a key and a value at any place in noise. A question
 is a key once more; the model, `retrieval.safetensors`, answers with the value that follows it.
 Every question is asked on its own, as the next token after the haystack, which was read densely.
 
-Which tokens a system picks is found here in NumPy for any budget, without compiling anything: the
-scores are the system's own, the rule is that of `attention.sparse.decode_step`, and a test holds
-one to the other.
+The selection is computed in NumPy for any budget, without compiling: the scores are the system's,
+the rule is that of `attention.sparse.decode_step`, and a test compares both.
 """
 
 import functools
@@ -31,7 +30,7 @@ SYSTEMS = tuple(SELECTORS)
 
 
 class Asked(NamedTuple):
-    """What one layer gives for every question: rows of the next token, one per head."""
+    """Queries, keys and values of one layer for every question."""
 
     q: Float[Array, "questions heads size"]
     k: Float[Array, "questions heads size"]
@@ -39,7 +38,7 @@ class Asked(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A haystack, its questions, and what the model keeps of it.
+    """A haystack, its questions, and the model's cache.
 
     Attributes:
         tokens: of the haystack [time].
@@ -67,7 +66,7 @@ def params() -> model.Params:
 
 @functools.lru_cache(maxsize=2)
 def read_text(context: int) -> Text:
-    """A text of this many tokens, read densely; remembered."""
+    """A text of this many tokens, read densely; cached."""
     task = Retrieval(PAIRS, context + 2 * QUESTIONS, QUESTIONS)
     drawn, *kept = _read(params(), task)
     tokens, asked, answers = (np.asarray(x) for x in drawn)
@@ -107,7 +106,7 @@ def finish(params: model.Params, layer: int, x: Array, out: Array) -> Array:
 
 @jax.jit
 def answer(params: model.Params, x: Float[Array, "questions 1 width"]) -> Int[Array, "questions"]:
-    """What the model says to each question."""
+    """The model's answer to each question."""
     return model.logits(params, x[:, 0]).argmax(axis=-1)
 
 
@@ -127,7 +126,7 @@ class Held(NamedTuple):
 
 @functools.lru_cache(maxsize=2 * len(SYSTEMS))
 def index_of(system: str, context: int) -> Held:
-    """What a system keeps of a text; remembered."""
+    """A system's index of a text; cached."""
     selector, text = at_small_budgets(system), read_text(context)
     length = jnp.full(1, context, jnp.int32)
     caches = [
@@ -139,7 +138,7 @@ def index_of(system: str, context: int) -> Held:
 
 
 def scores_of(held: Held, layer: int, keys: Array, q: Array) -> Float[np.ndarray, "heads rows u"]:
-    """How a system ranks its units of a layer for each row of queries [rows, heads, size]."""
+    """A system's scores of a layer's units for each row of queries [rows, heads, size]."""
     if type(held.selector).scores is Selector.scores:  # a window asks no query
         return np.zeros((q.shape[1], q.shape[0], 0), np.float32)
     length = jnp.asarray(held.length, jnp.int32)

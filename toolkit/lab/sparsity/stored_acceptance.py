@@ -1,4 +1,4 @@
-"""What rows of a batch kept of their drafts, round by round, stored: compiling it takes a minute.
+"""Stored numbers of accepted drafts by row and round, because compiling takes a minute.
 
 `python -m toolkit.lab.sparsity.stored_acceptance` writes it anew.
 """

@@ -67,10 +67,10 @@ class SpeedupPanel(Panel):
         super().__init__(**values)
 
     def measure(self) -> None:
-        """Do the ringed work here, what the button does; the time joins the others.
+        """Time the selected work here, as the button does, and add it to the others.
 
         Raises:
-            ValueError: when the result is not what the equation gives; nothing is timed then.
+            ValueError: when the result differs from the reference; nothing is timed then.
         """
         self._job.run()
 

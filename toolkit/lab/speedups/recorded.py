@@ -1,4 +1,4 @@
-"""What `data/measurements` holds of times: each record with the work that it was taken of."""
+"""The recorded times in `data/measurements`, each with its work."""
 
 import functools
 import re
@@ -70,7 +70,7 @@ class Time:
         )
 
     def modelled_seconds(self, peak: Peak) -> float | None:
-        """The least this work takes on a chip, in bfloat16; None where no formula says.
+        """The least time of this work on a chip, in bfloat16; None without a formula.
 
         A step of a mixer with a state of fixed size is the same after any context.
         """

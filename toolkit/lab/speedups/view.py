@@ -1,4 +1,4 @@
-"""Recorded times, filtered, beside what chips could do: one of them chosen, with its rivals."""
+"""Filtered recorded times, the bounds of chips, and one selected time with its rivals."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Row:
 
     Attributes:
         name: the contender, or the chip.
-        seconds: what it takes.
+        seconds: its time.
         kind: "recorded", "measured here" or "modelled".
         ratio: times what this package takes in the same rounds; None where the record does not
             say that all results were checked.
@@ -49,7 +49,7 @@ class SpeedupView(View):
         return self.times[self.chosen] if self.times else None
 
     def ratio(self, time: Time) -> float | None:
-        """Its seconds over ours in the same rounds, where both are known to be correct."""
+        """Its seconds over ours in the same rounds, if both were checked."""
         rivals = [other for other in self.everything if other.is_rival(time)]
         # What a user calls comes first; forms that need a line more follow it.
         ours = next((other for other in rivals if other.contender.startswith("toolkit")), None)
@@ -58,7 +58,7 @@ class SpeedupView(View):
         return time.record.value / ours.record.value
 
     def modelled(self, time: Time) -> float | None:
-        """The least it takes on the chip."""
+        """The least time on the chip."""
         return time.modelled_seconds(self.chip)
 
     def rows(self) -> list[Row]:

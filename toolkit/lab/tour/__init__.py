@@ -1,1 +1,1 @@
-"""`toolkit tour`: the whole story on this machine, as one page."""
+"""`toolkit tour`: train, compare and shard models on this machine, as one page."""

@@ -1,4 +1,4 @@
-"""The tour's page: pure functions from what the tour found to HTML."""
+"""The tour's page: pure functions from its results to HTML."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ from toolkit.training import Corpus
 
 @dataclass(frozen=True)
 class TourResults:
-    """All that the page shows; a mapping is from models where nothing else is said."""
+    """The content of the page; mappings are keyed by model unless noted."""
 
     labels: dict[str, str]  # names in words
     runs: dict[str, TrainingRun]

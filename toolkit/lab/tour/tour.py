@@ -1,7 +1,7 @@
-"""`toolkit tour`: train, compare, measure, shard, and write it all down on one page.
+"""`toolkit tour`: train, compare, measure and shard, and report on one page.
 
-Each stage leaves its result in the tour's folder, so a tour that was interrupted, even in the
-middle of a training run, goes on where it stopped.
+Each stage stores its result in the tour's folder, so that an interrupted tour resumes, even in the
+middle of a training run.
 """
 
 import dataclasses
@@ -71,13 +71,13 @@ def run_tour(
     fresh: bool = False,
     cores: int = 1,
 ) -> Path:
-    """The whole story on this machine.
+    """Run the tour on this machine and write its page.
 
     Args:
-        directory: where everything goes; a tour found there is resumed.
+        directory: folder of the results; a tour found there is resumed.
         steps: training steps of each model.
         text: files and folders to train on; none means the language manual's prose.
-        fresh: throw away what an earlier tour left in `directory`.
+        fresh: delete the results of an earlier tour in `directory`.
         cores: cores that share every batch, after `toolkit.parallel.use_cores`.
 
     Returns:
@@ -185,7 +185,7 @@ def _open_folder(
 
 
 def _once(path: Path, work: Callable[[], Any]) -> Any:
-    """The stored result of a finished stage, or that of doing it now."""
+    """The stored result of a stage, or the result of running it now."""
     if path.exists():
         print(f"      already done: {path.name}")
         return json.loads(path.read_text())

@@ -1,1 +1,1 @@
-"""The lessons themselves, one module each: questions with answers, exercises with judges."""
+"""One module per lesson: questions with answers, exercises with judges."""
