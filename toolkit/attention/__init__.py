@@ -39,6 +39,10 @@ gated_linear_attention_step)
     gated_linear_attention       one decay per key channel and token
     hgrn2                        likewise, and keys of what the decay lets go
 
+Memories of more than one matrix, each with a `_reference`, a `_step` and a state of its own
+(mesa_net_reference, mesa_net_step)
+    mesa_net                     least squares at every token; MesaState
+
 What layers compute before them
     short_convolution            a causal convolution over a few tokens, and short_convolution_step
     log_decay                    log-decays from a projection, with a bound if wanted (`gates.py`)
@@ -74,7 +78,7 @@ Every mixer once, with what it costs (`mixers.py`)
     Mixer                        a row: functions, options, FLOPs, bytes, paper
     mixer                        look a row up, with other options if wanted
     register                     add a row of your own, which every room then knows by its name
-    recurrent                    a row whose state is one matrix per head
+    recurrent                    a row whose state has one size, such as one matrix per head
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
     draw_inputs                  random inputs for any row (`inputs.py`)
     bucket_length                a few lengths for many, so that few programs are compiled
@@ -124,6 +128,12 @@ from toolkit.attention.linear.linear_attention import (
     linear_attention_step,
 )
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
+from toolkit.attention.linear.mesa_net import (
+    MesaState,
+    mesa_net,
+    mesa_net_reference,
+    mesa_net_step,
+)
 from toolkit.attention.linear.retention import (
     retention,
     retention_log_decay,
@@ -179,6 +189,7 @@ __all__ = [
     "IndexedCache",
     "Input",
     "KVCache",
+    "MesaState",
     "Mixer",
     "Pattern",
     "Tiles",
@@ -229,6 +240,9 @@ __all__ = [
     "mamba2_reference",
     "mamba2_step",
     "merge_attention",
+    "mesa_net",
+    "mesa_net_reference",
+    "mesa_net_step",
     "mixer",
     "mixture_of_block_attention",
     "mixture_of_block_attention_reference",

@@ -44,6 +44,8 @@ def _of_equation(equation: JaxprEqn, is_wanted: list[bool]) -> tuple[int, list[b
         left: Any = equation.invars[0].aval
         result: Any = equation.outvars[0].aval
         return 2 * result.size * math.prod(left.shape[axis] for axis in contracted), everything
+    if name == "custom_linear_solve":  # only its solution runs; the rest is for derivatives
+        return _count(parameters["jaxprs"].solve.jaxpr, is_wanted)[0], everything
     inner = [program for value in parameters.values() for program in _programs(value)]
     if len(inner) == 1 and name not in ("scan", "while"):  # a call
         (program,) = inner

@@ -33,6 +33,7 @@ linear/comba.py             Comba
 linear/kimi.py              Kimi Delta Attention
 linear/gated_delta_net_2.py Gated DeltaNet-2
 linear/rwkv7.py             RWKV-7
+linear/mesa.py              MesaNet
 """
 
 import importlib

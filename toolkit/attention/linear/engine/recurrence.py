@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
@@ -76,8 +76,8 @@ def _run_share(
     if implementation != "pallas":  # the kernels read the key of a head wherever it is shared
         tokens = own_keys(tokens)
     _, k, v, *_ = tokens.arrays
-    arrays = (*tokens.arrays, tokens.g)
-    state = first_state(arrays, initial_state, k.shape[-1], v.shape[-1])
+    empty = jnp.zeros((v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]), tokens.g.dtype)
+    state = first_state((*tokens.arrays, tokens.g), initial_state, empty)
     starts = None if segment_ids is None else document_starts(segment_ids)
     tokens, state, poison = quarantine(tokens, state, initial_state is not None, starts)
     if implementation == "scan":
@@ -151,11 +151,8 @@ def scan_tokens(
     inputs = {name: for_value_heads(x, v.shape[2]).astype(dtype) for name, x in inputs.items()}
     if normalize_qk:
         inputs |= {name: unit_length(inputs[name]) for name in ("q", "k")}
-    sizes = q.shape[-1], v.shape[-1]
-    if initial_state is None:
-        state = first_state(tuple(inputs.values()), None, *sizes)
-    else:
-        state = jax.tree.map(partial(_in_sums, dtype), initial_state)
+    empty = jnp.zeros((v.shape[0], v.shape[2], q.shape[-1], v.shape[-1]), dtype)
+    state = first_state(tuple(inputs.values()), initial_state, empty)
     starts = jnp.zeros(v.shape[:2], bool)
     if segment_ids is not None:
         starts = document_starts(segment_ids)
@@ -178,18 +175,16 @@ def _check_kernels(rule: Rule) -> None:
         )
 
 
-def first_state(
-    inputs: tuple[Array, ...], initial_state: Array | None, *sizes: int
-) -> Float[Array, "batch heads *sizes"]:
-    """The state before the first token in the dtype of the last input; zeros of `sizes` if None."""
-    *_, last = inputs
+def first_state(inputs: tuple[Array, ...], initial_state: Any, empty: Any) -> Any:
+    """The state before the first token, in the dtype of the last input; `empty` if None."""
+    dtype = inputs[-1].dtype
     if initial_state is not None:
-        return initial_state.astype(last.dtype)
+        return jax.tree.map(partial(_in_sums, dtype), initial_state)
     # Zeros that vary with every input under `jax.shard_map`, as what is added to them does.
-    state = jnp.zeros((last.shape[0], last.shape[2], *sizes), last.dtype)
+    zero = jnp.zeros((), dtype)
     for x in inputs:
-        state += jnp.zeros_like(x, last.dtype, shape=())
-    return state
+        zero += jnp.zeros_like(x, dtype, shape=())
+    return jax.tree.map(lambda x: x + zero.astype(x.dtype), empty)
 
 
 def cleared(state: Any, is_start: Bool[Array, "batch"]) -> Any:
