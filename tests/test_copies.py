@@ -15,6 +15,7 @@ from flax import nnx
 import toolkit
 from toolkit._compat import set_value
 from toolkit.conversion import ConversionPlan, convert, student_from, upcycled
+from toolkit.conversion.stage import Course, align, distil, extend
 from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
@@ -135,3 +136,30 @@ def test_no_file_joins_a_model_with_its_own_variables():
     joined = re.compile(r"nnx\.merge\(\s*\*\s*nnx\.split\(")
     files = Path(toolkit.__file__).parent.rglob("*.py")
     assert not [str(path) for path in files if joined.search(path.read_text())]
+
+
+STAGES = {
+    "align": align,
+    "distil": distil,
+    "extend": lambda course, student: extend(course, student, 8),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_stage_of_a_conversion_returns_shares_nothing_with_its_student(stage, steps):
+    """Once what was not trained was shared, and of a stage without steps everything."""
+    sample = lambda data, step, time: (jnp.ones((1, time), int),) * 2  # noqa: E731
+    times = {"align_time": 8, "distil_time": 8, "extend_times": (8,)}
+    counts = {"align_steps": steps, "distil_steps": steps, "extend_steps": steps}
+    plan = ConversionPlan(**counts, **times, top_k=4, trained="mixers")
+    teacher = build("full full")
+    student = student_from(teacher, "gdn full", rngs=nnx.Rngs(1))
+    before = values(student)
+    course = Course(teacher, None, sample, plan, is_progress_shown=False)
+    made = STAGES[stage](course, student).model
+    assert same(values(student), before)
+    assert same(values(made), before) == (steps == 0)
+    overwrite(made)
+    assert same(values(student), before)

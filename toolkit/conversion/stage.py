@@ -145,6 +145,7 @@ def _train(
     is_trained: Any,
 ) -> StageResult:
     """Minimise a loss over some of the student's parameters; `before`: steps of earlier stages."""
+    student = nnx.clone(student)  # what is not trained is returned too
     if steps == 0:
         return StageResult(student, [], None)
     from toolkit import training  # with its optimiser and checkpoints, for who trains only
