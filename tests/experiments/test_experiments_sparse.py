@@ -122,6 +122,26 @@ def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
 
 
 @pytest.mark.slow
+def test_an_audit_shows_each_index_at_equal_bytes(monkeypatch):
+    """A system with an index reads fewer tokens there, and no more than the budget's bytes."""
+    monkeypatch.setattr(audits, "SELECTORS", {n: SELECTORS[n] for n in ("random", "quest", "hata")})
+    language = LoopedLM(LoopedConfig.tiny("full", width=16, heads=2), rngs=nnx.Rngs(0))
+    budget, size = 44, 8
+    rows = audits.audit(language, np.arange(75, dtype=np.int32), budget=budget, steps=4)
+    found = {row.name: row for row in rows}
+    # Hashes of keys this small take more bytes than the keys.
+    assert list(found) == ["random", "quest", "quest, equal bytes", "hata"]
+    kilobytes = budget * 2 * size * 4 / 1000
+    assert found["random"].quality.kilobytes == pytest.approx(kilobytes)
+    plain, equal = found["quest"].quality, found["quest, equal bytes"].quality
+    assert plain.kilobytes > kilobytes >= equal.kilobytes > 0.9 * kilobytes
+    assert plain.tokens > equal.tokens
+    table = audits.audit_table(rows)
+    assert "quest, equal bytes" in table
+    assert "hata: not at equal bytes" in table
+
+
+@pytest.mark.slow
 def test_an_audit_tells_what_was_dropped(monkeypatch, tmp_path):
     chosen = {name: SELECTORS[name] for name in ("oracle", "window")}
     monkeypatch.setattr(audits, "SELECTORS", chosen)

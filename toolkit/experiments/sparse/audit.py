@@ -37,6 +37,8 @@ from toolkit.looped.model import run_blocks
 from toolkit.measure.tables import text_table
 
 LEAST_BEFORE = 32  # tokens that are read densely first
+ROUNDING = 1e-3  # of bytes that are equal
+EQUAL = ", equal bytes"  # after a system's name: its index is part of what the budget reads
 
 
 class Row(NamedTuple):
@@ -53,6 +55,7 @@ class Row(NamedTuple):
         link_kilobytes: bytes over the host link per head and step, were keys and values on the
             host and nothing of them cached; of PQCache only, which is made for that.
         lost: mean share of the softmax on each token the last query did not read [time].
+        budget_kilobytes: keys and values of as many tokens as the budget has.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Row(NamedTuple):
     off: float
     link_kilobytes: float | None
     lost: Float[np.ndarray, "time"]
+    budget_kilobytes: float
 
 
 def load_any(path: Path, dtype: str | None = None) -> LoopedLM:
@@ -103,7 +107,8 @@ def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "
 
 
 def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: int) -> list[Row]:
-    """One row per system, on the last `steps` tokens of a text."""
+    """Each system on the last `steps` tokens of a text; one with an index once more, with so many
+    fewer tokens that both together read no more than the budget's keys and values."""
     config = model.config
     if config.windows is not None or "full" not in config.layers:
         raise ValueError(
@@ -127,30 +132,40 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
             )
     given, start = jnp.asarray(tokens)[None], len(tokens) - steps
     dense = nnx.jit(lambda model, tokens: model(tokens))(model, given)[0, start:]
+    _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
+    per_token = 2 * size * config.compute_dtype.itemsize
+    dense_bytes = (start + (steps + 1) / 2) * per_token
     rows = []
     for name, selector in tqdm(selectors.items(), desc="audit", unit="system"):
-        logits, seen = run_sparsely(
-            model, given, selector, start, FixedTokens(budget), tells_lost=True
-        )
         whole, _ = run_sparsely(model, given, selector, start, FixedTokens(len(tokens)))
-        logits, whole = logits[0], whole[0]
-        loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits, dense))
-        parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
-        quality = quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
-        _, _, size = model.blocks[config.layers.index("full")].mixer.sizes_of(config)
-        dense_bytes = (start + (steps + 1) / 2) * 2 * size * config.compute_dtype.itemsize
-        lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
-        same = float((logits.argmax(-1) == dense.argmax(-1)).mean())
-        off = float(jnp.abs(whole - dense).max())
-        link = None
-        if isinstance(selector, PQCache):
-            fetched = round(quality.tokens - selector.sinks - selector.least_recent(budget))
-            sizes = {"key": size, "value": size, "itemsize": config.compute_dtype.itemsize}
-            sizes |= {"parts": selector.parts, "bits": selector.bits}
-            step = offloaded_step(len(tokens), max(fetched, 0), link=1.0, **sizes)
-            link = (step.index_bytes + step.fetched_bytes) / 1000
-        row = Row(name, quality, same, loss, dense_loss, dense_bytes / 1000, off, link, lost)
-        rows.append(row)
+        off = float(jnp.abs(whole[0] - dense).max())
+
+        def row(name: str, budget: int, selector: Selector = selector, off: float = off) -> Row:
+            logits, seen = run_sparsely(
+                model, given, selector, start, FixedTokens(budget), tells_lost=True
+            )
+            loss, dense_loss = (_loss(x, tokens[start:]) for x in (logits[0], dense))
+            parts = [(x.mass, x.out, x.exact[:, start:], x.tokens, x.bytes_read) for x in seen]
+            quality = quality_of(*(np.stack(part) for part in zip(*parts, strict=True)))
+            lost = np.mean([np.asarray(steps.lost) for steps in seen], axis=(0, 1, 2))
+            same = float((logits[0].argmax(-1) == dense.argmax(-1)).mean())
+            link = None
+            if isinstance(selector, PQCache):
+                fetched = round(quality.tokens - selector.sinks - selector.least_recent(budget))
+                sizes = {"key": size, "value": size, "itemsize": config.compute_dtype.itemsize}
+                sizes |= {"parts": selector.parts, "bits": selector.bits}
+                step = offloaded_step(len(tokens), max(fetched, 0), link=1.0, **sizes)
+                link = (step.index_bytes + step.fetched_bytes) / 1000
+            return Row(
+                name, quality, same, loss, dense_loss, dense_bytes / 1000, off, link, lost,
+                budget * per_token / 1000,
+            )  # fmt: skip
+
+        rows.append(row(name, budget))
+        index = 1000 * rows[-1].quality.kilobytes - rows[-1].quality.tokens * per_token
+        fewer = math.floor(budget - index / per_token)
+        if selector.least <= fewer < budget:
+            rows.append(row(f"{name}{EQUAL}", fewer))
     return rows
 
 
@@ -218,4 +233,10 @@ def audit_table(rows: list[Row]) -> str:
              f"{q.worst_mass:.3f}", f"{q.error:.3f}", f"{q.tokens:.0f}", f"{q.kilobytes:.1f}",
              f"{share:.0%}".replace("%", " %"), link, f"{row.off:.1e}"]
         )  # fmt: skip
-    return text_table([head, *lines], "<" + ">" * (len(head) - 1))
+    table = text_table([head, *lines], "<" + ">" * (len(head) - 1))
+    names = {row.name for row in rows}
+    for row in rows:
+        is_equal = row.name.endswith(EQUAL) or f"{row.name}{EQUAL}" in names
+        if not is_equal and row.quality.kilobytes > (1 + ROUNDING) * row.budget_kilobytes:
+            table += f"\n{row.name}: not at equal bytes, as its index leaves too few tokens"
+    return table
