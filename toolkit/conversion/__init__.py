@@ -1,15 +1,15 @@
-"""A trained looped softmax model becomes a hybrid with a few attention layers left.
+"""Conversion of a trained looped softmax model into a hybrid with a few attention layers.
 
 convert                  all stages in order (`recipe.py`)
-Conversion               what that left: the model, and what was seen on the way
+Conversion               its result: the model, and measurements on the way
 ConversionPlan           steps, rates and lengths of the stages (`plan.py`, `stage.py`)
-student_from             the teacher with other mixers, started from its attention (`student.py`)
-STARTABLE                the layers that can be started so
+student_from             the teacher with new mixers, initialised from its attention (`student.py`)
+STARTABLE                the layers that can be initialised so
 upcycled                 a dense model as a mixture of experts (`upcycling.py`)
-alignment_losses         stage 1: how far each new mixer is from the attention it replaces
-restoration_benefits     how much restoring each attention layer would help (`selection.py`)
-top_k_divergence         stage 2: how far a student's predictions are from the teacher's
-loop_weights             how much those after each loop count (`distillation.py`)
+alignment_losses         stage 1: distance of each new mixer from the attention it replaces
+restoration_benefits     the benefit of restoring each attention layer (`selection.py`)
+top_k_divergence         stage 2: divergence of the student's predictions from the teacher's
+loop_weights             the weight of each loop in it (`distillation.py`)
 """
 
 from toolkit.conversion.alignment import alignment_losses

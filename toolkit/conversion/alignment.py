@@ -1,7 +1,7 @@
-"""Stage 1: every new mixer learns to do what the attention it replaces does, where it does it.
+"""Stage 1: every new mixer learns to imitate the attention it replaces.
 
-The stream is the teacher's throughout, so layers and loops do not disturb each other: what a mixer
-is given does not depend on how well the others have learned, and all learn in one pass.
+All mixers read the teacher's residual stream, so that their inputs do not depend on how well the
+others have learnt, and all learn in one pass.
 """
 
 from typing import Any
@@ -20,12 +20,13 @@ from toolkit.looped.model import LoopedLM, run_blocks
 def alignment_losses(
     student: LoopedLM, teacher: LoopedLM, tokens: Int[Array, "batch time"]
 ) -> Float[Array, "loops new_layers"]:
-    """How far each new mixer is from the teacher's attention, on the teacher's residual stream.
+    """The distance of each new mixer from the teacher's attention, on the teacher's residual
+    stream.
 
         loss[tau, l] = mean over positions and channels of (Student_l(x) - Attention_l(x))^2
         x            = RMSNorm_l(h), h the teacher's stream before layer l in loop tau
 
-    Of the student only the new mixers are run, so no other parameter of it gets a gradient.
+    Only the student's new mixers run, so no other parameter gets a gradient.
 
     Args:
         student: made by `student_from`.
@@ -35,7 +36,7 @@ def alignment_losses(
     Returns:
         float32 mean squares, one for every loop and every layer whose mixer is new.
 
-    Cost: the teacher's forward pass and, beside it, the student's new mixers.
+    Cost: the teacher's forward pass and the student's new mixers.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 1.
 
@@ -52,7 +53,7 @@ def alignment_losses(
     pairs = (Beside(teacher.blocks[layer].mixer, student.blocks[layer].mixer) for layer in new)
     both = with_mixers(teacher, dict(zip(new, pairs, strict=True)))
     injected, _ = run_blocks(both.prelude, both.embedding(tokens))
-    # `Beside` hands on its loss where other layers hand on a cache.
+    # `Beside` returns its loss in place of a cache.
     places = (None,) * len(both.blocks)
 
     def body(tau, h, row):
@@ -63,7 +64,7 @@ def alignment_losses(
 
 
 class Beside(nnx.Module):
-    """Two mixers on one input: the first is heard, the second compared with it.
+    """Two mixers on one input: the output is the first one's; the second is compared with it.
 
     Attributes:
         heard: its output goes into the residual stream.

@@ -1,7 +1,7 @@
 """Stages 2 and 3: the student's predictions approach the teacher's, after every loop.
 
-A teacher's logits are a whole distribution per position, so a student learns more from them than
-from the next token; the likeliest few carry nearly all of it.
+The teacher's distribution teaches more than the next token; its few likeliest tokens hold nearly
+all of the mass.
 """
 
 import jax
@@ -20,23 +20,16 @@ def top_k_divergence(
     top_k: int,
     temperature: float = 1.0,
 ) -> Float[Array, "..."]:
-    """Forward KL divergence on the tokens the teacher finds likeliest.
+    """Forward KL divergence on the teacher's likeliest tokens.
 
         KL(p || q) = sum_{i in top-k of the teacher} p_i (log p_i - log q_i)
         p, q       = softmax of the teacher's, the student's logits / temperature over these k
 
-    With k the whole vocabulary this is the usual KL divergence.
-
-    Args:
-        teacher_logits: they choose the k tokens.
-        student_logits: of the same positions.
-        top_k: tokens compared, at most the vocabulary.
-        temperature: more than 1 makes both distributions flatter.
+    Args: teacher_logits: determine the k tokens. student_logits: of the same positions. top_k:
+        tokens compared, at most the vocabulary. temperature: above 1 flattens both distributions.
 
     Returns:
         Nats per position, at least 0 up to rounding.
-
-    Cost: a selection of k of the vocabulary per position.
 
     Source: LT2, "Linear-Time Looped Transformers", distillation section, stage 2.
 
@@ -61,13 +54,13 @@ def top_k_divergence(
 def loop_weights(
     progress: Float[Array, ""] | float, loops: int, supervision: tuple[float, float]
 ) -> Float[Array, "loops"]:
-    """How much the divergence after each loop counts, at some point of the training.
+    """The weight of each loop's divergence at some point of the training.
 
         w = s / T + (1 - s) e_T                        (sums to 1; e_T is the last loop alone)
         s = progress / rise    before `rise`,   1 between,   0 from `end` on
 
-    so supervision of every loop is warmed up, is uniform, and gives way to the last loop alone.
-    (0, 1) is uniform throughout, (0, 0) the last loop throughout.
+    Supervision of every loop is warmed up, becomes uniform, and is then replaced by the last loop
+    alone. (0, 1) is uniform throughout, (0, 0) uses the last loop throughout.
 
     Args:
         progress: 0 at the first step, towards 1 at the last; may be traced.

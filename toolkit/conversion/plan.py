@@ -1,4 +1,4 @@
-"""How long and how hard each stage of a conversion trains."""
+"""Steps, rates and lengths of the stages of a conversion."""
 
 import dataclasses
 
@@ -15,11 +15,11 @@ class ConversionPlan:
     Attributes:
         align_steps, align_rate, align_time: of stage 1; `time` is tokens per sequence.
         distil_steps, distil_rate, distil_time: of stage 2.
-        choice_batches: batches on which the layers to restore are chosen, seen by no stage.
-        top_k: tokens of the teacher's distribution that are compared, at most the vocabulary.
+        choice_batches: batches for the choice of the layers to restore, used in no stage.
+        top_k: number of the teacher's likeliest tokens to compare.
         temperature: of both distributions.
-        supervision: the shares of stage 2 at which supervision of every loop is complete, and at
-            which it ends; see `loop_weights`.
+        supervision: shares of stage 2 at which supervision of every loop is complete and ends; see
+            `loop_weights`.
         trained: "all" parameters in stages 2 and 3, or the new "mixers" alone.
         extend_times: sequence lengths of stage 3, in order; () leaves it out.
         extend_steps, extend_rate: for each of these lengths.

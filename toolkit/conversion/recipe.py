@@ -24,17 +24,17 @@ SELECTIONS = ("kl", "uniform")
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion left.
+    """The result of a conversion.
 
     Attributes:
         model: the hybrid.
-        layers: numbers of the layers that are attention again, from 0; None before they are chosen.
+        layers: indices of the restored attention layers; None before they are chosen.
         alignment: mean square distances [loops, layers] from the teacher's attention after stage 1,
             see `alignment_losses`; None before its end.
         benefits: nats per position gained by restoring each layer alone [layers], see
             `restoration_benefits`; None unless layers were chosen by them.
         history: metrics rows by stage: "align", "distil", "extend-2048", ...
-        stopped_by: None if the conversion is complete, otherwise what stopped it.
+        stopped_by: None if the conversion is complete, otherwise the cause of the stop.
 
     Example:
         >>> left = Conversion(None, (1,), None, None, history={}, stopped_by="SIGTERM")
@@ -66,16 +66,17 @@ def convert(
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> Conversion:
-    """Make a trained looped softmax model a hybrid of linear-time layers and some attention.
+    """Convert a trained looped softmax model into a hybrid of linear-time layers and some
+    attention.
 
         0  replace every attention layer (`student_from`)
         1  align each new mixer with the attention it replaces, on the teacher's stream (`align`)
-        -  restore attention where it is missed most (`restoration_benefits`) or evenly spread
+        -  restore attention where it helps most (`restoration_benefits`) or evenly spread
         2  distil the teacher's predictions, after every loop (`distil`)
         3  go on with longer and longer sequences (`extend`)
 
-    Killed at any moment and called again with the same arguments, it ends with the same bits as if
-    it had never been interrupted.
+    A conversion that is killed and called again with the same arguments ends with the same bits as
+    an uninterrupted one.
 
     Args:
         teacher: its layers are softmax attention, "full" or "window".
@@ -84,18 +85,18 @@ def convert(
             [batch, time], traceable; targets below 0 do not count. For text
             `partial(training.sample_batch, seed=0, batch=16)`.
         word: the layer that replaces attention, one of `STARTABLE`.
-        restored: how many attention layers to restore, or their numbers from 0.
+        restored: number of attention layers to restore, or their indices.
         selection: "kl" restores the layers with the largest benefits, "uniform" the last of each
             equal share of the stack.
         plan: steps, rates and lengths of the stages; None for the defaults of `ConversionPlan`.
         seed: of the new layers' initial values.
         directory: for checkpoints and metrics, a folder per stage; None keeps all in memory.
         is_progress_shown: whether to draw a progress bar per stage.
-        stop: asked after every few steps; True saves and returns.
-        callback: given every metrics row, with the name of the "stage" in it.
+        stop: called every few steps; True saves and returns.
+        callback: called with every metrics row, which has the name of its "stage".
 
     Returns:
-        The hybrid, and what was seen on the way.
+        The hybrid, with measurements.
 
     Raises:
         CheckpointError: if the directory holds another conversion, or cannot be written.
@@ -145,7 +146,7 @@ def convert(
 
 
 def _choose(course, student, restored, selection):
-    """The layers to restore, and the benefits they were chosen by."""
+    """The layers to restore, and their benefits."""
     if not isinstance(restored, int):
         return tuple(sorted(set(restored))), None
     if selection == "uniform" or restored == 0:
@@ -171,7 +172,7 @@ def _alignment(student, teacher, inputs, targets):
 
 
 def _mean_over_batches(course, student, time, measure) -> np.ndarray:
-    """A measure's mean over batches that come after those of the last stage."""
+    """The mean of a measure over batches after those of the last stage."""
     first = course.plan.total_steps
     batches = (
         course.sample(course.data, jnp.int32(first + batch), time=time)

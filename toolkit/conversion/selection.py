@@ -1,4 +1,4 @@
-"""Which attention layers a hybrid keeps: those without which its predictions are furthest off."""
+"""The choice of attention layers for a hybrid: those that its predictions need most."""
 
 import functools
 from typing import Any
@@ -25,7 +25,7 @@ def restoration_benefits(
     top_k: int,
     temperature: float = 1.0,
 ) -> Float[np.ndarray, "layers"]:
-    """How much nearer the teacher the student comes when one layer is attention again.
+    """The reduction of the student's divergence when one layer is restored to attention.
 
         benefit[l] = KL(teacher || student) - KL(teacher || student with layer l restored)
 
@@ -40,7 +40,7 @@ def restoration_benefits(
         temperature: as in `top_k_divergence`.
 
     Returns:
-        Nats per position, one number per layer; negative where restoring alone does harm.
+        Nats per position and layer; negative if restoring the layer alone does harm.
 
     Cost: a forward pass of the student for every layer and two more, by one program whatever
         their number.
@@ -71,7 +71,7 @@ def kl_guided(benefits: Float[np.ndarray, "layers"], restored: int) -> tuple[int
 
 
 def uniform(layers: int, restored: int) -> tuple[int, ...]:
-    """Evenly spread layers, each at the end of its share of the stack: the baseline."""
+    """The baseline: evenly spread layers, each at the end of its share of the stack."""
     return tuple((share + 1) * layers // restored - 1 for share in range(restored))
 
 
@@ -109,7 +109,7 @@ def _divergences(student, teacher, choices, inputs, targets, *, top_k, temperatu
             layer: Either(teacher.blocks[layer].mixer, student.blocks[layer].mixer, choice[layer])
             for layer in new_layers(student, teacher)
         }
-        # The teacher's configuration, for its windows by loop; kept layers are under them too.
+        # The teacher's configuration, for its windows by loop, which apply to kept layers too.
         made = with_mixers(student, either, teacher.config)(inputs)
         each = top_k_divergence(wanted, made, top_k=top_k, temperature=temperature)
         return mean_where_asked(each, targets)

@@ -1,7 +1,7 @@
 """The three stages of a conversion, each a run of `training.fit` over its own loss.
 
-Teacher, frozen parameters and data travel through the train step as its data, so no program holds
-a copy of them; what is trained is the state that `fit` donates and checkpoints.
+Teacher, frozen parameters and data are passed as data of the train step, so that no program holds a
+copy of them.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ Batch = tuple[Int[Array, "batch time"], Int[Array, "batch time"]]
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What all stages have in common: the arguments of `convert`."""
+    """The arguments of `convert` that all stages share."""
 
     teacher: LoopedLM
     data: Any
@@ -49,7 +49,7 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """The student after a stage; its metrics, those before a resume included; None if complete."""
+    """The student after a stage; its metrics, including those before a resume; None if complete."""
 
     model: LoopedLM
     history: list[dict[str, Any]]
@@ -148,7 +148,7 @@ def _train(
     student = nnx.clone(student)  # what is not trained is returned too
     if steps == 0:
         return StageResult(student, [], None)
-    from toolkit import training  # with its optimiser and checkpoints, for who trains only
+    from toolkit import training  # imported only for training, with optimiser and checkpoints
 
     graph, trained, frozen = nnx.split(student, is_trained, ...)
     teacher_graph, teacher_state = nnx.split(course.teacher)

@@ -1,4 +1,4 @@
-"""A student: the teacher itself, but for the layers that mix tokens."""
+"""The student: the teacher with other token mixers."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -20,29 +20,28 @@ from toolkit.looped.patterns import by_loop
 
 @checked
 def student_from(teacher: LoopedLM, pattern: str, *, rngs: nnx.Rngs) -> LoopedLM:
-    """The teacher with other token mixers, each started from the attention it replaces.
+    """Replace a teacher's token mixers by new ones, each initialised from the attention it
+    replaces.
 
     Embedding, norms, feed-forwards and gates of the loops are the teacher's arrays themselves, and
     so are the attention layers whose word does not change. A new recurrent layer takes over the
-    projections W_q, W_k, W_v, W_o with head sizes and head counts: keys and values that serve a
-    group of queries are repeated for each, rotary positions are lost (not by "retention"), and a
-    short convolution starts as the identity. Its decays, write strengths and output gate are
-    drawn as in a new model.
+    projections W_q, W_k, W_v, W_o with head sizes and head counts: grouped keys and values are
+    repeated per query head, rotary positions are dropped (except by "retention"), and a short
+    convolution starts as the identity. Decays, write strengths and the output gate are initialised
+    as in a new model.
 
     Args:
         teacher: a looped model whose layers are all softmax attention.
-        pattern: the student's words, as many as the teacher's: of the teacher's layer to keep
-            it, or one of `STARTABLE`.
-        rngs: where the new layers' initial values come from.
+        pattern: the student's words, as many as the teacher's: the teacher's own to keep a layer,
+            or one of `STARTABLE`.
+        rngs: random streams for the new layers.
 
     Returns:
-        The student; neither model's later change of an array is seen by the other.
+        The student; later changes of one model do not affect the other.
 
-    Cost: allocates the new layers only.
-
-    Source: LT2, "Linear-Time Looped Transformers", distillation section, for what is kept; that
-        new layers start from the attention's projections is common practice, for instance Wang et
-        al., "The Mamba in the Llama", 2024, section 2.
+    Source: LT2, "Linear-Time Looped Transformers", distillation section, for what is kept; that new
+        layers start from the attention's projections is common practice, for instance Wang et al.,
+        "The Mamba in the Llama", 2024, section 2.
 
     Example:
         >>> from flax import nnx
@@ -81,7 +80,7 @@ def restore(student: LoopedLM, teacher: LoopedLM, layers: Iterable[int]) -> Loop
 
 
 def new_layers(student: LoopedLM, teacher: LoopedLM) -> tuple[int, ...]:
-    """Numbers of the layers whose mixer is not the teacher's."""
+    """Indices of the layers whose mixer is not the teacher's."""
     words = zip(teacher.config.layers, student.config.layers, strict=True)
     return tuple(layer for layer, (old, word) in enumerate(words) if old != word)
 
@@ -158,7 +157,7 @@ def _kept_windows(config: LoopedConfig, words: list[str]) -> str | None:
 
 
 def _started(mixer: Any, attention: Any) -> Any:
-    """A new layer with the projections of attention; its other parameters as they were drawn."""
+    """A new layer with the projections of attention and otherwise its initial parameters."""
     if isinstance(mixer, AttentionLayer):
         nnx.update(mixer, nnx.state(attention))
         return mixer
@@ -188,10 +187,11 @@ def _started(mixer: Any, attention: Any) -> Any:
 def _one_head_a_query(
     kernel: Float[Array, "width channels"], size: int, queries: int
 ) -> Float[Array, "width repeated"]:
-    """Repeat each head of keys or values for every query of its group."""
+    """Repeat each key or value head for every query head of its group."""
     heads = kernel.reshape(kernel.shape[0], -1, size)
     return jnp.repeat(heads, queries // heads.shape[1], axis=1).reshape(kernel.shape[0], -1)
 
 
 STARTABLE = tuple(word for word, layer in LAYERS.items() if layer.starts_from_attention)
-"""Words of layers that can start from attention: they have its queries, keys and values."""
+"""Words of layers that can be initialised from attention, because they have queries, keys and
+values."""

@@ -1,17 +1,17 @@
 """Training for any loss function over any pytree of parameters.
 
 Data (text as bytes; a batch is a function of seed and step)
-* `load_corpus`: "prose" and "code" that ship with Python, or one's own files
+* `load_corpus`: "prose" and "code" that ship with Python, or your own files
 * `Corpus`, `CorpusFile`: the bytes, their split, and the record of where they came from
-* `CorpusError`: why a text cannot be used
+* `CorpusError`: a text cannot be used
 * `sample_batch`: random windows for a step, drawn on the device
-* `evaluation_batches`: the same held-out windows every time
+* `evaluation_batches`: fixed held-out windows
 * `BYTE_VOCABULARY`: 256
 * `load_tokens`: a token array on disk
 * `token_batches`: windows of a token array on disk; every host reads its own, as `HostBatches`
 * `record_batches`: the same for records of any random-access source, such as grain's
 * `pack_documents`: whole documents in rows of one length, with their segment ids
-* `HostBatches`: batches read as training goes, in an order independent of the hosts
+* `HostBatches`: batches read during training, in an order independent of the hosts
 
 Optimiser
 * `adamw`: clipping, AdamW, no decay on vectors; schedules are optax's and those of `toolkit.lr`
@@ -22,14 +22,14 @@ Steps
 * `make_evaluation`: mean loss over fixed batches
 
 The learning rate
-* `search_rate`: training that finds its own; returns a `RateSearch`
+* `search_rate`: training that searches its learning rate; returns a `RateSearch`
 
 The loop
 * `fit`: train, log, evaluate, checkpoint, stop, resume; takes `FitOptions`, returns a `FitResult`
 * `DivergedError`: the loss or the gradient is not finite
 * `MetricsLog`, `read_metrics`: JSON lines that agree with the checkpoint
 * `Checkpoints`: the newest few, written in the background, restored onto any sharding
-* `CheckpointError`, `CheckpointWarning`: what was refused, and why
+* `CheckpointError`, `CheckpointWarning`: a checkpoint was refused
 """
 
 from toolkit.parallel.updates import TrainState

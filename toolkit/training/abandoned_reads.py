@@ -1,4 +1,4 @@
-"""orbax reads on after an error, and says so later: a moment of quiet for what it abandoned."""
+"""Silence the late complaints of reads that orbax abandons after an error."""
 
 import gc
 import logging
@@ -13,15 +13,15 @@ _ABANDONED_READ_SECONDS = 0.1
 
 
 class Refused(Exception):
-    """This checkpoint cannot be used; an older one may be."""
+    """This checkpoint cannot be used; an older one may work."""
 
 
 @contextmanager
 def quiet_abandoned_reads() -> Iterator[None]:
-    """Lets an unreadable checkpoint be reported once, by us.
+    """Let only our report of an unreadable checkpoint be shown.
 
-    orbax reads all arrays at once and closes its event loop at the first failure. The reads it
-    abandons then complain one by one, through whichever channel their garbage collection finds.
+    orbax reads all arrays at once and closes its event loop at the first failure. The abandoned
+    reads then complain one by one during garbage collection.
     """
     usual = sys.unraisablehook
 

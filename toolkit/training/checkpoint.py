@@ -1,7 +1,7 @@
-"""Checkpoints that survive a kill at any moment, and refuse what they cannot vouch for.
+"""Checkpoints that survive a kill at any moment, and detect damage.
 
 orbax writes in the background and gives a checkpoint its integer name only when it is complete,
-so an interrupted save leaves the previous one in charge. This file adds what orbax leaves to its
+so the previous one stays valid after an interrupted save. This file adds what orbax leaves to its
 user: a record of the tree and of the run beside the arrays, a fallback past a damaged directory,
 and errors that say which path and why.
 """
@@ -33,12 +33,12 @@ from toolkit.training.locks import HeldError, locked
 
 State = TypeVar("State")
 
-# Room for the index files that orbax writes beside the arrays.
+# Space for the index files that orbax writes beside the arrays.
 _OVERHEAD_BYTES = 1 << 20
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, read or used for this run; says which path and why."""
+    """A checkpoint cannot be written, read or used for this run; names path and reason."""
 
 
 class CheckpointWarning(UserWarning):
@@ -49,12 +49,12 @@ class Checkpoints:
     """The newest few checkpoints of one run, in one directory.
 
     A checkpoint is a directory named by its step, written in the background and renamed into
-    place when complete. Arrays are stored whole whatever their sharding, and restored onto the
-    template's. One process at a time writes: it holds `trainer.lock` until it closes or dies.
-    Any number may read meanwhile, and a reader changes nothing.
+    place when complete. Arrays are stored whole, and restored with the template's sharding. One
+    process at a time writes: it holds `trainer.lock` until it closes or dies. Any number may read
+    meanwhile, and a reader changes nothing.
 
     Attributes:
-        directory: where they are.
+        directory: their folder.
         keep: how many are kept; older ones are deleted after a newer one is complete.
         is_read_only: whether this is a reader.
 
@@ -90,7 +90,7 @@ class Checkpoints:
             raise
 
     def _take_over(self) -> None:
-        """Becomes the directory's one writer, and clears away what an earlier one left undone."""
+        """Become the directory's only writer, and remove unfinished work of an earlier one."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
@@ -119,10 +119,10 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, metadata: dict[str, Any] | None = None) -> None:
-        """Starts writing a checkpoint; returns once the arrays are copied, before they are on disk.
+        """Start writing a checkpoint; returns once the arrays are copied, before they are on disk.
 
         The arrays may be donated as soon as this returns. A step that already has a checkpoint is
-        left alone: training is deterministic, so it holds the same numbers.
+        skipped: training is deterministic, so it holds the same numbers.
 
         Args:
             step: updates made so far; names the directory.
@@ -161,15 +161,15 @@ class Checkpoints:
     def restore_latest(
         self, template: State, expected: dict[str, Any] | None = None
     ) -> tuple[State, dict[str, Any]] | None:
-        """Reads the newest usable checkpoint.
+        """Read the newest usable checkpoint.
 
         A checkpoint that is damaged, or belongs to another run, is refused: with a
         `CheckpointWarning` it is renamed to `<step>.refused`, and the one before it is used. If
-        none is left that is an error, so that no run silently starts again or continues another.
+        none is left, an error is raised, so that no run silently starts again or continues another.
 
         Args:
-            template: a state of this run; the result has its structure, dtypes and shardings, and
-                is bound to no device (uncommitted) where it is not.
+            template: a state of this run, whose structure, dtypes and shardings the result has;
+                arrays that are uncommitted in the template stay so.
             expected: metadata that must agree with the checkpoint's, key by key.
 
         Returns:
@@ -208,8 +208,8 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until the last save is on disk; CheckpointError where it failed (the one before is
-        good).
+        """Wait until the last save is on disk; CheckpointError if it failed (the previous one is
+        valid).
         """
         try:
             self._manager.wait_until_finished()
@@ -217,7 +217,7 @@ class Checkpoints:
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Finishes the save under way and stops the background threads."""
+        """Finish the current save and stop the background threads."""
         try:
             self.wait()
         finally:
@@ -225,8 +225,8 @@ class Checkpoints:
             self._lock.close()
 
     def _open(self) -> Any:
-        # orbax logs every phase of a save through absl, and every failure several times over; what
-        # fails is raised as well, and reported from here.
+        # orbax logs every phase and repeats every failure through absl; failures are raised as
+        # well, and reported from here.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         import orbax.checkpoint as ocp
 
@@ -278,7 +278,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
     def _set_aside(self, newer_than: int) -> None:
-        """Renames refused directories: an integer name would keep their step from being saved."""
+        """Rename refused directories, whose integer names would prevent saving their step again."""
         damaged = [step for step in self.steps() if step > newer_than]
         self._manager.close()
         if jax.process_index() == 0:
@@ -290,7 +290,7 @@ class Checkpoints:
         self._manager = self._open()
 
     def require_free_space(self, state: Any) -> None:
-        """Refuses a disk without room for one more checkpoint; worth asking before training."""
+        """Refuse a disk without space for one more checkpoint, before training starts."""
         self._needed_bytes = needed = state_bytes(state) + _OVERHEAD_BYTES
         free = shutil.disk_usage(self.directory).free
         if free < needed:
@@ -312,7 +312,8 @@ class Checkpoints:
 
 
 def _bound_as(like, array):
-    """What orbax puts on a device could not join arrays on several; the template's perhaps can."""
+    """Bind restored arrays to devices as in the template, so that they can be combined with
+    others."""
     is_bound = getattr(like, "committed", True)
     return array if is_bound else jnp.array(jax.device_get(array))
 
@@ -323,7 +324,7 @@ def _require_same_run(
     wanted = as_json(expected or {})
     found = {key: record["run"].get(key) for key in wanted}
     unlike = differences(found, wanted)
-    # Arrays differ because the run does: report them only if that is all there is to say.
+    # Arrays may differ because the run does: report them only if the settings agree.
     unlike = unlike or differences(record["arrays"], describe(template))
     if unlike:
         more = f"; and {len(unlike) - 3} more" if len(unlike) > 3 else ""

@@ -1,8 +1,7 @@
-"""Text as bytes: corpora that come with Python itself, or your own files; batches of them.
+"""Text as bytes: corpora that come with Python, or your own files; and their batches.
 
-A token is a byte, so the vocabulary is 256 and there is no tokeniser to train, download or
-explain. A batch is a pure function of (seed, step): nothing about the data has to be saved for a
-run to resume.
+A token is a byte, so no tokeniser is needed. A batch is a pure function of (seed, step), so that
+resuming needs no state of the data.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ class CorpusFile:
     """One source of a corpus.
 
     Attributes:
-        name: where it came from, relative to the folder or library it was found in.
+        name: its path relative to the folder or library.
         size: bytes.
         sha256: digest of its bytes.
 
@@ -52,16 +51,16 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text as one array of bytes, with the record of where it came from.
+    """Text as one array of bytes, with a record of its sources.
 
     Attributes:
-        name: "prose", "code" or the paths it was read from.
+        name: "prose", "code" or its paths.
         tokens: uint8 [size], the files' bytes one after the other; or an array on disk.
         files: the sources in the order of `tokens`.
         size: number of tokens.
         sha256: digest of `tokens`; two corpora with the same digest are the same data.
-        skipped: what was left out of a folder, and why: empty and binary files, links that lead
-            out of it, folders that cannot be read.
+        skipped: skipped files of a folder with reasons: empty and binary files, links out of it,
+            unreadable folders.
 
     Example:
         >>> corpus = load_corpus("prose")
@@ -78,10 +77,9 @@ class Corpus:
     skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, evaluation_fraction: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the corpus in two views: what to train on, and a contiguous tail to evaluate on.
+        """Split the corpus into two views: a training part, and a contiguous tail for evaluation.
 
-        Batches are drawn inside one part, so no byte is ever seen from both sides. ValueError where
-        the fraction is not between 0 and 1, CorpusError where a part would be empty.
+        ValueError if the fraction is not between 0 and 1, CorpusError if a part would be empty.
         """
         if not 0.0 < evaluation_fraction < 1.0:
             raise ValueError(
@@ -96,7 +94,7 @@ class Corpus:
         return self.tokens[:cut], self.tokens[cut:]
 
     def record(self) -> dict[str, Any]:
-        """What to write beside results: names, sizes and digests, without the text."""
+        """The record for results: names, sizes and digests, without the text."""
         files = [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in self.files]
         return {
             "name": self.name,
@@ -109,13 +107,12 @@ class Corpus:
 
 @checked
 def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = None) -> Corpus:
-    """Reads text into one array of bytes.
+    """Read text into one array of bytes.
 
     "prose" (the default) is the language manual that ships with Python as `pydoc_data.topics`;
-    "code" is the source of the standard library. Neither needs a download; both depend only on
-    the Python version, which is why the digest belongs in every record. Anything else is a file
-    or a folder; a folder is read recursively in the order of its paths, leaving out hidden, empty
-    and binary files, folders that cannot be read and links that lead out of it.
+    "code" is the source of the standard library. Both depend on the Python version. Anything else
+    is a file or a folder; a folder is read recursively in the order of its paths, without hidden,
+    empty and binary files, unreadable folders and links out of it.
 
     Args:
         paths: None, "prose", "code", a path, or several paths. Write "./prose" for a file of that
@@ -154,7 +151,7 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
 
 @checked
 def load_tokens(path: str | os.PathLike) -> Corpus:
-    """Opens a token array on disk, of any size: nothing is read before it is needed.
+    """Open a token array on disk, of any size, without reading it.
 
     Args:
         path: a `.npy` file of whole numbers [size].
@@ -196,13 +193,13 @@ def sample_batch(
     batch: int,
     time: int,
 ) -> tuple[Int[Array, "batch time"], Int[Array, "batch time"]]:
-    """Draws windows uniformly at random, with replacement, as a pure function of (seed, step).
+    """Draw windows uniformly at random, with replacement, as a pure function of (seed, step).
 
         start_b ~ Uniform{0, ..., size - time - 1},  inputs_b = tokens[start_b : start_b + time],
         targets_b = tokens[start_b + 1 : start_b + time + 1]
 
-    Traceable, so a train step can draw its own batches on the device; with no iterator there is no
-    iterator state, and step 1000 of a resumed run sees what step 1000 of an unbroken run saw.
+    Traceable, so that a train step draws its batches on the device; a resumed run sees the same
+    batches as an unbroken one.
 
     Args:
         tokens: uint8 [size], the training part of a corpus, on the device.
@@ -234,7 +231,7 @@ def sample_batch(
 def evaluation_batches(
     tokens: np.ndarray, batch: int, time: int, count: int
 ) -> tuple[Int[Array, "count batch time"], Int[Array, "count batch time"]]:
-    """Cuts the same `count` batches of windows every time, spread evenly over the tokens.
+    """Cut `count` fixed batches of windows, spread evenly over the tokens.
 
     Windows do not overlap as long as count * batch windows fit; a smaller split is covered densely.
 

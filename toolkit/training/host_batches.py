@@ -1,4 +1,4 @@
-"""Batches that every host reads for its own devices, from data too large for any of them.
+"""Batches that every host reads for its own devices, from data too large for one host.
 
 Which records make up a batch is a function of (seed, step, row), and no host asks what the others
 read: the order of the data depends neither on the number of hosts nor on the mesh, and a resumed
@@ -22,7 +22,7 @@ from toolkit.training.sources import CorpusError
 
 MOST_ROWS = 1 << 20
 _TURNS = 4
-_FEW = 256  # the network's few bits would favour some orders
+_FEW = 256  # a Feistel network with few bits would favour some orders
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HostBatches:
     Attributes:
         read: (step, row) -> one record, a pytree of arrays of the same shapes every time.
         batch: rows per batch.
-        sharding: how rows lie on the devices; None for the default device.
+        sharding: sharding of the rows; None for the default device.
 
     Example:
         >>> import numpy as np
@@ -54,9 +54,9 @@ class HostBatches:
             raise ValueError(f"batch must lie in 1..{MOST_ROWS}, got {self.batch}")
 
     def block(self, step: int, steps: int, most_steps: int | None = None) -> dict[str, Any]:
-        """What `steps` updates from `step` on need; room for `most_steps`, for one program.
+        """The data of `steps` updates from `step` on, padded to `most_steps` for one program.
 
-        Every process reads the rows that lie on its own devices, once each.
+        Every process reads the rows on its own devices, once each.
         """
         most = steps if most_steps is None else most_steps
         rows = sorted({row for part in self._parts() for row in part})
@@ -128,7 +128,7 @@ def token_batches(
         seed: which sequence of batches.
         batch: windows per batch.
         time: tokens per window.
-        sharding: how the rows of a batch lie on the devices.
+        sharding: sharding of the rows of a batch.
         vocabulary: tokens must be less; None for no limit.
 
     Returns:
@@ -183,18 +183,17 @@ def record_batches(
 
         number = step * batch + row;   record = source[permutation_{seed, epoch}(number mod size)]
 
-    Every epoch, number // size, has a permutation of its own, uniform over all orders for up to 256
-    records. Of more, nothing is kept in memory.
-    What `grain` computes per record (parsing, tokenising, packing) is computed by the host that
-    needs it. Streams without random access (`grain.IterDataset`) have an order of their own, which
-    cannot be divided without asking the other hosts, and are refused.
+    Every epoch, number // size, has its own permutation, uniform over all orders for up to 256
+    records; for more, nothing is kept in memory. `grain` transformations (parsing, tokenising,
+    packing) run on the host that needs the record. Streams without random access
+    (`grain.IterDataset`) are refused, because hosts cannot divide them without communication.
 
     Args:
         source: has `len(source)` and `source[index]`, a pytree of arrays of the same shapes every
             time, such as int32 [time + 1].
         seed: of the permutations.
         batch: records per batch.
-        sharding: how the rows of a batch lie on the devices.
+        sharding: sharding of the rows of a batch.
         is_shuffled: False for the source's own order, for instance of a shuffled MapDataset.
 
     Returns:
@@ -228,10 +227,10 @@ def record_batches(
 
 
 def permuted(index: int, size: int, key: str) -> int:
-    """Where a keyed permutation of 0..size-1 takes an index.
+    """The image of an index under a keyed permutation of 0..size-1.
 
-    Of few records every order is drawn equally often. Of many, a Feistel network of four turns
-    permutes the smallest 4^k >= size; what falls beyond the size is permuted again.
+    For few records every order is equally likely. For many, a Feistel network of four rounds
+    permutes the smallest 4^k >= size, and is repeated while the image exceeds the size.
     """
     if size <= _FEW:
         return _drawn_order(size, key)[index]
@@ -248,7 +247,8 @@ def permuted(index: int, size: int, key: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _drawn_order(size: int, key: str) -> list[int]:
-    """All of a permutation (Fisher and Yates): each place changes with an equal or earlier one."""
+    """A whole permutation (Fisher and Yates): each place is swapped with an equal or earlier
+    one."""
     order = list(range(size))
     for place in range(1, size):
         other = _drawn(f"{key}/{place}") % (place + 1)

@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another: names, shapes and bits of arrays, settings of the run."""
+"""The identity of a checkpoint: names, shapes and bits of arrays, settings of the run."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """A flat dict keeps the file free of node types: any pytree with these paths can read it."""
+    """The leaves in a flat dict, so that any pytree with these paths can read the file."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
 
@@ -24,9 +24,10 @@ def describe(tree: Any) -> dict[str, str]:
 
 
 def checksums(state: Any) -> dict[str, int]:
-    """One number per array, the same for every sharding: orbax does not notice a flipped bit.
+    """One checksum per array, independent of the sharding, because orbax does not detect flipped
+    bits.
 
-    They guard against accidents, not against anybody who means harm and can make sums agree.
+    They guard against accidents, not against manipulation.
     """
     named = named_leaves(state)
     here = {name: _bit_sum_here(leaf) for name, leaf in named.items() if _is_in_memory(leaf)}
@@ -37,7 +38,7 @@ def checksums(state: Any) -> dict[str, int]:
 
 
 def _is_in_memory(leaf: Array) -> bool:
-    """Whether NumPy may read it where it is; it adds whole numbers ten times as fast as XLA:CPU."""
+    """Whether NumPy can read it in place; it adds integers ten times as fast as XLA:CPU."""
     if not isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return False
     return leaf.is_fully_addressable and all(one.platform == "cpu" for one in leaf.devices())
@@ -56,7 +57,7 @@ def _word(dtype: np.dtype) -> type:
 
 @jax.jit
 def _bit_sums(leaves: list[Array]) -> Array:
-    """Sums of the arrays' bit patterns, modulo 2**32; integer addition knows no order."""
+    """Sums of the arrays' bit patterns, modulo 2**32; the order of addition does not matter."""
 
     def bit_sum(leaf: Array) -> Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -70,12 +71,12 @@ def _bit_sums(leaves: list[Array]) -> Array:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of all arrays together, whatever the number of devices they lie on."""
+    """Total bytes of all arrays, each counted once."""
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def as_json(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The metadata as it will read when it comes back: tuples are lists, keys are strings."""
+    """The metadata as JSON returns it: tuples are lists, keys are strings."""
     try:
         return json.loads(json.dumps(metadata))
     except (TypeError, ValueError) as error:
@@ -83,7 +84,7 @@ def as_json(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> list[str]:
-    """Where two JSON values differ, as 'name: the checkpoint has x, this run y'."""
+    """The differences of two JSON values, as 'name: the checkpoint has x, this run y'."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         lines = []
         for key in [*wanted, *(key for key in found if key not in wanted)]:

@@ -1,6 +1,6 @@
-"""Locks between processes: files that one process holds until it lets go or dies.
+"""Locks between processes, held until released or until the process dies.
 
-`fcntl` locks belong to the process, so the kernel releases them at its death, by kill -9 too.
+The kernel releases `fcntl` locks when the process dies, even by kill -9.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class HeldError(RuntimeError):
-    """Another process holds the lock; `holder` says which."""
+    """Another process, `holder`, holds the lock."""
 
     def __init__(self, path: Path, holder: str):
         super().__init__(f"{str(path)!r} is held by {holder}")
@@ -21,9 +21,10 @@ class HeldError(RuntimeError):
 
 @contextmanager
 def locked(path: str | os.PathLike, *, wait: bool = False) -> Iterator[None]:
-    """Holds a lock file, which names its holder; HeldError when another does and `wait` is off."""
+    """Hold a lock file, which names its holder; HeldError if another process does and `wait` is
+    off."""
     path = Path(path)
-    # Appending neither truncates what the holder wrote nor needs the file to exist.
+    # Append mode neither truncates the holder's text nor requires the file to exist.
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

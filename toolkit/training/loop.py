@@ -1,8 +1,7 @@
-"""The loop: call the train step, write down metrics, evaluate, checkpoint, stop and resume.
+"""The loop: call the train step, log metrics, evaluate, checkpoint, stop and resume.
 
-A call of the train step ends where an evaluation, a checkpoint or the run ends; those boundaries
-are functions of the absolute step, so a resumed run logs the very rows an unbroken one would
-have.
+A call of the train step ends where an evaluation, a checkpoint or the run ends; these boundaries
+are functions of the absolute step, so a resumed run logs the same rows as an unbroken one.
 """
 
 import math
@@ -38,15 +37,15 @@ class DivergedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How long to train and what to do on the way; all counts are in updates.
+    """Options of `fit`; all counts are in updates.
 
     Attributes:
         total_steps: updates after which the run is complete.
-        log_every: at least one metrics row every so many; at most the train step's `most_steps`.
+        log_every: longest interval between metrics rows; at most the train step's `most_steps`.
         eval_every: evaluate at multiples of this, and at the end.
         checkpoint_every: save at multiples of this, and at the end.
-        checkpoint_minutes: save also when so many minutes have passed since the last time.
-        keep: checkpoints kept.
+        checkpoint_minutes: also save when so many minutes have passed since the last save.
+        keep: number of checkpoints kept.
         tokens_per_step: batch * time, for the tokens per second of the progress bar.
         is_progress_shown: whether to draw the progress bar.
         profile: (first, last): trace the updates after step `first` up to step `last`, into the
@@ -80,12 +79,12 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a run left behind.
+    """The result of a run.
 
     Attributes:
         state: the last train state.
-        history: metrics rows since step 0, those before a resume included.
-        stopped_by: None if the run is complete, otherwise what stopped it.
+        history: metrics rows since step 0, including those before a resume.
+        stopped_by: None if the run is complete, otherwise the cause of the stop.
 
     Example:
         >>> step = make_train_step(lambda w, data: (w - data) ** 2, adamw(0.1))
@@ -113,10 +112,10 @@ def fit(
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitResult:
-    """Trains until `total_steps`, from the newest checkpoint in `directory` if there is one.
+    """Train until `total_steps`, from the newest checkpoint in `directory` if there is one.
 
-    Killed at any moment and called again with the same arguments, it ends with the same bits as
-    if it had never been interrupted. SIGTERM, Ctrl-C (or a notebook's stop button) finish the
+    A run that is killed at any moment and called again with the same arguments ends with the same
+    bits as an uninterrupted one. SIGTERM and Ctrl-C (or a notebook's stop button) finish the
     current call, save and return; a second Ctrl-C interrupts at once.
 
     Args:
@@ -124,14 +123,14 @@ def fit(
         train_step: made by `make_train_step`.
         data: passed to the train step, for instance the training tokens on the device; or
             `HostBatches`, of which every call of the train step is passed its own part.
-        options: how long, how often.
+        options: length and intervals.
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
-        configuration: JSON-able description of the run (model, corpus digest, optimiser,
-            seed...); a checkpoint made under another is refused.
-        evaluate: params -> held-out loss, for instance from `make_evaluation`; or all that a
-            metrics row holds of an evaluation, by name, "evaluation_loss" among it.
-        stop: asked after every call; True saves and returns.
-        callback: given every metrics row, for live plots.
+        configuration: JSON-able description of the run (model, corpus digest, optimiser, seed...);
+            a checkpoint with another one is refused.
+        evaluate: params -> held-out loss, for instance from `make_evaluation`; or a dict for the
+            metrics row, including "evaluation_loss".
+        stop: called after every call of the train step; True saves and returns.
+        callback: called with every metrics row, for live plots.
 
     Returns:
         A `FitResult`.
@@ -207,7 +206,7 @@ def restore(
     state: TrainState,
     run: dict[str, Any],
 ) -> tuple[Checkpoints | None, tuple[TrainState, dict[str, Any]] | None]:
-    """The checkpoints of a folder, if there is one, and what the newest of this run holds."""
+    """The checkpoints of a folder, if given, and the content of the newest one of this run."""
     if directory is None:
         return None, None
     checkpoints = stack.enter_context(Checkpoints(Path(directory) / "checkpoints", options.keep))
@@ -215,13 +214,13 @@ def restore(
 
 
 def open_log(stack: ExitStack, directory: str | os.PathLike | None, step: int) -> MetricsLog:
-    """The metrics of a folder, or of no folder, up to a step; the first process writes them."""
+    """The metrics of a folder, if given, up to a step; the first process writes them."""
     path = None if directory is None or jax.process_index() else Path(directory) / "metrics.jsonl"
     return stack.enter_context(closing(MetricsLog(path, step)))
 
 
 def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathLike | None) -> None:
-    """Tells on the error stream what stopped a run and how to go on, once all have saved."""
+    """Report on stderr what stopped a run and how to resume, after all processes have saved."""
     if stopped_by is None:
         return
     meet("save")
@@ -234,7 +233,7 @@ def say_if_stopped(stopped_by: str | None, where: str, directory: str | os.PathL
 
 
 def evaluation_row(evaluated: float | dict[str, float]) -> dict[str, float]:
-    """What a metrics row holds of an evaluation."""
+    """The part of a metrics row from an evaluation."""
     return evaluated if isinstance(evaluated, dict) else {"evaluation_loss": evaluated}
 
 
@@ -246,7 +245,7 @@ def _next_boundary(step: int, options: FitOptions) -> int:
 
 
 def _summary(metrics: dict[str, Any]) -> dict[str, float]:
-    """One row for one call: the mean loss, and everything else as it was at the last update."""
+    """One row per call: the mean loss, and everything else from the last update."""
     rows = jax.device_get(metrics)
     return {name: float(row.mean() if name == "loss" else row[-1]) for name, row in rows.items()}
 
@@ -264,20 +263,20 @@ def _require_finite(row: dict[str, Any], checkpoints: Checkpoints | None) -> Non
 
 
 def is_time_to_save(saved_at: float, options: FitOptions) -> bool:
-    """Whether the minutes between checkpoints are over."""
+    """Whether the minutes between checkpoints have passed."""
     minutes = options.checkpoint_minutes
     return minutes is not None and time.monotonic() - saved_at >= 60 * minutes
 
 
 def reason_to_stop(signals: list[str], stop: Callable[[], bool] | None) -> str | None:
-    """The first signal, or "request" if `stop` says so."""
+    """The first signal, or "request" if `stop` returns True."""
     if signals:
         return signals[0]
     return "request" if stop is not None and stop() else None
 
 
 def agreed(stopped_by: str | None, is_late: bool) -> tuple[str | None, bool]:
-    """What any process of the job was asked or finds: all must stop and save at the same step."""
+    """The first reason to stop in any process: all must stop and save at the same step."""
     if jax.process_count() == 1:
         return stopped_by, is_late
     asked = [stopped_by == reason for reason in _REASONS]
@@ -287,7 +286,7 @@ def agreed(stopped_by: str | None, is_late: bool) -> tuple[str | None, bool]:
 
 
 def progress_bar(options: FitOptions, step: int) -> Any:
-    """A bar over all steps, unless the options hide it."""
+    """A progress bar over all steps, unless hidden."""
     from tqdm import tqdm
 
     return tqdm(
@@ -300,7 +299,7 @@ def progress_bar(options: FitOptions, step: int) -> Any:
 
 
 def advance(bar: Any, row: dict[str, Any], steps: int, options: FitOptions) -> None:
-    """Moves the bar by some steps and writes loss and speed beside it."""
+    """Advance the bar and show loss and speed."""
     text = f"loss {row['loss']:.4f}"
     if options.tokens_per_step is not None:
         text += f", {steps * options.tokens_per_step / row['seconds']:,.0f} tokens/s"

@@ -1,7 +1,4 @@
-"""Metrics as JSON lines: one object per line, readable during the run, exact after a kill.
-
-Every line carries a checksum, which is no part of its row.
-"""
+"""Metrics as JSON lines with checksums, readable during the run and exact after a kill."""
 
 import os
 from pathlib import Path
@@ -13,10 +10,10 @@ from toolkit._files import read_sealed_lines, sealed_json, write_whole
 
 @checked
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Reads the rows of a metrics file, leaving out a last line that a kill cut short.
+    """Read the rows of a metrics file, without a last line that a kill truncated.
 
     Args:
-        path: a file of JSON lines; one that does not exist has no rows.
+        path: a file of JSON lines; a missing file has no rows.
 
     Returns:
         The rows, in order.
@@ -36,15 +33,14 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """A file of metrics that agrees with the checkpoint a run resumes from.
+    """A file of metrics that agrees with the checkpoint from which a run resumes.
 
-    Opening it at step `step` drops the rows beyond (the run will make them again), so no step
-    appears twice. Rows reach the operating system as they are appended and survive a kill of the
-    process.
+    Opening it at a step drops later rows, which the run will repeat. Appended rows survive a kill
+    of the process.
 
     Attributes:
         path: the file.
-        rows: every row so far, those of earlier runs included.
+        rows: every row so far, including those before a resume.
 
     Example:
         >>> log = MetricsLog("run/metrics.jsonl")
@@ -65,14 +61,14 @@ class MetricsLog:
             self._file = self.path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds one row, which must carry "step"; it is on its way to disk when this returns."""
+        """Add one row, which must have "step"; the operating system has it when this returns."""
         self.rows.append(row)
         if self._file is not None:
             self._file.write(_line(row))
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; rows stay readable in `rows`."""
+        """Close the file; `rows` stays readable."""
         if self._file is not None:
             self._file.close()
 

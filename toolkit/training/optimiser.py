@@ -1,4 +1,4 @@
-"""AdamW as language models are trained with it."""
+"""AdamW with the usual settings for language models."""
 
 from typing import Any
 
@@ -23,16 +23,15 @@ def adamw(
         g <- g * min(1, clip_norm / |g|);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
         w <- w - rate * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)     (w decays if a matrix)
 
-    Norm scales, biases and per-head constants such as `A_log` or `dt_bias` are vectors: pulling
-    them towards zero is not regularisation but a change of the model. The learning rate lives in
-    the state, where the train step reads it for the metrics (and a notebook can change a constant
-    one).
+    Norm scales, biases and per-head constants such as `A_log` or `dt_bias` are vectors; decay would
+    change the model. The learning rate is in the state, where the train step reads it for the
+    metrics.
 
     Args:
         learning_rate: a number or a schedule.
         weight_decay: decoupled decay, scaled by the learning rate.
-        b1: memory of the first moment.
-        b2: memory of the second moment.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
         eps: added to the root of the second moment.
         clip_norm: largest global gradient norm; None for no clipping.
 

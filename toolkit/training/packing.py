@@ -1,4 +1,4 @@
-"""Documents of different lengths in rows of one length, without meeting each other there."""
+"""Documents of different lengths packed into rows of one length."""
 
 import bisect
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ PADDING = -1
 def pack_documents(
     documents: Iterable[np.ndarray], time: int
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Packs whole documents into rows, longest first, each where the least room is left.
+    """Pack whole documents into rows, longest first, each into the fullest row with room.
 
         inputs = a b c | x y | -       segment_ids = 1 1 1 | 2 2 | 0
         targets = b c d | y z | -1     (documents a b c d and x y z, time 6)
 
-    A model that is given the segment ids computes for every document what it would compute for it
-    alone. Documents of more than time + 1 tokens are cut into pieces that share one token, so that
-    every token but a document's first is foretold once; those of one token are left out.
+    With the segment ids, a model computes the same for every document as for the document alone.
+    Documents of more than time + 1 tokens are cut into pieces that share one token, so that every
+    token except the first is predicted once; documents of one token are left out.
 
     Args:
         documents: whole numbers [length], each a document.

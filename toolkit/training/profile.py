@@ -7,9 +7,9 @@ import jax
 
 
 class StepTrace:
-    """Traces updates first + 1 .. last into `directory/profile`; the first process's devices.
+    """Trace updates first + 1 .. last of the first process's devices into `directory/profile`.
 
-    A resumed run that is past `first` traces what is left; one past `last` nothing.
+    A resumed run beyond `first` traces the rest.
     """
 
     def __init__(self, steps: tuple[int, int] | None, directory: str | os.PathLike | None):
@@ -20,18 +20,18 @@ class StepTrace:
         self.is_running = False
 
     def before(self, step: int) -> None:
-        """Starts the trace if the next update is the first to be traced."""
+        """Start the trace if the next update is the first to be traced."""
         if self.steps is not None and not self.is_running and step in range(*self.steps):
             jax.profiler.start_trace(str(self.directory))
             self.is_running = True
 
     def after(self, step: int) -> None:
-        """Writes the trace if the last update, which must be done, was the last to be traced."""
+        """Write the trace if the last finished update was the last to be traced."""
         if self.steps is not None and step >= self.steps[1]:
             self.close()
 
     def close(self) -> None:
-        """Writes what has been traced so far."""
+        """Write the trace so far."""
         if self.is_running:
             jax.profiler.stop_trace()
             self.is_running = False

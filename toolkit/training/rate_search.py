@@ -1,8 +1,7 @@
-"""A search for the learning rate as a training run: sharded, checkpointed half-way, resumed to the
-bit.
+"""A learning-rate search as a training run: sharded, checkpointed, resumed bit for bit.
 
-Arrays go into the checkpoint as in any run; what the search knows, whose arrays grow, goes into
-its record as bytes.
+Arrays go into the checkpoint as in any run; the search's state, whose arrays grow, goes into its
+record as bytes.
 """
 
 import base64
@@ -39,7 +38,7 @@ from toolkit.training.step import sharded_sample
 
 @dataclass(frozen=True)
 class RateSearch(FitResult):
-    """What a search in training left behind: the state it trained, its history, and the search.
+    """The result of a search in training: the trained state, its history, and the search.
 
     Attributes:
         result: the schedule, the ledger, the table.
@@ -77,34 +76,33 @@ def search_rate(
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> RateSearch:
-    """`fit` without a learning rate: `lr.search` finds one in the same number of gradients.
+    """`fit` without a learning rate: `lr.search` finds one within the same number of gradients.
 
         params <- params + rate * optimizer(grad loss(params, sample(data, step)))
 
-    Candidates are part of `options.total_steps`, so that fewer updates than that are kept. The
-    history has a row for each stretch of training that was. Killed at any moment and called again
-    with the same arguments, it ends with the same bits. To train again along the schedule, give
-    `optax.chain(optimizer, optax.scale_by_schedule(result.schedule))` to `make_train_step`.
+    `options.total_steps` includes candidates, so that fewer updates are kept. The history has a row
+    for each kept stretch of training. A killed search resumes bit for bit. To train again along the
+    schedule, pass `optax.chain(optimizer, optax.scale_by_schedule(result.schedule))` to
+    `make_train_step`.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, as for `make_train_step`.
-        optimizer: an optax transformation with learning rate 1; groups keep the ratio of theirs.
-        state: where to start, made by `TrainState.create`; not consumed.
+        optimizer: an optax transformation with learning rate 1; parameter groups keep their ratios.
+        state: initial state, from `TrainState.create`; not consumed.
         data: passed to `sample`, for instance the training tokens on the device.
         options: as for `fit`, counted in gradient evaluations; `log_every` is not used.
         sample: (data, step) -> batch, traceable.
         lr_range: lowest and highest rate.
         searcher: (lr_range, budget) -> its constants, as for `lr.search`.
         validation: params -> scalar loss on fixed batches of a split kept for choosing.
-        validation_batches: how many batches those are.
+        validation_batches: number of these batches.
         evaluation: how to run candidates proposed together, as for `lr.search`.
-        batch_sharding: how to lay out every array of a batch, for instance over the axis "data".
+        batch_sharding: sharding of every array of a batch, for instance over the axis "data".
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
-        configuration: JSON-able description of the run; a checkpoint made under another is
-            refused.
-        evaluate: as in `fit`, for the history; the search does not look at it.
-        stop: asked after every request of the search; True saves and returns.
-        callback: given every metrics row.
+        configuration: JSON-able description of the run; a checkpoint with another one is refused.
+        evaluate: as in `fit`, for the history; the search does not use it.
+        stop: called after every request of the search; True saves and returns.
+        callback: called with every metrics row.
 
     Returns:
         A `RateSearch`.
@@ -214,7 +212,7 @@ def encoded(tree: Any) -> list[dict[str, Any]]:
 
 
 def decoded(leaves: list[dict[str, Any]], template: Any) -> Any:
-    """The pytree that was encoded; numbers come back as the numbers that the template has."""
+    """The encoded pytree; numbers have the types of the template."""
 
     def read(leaf: dict[str, Any], like: Any) -> Any:
         array = np.frombuffer(base64.b64decode(leaf["bytes"]), leaf["dtype"])

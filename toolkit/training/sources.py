@@ -1,4 +1,4 @@
-"""Text as it lies on disk: files of folders, the library's own prose and source."""
+"""Text on disk: files of folders, and the prose and source of Python's library."""
 
 import os
 import stat
@@ -36,7 +36,7 @@ def library_source() -> list[tuple[str, bytes]]:
 
 
 def read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
-    if not os.access(root, os.R_OK | os.X_OK):  # walking it would find nothing and not say why
+    if not os.access(root, os.R_OK | os.X_OK):  # os.walk would ignore it silently
         raise CorpusError(f"cannot read folder {str(root)!r}: Permission denied")
     sources, skipped, size = [], [], 0
 
@@ -70,7 +70,7 @@ def read_folder(root: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
 
 
 def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> list[Path]:
-    """What lies in a folder and its folders, links to folders included but not followed."""
+    """The contents of a folder, recursively; links to folders are listed but not followed."""
     found = []
     for folder, folders, files in os.walk(root, onerror=onerror):
         here = Path(folder)
@@ -81,7 +81,7 @@ def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -
 
 def read_bytes(path: Path) -> bytes:
     try:
-        # Asked first: a pipe would be waited for, a device read for ever.
+        # Checked first, because reading a pipe or a device might never end.
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise CorpusError(f"{str(path)!r} is neither a file nor a folder")

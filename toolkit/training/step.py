@@ -55,7 +55,7 @@ class TrainStep:
         return state, {name: rows[:steps] for name, rows in metrics.items()}
 
     def lower(self, state: TrainState, data: Any, steps: int = 1) -> jax.stages.Lowered:
-        """The program before compilation: collectives, FLOPs, memory; arguments as in a call."""
+        """The lowered program, for its collectives, FLOPs and memory; arguments as in a call."""
         program = self._run.program
         return program.lower(state, data, jnp.int32(steps), layout=layout_of(state))
 
@@ -70,17 +70,15 @@ def make_train_step(
     compute_dtype: Any = None,
     batch_sharding: jax.sharding.Sharding | None = None,
 ) -> TrainStep:
-    """Builds the jitted update: draw a batch, differentiate, step the optimiser.
+    """Build the jitted update: draw a batch, differentiate, step the optimiser.
 
         params, optimizer_state <- optimizer(grad loss(params, sample(data, step)))
 
     With `sample`, batches are drawn on the device inside the program, so that many updates cost
-    one Python call. Random choices of a model (dropout) belong there too: let `sample` put a key
-    folded from `step` into the batch.
+    one Python call. For dropout, let `sample` put a key folded from `step` into the batch.
 
-    Mixed precision is decided here, not in the model: with `compute_dtype` the loss sees its
-    *matrices* cast to that type, while the master copy, the gradients' accumulation into it, the
-    optimiser and all vectors (norm scales, decay constants) stay as they are.
+    With `compute_dtype`, the loss gets *matrices* in that type; the master copy, the optimiser and
+    all vectors (norm scales, decay constants) keep theirs.
 
     Args:
         loss_fn: (params, batch) -> scalar loss, a mean over the batch.
@@ -89,8 +87,8 @@ def make_train_step(
             `sample_batch`; None means that `data` is the batch.
         most_steps: the most updates one call may make.
         compute_dtype: for instance jnp.bfloat16; None leaves the parameters as they are.
-        batch_sharding: how to lay out every array of a sampled batch, for instance over the mesh
-            axis "data"; None leaves that to the compiler.
+        batch_sharding: sharding of every array of a sampled batch, for instance over the mesh axis
+            "data"; None leaves it to the compiler.
 
     Returns:
         A `TrainStep`: (state, data, steps=1) -> (state, metrics) with metrics "loss",
@@ -127,7 +125,7 @@ def make_evaluation(
     *,
     compute_dtype: Any = None,
 ) -> Callable[[Params], float]:
-    """Builds params -> mean loss over fixed batches, for instance those of `evaluation_batches`.
+    """Build params -> mean loss over fixed batches, for instance those of `evaluation_batches`.
 
     Args:
         loss_fn: (params, batch) -> scalar loss.
@@ -153,7 +151,7 @@ def make_evaluation(
 
 
 def sharded_sample(sample: Callable, sharding: jax.sharding.Sharding | None) -> Callable:
-    """(data, step) -> a batch whose every array is laid out so; None leaves it to the compiler."""
+    """(data, step) -> a batch with this sharding; None leaves it to the compiler."""
 
     def draw(data: Any, step: Int[Array, ""]) -> Batch:
         batch = sample(data, step)
