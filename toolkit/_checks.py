@@ -1,9 +1,9 @@
-"""Arguments and fields held against their annotations, so that a wrong one is refused in one line.
+"""Checks of arguments and fields against their annotations, with errors of one line.
 
-An annotation says what a value is, how large an array is and of which numbers, and, behind a type
-in `typing.Annotated`, what else must hold (`_annotations.py`). An axis has one size wherever a call
-names it. A value that jax traces passes for any number. What an array holds is not
-read, since that would wait for the device, except inside `checking()`.
+An annotation gives the type of a value, the shape and dtype of an array and, in `typing.Annotated`,
+further conditions (`_annotations.py`). An axis has the same size throughout a call. Traced values
+pass as any number. Contents of arrays are read only inside `checking()`, since reading waits for
+the device.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def reads_values(*arrays: Any) -> bool:
 
 
 class _Wanted(NamedTuple):
-    """What an argument may be, in the form that a call needs.
+    """The allowed values of an argument, prepared for a call.
 
     Attributes:
         kinds: the alternatives of its annotation.
@@ -143,7 +143,7 @@ def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> Non
 
 
 def _is_right(value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> bool:
-    """Whether a value is surely what is wanted; notes the sizes of an array."""
+    """Whether a value is surely allowed; records the sizes of an array."""
     _, _, types, right, axes, dtypes, label, between, _ = wanted
     kind = type(value)
     if kind in types:

@@ -1,7 +1,7 @@
-"""What differs between the versions of jax, flax and ipywidgets that the toolkit runs on.
+"""Differences between the supported versions of jax, flax and ipywidgets.
 
-The oldest are Colab's: jax 0.7.2, flax 0.11.2, ipywidgets 7.7.1. Whatever has to ask for a version
-asks here. What no mend makes work there says so: the GPU kernels (`require_jax`).
+The oldest are Colab's: jax 0.7.2, flax 0.11.2, ipywidgets 7.7.1. All version checks are here. The
+GPU kernels refuse to run on old versions (`require_jax`).
 """
 
 from collections.abc import Iterable

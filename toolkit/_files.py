@@ -1,4 +1,4 @@
-"""Files from which work goes on: written whole, sealed by a checksum, read with one line per fault.
+"""Files for resuming: written atomically, sealed by a checksum, read with errors of one line.
 
 A seal is the SHA-256 of the whole file, or of the whole line, with the digest itself blank:
 
@@ -26,7 +26,7 @@ _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Write a file atomically."""
     path = Path(path)
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

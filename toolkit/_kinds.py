@@ -1,6 +1,6 @@
-"""Whether a value is of the kind that an annotation names, and how an error says what it is.
+"""The check that a value has the kind of an annotation, and its description in an error.
 
-This is the thorough look, for what `_checks.py` does not know at a glance.
+This is the slow path of `_checks.py`.
 """
 
 import functools

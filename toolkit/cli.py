@@ -1,8 +1,8 @@
 """The command `toolkit`, one function per subcommand.
 
-Every command is a function whose arguments are its flags (tyro reads them), and does no work of
-its own: it checks what the user asked for, calls the room that knows, and turns an expected error
-into one or two lines instead of a traceback (set TOOLKIT_TRACEBACK=1 to see the whole of it).
+The arguments of a function are the flags of its command (read by tyro). It checks them and calls
+the package; expected errors are shown in one or two lines instead of a traceback (unless
+TOOLKIT_TRACEBACK=1).
 """
 
 import os
@@ -28,8 +28,8 @@ def tour(
     """Train, compare and report on this machine in two to three minutes; writes one HTML page.
 
     Args:
-        directory: where checkpoints, numbers and `index.html` go.
-        fresh: start over instead of resuming what an interrupted tour left.
+        directory: folder for checkpoints, numbers and `index.html`.
+        fresh: start over instead of resuming an interrupted tour.
         steps: training steps of each of the three models.
         text: a file or folder to train on instead of the language manual (repeatable).
     """
@@ -61,10 +61,10 @@ def lab(
 
 
 def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Write one page on a room of learners: who is where, and what the room guessed.
+    """Write one page about a class of learners: their progress and their guesses.
 
     Args:
-        folder: what learners handed in: pages that `lesson.export()` wrote.
+        folder: folder of pages that learners exported with `lesson.export()`.
     """
     from toolkit.lab import gather
 
@@ -110,8 +110,8 @@ def train(
         width: the width of the residual stream.
         heads: attention heads.
         sliding_window: bytes a "window" layer sees.
-        attention_output_gate: gate what the heads of "full" and "window" layers put out.
-        steps: total training steps; those of a search's candidates count too.
+        attention_output_gate: gate the outputs of the heads of "full" and "window" layers.
+        steps: total training steps, including those of a search's candidates.
         batch: sequences per step.
         sequence_length: bytes per sequence.
         learning_rate: peak rate of the warm-up and cosine schedule; or "search", to find a
@@ -120,26 +120,28 @@ def train(
         text: a file or folder to train on (repeatable), or one token array (.npy).
         corpus: the text used when none is given: the language manual's prose or the
             standard library's source.
-        seed: of initialisation and of the order of the data.
+        seed: seed of the initialisation and of the order of the data.
         layout: "single" device; or all of them: "data" parallel, "zero1", "zero2", "zero3" (fully
-            sharded), "tensor", "ring", "zigzag" or "ulysses" (these cut time), or two with "+".
+            sharded), "tensor", "ring", "zigzag" or "ulysses" (these shard time), or two joined by
+            "+".
         tensor_devices: devices that share the heads and hidden sizes under "tensor".
         context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
-        loss_chunks: parts of each sequence whose logits are made one after the other: less memory.
-        block_chunks: pieces of each sequence by which the gradient goes back through every layer:
-            less memory, and a third more work.
-        simulated_devices: make the CPU show itself as so many devices, to try a layout out.
-        cores: cores of a CPU that share every batch; those of the run that goes on, or else as many
-            as there are and divide the batch.
+        loss_chunks: parts of each sequence whose logits are computed one after the other: less
+            memory.
+        block_chunks: pieces of each sequence in the backward pass of every layer: less memory, a
+            third more work.
+        simulated_devices: number of simulated CPU devices, to try a layout out.
+        cores: cores of a CPU that share every batch; by default those of a resumed run, or the
+            largest available number that divides the batch.
         checkpoint_every: steps between checkpoints; by default an eighth of the run.
-        checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
-        processes: how many processes must train together, each started by the cluster's launcher;
-            those of `toolkit launch` need not be told.
+        checkpoint_minutes: also save when so many minutes have passed since the last checkpoint.
+        processes: number of processes that the cluster's launcher starts; not needed under `toolkit
+            launch`.
         profile: trace the updates between two steps, as in 10:13, into the run's folder; open the
             trace with `xprof` or at ui.perfetto.dev.
-        vocabulary: number of tokens, where they are not bytes.
-        tokenizer: the tokenizer.json of a token array's tokens; by default the one that
-            `toolkit.language.write_tokens` left beside the array.
+        vocabulary: number of tokens, if they are not bytes.
+        tokenizer: the tokenizer.json of a token array; by default the one that
+            `toolkit.language.write_tokens` wrote beside the array.
     """
     from toolkit.language.cores import run_cores
     from toolkit.parallel import join_processes, simulate_devices, use_cores
@@ -222,12 +224,12 @@ def generate(
     Args:
         directory: the run's folder, or a file written by `toolkit export`.
         prompt: the text to continue.
-        length: bytes, or tokens, to write.
+        length: number of bytes, or tokens, to write.
         temperature: 0 for the likeliest byte every time.
         top_k: sample among the k likeliest bytes only.
-        top_p: sample among the likeliest bytes that hold this share of the probability.
-        seed: of the sampling.
-        tokenizer: the tokenizer.json of the model's tokens; by default the one stored with it.
+        top_p: sample among the likeliest bytes with this share of the probability.
+        seed: seed of the sampling.
+        tokenizer: the model's tokenizer.json; by default the one stored with it.
     """
     from toolkit.language import find_tokenizer, load_language_model, load_tokenizer, stream_text
 
@@ -246,12 +248,12 @@ def export(
     file: Annotated[Path, tyro.conf.Positional],
     dtype: Literal["float32", "float16", "bfloat16"] = "float16",
 ) -> None:
-    """Write a trained model as one small file, with the record of its making beside it.
+    """Write a trained model to one file, with the record of its training beside it.
 
     Args:
         directory: the run's folder.
         file: the file to write, ending in .safetensors.
-        dtype: how its numbers are stored.
+        dtype: type of the stored numbers.
     """
     from toolkit.language import export_language_model
 
@@ -261,7 +263,7 @@ def export(
 
 
 def info() -> None:
-    """Print versions, devices and memory: what to paste into a bug report."""
+    """Print versions, devices and memory, for a bug report."""
     from toolkit.measure import environment_rows
 
     for name, text in environment_rows():
@@ -300,8 +302,8 @@ def main() -> None:
     """Entry point of the command `toolkit`; exit status 2 for an expected error.
 
     Raises:
-        SystemExit: with 2 after an expected error, with 130 after Ctrl-C, with 141 when nobody
-            reads the output any more.
+        SystemExit: with 2 after an expected error, with 130 after Ctrl-C, with 141 when the output
+            pipe is closed.
     """
     _enable_compilation_cache()
     try:
@@ -313,7 +315,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:

@@ -1,4 +1,4 @@
-"""The subcommands of `toolkit` for many devices: run there, plan, explain what a step sends."""
+"""The subcommands of `toolkit` for many devices: launch, plan, explain."""
 
 import sys
 from pathlib import Path
@@ -18,17 +18,17 @@ def launch(
 ) -> None:
     """Run a command as one job of several processes: toolkit launch -- toolkit train RUN ...
 
-    Here, the processes are watched: if one dies the others are ended, within a second. For a
-    cluster, print what to submit (--dry-run).
+    Local processes are watched: if one dies, the others are ended within a second. For a cluster,
+    print the script to submit (--dry-run).
 
     Args:
         command: the program and its arguments, after "--".
         processes: processes to start here.
         devices: simulated CPU devices of each process here; GPUs of each host of a cluster.
-        restarts: how often to start the job again after a failure.
+        restarts: how often to restart the job after a failure.
         cluster: where to run.
         hosts: machines of the cluster.
-        dry_run: print what would be run, or what to submit, and run nothing.
+        dry_run: only print the commands, or the script to submit.
     """
     from toolkit import parallel
     from toolkit.parallel.hosts.launch import launch_commands
@@ -62,14 +62,14 @@ def plan(
     grade_plans: Path | None = None,
     minutes: float = 0.0,
 ) -> None:
-    """Say which layout trains a model fastest on a cluster, and what the others would cost.
+    """Find the layout that trains a model fastest on a cluster, and show the cost of the others.
 
     Args:
         model: the name of a model, such as llama-3-8b or lt2-hybrid-1.3b.
-        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the devices
-            there are.
+        chips: kind and number, such as h100:64, a10g:8 or v5e:4x4; "here" measures the local
+            devices.
         memory: GiB per chip (none: all it has).
-        batch: sequences per step, all chips together.
+        batch: global batch size in sequences.
         sequence_length: tokens per sequence.
         compile: a TPU topology such as v5e:4x4: plan and compile for it, by libtpu, without a TPU.
         calibrate: plan with constants fitted to this file of measurements (JSON lines; their form
@@ -80,8 +80,8 @@ def plan(
             them (FlexSP).
         grade: print the errors of all predictions in this record of compiled configurations.
         grade_looped: the same for a record of looped, hybrid and latent models.
-        grade_plans: say of every plan in this record whether it fits as compiled by libtpu.
-        minutes: go on with that record for so long first.
+        grade_plans: report for every plan in this record whether it fits as compiled by libtpu.
+        minutes: first extend that record for so long.
     """
     from toolkit import planning
     from toolkit.planning.grade import by_compiler as grading
@@ -128,20 +128,19 @@ def explain(
     blame: bool = False,
     picture: Path | None = None,
 ) -> None:
-    """Compile one training step under a layout and say what it communicates, and why.
+    """Compile one training step under a layout and explain its communication.
 
     Args:
-        scheme: how the model lies, such as data, zero3, tensor or zero3+tensor.
+        scheme: the layout's scheme, such as data, zero3, tensor or zero3+tensor.
         mesh: axes and sizes, such as data=4,model=2; on a CPU the devices are simulated.
         pattern: the physical layers in order, e.g. "gdn gdn gdn full".
         loops: how many times the stack of layers is applied.
         width: the width of the residual stream.
         heads: attention heads.
-        batch: sequences per step, all devices together.
+        batch: global batch size in sequences.
         sequence_length: bytes per sequence.
-        blame: name the change of the layout that removes a collective, where one does: each is
-            tried by compiling again.
-        picture: also draw it, to this PNG file.
+        blame: name changes of the layout that remove a collective, each tried by compiling again.
+        picture: also draw it to this PNG file.
     """
     from toolkit.lab.sharding.explained_step import explain_step
     from toolkit.looped import LoopedConfig

@@ -19,9 +19,9 @@ def bench(
 
     Args:
         suites: which to run (none: all of them).
-        rounds: interleaved rounds a contender is timed for.
+        rounds: interleaved rounds of timing.
         out: folder for the records (none: runs/bench).
-        only: run the cases whose name holds this text, such as "gdn forward".
+        only: run the cases whose name contains this string, such as "gdn forward".
         plot: also draw the ratios of suite mixers.
         recorded: draw them from this file of an earlier run instead, and run nothing.
     """
@@ -46,14 +46,14 @@ def experiment(
     """Train small models until a claim is seen or contradicted; run again to resume.
 
     Args:
-        name: which experiment.
+        name: name of the experiment.
         directory: the experiment's folder (none: runs/experiments/NAME).
-        seeds: how often each setting is run.
-        only: run the settings whose name holds this text.
-        runs: the file of finished runs (none: runs.jsonl in the folder); one in data/experiments
-            takes nothing from a tree with uncommitted changes.
-        recorded: print and draw this file of finished runs instead, and run nothing.
-        list: print what there is.
+        seeds: number of seeds per setting.
+        only: run the settings whose name contains this string.
+        runs: the file of finished runs (none: runs.jsonl in the folder); a file in data/experiments
+            refuses runs from a tree with uncommitted changes.
+        recorded: only print and draw this file of finished runs.
+        list: print the names of all experiments.
     """
     from toolkit.experiments import EXPERIMENTS, load_experiment, run_experiment, show_recorded
 
@@ -70,7 +70,7 @@ def experiment(
 
 
 def eject(name: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> None:
-    """Print one linear-time mixer as a readable file that imports jax and nothing of ours.
+    """Print one linear-time mixer as a readable file that imports only jax.
 
     Args:
         name: the function or its word, such as gated_delta_net or gdn.

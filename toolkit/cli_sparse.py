@@ -16,17 +16,17 @@ def audit_sparse(
     dtype: Literal["float32", "bfloat16"] | None = None,
     page: Path = Path("audit-sparse.html"),
 ) -> None:
-    """Run every system of sparse decoding on a model and a text; says what each one drops.
+    """Run every system of sparse decoding on a model and a text, and report what each one drops.
 
     Args:
         checkpoint: a run's folder, an exported file, or a folder with a published checkpoint.
         text: a file to read.
         budget: tokens that a head may attend to, sinks and recent ones counted.
-        tokens: how much of the text is read, from its start.
-        steps: how many of these, the last, are decoded sparsely.
+        tokens: number of tokens to read, from the start of the text.
+        steps: number of last tokens that are decoded sparsely.
         lossless: tokens to write after the text with sparse drafts that dense attention verifies;
-            says whether the text is the same, and whether it pays (0: not asked).
-        dtype: what a published checkpoint computes in (None: float32).
+            reports whether the text is the same, and whether it pays (0: none).
+        dtype: compute type of a published checkpoint (None: float32).
         page: the page to write, with the dropped tokens shown.
     """
     from toolkit.experiments.sparse.audit import audit, audit_table, load_any, tokens_of

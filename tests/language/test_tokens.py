@@ -97,7 +97,7 @@ def test_bytes_per_token_count_what_the_tokens_stand_for(folder):
 def test_what_is_no_tokenizer_or_array_is_refused(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="path"):
         load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match="is no tokenizer"):
+    with pytest.raises(ValueError, match="is not a tokenizer"):
         load_tokenizer(folder / "text.txt")
     with pytest.raises(ValueError, match="npy"):
         write_tokens(load_tokenizer(folder), [folder / "text.txt"], tmp_path / "tokens.bin")

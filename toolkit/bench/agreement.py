@@ -1,4 +1,4 @@
-"""Whether contenders return the same arrays: what every suite asks before it times anything."""
+"""The check that contenders return the same arrays, which every suite makes before timing."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -19,11 +19,11 @@ def agree(
 
     Args:
         tolerance: the relative error allowed.
-        norm: "max" for the largest magnitude; "rms" for the root mean square, which suits
-            bfloat16, whose roundings are large in single numbers and small on the whole.
+        norm: "max" for the largest magnitude; "rms" for the root mean square, which suits bfloat16,
+            where single numbers have large rounding errors.
 
     Returns:
-        A function of the results by name; jax, NumPy and torch arrays are welcome, on any device.
+        A function of the results by name, for jax, NumPy and torch arrays on any device.
 
     Source: "rms" is the criterion of flash-linear-attention's tests.
 
@@ -55,7 +55,7 @@ def agree(
 
 
 def finite(results: Mapping[str, Any]) -> None:
-    """The check of contenders that compute different things: no number is infinite or NaN."""
+    """The check of contenders with different results: no number is infinite or NaN."""
     for name, result in results.items():
         if not all(np.isfinite(x).all() for x in _arrays(result)):
             raise ValueError(f"{name!r} gave a number that is not finite")

@@ -1,9 +1,8 @@
-"""One comparison, timed and judged: the form every suite has in common.
+"""One comparison, checked, timed and judged, as used by every suite.
 
 A suite is a function that yields `Case`s; a case is a set of contenders that compute the same
-thing, with a check that they really do. Suites run in a process of their own because what they
-compare depends on settings that cannot change once jax has started: how many cores the process
-may use, and how many host devices jax makes of them.
+thing, with a check. Suites run in separate processes, because the numbers of cores and host devices
+cannot change once jax has started.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,17 +28,17 @@ FRACTION = "fraction of "  # how the record of a yardstick's fraction is named
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the machine does at its best, timed in the same rounds as the contenders.
+    """The best rate of the machine, timed in the same rounds as the contenders.
 
         fraction = (work of ours / seconds of ours) / (work of the call / seconds of the call)
 
     Attributes:
-        name: what it is, such as "float32 matmul".
+        name: such as "float32 matmul".
         call: function of no arguments that does `work`; its result is not compared.
-        work: what the call does, in `unit`.
-        ours: what our contender does, in `unit`.
+        work: work of the call, in `unit`.
+        ours: work of our contender, in `unit`.
         unit: "FLOP" or "byte".
-        least: wanted fraction, or None where none is named.
+        least: wanted fraction, or None.
 
     Example:
         >>> copy = Yardstick("copy", lambda: None, work=8e9, ours=4e9, unit="byte")
@@ -61,7 +60,7 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that compute the same thing, and what we hope of the ratio.
+    """Contenders that compute the same thing, with the wanted ratios.
 
     Attributes:
         name: what is compared, with its sizes.
@@ -69,16 +68,16 @@ class Case:
         check: raises when the contenders' results disagree; called before any timing.
         ours: the contender that is ours.
         targets: peer -> least wanted ratio (time of the peer over ours).
-        limit: most seconds wanted of ours, when that is the aim; None otherwise.
-        note: a fact to print beside the figures, such as counted FLOPs.
-        yardstick: the machine at its best, to which the rate of ours is compared.
-        parts: name -> function that does a part of the work of ours, timed in the same rounds; its
-            result is not compared.
+        limit: wanted upper bound on our seconds, or None.
+        note: a fact to print with the figures, such as counted FLOPs.
+        yardstick: the best rate of the machine, for comparison.
+        parts: name -> function for a part of our work, timed in the same rounds; its result is not
+            compared.
         floor: least seconds the work can take by a chip's published peaks (modelled), or None.
-        growth: when the contenders are sizes, each twice the one before: most wanted ratio of
-            one to the one before, of seconds and of each of `facts`.
-        facts: contender -> numbers the compiler or a formula gives for it, as name -> (value,
-            unit); called after the timing, since compiling is slow.
+        growth: for contenders of doubling sizes: wanted upper bound on the ratio of each to the one
+            before, for seconds and each of `facts`.
+        facts: contender -> numbers from the compiler or a formula, as name -> (value, unit); called
+            after the timing, since compiling is slow.
 
     Example:
         >>> calls = {"ours": lambda: jnp.ones(3) * 2, "peer": lambda: jnp.ones(3) + 1}
@@ -102,7 +101,7 @@ class Case:
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """A case that is built only when it is wanted: inputs drawn, peers imported, work counted.
+    """A case that is built on demand.
 
     Attributes:
         name: of the case.
@@ -156,7 +155,7 @@ def in_place(step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Ca
 
 
 def weighted_gradient(form: Callable[..., jax.Array], inputs: int) -> Callable[..., Any]:
-    """The forward and backward pass of `form`, every output with a gradient of its own.
+    """The forward and backward pass of `form`, with a different cotangent for every output.
 
     d/d inputs  sum(form(*inputs) * weight)
     """
@@ -177,8 +176,8 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         cores: how many cores the process has, for the record.
 
     Returns:
-        One record a contender: median seconds, with all samples; its check is "passed". One more
-        for the yardstick, one for our fraction of it, one a part, and one a fact.
+        One record per contender: median seconds, with all samples; its check is "passed". Further
+        records for the yardstick, our fraction of it, each part and each fact.
 
     Raises:
         UncheckedRatioError: when the check fails; nothing is printed or recorded then.

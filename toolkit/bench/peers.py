@@ -1,4 +1,4 @@
-"""Contenders: ours as a user calls it, and torch's, when the `oracle` extra is installed."""
+"""Contenders: ours as a user calls it, and torch's if the extra `oracle` is installed."""
 
 import importlib.util
 from collections.abc import Callable

@@ -88,9 +88,9 @@ def run_suites(
 
     Args:
         names: which suites; none means all.
-        rounds: interleaved rounds a contender is timed for.
+        rounds: interleaved rounds of timing.
         out: folder for `<suite>.json` files; none means `runs/bench`.
-        only: run the cases whose name holds this text; none means all.
+        only: run the cases whose name contains this string; none means all.
         plot: also draw the figure of suite `mixers`.
         recorded: draw that figure from this file of records instead, and run nothing.
         suites: the suites to choose from, by name.
@@ -150,14 +150,14 @@ def run_suite_here(
     only: str = "",
     suites: Mapping[str, Suite] = SUITES,
 ) -> None:
-    """Run one suite in this process, which jax must not have started in.
+    """Run one suite in this process, before jax has started.
 
     Args:
         name: the suite.
         cores: cores to keep to, and host devices to make.
-        rounds: interleaved rounds a contender is timed for.
+        rounds: interleaved rounds of timing.
         out: the JSON file of records.
-        only: run the cases whose name holds this text.
+        only: run the cases whose name contains this string.
         suites: the suites to choose from, by name.
 
     Raises:

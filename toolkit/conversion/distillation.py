@@ -25,8 +25,11 @@ def top_k_divergence(
         KL(p || q) = sum_{i in top-k of the teacher} p_i (log p_i - log q_i)
         p, q       = softmax of the teacher's, the student's logits / temperature over these k
 
-    Args: teacher_logits: determine the k tokens. student_logits: of the same positions. top_k:
-        tokens compared, at most the vocabulary. temperature: above 1 flattens both distributions.
+    Args:
+        teacher_logits: determine the k tokens.
+        student_logits: of the same positions.
+        top_k: tokens compared, at most the vocabulary.
+        temperature: above 1 flattens both distributions.
 
     Returns:
         Nats per position, at least 0 up to rounding.

@@ -62,10 +62,10 @@ if __name__ == "__main__":
 
 @checked
 def eject(name: str) -> str:
-    """The source of one linear-time mixer as a file that imports jax and nothing of ours.
+    """The source of one linear-time mixer as a file that imports only jax.
 
-    Its equation and the preparation of its inputs are the package's own text; the engine beneath is
-    `toolkit/eject/engine.py`: without kernels, without checks of arguments, and slower.
+    Its equation and the preparation of its inputs are the package's text; the engine is
+    `toolkit/eject/engine.py`, which has no kernels and no checks of arguments, and is slower.
 
     Args:
         name: the function, such as "gated_delta_net", or its name in `MIXERS`, such as "gdn".
@@ -105,7 +105,7 @@ _SIZES = {"batch": 2, "time": 37, "heads": 2, "key": 8, "value": 5, "steps": 2}
 
 
 def _draw(axes: tuple[str, ...], values: Values) -> str:
-    """The code that draws one input: gates in their range, q and k of length one."""
+    """Code that draws one input: gates in their range, q and k of unit length."""
     shape = tuple(_SIZES[axis] for axis in axes)
     normal = f"draw.normal(size={shape})"
     if values is UNIT:

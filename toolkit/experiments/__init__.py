@@ -3,14 +3,14 @@
 Running
 * `EXPERIMENTS`: name -> summary of every experiment
 * `load_experiment`: the experiment of a name
-* `run_experiment`: run what is not finished, print table and verdicts, write records and figure
-* `show_recorded`: the same from a record, running nothing
+* `run_experiment`: run unfinished runs, print table and verdicts, write records and figure
+* `show_recorded`: the same from a record, without running anything
 
 Describing
 * `Experiment`: settings, a function that runs one, claims, a figure
 * `Run`: one setting with one seed
-* `Workspace`: a run's folder, and whom to tell about progress
-* `Stopped`: what a run raises when asked to stop
+* `Workspace`: a run's folder and its progress callback
+* `Stopped`: raised by a run that is asked to stop
 * `Column`: a number of the table
 * `Claim`: a sentence with its judge
 * `above`, `below`: judges of a number against a bound, or of settings against each other
@@ -18,7 +18,7 @@ Describing
   `toolkit.experiments.kit.verdicts`
 * `power`: how often a true effect is seen with so many seeds
 * `Results`: outcomes by setting and seed
-* `MissingResultError`: a number that was not run
+* `MissingResultError`: a missing result
 * `result_table`: mean and spread as text
 """
 

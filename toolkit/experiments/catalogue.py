@@ -1,4 +1,4 @@
-"""The experiments there are; each is imported when it is wanted."""
+"""The list of experiments; each is imported on demand."""
 
 import importlib
 
@@ -24,7 +24,7 @@ EXPERIMENTS: dict[str, str] = {
 
 @checked
 def load_experiment(name: str) -> Experiment:
-    """The experiment of a name.
+    """Load an experiment by name.
 
     Args:
         name: one of `EXPERIMENTS`.

@@ -5,13 +5,13 @@ STYLE         its settings
 Look          how one contender is drawn everywhere: colour, dashes, marker, hatch
 LOOKS         the looks that have a name
 look          the look of a contender
-INK, FAINT, GRID, ACCENT   colours of words, of what stays behind, of grids, of what is chosen
+INK, FAINT, GRID, ACCENT   colours of words, background marks, grids and selections
 WEIGHTS, SIGNED            colour maps of weights and of signed numbers
-use_size      how large pictures are: for a page, or for a room with a projector
+use_size      the size of pictures: for a page, or for a projector
 new_figure    an empty figure that needs no closing
 Picture       a figure that turns into PNG bytes quickly, again and again
-log_axes      logarithmic axes whose ticks speak the unit
-in_words      a number with its unit, as a reader expects it
+log_axes      logarithmic axes with units at their ticks
+in_words      a number with its unit and a fitting prefix
 short         the same for ticks
 """
 

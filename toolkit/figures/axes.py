@@ -1,4 +1,4 @@
-"""Axes whose ticks speak the unit."""
+"""Axes with units at their ticks."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from toolkit.measure import short
 
 @checked
 def log_axes(axes: Axes, *, x_unit: str, y_unit: str) -> None:
-    """Logarithmic axes whose ticks speak the unit: 1k, 32k, 1M tokens; 1 ms, 1 s; 64 KiB, 1 GiB.
+    """Logarithmic axes with units at their ticks: 1k, 32k, 1M tokens; 1 ms, 1 s; 64 KiB, 1 GiB.
 
     Args:
         axes: changed in place.
@@ -45,7 +45,7 @@ def log_ticks(axis: Axis, *parts: float, count: int | None = None) -> None:
 
 
 def few_log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic axis, as close as its limits leave room for."""
+    """Plain numbers on a logarithmic axis, as dense as its limits allow."""
     span = high / low
     log_ticks(axis, *((1, 1.2, 1.5, 2, 3) if span < 4 else (1, 2, 5) if span < 300 else (1,)))
 
@@ -57,13 +57,13 @@ def count_ticks(axis: Axis, count: int) -> None:
 
 
 def round_up(value: float, steps: Sequence[float] = (1, 2, 5, 10), base: int = 10) -> float:
-    """The next of 1, 2, 5, 10, 20, ... for a limit that seldom moves; or of others."""
+    """The next of 1, 2, 5, 10, 20, ... (or other steps), for a limit that rarely changes."""
     power = float(base) ** math.floor(math.log(value, base))
     return next(step * power for step in steps if step * power >= value * (1 - 1e-9))
 
 
 def set_limits(axes: Axes, **limits: tuple[float, float]) -> bool:
-    """Limits of x and y, set only where they differ: setting them draws the whole figure anew."""
+    """Set limits of x and y only if they differ, because setting them redraws the whole figure."""
     now = {"x": axes.get_xlim(), "y": axes.get_ylim()}
     new = {name: pair for name, pair in limits.items() if tuple(pair) != now[name]}
     axes.set(**{f"{name}lim": pair for name, pair in new.items()})

@@ -1,4 +1,4 @@
-"""Figures that belong to nobody but their caller, and turn into PNG bytes quickly."""
+"""Figures outside of pyplot's registry, with fast conversion to PNG bytes."""
 
 import io
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ from toolkit.figures.style import magnification, style
 
 @checked
 def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 130) -> Figure:
-    """An empty figure in the house style, owned by nobody but the caller.
+    """An empty figure in the house style, outside of pyplot's registry.
 
-    It never enters pyplot's registry, so it needs no closing and no notebook shows it twice.
+    It needs no closing, and no notebook shows it twice.
 
     Args:
         width: inches; 9.6 fills a notebook's output at 100 pixels an inch.
         height: inches.
-        dots_per_inch: 130 stays crisp on dense screens and under 200 kB in a saved notebook; what
-            `use_size` chose multiplies it.
+        dots_per_inch: multiplied by the factor of `use_size`; 130 is sharp on dense screens and
+            below 200 kB in a saved notebook.
 
     Returns:
         A `Figure` with an Agg canvas attached.
@@ -46,17 +46,17 @@ def new_figure(width: float = 9.6, height: float = 4.4, *, dots_per_inch: int = 
 
 
 class Picture:
-    """A figure that turns into PNG bytes quickly, again and again.
+    """A figure that is redrawn to PNG bytes quickly.
 
-    Axes, ticks and words are drawn once and remembered as a background; only the artists said to
-    move are drawn at each update. That makes an update three times cheaper. When limits, ticks or
-    words of the rest have changed, which matplotlib knows, all is drawn again.
+    Axes, ticks and words are drawn once and kept as a background; only moving artists are drawn at
+    each update, which is three times cheaper. If limits, ticks or words of the background change,
+    everything is drawn again.
 
     Attributes:
         figure: the figure; its canvas must be Agg, as `new_figure` makes it.
         moving: artists drawn at every update, first ones lowest.
-        has_palette: whether 256 colours suffice, as they do where no image has a colour map: the
-            file is half as large then.
+        has_palette: whether 256 colours suffice, as they do without colour maps; this halves the
+            file.
 
     Example:
         >>> figure = new_figure(4.0, 3.0)
@@ -77,19 +77,19 @@ class Picture:
             self.move(artist)
 
     def move(self, artist: Artist) -> None:
-        """From now on, an artist is drawn at every update, above those that already are."""
+        """Draw an artist at every update, above earlier moving artists."""
         if artist not in self.moving:
             artist.set_animated(True)
             self.moving.append(artist)
             self._background = None
 
     def png(self) -> bytes:
-        """The figure as it now is.
+        """The current figure.
 
         Returns:
             The bytes of a PNG file.
 
-        Cost: 50 to 120 ms the first time and after a change of what stands still, else 15 to 40 ms.
+        Cost: 50 to 120 ms the first time and after a change of the background, else 15 to 40 ms.
         """
         canvas = self.figure.canvas
         assert isinstance(canvas, FigureCanvasAgg)

@@ -1,8 +1,7 @@
-"""The one style of every figure: light, readable, and told apart without colour.
+"""The style of every figure: light, readable, and distinguishable without colour.
 
-A line is never told from its neighbours by colour alone: each `Look` also fixes a dash pattern, a
-marker and (for bars) a hatch. The colours are those of Okabe and Ito, darkened where the original
-is too pale on white to carry a thin line.
+Each `Look` has not only a colour but also a dash pattern, a marker and (for bars) a hatch. The
+colours are those of Okabe and Ito, darkened where they are too pale for thin lines.
 """
 
 from contextlib import AbstractContextManager
@@ -63,7 +62,7 @@ _size = "page"
 
 @dataclass(frozen=True)
 class Look:
-    """How one contender is drawn everywhere.
+    """The look of one contender in all figures.
 
     Attributes:
         colour: line and marker colour.
@@ -98,13 +97,13 @@ LOOKS: dict[str, Look] = {
 
 @checked
 def look(name: str) -> Look:
-    """How to draw the contender `name`; unknown names get one of the spare looks.
+    """The look of the contender `name`; unknown names get one of the spare looks.
 
     Args:
         name: a mixer's name (`"full"`, `"window"`, `"gdn"`) or any other label.
 
     Returns:
-        The same `Look` for the same name, always.
+        A `Look`, always the same for the same name.
 
     Example:
         >>> look("gdn").marker, look("window").marker
@@ -118,7 +117,7 @@ def look(name: str) -> Look:
 
 
 def style() -> AbstractContextManager[None]:
-    """A context in which matplotlib follows the house style, leaving the user's settings alone.
+    """A context with the house style for matplotlib; the user's settings are restored afterwards.
 
     Returns:
         A context manager; make and draw figures inside it.
@@ -134,7 +133,7 @@ def style() -> AbstractContextManager[None]:
 
 @checked
 def use_size(size: str) -> None:
-    """How large pictures made from now on are: words, lines and markers grow alike.
+    """Set the size of all later pictures, including words, lines and markers.
 
     At `"projector"` a panel is 1,440 pixels wide, its words 21 pixels high instead of 14, if the
     window leaves it that room; nothing moves within the picture, since larger words in a picture of

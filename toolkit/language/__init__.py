@@ -1,15 +1,15 @@
-"""Language models on text: trained, loaded, continued, exported.
+"""Language models on text: training, loading, export, generation.
 
-TrainingRun             all that decides the outcome of a run
-train_language_model    train, or go on training, the run in a folder
-TrainedModel            what that left
-next_byte_loss          what is minimised
+TrainingRun             the settings that determine a run
+train_language_model    train the run in a folder, or resume it
+TrainedModel            its result
+next_byte_loss          the training loss
 load_language_model     the model with the newest parameters of a run's folder, or of a file
 find_tokenizer          the tokenizer stored with a run or an exported model
 load_tokenizer          a checkpoint's tokenizer.json (extra `data`)
 write_tokens            text as an array of tokens on disk
-stream_text             continue a prompt, piece by piece
-export_language_model   a run's model as one small file, with the record of its making
+stream_text             continue a prompt, yielding pieces of text
+export_language_model   write a run's model to one file, with the record of its training
 """
 
 from toolkit.language.export import export_language_model

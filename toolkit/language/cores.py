@@ -1,4 +1,4 @@
-"""How many cores share the batches of a run: those it began with, or what this machine has."""
+"""The number of cores that share a run's batches: as at its start, or those of this machine."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ from toolkit.measure import available_cores
 
 
 def run_cores(directory: Path, batch: int) -> int:
-    """Cores of the run in a folder; for a new one the most that there are and divide the batch."""
+    """Cores of the run in a folder; for a new run the largest available number that divides the
+    batch."""
     if not (directory / "run.json").is_file():
         return max(n for n in range(1, available_cores() + 1) if batch % n == 0)
     try:
@@ -18,6 +19,6 @@ def run_cores(directory: Path, batch: int) -> int:
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """What `run.json` of a run's folder says; ValueError where it is damaged or was edited."""
+    """Read `run.json` of a run's folder; ValueError if it is damaged or was edited."""
     path = directory / "run.json"
     return read_sealed_json(path.read_bytes(), str(path))

@@ -1,4 +1,4 @@
-"""From a run's folder to one small file that anybody can load, with the record of its making."""
+"""Export of a run's model to one file, with the record of its training."""
 
 import hashlib
 import json
@@ -21,7 +21,8 @@ SUFFIX = ".safetensors"
 def export_language_model(
     directory: Path, path: Path, *, dtype: str = "float16"
 ) -> tuple[Path, Path]:
-    """Write the newest parameters of a run as one file, and beside it how they were made.
+    """Write the newest parameters of a run to one file, with the record of their training beside
+    it.
 
     Args:
         directory: a folder written by `train_language_model`.
@@ -49,7 +50,7 @@ def export_language_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, path, dtype=dtype)
     facts = read_run(Path(directory))
-    # A run of an earlier version does not say; its tokens are bytes unless it read an array.
+    # A run of an earlier version does not record it; its tokens are bytes unless it read an array.
     texts = facts["configuration"]["training"]["text"]
     is_array = any(
         str(text).endswith(".npy") for text in ([texts] if isinstance(texts, str) else texts)
@@ -69,7 +70,7 @@ def export_language_model(
 
 
 def _result(directory: Path, bytes_per_token: float | None) -> dict[str, Any]:
-    """How far training came and what it reached, from the rows it logged."""
+    """The last step and losses of the training, from its metrics."""
     rows = read_metrics(directory / "metrics.jsonl")
     evaluated = [row for row in rows if "evaluation_loss" in row]
     return {

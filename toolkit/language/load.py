@@ -1,4 +1,4 @@
-"""A trained model read back, from a run's folder or from an exported file."""
+"""Loading a trained model from a run's folder or an exported file."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from toolkit.training import Checkpoints, TrainState
 
 @checked
 def load_language_model(directory: Path) -> LoopedLM:
-    """The model with the newest parameters of a run's folder, or of an exported file.
+    """Load the newest model of a run's folder, or an exported file.
 
     Args:
         directory: a folder written by `train_language_model`, or a file written by
@@ -63,10 +63,10 @@ def load_language_model(directory: Path) -> LoopedLM:
 
 
 def _check_size(config: LoopedConfig, described: Path) -> None:
-    """Refuse a model that the checkpoints cannot hold, before hours go into building it."""
+    """Refuse a model that is larger than the checkpoints, before building it."""
     files = described.parent.glob("checkpoints/[0-9]*/**/*")
     held = sum(file.stat().st_size for file in files if file.is_file())
-    # Four bytes, with the optimiser twelve, of which compression leaves most.
+    # Four bytes, twelve with the optimiser; compression saves little.
     if held and held < 2 * (parameters := parameter_count(config)):
         raise ValueError(
             f"directory: {str(described)!r} describes {parameters:,} parameters; the checkpoints "

@@ -1,4 +1,4 @@
-"""What decides the outcome of a run, and what a run leaves."""
+"""The settings of a run, and its result."""
 
 import dataclasses
 import math
@@ -12,12 +12,12 @@ from toolkit.training import adamw
 
 SCHEMES = ("data", "zero1", "zero2", "zero3", "tensor", "ring", "zigzag", "ulysses")
 HOW_IT_RUNS = ("layout", "tensor_devices", "context_devices", "loss_chunks", "block_chunks")
-"""Fields of a run that decide where it is computed and in which parts, and not what."""
+"""Fields of a run that affect only where and in which parts it is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """All that decides the outcome of a run.
+    """The settings that determine a run.
 
     Attributes:
         config: the model.
@@ -25,23 +25,24 @@ class TrainingRun:
         steps: optimiser steps.
         batch: sequences per step.
         sequence_length: bytes per sequence.
-        learning_rate: peak of the warm-up and cosine schedule; or "search", to find a schedule
-            on the way: `steps` then counts the gradient evaluations of its candidates too.
+        learning_rate: peak of the warm-up and cosine schedule; or "search", to search a schedule
+            during training, with `steps` then including the gradient evaluations of candidates.
         weight_decay: of matrices.
-        seed: of initialisation and of the order of the data.
+        seed: seed of the initialisation and of the order of the data.
         layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
             "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or
-            "ring", "zigzag", "ulysses", which cut time, likewise. The batch must be a multiple of
+            "ring", "zigzag", "ulysses", which shard time, likewise. The batch must be a multiple of
             the data parallel devices.
         tensor_devices: devices that share each head-wise cut under "tensor"; the others are data
             parallel.
         context_devices: devices that share each sequence under "ring", "zigzag" or "ulysses".
-        loss_chunks: parts of time whose logits are made one after the other, for large
-            vocabularies: less memory, and a third more work in the head.
-        block_chunks: pieces of each sequence by which the gradient goes back through every block,
-            computing it again (StreamBP): less memory, and a third more work.
+        loss_chunks: parts of time whose logits are computed one after the other, for large
+            vocabularies: less memory, a third more work in the head.
+        block_chunks: pieces of each sequence in the backward pass of every block (StreamBP): less
+            memory, a third more work.
         cores: cores of a CPU that share every batch under layout "single", after
-            `toolkit.parallel.use_cores`; a part of the run, since sums are rounded in their order.
+            `toolkit.parallel.use_cores`; their number affects rounding and is therefore part of the
+            run.
 
     Example:
         >>> from toolkit.looped import LoopedConfig
@@ -104,7 +105,7 @@ class TrainingRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """What training left.
+    """The result of training.
 
     Attributes:
         model: the model with its last parameters.
@@ -112,8 +113,8 @@ class TrainedModel:
         parameters: number of parameters.
         history: metrics rows; those with "evaluation_loss" were evaluated: nats per token, and
             "evaluation_bits_per_byte" where the bytes are known.
-        stopped_by: None when the run is complete.
-        bytes_per_token: of the held-out text: 1 where tokens are bytes, None where it is not known.
+        stopped_by: the cause of a stop; None when the run is complete.
+        bytes_per_token: of the held-out text; 1 if tokens are bytes, None if unknown.
 
     Example:
         >>> rows = [{"step": 10, "evaluation_loss": 2.5}, {"step": 20, "evaluation_loss": 2.25}]
@@ -137,7 +138,7 @@ class TrainedModel:
 
     @property
     def loss_in_words(self) -> str:
-        """The last held-out loss with its unit, and in bits per byte where bytes are known."""
+        """The last held-out loss with its unit, and in bits per byte if possible."""
         loss = f"{self.evaluation_loss:.4f} {loss_unit(self.bytes_per_token)}"
         if self.bytes_per_token is None:
             return loss
@@ -147,7 +148,7 @@ class TrainedModel:
 
 
 def loss_unit(bytes_per_token: float | None) -> str:
-    """The unit of a loss: nats for every token, which may be a byte."""
+    """The unit of a loss: nats per token or per byte."""
     return "nats per byte" if bytes_per_token == 1 else "nats per token"
 
 
@@ -157,7 +158,7 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 def make_optimizer(run: TrainingRun) -> optax.GradientTransformation:
-    """AdamW on the run's warm-up and cosine schedule; at rate 1 for a search, which scales it."""
+    """AdamW with the run's warm-up and cosine schedule; with rate 1 for a search."""
     schedule = 1.0
     if run.learning_rate != "search":
         schedule = optax.warmup_cosine_decay_schedule(

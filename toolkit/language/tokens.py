@@ -1,4 +1,4 @@
-"""Text as tokens of a vocabulary, by the library `tokenizers`, and arrays of them on disk."""
+"""Text as tokens, by the library `tokenizers`, and token arrays on disk."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ _WAITING = "\N{REPLACEMENT CHARACTER}"
 
 @checked
 def load_tokenizer(path: str | os.PathLike) -> Any:
-    """Reads a `tokenizer.json`, as Llama's and Qwen's checkpoints have one.
+    """Read a `tokenizer.json`, as in Llama's and Qwen's checkpoints.
 
     Args:
         path: the file, or the folder of a checkpoint that holds it.
@@ -47,14 +47,14 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises the bare class
-        raise ValueError(f"path: {str(file)!r} is no tokenizer ({error})") from None
+        raise ValueError(f"path: {str(file)!r} is not a tokenizer ({error})") from None
 
 
 @checked
 def write_tokens(
     tokenizer: Any, paths: Iterable[str | os.PathLike], file: str | os.PathLike
 ) -> int:
-    """Tokenises text files into one array on disk, for `toolkit train --text FILE.npy`.
+    """Tokenise text files into one array on disk, for `toolkit train --text FILE.npy`.
 
     The tokenizer is written beside the array, as FILE.tokenizer.json, where training finds it.
 
@@ -98,7 +98,7 @@ def find_tokenizer(directory: Path) -> Any:
         directory: a folder written by `train_language_model`, or an exported file.
 
     Returns:
-        A `tokenizers.Tokenizer`; None where none is stored, as for a model of bytes.
+        A `tokenizers.Tokenizer`, or None if none is stored, as for a byte model.
 
     Raises:
         ImportError: the library is not installed.
@@ -112,13 +112,13 @@ def find_tokenizer(directory: Path) -> Any:
 
 
 def tokenizer_beside(file: str | os.PathLike) -> Path:
-    """Where the tokenizer of a token array, a run's folder or an exported model lies."""
+    """The path of the tokenizer of a token array, a run's folder or an exported model."""
     file = Path(file)
     return file / TOKENIZER if file.is_dir() else file.with_suffix(f".{TOKENIZER}")
 
 
 def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
-    """Refuse a tokenizer whose tokens a model of `vocabulary` does not have; None is for bytes."""
+    """Refuse a tokenizer with more tokens than the model's `vocabulary`; None stands for bytes."""
     if tokenizer is None:
         if vocabulary > BYTE_VOCABULARY:
             raise ValueError(
@@ -135,14 +135,15 @@ def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
 
 
 def bytes_per_token(tokenizer: Any, tokens: np.ndarray) -> float:
-    """Bytes of UTF-8 per token of `tokens` [..., time]; right to one character per row."""
+    """UTF-8 bytes per token of `tokens` [..., time], accurate to one character per row."""
     rows = np.reshape(tokens, (-1, np.shape(tokens)[-1])).tolist()
     texts = tokenizer.decode_batch(rows, skip_special_tokens=False)
     return sum(len(text.encode()) for text in texts) / np.size(tokens)
 
 
 def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Pieces of text as tokens come in; a character of several tokens comes with its last."""
+    """Decode incoming tokens to pieces of text; a character of several tokens is returned with its
+    last."""
     ids: list[int] = []
     said = ""
     for token in tokens:
@@ -154,7 +155,7 @@ def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt, with those that a tokenizer begins every text with."""
+    """The tokens of a prompt, with the tokenizer's initial special tokens."""
     _check_tokenizer(tokenizer)
     return tokenizer.encode(text).ids
 

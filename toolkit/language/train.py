@@ -1,7 +1,7 @@
-"""A looped language model trained on text: `looped` and `training` put together.
+"""Training of a looped language model on text.
 
-A run is a folder: `run.json` (what was asked for, the corpus with its files and hash, the
-environment), `metrics.jsonl`, and `checkpoints/`.
+A run is a folder: `run.json` (settings, the corpus with its files and hash, the environment),
+`metrics.jsonl`, and `checkpoints/`.
 """
 
 import dataclasses
@@ -77,9 +77,8 @@ def next_byte_loss(
         params: its parameters.
         batch: inputs and targets, each `[batch, time]`; or those and segment ids, as
             `pack_documents` makes them: then targets below 0 do not count.
-        chunks: parts of time whose logits are made one after the other, see `streamed_loss`; 1
-            makes all at once.
-        block_chunks: pieces of the text by which the gradient goes back through each block, see
+        chunks: parts of time whose logits are computed one after the other, see `streamed_loss`.
+        block_chunks: pieces of the text in the backward pass of each block, see
             `toolkit.parallel.stream_backward`; not for packed documents.
 
     Returns:
@@ -122,7 +121,7 @@ def train_language_model(
     is_progress_shown: bool = True,
     profile: tuple[int, int] | None = None,
 ) -> TrainedModel:
-    """Train, or go on training, the run in a folder.
+    """Train the run in a folder, or resume it.
 
     Args:
         run: what to train.
@@ -131,9 +130,9 @@ def train_language_model(
         tokenizer: made by `load_tokenizer`, of a token array's tokens; None for the one that
             `write_tokens` left beside the array. It is stored in the run's folder.
         checkpoint_every: steps between checkpoints; None for an eighth of the run.
-        checkpoint_minutes: save also when so many minutes have passed since the last checkpoint.
-        stop: asked now and then; True saves and returns.
-        callback: given every metrics row.
+        checkpoint_minutes: also save when so many minutes have passed since the last checkpoint.
+        stop: called regularly; True saves and returns.
+        callback: called with every metrics row.
         is_progress_shown: whether to draw the progress bar.
         profile: (first, last): trace the updates after step `first` up to step `last`, into the
             folder `profile` of the run's.
@@ -157,7 +156,7 @@ def train_language_model(
         [1]
     """
     corpus = corpus or _corpus(run.text)
-    is_text = corpus.tokens.dtype == np.uint8  # small, and so wholly on every device
+    is_text = corpus.tokens.dtype == np.uint8  # small, and so replicated
     if is_text and (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
         raise ValueError(
             f"config.vocabulary must be more than {largest}, a byte of the text; got "
@@ -174,7 +173,7 @@ def train_language_model(
     graph, params, layout = _placed_parameters(run)
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
-    state = layout.apply(state) if layout else state  # moments may lie in another way
+    state = layout.apply(state) if layout else state  # moments may have another sharding
     loss = partial(next_byte_loss, graph, chunks=run.loss_chunks, block_chunks=run.block_chunks)
     loss = layout.bind(loss) if layout else loss
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
@@ -223,7 +222,7 @@ def train_language_model(
         result = fit(state, step, data, options, **kept)
     params = result.state.params
     if run.layout == "single" and run.cores > 1:
-        # On no device in particular: what is written with it next needs one core, or all of them.
+        # Uncommitted, so that generation may use one core or all of them.
         params = jax.tree.map(jnp.asarray, jax.device_get(params))
     return TrainedModel(
         model=nnx.merge(graph, params),
@@ -236,7 +235,7 @@ def train_language_model(
 
 
 def _tokenizer_beside(run: TrainingRun) -> Any:
-    """The tokenizer that `write_tokens` left beside the run's token array, if it is there."""
+    """The tokenizer beside the run's token array, if any."""
     texts = [run.text] if isinstance(run.text, str) else run.text
     return find_tokenizer(Path(texts[0]))
 
@@ -244,7 +243,7 @@ def _tokenizer_beside(run: TrainingRun) -> Any:
 def _evaluation(
     loss: Callable, batches: Any, per_token: float | None
 ) -> Callable[[Any], dict[str, float]]:
-    """The held-out loss in nats per token, and in bits per byte where bytes are known."""
+    """The held-out loss in nats per token, and in bits per byte if possible."""
     mean_loss = make_evaluation(loss, batches)
 
     def evaluate(params: Any) -> dict[str, float]:
@@ -267,7 +266,7 @@ def _corpus(text: str | tuple[str, ...]) -> Corpus:
 
 
 def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
-    """A fresh model's parameters, laid out on the devices as the run says."""
+    """A new model's parameters, sharded as the run's layout says."""
     graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
     if run.layout == "single" and run.cores == 1 and jax.process_count() == 1:
         return graph, params, None
@@ -296,7 +295,7 @@ def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | No
 
 
 def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
-    """What must be equal for a checkpoint to be of this run; survives a trip through JSON."""
+    """The settings that identify a run, in the form that JSON returns."""
     training = {
         field.name: getattr(run, field.name)
         for field in dataclasses.fields(run)
@@ -318,7 +317,7 @@ def _describe(
     if jax.process_index():
         return
     if path.exists() and any(entry.name.isdigit() for entry in directory.glob("checkpoints/*")):
-        return  # the first start of the run is the one on record; no checkpoint, no run yet
+        return  # the first start of the run is recorded; a run without a checkpoint is new
     facts = {
         "configuration": _configuration(run, corpus),
         "corpus": corpus.record(),

@@ -1,4 +1,4 @@
-"""A prompt continued as text."""
+"""Generation of text from a prompt."""
 
 import codecs
 from collections.abc import Iterator
@@ -25,22 +25,20 @@ def stream_text(
     seed: int = 0,
     tokenizer: Any = None,
 ) -> Iterator[str]:
-    """Continue a prompt, piece by piece, as text.
+    """Continue a prompt and yield pieces of text.
 
     Args:
         model: a model of bytes, or of the tokenizer's tokens.
         prompt: the text to continue.
-        length: bytes, or tokens, to write.
+        length: number of bytes, or tokens, to write.
         temperature: 0 for the likeliest byte every time.
         top_k: sample among the k likeliest bytes only.
         top_p: sample among the likeliest bytes with this share of the probability.
-        seed: of the sampling.
+        seed: seed of the sampling.
         tokenizer: made by `load_tokenizer`; None for bytes.
 
     Returns:
         Pieces of text; bytes that are not UTF-8 show as the replacement character.
-
-    Cost: One prefill and `length` decode steps.
 
     Example:
         >>> from flax import nnx

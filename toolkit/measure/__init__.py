@@ -1,18 +1,18 @@
-"""Numbers one can trust: timers, hardware, compiled programs, provenance.
+"""Reliable numbers: timers, hardware, compiled programs, provenance.
 
 Timing (`timing.py`):
 
-* `time_contenders`: times callables in turns, checked first
-* `speedup`: ratio of two medians, refused without a passed check
+* `time_contenders`: check callables, then time them interleaved
+* `speedup`: ratio of two medians; refused unless the check passed
 * `Timing`: median, spread and samples of one contender
 * `UncheckedRatioError`: what `speedup` raises when it refuses
-* `interquartile_range`: the spread that is reported
-* `in_words`: a number with its unit, as a reader expects it; `short`: the same for ticks
+* `interquartile_range`: the reported spread
+* `in_words`: a number with its unit and a fitting prefix; `short`: the same for ticks
 
 Compiled programs (`programs.py`):
 
 * `collectives`: every communication of a program, with bytes and runs
-* `Collective`: one of them, as one device sees it
+* `Collective`: one of them, from one device's view
 * `collective_table`: the same as text
 * `program_cost`: FLOPs, bytes and memory as the compiler counts them, as a `ProgramCost`
 * `ProgramCost`: those counts, per device
@@ -20,9 +20,9 @@ Compiled programs (`programs.py`):
 Provenance (`provenance.py`):
 
 * `Record`: one number with kind, device, versions, commit, date and command
-* `record`: makes one here and now
+* `record`: make one with the provenance of this process
 * `write_records`, `read_records`: JSON, there and back unchanged
-* `environment`: what a bug report needs, and nothing private; `environment_rows`: as text
+* `environment`: facts for a bug report, nothing private; `environment_rows`: as text
 
 Hardware (`hardware.py`):
 
@@ -30,13 +30,13 @@ Hardware (`hardware.py`):
 * `Hardware`: name, cores, memory and, on request, measured rates
 * `matmul_rate`: FLOP/s measured here
 * `memory_bandwidth`: bytes/s measured here
-* `cpu_name`, `available_cores`, `available_memory`: what this process may use
+* `cpu_name`, `available_cores`, `available_memory`: resources of this process
 
 Published figures (`chips.py`):
 
 * `published_peak`: a maker's figures for an accelerator, as a `Peak` (recorded)
 * `Peak`: one row of that table
-* `Link`: how its chips reach each other
+* `Link`: a connection between its chips
 """
 
 from toolkit.measure.chips import Link, Peak, published_peak

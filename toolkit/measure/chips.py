@@ -1,4 +1,4 @@
-"""What makers claim for their accelerators and for the links between them (kind: recorded)."""
+"""Published figures of accelerators and of the links between them (kind: recorded)."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ class Link:
 
     Attributes:
         name: such as "NVLink 4" or "ICI, 2-D torus".
-        bytes_per_second: that one chip sends to others of a group, in a ring or through a switch.
-            For a torus, along one axis: both directions of it.
+        bytes_per_second: sending rate of one chip in a group, in a ring or through a switch; for a
+            torus, along one axis in both directions.
         chips: the largest group it connects.
-        seconds: of delay per message.
+        seconds: delay per message.
         source: where the figures are published.
-        is_mesh: whether every pair has a wire of its own; the rate is then that over all wires of a
-            chip, and a smaller group reaches its share of it.
+        is_mesh: whether every pair has a separate wire; the rate is then that of all wires of a
+            chip, of which a smaller group reaches its share.
 
     Example:
         >>> published_peak("H100").links[0].name
@@ -37,7 +37,7 @@ class Link:
 class Peak:
     """Published peak of an accelerator (kind: recorded).
 
-    What jax calls a device is one chip, but for TPU7x, of which a chip shows two.
+    A jax device is one chip, except for TPU7x, where a chip is two devices.
 
     Attributes:
         name: the product.
@@ -45,7 +45,7 @@ class Peak:
         bytes_per_second: of the device's main memory.
         memory_bytes: its size.
         source: where the figures are published.
-        links: how it reaches others, the nearest first.
+        links: links to other chips, the nearest first.
 
     Example:
         >>> peak = published_peak("NVIDIA H100 80GB HBM3")
@@ -66,7 +66,7 @@ _GPU_BOOK = "Austin et al., How to Scale Your Model, 2025, chapter on GPUs"
 _CLOUD = "Google Cloud documentation, TPU7x (Ironwood), table of specifications, 2026"
 _NVLINK = "NVIDIA NVLink and NVSwitch, generations 3 to 5, per direction"
 _AWS = "Amazon EC2 accelerated instances: 100 Gbit/s per 8 GPUs"
-_ANY = 1 << 20  # a data centre's network connects all there are
+_ANY = 1 << 20  # a data centre's network connects any number
 
 
 def _ici(axis: str, bytes_per_second: float, chips: int, source: str = _BOOK) -> Link:
@@ -126,8 +126,8 @@ _TPU7X = Peak(
     tuple(replace(link, bytes_per_second=link.bytes_per_second / 2) for link in _V7X.links),
 )  # fmt: skip
 
-# Each product, and what jax (`device_kind`) and others call it. A device is found by its whole name
-# only: a slice of one (MIG), or one of another size of memory, is another device.
+# Each product, with its names in jax (`device_kind`) and elsewhere. Only whole names match: a slice
+# (MIG), or another size of memory, is another device.
 _ROWS: tuple[tuple[Peak, str], ...] = (
     (Peak("T4", 6.5e13, 3.2e11, 16e9, "NVIDIA T4 datasheet, 2019", _pcie(3, 15.75e9)), "t4"),
     (Peak("L4", 1.21e14, 3.0e11, 24e9, "NVIDIA L4 datasheet, 2023", _pcie(4, 31.5e9)), "l4"),
@@ -224,7 +224,7 @@ _MAKER = re.compile(r"^(nvidia|tesla|amd instinct|amd)\b ?")
 
 
 def _plain(name: str) -> str:
-    """A device's name in lower case, without its maker, words in the order of their letters."""
+    """A device's name in lower case, without its maker, with sorted words."""
     words = re.sub(r"[\s_-]+", " ", name.strip().lower())
     while (shorter := _MAKER.sub("", words)) != words:
         words = shorter
@@ -240,7 +240,7 @@ PEAKS: dict[str, Peak] = {
 
 @checked
 def published_peak(device_kind: str) -> Peak | None:
-    """Looks a device up in the table of published peaks (kind: recorded).
+    """Look a device up in the table of published peaks (kind: recorded).
 
     Args:
         device_kind: what jax calls it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite"; or its

@@ -1,7 +1,7 @@
-"""What this machine is, what its maker claims for it, and what it does when measured.
+"""This machine: its description, published peaks and measured rates.
 
 Published peaks (`chips.py`) are *recorded*. `matmul_rate` and `memory_bandwidth` are *measured
-here*; their quotient is where this machine's roofline bends.
+here*; their quotient is the ridge of this machine's roofline.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Hardware:
     """The machine under this process.
 
     Attributes:
-        name: the accelerator's name, or the processor's where there is none.
+        name: name of the accelerator, or else of the processor.
         platform: "cpu", "gpu" or "tpu".
         device_count: jax devices (simulated ones counted).
         cores: physical cores this process may use.
@@ -60,7 +60,7 @@ class Hardware:
 
 @checked
 def hardware(*, measure: bool = False) -> Hardware:
-    """Describes the machine; on request also measures it.
+    """Describe the machine; on request also measure it.
 
     Args:
         measure: whether to measure the matmul rate and the memory bandwidth (a second or two).
@@ -123,8 +123,8 @@ def matmul_rate(size: int | None = None, dtype: jnp.dtype | None = None) -> floa
 def memory_bandwidth(array_bytes: int | None = None) -> float:
     """Bytes/s between the default device and its memory, measured here.
 
-    Eight passes of x <- a x + b over one array inside one program: every pass reads and writes
-    each byte once, in place, so no page is touched for the first time while the clock runs.
+    Eight passes of x <- a x + b over one array in one program: every pass reads and writes each
+    byte once, in place, so that no page fault is timed.
 
     Args:
         array_bytes: size of the array; it must exceed the last-level cache. None takes 128 MiB on
@@ -167,7 +167,7 @@ def cpu_name() -> str:
     """The processor's model name.
 
     Returns:
-        Such as "AMD EPYC 9654"; the architecture where the system does not tell more.
+        Such as "AMD EPYC 9654", or the architecture if the model is unknown.
 
     Example:
         >>> cpu_name()
@@ -223,7 +223,7 @@ def available_memory() -> int:
 
 
 def _core_of(cpu: int) -> tuple[str, str]:
-    """Names the physical core behind a logical one (itself where the system does not tell)."""
+    """The physical core of a logical one; itself if unknown."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         package = (topology / "physical_package_id").read_text().strip()
@@ -233,7 +233,8 @@ def _core_of(cpu: int) -> tuple[str, str]:
 
 
 def _cgroup_values(name: str) -> list[str]:
-    """A control-group file of this process's group and of all groups above it: each may limit."""
+    """Values of a control-group file in this process's group and all its parents, each of which may
+    limit."""
     own, found = Path("/proc/self/cgroup"), []
     group = _CGROUP
     if own.exists():

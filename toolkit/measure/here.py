@@ -1,4 +1,4 @@
-"""What the devices of this process reach, in the form of a row of published figures."""
+"""Measured rates of this process's devices, in the form of published figures."""
 
 import functools
 import statistics
@@ -14,12 +14,12 @@ from toolkit.measure.hardware import available_memory, matmul_rate, memory_bandw
 SMALL, LARGE = 1 << 8, 1 << 20  # numbers per device in the sums that are timed
 REPEATS = 7
 SOURCE = "measured here"
-LEAST_SECONDS = 1e-9  # of delay, where noise says less
+LEAST_SECONDS = 1e-9  # lower bound of a delay below the noise
 
 
 @functools.cache
 def measured_peak() -> Peak:
-    """What one of the devices here reaches while all of them are there.
+    """Measure one of the devices here while all of them work.
 
     Simulated devices share the cores and the memory of one processor, and so each has a share.
     """

@@ -1,7 +1,7 @@
-"""How often a loop of a compiled program runs, where its text tells.
+"""Trip counts of loops, from the text of a compiled program.
 
-Compilers for CPUs and GPUs write it down. That for TPUs does not, but what `jax.lax.scan` becomes
-counts from one constant to another, and all three numbers are in the text.
+Compilers for CPUs and GPUs write them down. The compiler for TPUs does not, but the loop of a
+`jax.lax.scan` counts between constants that are in the text.
 """
 
 import re
@@ -16,7 +16,7 @@ Computations = dict[str, list[Instruction]]
 
 
 def loop_trips(loop: Instruction, around: str, computations: Computations) -> int | None:
-    """Runs of the body of a loop that stands in the computation `around`; None: not in the text."""
+    """The trip count of a loop in the computation `around`; None if it is not in the text."""
     if loop.trip_count is not None:
         return loop.trip_count
     condition, body = _CONDITION.search(loop.attributes), _BODY.search(loop.attributes)
@@ -44,7 +44,7 @@ def _by_name(computation: list[Instruction]) -> dict[str, Instruction]:
 
 
 def _element(given: Instruction | None, place: int, named: dict[str, Instruction]):
-    """What stands at a place of a tuple."""
+    """The element at an index of a tuple."""
     if given is None or given.opcode != "tuple" or place >= len(given.operand_names):
         return None
     return named.get(given.operand_names[place])
@@ -59,7 +59,7 @@ def _constant(given: Instruction | None, named: dict[str, Instruction]) -> int |
 
 
 def _step(given: Instruction | None, named: dict[str, Instruction]) -> int | None:
-    """What the counter grows by."""
+    """The increment of the counter."""
     while given is not None and given.opcode == "copy":
         given = named.get(given.operand_names[0])
     if given is None or given.opcode != "add":

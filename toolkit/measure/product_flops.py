@@ -1,8 +1,8 @@
-"""FLOPs of the matrix products and convolutions of a compiled program, however they are written.
+"""FLOPs of the matrix products and convolutions of a compiled program, in all notations.
 
 CPUs and GPUs write `dot`, TPUs write products as convolutions, and GPUs call libraries: cuBLAS for
-products, cuDNN for convolutions and attention. A kernel that is none of these (Pallas, Triton)
-counts what its author declared; without a declaration its FLOPs are unknown.
+products, cuDNN for convolutions and attention. Other kernels (Pallas, Triton) count with the FLOPs
+that they declare, or are unknown.
 
 Source: OpenXLA, "HLO operation semantics" (Conv, Dot) and `HloCostAnalysis`: two FLOPs for each
 product whose factors both lie in the arrays; padding and the zeros of dilation do not count.
@@ -24,7 +24,7 @@ _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 _TARGET = re.compile(r'\bcustom_call_target="([^"]*)"')
 _DECLARED = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)')
 _SCORES = re.compile(r'"intermediate_tensor_shape":\{[^\[]*"dimensions":\[([^\]]*)\]')
-# Where a convolution's input, filter and output are: an operand, or the result (None).
+# A convolution's input, filter and output: an operand, or the result (None).
 _FORWARD = (0, 1, None)
 _CONVOLUTIONS = {"BackwardInput": (None, 1, 0), "BackwardFilter": (0, None, 1)}
 # Custom calls that multiply no matrices: they rearrange, sort or annotate.
@@ -36,8 +36,8 @@ _PLAIN = re.compile(
 
 
 def product_flops(instruction: Instruction, shapes: dict[str, str]) -> float | None:
-    """FLOPs of one instruction, given the shapes of its operands by name; 0 where it is no product,
-    None where nothing tells. (What is inside a fusion has lines of its own.)"""
+    """FLOPs of one instruction, given the shapes of its operands by name; 0 if it is not a product,
+    None if unknown. (The inside of a fusion has separate lines.)"""
     if instruction.opcode == "dot":
         return _dot(instruction, shapes, _CONTRACTED)
     if instruction.opcode == "convolution":
@@ -46,7 +46,7 @@ def product_flops(instruction: Instruction, shapes: dict[str, str]) -> float | N
 
 
 def call_target(instruction: Instruction) -> str:
-    """What a custom call calls."""
+    """The target of a custom call."""
     found = _TARGET.search(instruction.attributes)
     return found[1] if found else ""
 

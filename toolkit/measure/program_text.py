@@ -1,11 +1,11 @@
-"""The compiler's program text, as far as communication needs it: computations, shapes, groups.
+"""A parser of the compiler's program text: computations, shapes, replica groups.
 
 The text is a list of computations, each a list of lines
 
     %name = shape opcode(operands), attributes
 
-A loop or a branch names the computations it runs in its attributes. Layouts (`{1,0:T(8,128)}`)
-and comments are dropped on the way in.
+Attributes of a loop or a branch name its computations. Layouts (`{1,0:T(8,128)}`) and comments are
+dropped.
 
 Source: OpenXLA, "HLO IR text" and the sources of its printer for the replica-group notations.
 """
@@ -36,7 +36,7 @@ class Instruction:
     """One line of a program, without layouts.
 
     Attributes:
-        name: what later lines call its result.
+        name: name of its result.
         shape: of the result, such as "f32[8,32]" or a tuple of such.
         opcode: such as "all-reduce" or "while".
         operands: the text between the parentheses.
@@ -64,7 +64,7 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """How often a loop runs, where the compiler has found out."""
+        """The trip count of a loop, if the compiler wrote it down."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 
@@ -134,7 +134,7 @@ def _element_bits(kind: str) -> int:
 
 
 def first_group(attributes: str, devices: int) -> list[int]:
-    """The first group of devices, from any of the notations of `replica_groups`.
+    """The first group of devices, in any notation of `replica_groups`.
 
     {{0,1},{2,3}} lists them; {} means all; [4,2]<=[2,4]T(1,0) is four groups of two, read from the
     transposed grid; mesh['a'=4,'b'=2] {'a':(2)2,'b'} names mesh axes, or a factor of one (here
@@ -168,7 +168,7 @@ def integers(text: str) -> list[int]:
 
 
 def _steps(grid: list[int]) -> list[int]:
-    """How far apart neighbours along each axis of a row-major grid are."""
+    """Strides of a row-major grid."""
     return [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
 
 

@@ -1,8 +1,7 @@
-"""Reads compiled programs: what they communicate, compute and hold.
+"""Communication, work and memory of compiled programs.
 
-Everything here comes from the optimised program (`jax.jit(f).lower(...).compile()`), so it is what
-this backend runs, fused and combined, and not what the source suggests. It is exact and needs no
-fast machine. It is also this backend's own choice: a TPU or GPU may pick other collectives.
+Everything comes from the optimised program (`jax.jit(f).lower(...).compile()`), so it is exact for
+this backend, after fusion and combining. Another backend may choose other collectives.
 """
 
 import re
@@ -34,19 +33,19 @@ _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 @dataclass(frozen=True)
 class Collective:
-    """One communication of a compiled program, as one device sees it.
+    """One communication of a compiled program, from one device's view.
 
     Attributes:
-        kind: one of `KINDS`, as the compiler names it.
+        kind: the compiler's name, one of `KINDS`.
         bytes: size of the result on one device, in one run.
         operand_bytes: size of the operands on one device, in one run.
         group_size: devices that take part in one group.
         bytes_sent: bytes a device sends in one run by the bandwidth-optimal algorithm.
-        count: runs per execution of the program (more than one inside a loop).
-        is_count_exact: whether `count` is known. False when an enclosing loop's trip count is not
-            (it then counts as one trip) or a branch encloses it: of a conditional's branches the
-            one that sends most counts as taken, and what the others send has a count of 0.
-        name: the operation of the source it comes from, as jax names it.
+        count: runs per execution of the program.
+        is_count_exact: whether `count` is known. False if the trip count of an enclosing loop is
+            unknown (and counts as one), or in a conditional, whose branch that sends most counts as
+            taken while the others have a count of 0.
+        name: jax's name of the source operation.
 
     Example:
         >>> found = Collective("all-reduce", 64, 64, 8, 112.0, 3, True, "psum")
@@ -65,8 +64,8 @@ class Collective:
 
     @property
     def is_size_exact(self) -> bool:
-        """Whether the bytes are known; a ragged all-to-all sends what the data say, and counts as
-        if its input were full and all devices' shares alike."""
+        """Whether the bytes are known. A ragged all-to-all depends on the data, and counts as if
+        its input were full and evenly divided."""
         return self.kind != "ragged-all-to-all"
 
     @property
@@ -77,10 +76,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class ProgramCost:
-    """What the compiler says a program costs on each device.
+    """The compiler's estimate of a program's cost per device.
 
     Attributes:
-        flops: floating point operations; a loop's body counts once, whatever its trip count.
+        flops: floating point operations; a loop's body counts only once.
         bytes_accessed: memory traffic between fused kernels; loops as for `flops`.
         argument_bytes: arrays passed in, this device's shards.
         output_bytes: arrays returned.
@@ -108,9 +107,9 @@ class ProgramCost:
 
 
 def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
-    """Lists every communication of a compiled program, with its bytes and how often it runs.
+    """List every communication of a compiled program, with bytes and counts.
 
-    For N devices in a group, a device that sends optimally sends, in one run,
+    With N devices in a group and optimal algorithms, a device sends per run
 
         all-gather          (N-1)/N * result bytes
         reduce-scatter      (N-1)/N * operand bytes
@@ -123,11 +122,11 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
     Of a conditional's branches, the one that sends most counts as taken.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns.
+        compiled: the result of `jax.jit(f).lower(...).compile()`.
 
     Returns:
-        One `Collective` an instruction and call site, in the order of the program text. Tensors
-        that the compiler combined into one instruction are one entry with their bytes summed.
+        One `Collective` per instruction and call site, in program order. Tensors combined into one
+        instruction are one entry with their total bytes.
 
     Raises:
         ValueError: a replica group in a notation this reader does not know.
@@ -149,10 +148,10 @@ def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
 
 @checked
 def collective_table(found: list[Collective]) -> str:
-    """Writes collectives as a table, one line a distinct one, and their total.
+    """Tabulate collectives, one line per distinct one, with their total.
 
     Args:
-        found: what `collectives` returned.
+        found: the result of `collectives`.
 
     Returns:
         Aligned text; "~" before a count or size that is not exact.
@@ -181,12 +180,12 @@ def collective_table(found: list[Collective]) -> str:
 
 
 def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
-    """Reads the compiler's own counts of work and memory, per device.
+    """Read the compiler's counts of work and memory, per device.
 
-    The compiler's `peak_memory_in_bytes` is left out on purpose: on a CPU it misses temporaries.
+    The compiler's `peak_memory_in_bytes` is omitted, because on a CPU it misses temporaries.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns.
+        compiled: the result of `jax.jit(f).lower(...).compile()`.
 
     Returns:
         A `ProgramCost`.
@@ -214,7 +213,7 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
 
 
 Site = tuple[tuple[str, Instruction], ...]
-"""Where an instruction stands: (computation, instruction) pairs from the entry inwards."""
+"""The location of an instruction: (computation, instruction) pairs from the entry inwards."""
 
 
 def read_program(text: str) -> tuple[dict[str, list[Instruction]], str, int]:
@@ -250,8 +249,8 @@ def collective_sites(
                 inside = _with_one_taken(inside)
             for sites in inside:
                 for found, inner in sites:
-                    # On a TPU three fusions hold an asynchronous collective: where it starts,
-                    # what hides it, where it is done. Their channel is one.
+                    # On a TPU three fusions with one channel form an asynchronous collective: its
+                    # start, the work that hides it, its end.
                     channel = _CHANNEL.search(inner[-1][1].attributes)
                     key = (found.kind, channel[1] if channel else "")
                     if instruction.opcode == "fusion" and channel:
@@ -264,7 +263,7 @@ def collective_sites(
 
 
 def _with_one_taken(branches: list[list[tuple[Collective, Site]]]):
-    """Branches of a conditional of which one runs: the one that sends most."""
+    """Collectives of a conditional, with the branch that sends most taken."""
     sent = [sum(found.total_bytes_sent for found, _ in sites) for sites in branches]
     taken = sent.index(max(sent, default=0.0)) if sent else 0
     return [
@@ -274,9 +273,9 @@ def _with_one_taken(branches: list[list[tuple[Collective, Site]]]):
 
 
 def collective_kind(instruction: Instruction, computation: str) -> str:
-    """The kind of collective that an opcode stands for in a computation, if it is one.
+    """The kind of collective of an opcode in a computation, if it is one.
 
-    What is sent to the host or received from it is none.
+    Transfers to or from the host are not collectives.
 
     TPUs run a fusion "all-reduce-scatter", an all-reduce of which each device cuts out its share,
     as one ring of a reduce-scatter: half of what the all-reduce inside would send.
@@ -296,7 +295,7 @@ def read_collective(
     count: int,
     is_exact: bool,
 ) -> Collective:
-    """What a collective's line says; `shapes` are those of the operands, by name."""
+    """Read a collective's line; `shapes` are those of the operands, by name."""
     result, names = instruction.shape, instruction.operand_names
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
         # The asynchronous forms return (operands, results, ...); all-reduce-start only results.

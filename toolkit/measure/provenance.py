@@ -1,8 +1,8 @@
-"""Numbers that remember where they came from.
+"""Numbers with their provenance.
 
-A number shown to a reader is one of three kinds: *measured* (here, now), *recorded* (measured
-earlier, elsewhere, or published) or *modelled* (computed from a formula). A `Record` carries the
-kind with the device, versions, commit, date and command, and comes back from JSON unchanged.
+A number is *measured* (here, now), *recorded* (measured earlier, elsewhere, or published) or
+*modelled* (computed from a formula). A `Record` has the kind, device, versions, commit, date and
+command.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Record:
 
     Attributes:
         name: what was measured, such as "decode/gdn/seconds_per_token".
-        value: the number, finite.
+        value: the number.
         unit: its unit, such as "s" or "byte".
         kind: "measured", "recorded" or "modelled".
         device: the hardware in words.
@@ -52,8 +52,8 @@ class Record:
         date: UTC, ISO 8601.
         command: the command line without folders of the machine.
         samples: the numbers `value` summarises, may be empty.
-        check: "passed" where a check of correctness had to pass before the number was taken, else
-            "absent". Only the former may stand in a ratio.
+        check: "passed" if a check of correctness passed before the measurement, else "absent". Only
+            the former may be used in a ratio.
 
     Example:
         >>> found = record("loss", 0.5, "nat", samples=[0.4, 0.6])
@@ -91,7 +91,7 @@ def record(
     device: str | None = None,
     check: str = ABSENT,
 ) -> Record:
-    """Makes a record and fills in the provenance of this process.
+    """Make a record with the provenance of this process.
 
     Args:
         name: what was measured.
@@ -103,7 +103,7 @@ def record(
         check: "passed" or "absent": whether correctness was checked before.
 
     Returns:
-        A `Record` of here and now.
+        A `Record`.
 
     Example:
         >>> record("parameters", 1_000, "1", kind="modelled").value
@@ -127,7 +127,7 @@ def record(
 
 @checked
 def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
-    """Writes records as JSON, all or nothing.
+    """Write records as JSON, atomically.
 
     Args:
         path: the file; it is replaced whole or left as it was.
@@ -157,7 +157,7 @@ def write_records(path: str | os.PathLike, records: Iterable[Record]) -> None:
 
 @checked
 def read_records(path: str | os.PathLike) -> list[Record]:
-    """Reads what `write_records` wrote.
+    """Read records written by `write_records`.
 
     Args:
         path: a JSON file holding a list of records.
@@ -190,10 +190,10 @@ def read_records(path: str | os.PathLike) -> list[Record]:
 
 
 def environment() -> dict[str, Any]:
-    """What a bug report or a record needs to know about this process, and nothing private.
+    """Facts about this process for a bug report or a record, nothing private.
 
-    No host name, user name or folder is in it. Asking for the devices starts jax's backend, so
-    call `simulate_devices` first if you want several.
+    It has no host name, user name or folder. It starts jax's backend, so call `simulate_devices`
+    first if needed.
 
     Returns:
         A dict: device (in words), platform, device_kind, device_count, cpu, cores, memory_bytes,
@@ -228,7 +228,7 @@ def environment() -> dict[str, Any]:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """`environment` as text, one line a fact, to print or to show in a table.
+    """`environment` as text, one line per fact.
 
     Returns:
         (name, text) pairs; versions on one line.
@@ -271,7 +271,7 @@ def _commit() -> str:
         return done.stdout.strip()
 
     try:
-        # An installed copy may lie inside somebody else's repository: ask whether it is tracked.
+        # An installed copy may be inside another repository, so check that it is tracked.
         git("ls-files", "--error-unmatch", Path(__file__).name)
         # Records change nothing that is measured, and several are written one after another.
         code = (":/", ":(top,exclude)data/experiments", ":(top,exclude)data/measurements")

@@ -1,8 +1,8 @@
-"""Fair timing: contenders take turns in one process, and no ratio is given without a check.
+"""Fair timing: contenders take turns in one process, and ratios need a passed check.
 
-Machines drift: clocks boost, neighbours wake up, caches fill. Timing one contender to the end and
-then the next charges the drift to whoever came last. Here every round calls each contender once,
-the order turns by one place each round, and the median over rounds is reported with its spread.
+The speed of a machine drifts. If contenders were timed one after the other, the last would bear the
+drift. Here every round calls each contender once, in rotating order, and the median over rounds is
+reported with its spread.
 """
 
 import math
@@ -23,7 +23,7 @@ ABSENT = "absent"
 
 
 class UncheckedRatioError(RuntimeError):
-    """A speed ratio was asked for between results that were not shown to be equal."""
+    """A speed ratio was requested without a passed check of equal results."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Timing:
         samples: wall-clock seconds per call, one a round.
         cpu_samples: processor seconds per call, one a round: all threads of this process together,
             so `cpu_median / median` is the number of cores kept busy.
-        repetitions: calls averaged inside one sample (more than one for very short calls).
+        repetitions: calls averaged in one sample (above 1 for very short calls).
         check: "passed", "absent", or "failed: " and the reason.
 
     Example:
@@ -76,7 +76,7 @@ def time_contenders(
     check: Callable[[dict[str, Any]], Any] | None = None,
     progress: bool = False,
 ) -> dict[str, Timing]:
-    """Times callables against each other: checked first, warmed up, interleaved, blocked on.
+    """Time callables against each other: checked, warmed up, interleaved, blocked on.
 
     Sample r of a contender is (end - start) / repetitions, and the reported value is the median
     over r. Each call is waited for before the next starts, so this is latency, not throughput.
@@ -87,10 +87,9 @@ def time_contenders(
             callable on a GPU must synchronise by itself).
         rounds: samples per contender.
         warmup: untimed calls per contender, after the first call that the check looks at.
-        min_seconds: a sample lasts about this long at least; shorter calls are repeated inside it.
-        check: called once, before any timing, with name -> result; it raises, or
-            returns False, if they are wrong.
-            A failure does not stop the timing, it makes `speedup` refuse.
+        min_seconds: minimum duration of a sample; shorter calls are repeated.
+        check: called once before timing with name -> result; raises or returns False if they are
+            wrong. Timing continues after a failure, but `speedup` refuses.
         progress: whether to show a tqdm bar over the rounds.
 
     Returns:
@@ -151,7 +150,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
     """How many times faster `ours` is than `peer`: median(peer) / median(ours).
 
     Args:
-        timings: what `time_contenders` returned.
+        timings: the result of `time_contenders`.
         ours: name of the contender in the denominator.
         peer: name of the contender it is compared with.
 
@@ -179,7 +178,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, peer: str) -> float:
 
 @checked
 def interquartile_range(samples: Iterable[float]) -> float:
-    """Spread of samples that one slow outlier cannot move: Q3 - Q1.
+    """Spread of samples, robust to outliers: Q3 - Q1.
 
     Args:
         samples: the numbers, at least one.
@@ -214,7 +213,7 @@ def _judge(check: Callable[[dict[str, Any]], Any] | None, results: dict[str, Any
         return ABSENT
     try:
         verdict = check(results)
-    except Exception as error:  # whatever a check raises is a verdict, not a crash
+    except Exception as error:  # any exception of a check is a failed check
         return f"failed: {type(error).__name__}: {error}"
     is_denied = isinstance(verdict, bool | np.bool_) and not verdict
     return "failed: the check returned False" if is_denied else PASSED

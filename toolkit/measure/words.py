@@ -1,4 +1,4 @@
-"""Quantities in words: the digits and the unit that a reader expects."""
+"""Quantities in words, with suitable digits and units."""
 
 from numbers import Integral
 
@@ -15,7 +15,7 @@ SPOKEN_UNITS = ("seconds", *_UNITS, "share", "times")
 
 @checked
 def in_words(value: float, unit: str = "") -> str:
-    """A number with its unit, as a reader expects it: three digits and a fitting prefix.
+    """A number with its unit: three digits and a fitting prefix.
 
     Args:
         value: the number, in the base unit.

@@ -1,11 +1,11 @@
-"""Pipeline schedules as data: who computes what, in which order, and what it costs.
+"""Pipeline schedules as data: tasks per device, their order and cost.
 
 A schedule (`schedule.py`):
 
-* `Schedule`: for each device the tasks in their order; `placement` says where each stage lies
+* `Schedule`: for each device its ordered tasks; `placement` gives the device of each stage
 * `Task`: one forward, backward, input gradient or weight gradient of one microbatch
-* `faults`: what is wrong with a schedule, in words
-* `to_csv`, `from_csv`: the files that PyTorch's pipelining reads and writes
+* `faults`: the errors of a schedule, in words
+* `to_csv`, `from_csv`: files in the format of PyTorch's pipelining
 
 The ones the field uses (`orders.py`):
 

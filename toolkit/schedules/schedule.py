@@ -44,8 +44,8 @@ class Schedule:
     """For each device, its tasks in the order in which it runs them.
 
     Attributes:
-        name: for titles.
-        microbatches: how many pass through the pipeline.
+        name: name for titles.
+        microbatches: number of microbatches.
         placement: the device of every stage.
         orders: for each device its tasks.
 
@@ -62,12 +62,12 @@ class Schedule:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return len(self.orders)
 
     @property
     def stages(self) -> int:
-        """How many pieces the model is cut into."""
+        """Number of stages."""
         return len(self.placement)
 
     @property
@@ -77,11 +77,11 @@ class Schedule:
 
     @property
     def is_split(self) -> bool:
-        """Whether backward passes are cut into input and weight gradients."""
+        """Whether backward passes are split into input and weight gradients."""
         return any(task.kind == "W" for order in self.orders for task in order)
 
     def waits_for(self, task: Task) -> Iterator[Task]:
-        """What must have ended before `task` starts.
+        """The tasks that must end before `task` starts.
 
         F(i, s) waits for F(i, s-1); B or I(i, s) for F(i, s) and that of stage s+1; W for its I.
         """
@@ -99,19 +99,17 @@ class Schedule:
 
 @checked
 def faults(schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule, in words; an empty list if it can run.
+    """The errors of a schedule, in words; an empty list if it can run.
 
     Every microbatch passes every stage once, forward and backward (whole or in two halves), on the
     device where the stage lies, and no device waits for ever.
 
     Args:
-        schedule: any, also one that somebody wrote by hand.
+        schedule: any schedule, even one written by hand.
 
     Returns:
         One sentence per fault: tasks that are missing, doubled, unknown or on a foreign device;
         if there is none of those, the tasks at which the devices wait for one another.
-
-    Cost: Proportional to the number of tasks.
 
     Example:
         >>> order = (Task("F", 0, 0), Task("F", 0, 0), Task("B", 0, 0))
@@ -145,7 +143,7 @@ def faults(schedule: Schedule) -> list[str]:
 
 
 def started(schedule: Schedule) -> list[int]:
-    """How far each device comes in its order before it would wait for ever."""
+    """The number of tasks that each device can run before a deadlock."""
     done: set[Task] = set()
     at = [0] * schedule.devices
     moved = True
@@ -162,7 +160,7 @@ def started(schedule: Schedule) -> list[int]:
 
 
 def waiting(schedule: Schedule, at: list[int]) -> list[str]:
-    """For each device that stopped before its end, what it waits for."""
+    """For each device in a deadlock, the tasks for which it waits."""
     done = {task for order, end in zip(schedule.orders, at, strict=True) for task in order[:end]}
     return [
         f"device {device} waits for ever at {order[end]}: it needs "
@@ -174,10 +172,10 @@ def waiting(schedule: Schedule, at: list[int]) -> list[str]:
 
 @checked
 def to_csv(schedule: Schedule) -> str:
-    """A schedule as PyTorch's pipelining writes one: a row per device, cells such as `2F0`.
+    """A schedule in the format of PyTorch's pipelining: a row per device, cells such as `2F0`.
 
     Args:
-        schedule: which; a cell is stage, kind, microbatch.
+        schedule: the schedule; a cell is stage, kind, microbatch.
 
     Returns:
         The text of the file.
@@ -200,10 +198,10 @@ def from_csv(text: str, name: str = "from a file") -> Schedule:
 
     Args:
         text: a row per device, a cell per task: stage, kind (F, B, I, W), microbatch.
-        name: for titles.
+        name: name for titles.
 
     Returns:
-        The schedule; whether it can run is for `faults` to say.
+        The schedule; `faults` checks whether it can run.
 
     Raises:
         ValueError: a cell is not a task, or a stage is on two devices or on none.

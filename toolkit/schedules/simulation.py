@@ -1,4 +1,4 @@
-"""When each task of a schedule runs, and what that costs: time lost and memory held."""
+"""Simulation of a schedule: times of tasks, idle time and memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Time = Fraction
 
 @dataclass(frozen=True)
 class Durations:
-    """How long one microbatch takes on ONE device, all its chunks together; any unit.
+    """Durations of one microbatch on ONE device, all its chunks together; any unit.
 
     Attributes:
         forward: T_F.
@@ -68,8 +68,8 @@ class Timeline:
     """A simulated schedule. All numbers are modelled and exact (`fractions.Fraction`).
 
     Attributes:
-        schedule: what was simulated.
-        durations: with which times.
+        schedule: the simulated schedule.
+        durations: its durations.
         spans: for each device its tasks with start and end.
 
     Example:
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def busy(self) -> Time:
-        """What one device has to compute: m (T_F + T_I + T_W)."""
+        """The work of one device: m (T_F + T_I + T_W)."""
         return self.schedule.microbatches * (self.durations.of("F") + self.durations.of("B"))
 
     @property
@@ -124,7 +124,7 @@ class Timeline:
         m_b, m_w = Fraction(activation) / chunks, Fraction(weight_gradient) / chunks
         changes = []
         for task, start, end in self.spans[device]:
-            # What is freed at a time is free for what starts at that time: 0 sorts before 1.
+            # Memory freed at a time is available to tasks that start then: 0 sorts before 1.
             if task.kind == "F":
                 changes.append((start, 1, m_b))
             elif task.kind == "W":
@@ -171,12 +171,12 @@ class Timeline:
 
 @checked
 def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline:
-    """When each task runs if every device runs its tasks in order, each as early as it can.
+    """Run every device's tasks in order, each as early as possible.
 
         start = max(end of the device's task before, ends of what it waits for (+ delay))
 
     Args:
-        schedule: any that `faults` finds nothing in.
+        schedule: a schedule without `faults`.
         durations: of tasks that fill a device; a task of one of v chunks takes 1/v of them. None:
             all three 1, no delay.
 

@@ -1,4 +1,4 @@
-"""The contract of token mixers, for those written elsewhere.
+"""The contract of token mixers, for mixers of other packages.
 
 check_mixer     run all of it on a row, and on its layer
 
@@ -22,25 +22,25 @@ DEVICES = 4
 
 @checked
 def check_mixer(row: Mixer, *, word: str | None = None, is_grouped: bool = True) -> list[str]:
-    """Run the whole contract of token mixers on one of your own.
+    """Run the whole contract of token mixers on your own mixer.
 
-    Its functions are held against its own `reference`, in float64 and in bfloat16, at odd lengths
-    and at one token; against themselves in pieces and steps, packed, under `vmap` and `shard_map`;
-    and with NaN and infinities where they must not reach.
+    Its functions are compared with its `reference`, in float64 and bfloat16, at odd lengths and at
+    one token; with themselves in pieces and steps, packed, under `vmap` and `shard_map`; and with
+    NaN and infinities in places that must not matter.
 
     Args:
-        row: what `toolkit.attention.register` takes, with options so small that most of a sequence
-            of 37 tokens is not seen, if it selects.
-        word: of its layer in `toolkit.looped.LAYERS`, to run the contract of layers too.
+        row: a row as for `toolkit.attention.register`; if it selects tokens, with options so small
+            that most of a sequence of 37 tokens is not seen.
+        word: its layer's word in `toolkit.looped.LAYERS`, to run the contract of layers too.
         is_grouped: whether fewer heads of q and k than of v are allowed.
 
     Returns:
         The names of the contracts that hold.
 
     Raises:
-        AssertionError: some do not: names all of them, each with its first line.
-        RuntimeError: fewer than four devices; `toolkit.parallel.simulate_devices(4)` before
-            anything else makes them.
+        AssertionError: when contracts are broken; names each with its first line.
+        RuntimeError: with fewer than four devices; call `toolkit.parallel.simulate_devices(4)`
+            first.
 
     Cost: About a minute on two cores, most of it compilation.
 

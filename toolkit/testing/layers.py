@@ -1,4 +1,4 @@
-"""What every layer of a looped model promises, as functions of its word in a pattern."""
+"""The contract of layers of a looped model, as functions of a layer's word."""
 
 import dataclasses
 from functools import cache
@@ -45,14 +45,14 @@ def small():
 
 @cache
 def grouped():
-    """Two value heads to a key head where a mixer can, sizes that are no power of two."""
+    """Two value heads per key head if the mixer allows it, and sizes that are not powers of two."""
     return small().with_options(**everywhere(value_heads=4, key_size=6, value_size=5))
 
 
 def drawn(make, seed=0):
-    """A module with every parameter away from its (sometimes zero) start, so that all show.
+    """A module with random parameters instead of its initial (sometimes zero) ones.
 
-    Its own initialisation would compile a program a shape.
+    Its own initialisation would compile a program per shape.
     """
     module = nnx.eval_shape(make)
     generator = np.random.default_rng(seed)
@@ -150,7 +150,7 @@ def a_training_step(word: str) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(gradient)
     assert sum(leaf.size for _, leaf in leaves) == parameter_count(config)
     names = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-    # An indexer has a loss of its own.
+    # An indexer has a separate loss.
     idle = [name for name, leaf in names.items() if not np.any(leaf)]
     assert idle == [name for name in names if "indexer" in name]
     assert all(np.all(np.isfinite(leaf)) and leaf.dtype == np.float32 for _, leaf in leaves)
@@ -160,7 +160,7 @@ def a_training_step(word: str) -> None:
 
 
 def bfloat16_is_near_float32(word: str) -> None:
-    """Where rounding cannot select other tokens."""
+    """Checked where rounding cannot change the selected tokens."""
     x = some_inputs()
     # Rounding may select other tokens: here all are.
     config = grouped().with_options(**everywhere(selected_tokens=TIME, selected_blocks=TIME))

@@ -1,7 +1,7 @@
-"""What every token mixer promises of a sequence, as functions that raise an AssertionError.
+"""The contract of token mixers on sequences, as functions of a row that raise AssertionError.
 
-Each takes a row; what it holds the row's function against is the row's own reference, the equation
-token by token, or the function itself on other inputs.
+Each compares the row's function with the row's reference, the equation token by token, or with
+itself on other inputs.
 """
 
 from functools import cache, partial

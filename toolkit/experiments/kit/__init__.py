@@ -1,1 +1,1 @@
-"""What all experiments share: settings and runs, records, verdicts, figures."""
+"""Shared code of all experiments: settings and runs, records, verdicts, figures."""

@@ -1,4 +1,4 @@
-"""What the figures of experiments have in common, in the house style."""
+"""Shared code for figures of experiments, in the house style."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -58,5 +58,5 @@ def draw_bar(axes: Axes, place: float, samples: list[float], look: Look, width: 
 
 
 def caption_below(figure: Figure, text: str) -> None:
-    """One line under the axes: what the marks are and where the numbers come from."""
+    """One line below the axes: the meaning of the marks and the origin of the numbers."""
     figure.text(0.01, 0.02, text, color=FAINT, fontsize=9)

@@ -1,4 +1,4 @@
-"""What an experiment is: settings, seeds, a function that runs one, and claims to judge."""
+"""An experiment: settings, seeds, a function that runs one setting, and claims to judge."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -13,16 +13,16 @@ from toolkit.measure.tables import text_table
 
 
 class Stopped(Exception):
-    """A run was asked to stop, and has saved what it needs to go on."""
+    """A run was asked to stop, and has saved its state."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a run may use beside its setting and seed.
+    """Resources of a run besides its setting and seed.
 
     Attributes:
-        directory: the run's own folder, kept until the run is finished: for checkpoints.
-        progress: to be called now and then with the share of the run that is done, 0 to 1.
+        directory: the run's folder for checkpoints, kept until the run is finished.
+        progress: callback for the finished share of the run, 0 to 1.
 
     Example:
         >>> from pathlib import Path
@@ -41,8 +41,8 @@ class Run:
 
     Attributes:
         label: the setting's name.
-        setting: all that decides the outcome but the seed, a frozen dataclass.
-        seed: of every random choice.
+        setting: everything that determines the outcome except the seed; a frozen dataclass.
+        seed: seed of all random choices.
 
     Example:
         >>> [run.seed for run in load_experiment("parity").runs(seeds=2, only="full attention")]
@@ -75,24 +75,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything about one experiment; running it is `run_experiment`'s business.
+    """The description of one experiment, for `run_experiment`.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         title: the question, one line.
         settings: label -> setting, a frozen dataclass that goes through JSON.
         execute: (setting, seed, workspace) -> outcome; raises `Stopped` when asked to stop, and
             goes on from `workspace.directory` when called again. Deterministic.
         columns: the numbers of the table.
-        claims: what is tested.
+        claims: the claims to test.
         draw: (results, caption) -> the figure.
-        beyond: what a machine of two cores cannot show, and how to go there.
+        beyond: what two cores cannot show, and how to run it elsewhere.
         minutes: of all settings with five seeds, on two idle cores.
         work: setting -> cost of a run, in any unit, for the expected time left.
-        report: results -> what is printed in place of `result_table`, where a line a setting is
-            not how to read them.
-        seeds_together: how many neighbouring seeds `execute` trains side by side; of several
-            processes in one folder, one does them all.
+        report: results -> text printed in place of `result_table`.
+        seeds_together: number of neighbouring seeds that `execute` trains together, in one process.
 
     Example:
         >>> experiment = load_experiment("parity")
@@ -116,7 +114,7 @@ class Experiment:
     seeds_together: int = 1
 
     def runs(self, seeds: int = LEAST_SEEDS, only: str = "") -> list[Run]:
-        """Settings whose label holds `only`, each with every seed, one setting after another."""
+        """Settings whose label contains `only`, each with every seed."""
         if seeds < 1:
             raise ValueError(f"seeds: got {seeds}, wanted at least 1")
         labels = [label for label in self.settings if only in label]
@@ -135,11 +133,11 @@ def result_table(experiment: Experiment, results: Results) -> str:
     """Mean and spread over the seeds of the experiment's columns, one line a setting.
 
     Args:
-        experiment: whose columns.
+        experiment: the experiment with the columns.
         results: the finished runs.
 
     Returns:
-        Text; "mean +- standard deviation (number of seeds)", nothing where there is no number.
+        Text with cells "mean +- standard deviation (number of seeds)", empty without a number.
 
     Example:
         >>> results = Results({"full attention": {0: {"accuracy, first 16": 0.5}}})

@@ -1,8 +1,7 @@
-"""Finished runs on disk: one JSON line per run, which is what is resumed, recorded and redrawn.
+"""Finished runs on disk, one JSON line per run, for resuming, recording and redrawing.
 
-A line holds the experiment, the whole setting, the seed, the outcome and the provenance of this one
-run. A line is appended whole or not at all, by any number of processes, and sealed by a checksum:
-an edited record is refused.
+A line holds the experiment, the setting, the seed, the outcome and the provenance of one run. Any
+number of processes may append lines atomically. A checksum detects edited records.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from toolkit.measure import environment
 from toolkit.training.locks import locked
 
 RECORDS = Path(__file__).parents[3] / "data/experiments"
-"""Of a checkout: what is recorded here comes from trees without uncommitted changes."""
+"""Records in this folder of a checkout must come from trees without uncommitted changes."""
 
 _FIELDS = {"label", "seed", "setting", "outcome", "environment"}
 _PROVENANCE = ("device", "versions", "commit", "date")
@@ -47,7 +46,7 @@ class FinishedRuns:
         return any(line["label"] == run.label and line["seed"] == run.seed for line in self.lines)
 
     def append(self, run: Run, outcome: dict[str, Any], command: str) -> None:
-        """Adds a finished run; it is on disk when this returns."""
+        """Append a finished run; it is on disk when this returns."""
         facts = environment()
         line = {
             "experiment": self.experiment.name,
@@ -62,7 +61,7 @@ class FinishedRuns:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes in what other processes have finished in the same file."""
+        """Read runs that other processes have appended to the file."""
         self.lines = read_runs(self.path, self.experiment)
         for line in self.lines:
             setting = self.experiment.settings.get(line["label"])
@@ -103,10 +102,10 @@ def results_of(
 
 
 def is_changed(commit: str) -> bool:
-    """Whether a commit, as provenance has it, does not say what was run."""
+    """Whether the provenance's commit does not identify the code that ran."""
     return commit.endswith("+changes") or commit == "unknown"
 
 
 def setting_facts(setting: Any) -> dict[str, Any]:
-    """A setting as it reads when it comes back from JSON."""
+    """A setting as JSON returns it."""
     return json.loads(json.dumps(dataclasses.asdict(setting)))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 Outcome = Mapping[str, Any]
-"""What one run found: numbers and curves (lists or arrays of numbers), by name."""
+"""The outcome of one run: numbers and curves (lists or arrays of numbers), by name."""
 
 
 class MissingResultError(LookupError):
-    """A setting or number that these results do not hold."""
+    """These results lack a setting or number."""
 
 
 @dataclass(frozen=True)

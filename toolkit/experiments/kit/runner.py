@@ -1,4 +1,4 @@
-"""Runs an experiment: skips what is finished, goes on in the middle of what is not, reports.
+"""Run an experiment: skip finished runs, resume unfinished ones, report.
 
 A folder holds `runs.jsonl` (a line per finished run), `running/` (checkpoints of the run under way)
 and, at the end, `figure.png`.
@@ -36,23 +36,22 @@ def run_experiment(
     only: str = "",
     runs: Path | None = None,
 ) -> bool:
-    """Run what is not finished yet, then print the table and the verdicts and write the figure.
+    """Run all unfinished runs, then print the table and the verdicts and write the figure.
 
-    Several processes may share a folder, and the work: each takes runs that no other has begun.
-    Killed at any moment and called again, it loses at most the time since the last checkpoint of
-    the run under way and ends with the same numbers.
+    Several processes may share a folder and divide its runs. A killed call loses at most the time
+    since the last checkpoint of its current run; called again, it ends with the same numbers.
 
     Args:
         experiment: what to run.
         directory: the experiment's folder; made if missing.
-        seeds: how often each setting is run.
-        only: run the settings whose label holds this text.
-        runs: the file of finished runs to go on from and to add to; None for `runs.jsonl` in the
-            folder. One in `data/experiments` takes nothing from a tree with uncommitted changes.
+        seeds: number of seeds per setting.
+        only: run the settings whose label contains this string.
+        runs: the file of finished runs to resume and extend; None for `runs.jsonl` in the folder. A
+            file in `data/experiments` refuses runs from a tree with uncommitted changes.
 
     Returns:
-        Whether all runs are finished; False after Ctrl-C, or while another process that shares
-        the folder is still at some of them.
+        Whether all runs are finished; False after Ctrl-C, or while another process still works on
+        some.
 
     Raises:
         ValueError: seeds or only out of range, the file holds another experiment or another
@@ -92,12 +91,12 @@ def run_experiment(
 
 @checked
 def show_recorded(experiment: Experiment, recorded: Path, directory: Path) -> None:
-    """Print the table and verdicts and draw the figure of an earlier run, running nothing.
+    """Print the table and verdicts and draw the figure of recorded runs.
 
     Args:
-        experiment: which one.
+        experiment: the experiment.
         recorded: its file of finished runs.
-        directory: where the figure goes; made if missing.
+        directory: folder of the figure; made if missing.
 
     Raises:
         ValueError: the file holds no runs of this experiment.
@@ -156,7 +155,7 @@ def _run_all(
 
 
 def _blocks(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:
-    """Runs that one process does one after the other: seeds that are trained side by side."""
+    """Groups of runs for one process: seeds that are trained together."""
     keyed = itertools.groupby(runs, lambda run: (run.label, run.seed // experiment.seeds_together))
     return [list(block) for _, block in keyed]
 

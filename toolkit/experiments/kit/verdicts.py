@@ -1,6 +1,6 @@
 """The rule by which every claim is judged, fixed before any run.
 
-A claim gives each seed a margin, positive where that seed bears it out. Settings are paired by
+A claim gives each seed a margin, positive if that seed supports it. Settings are paired by
 seed: with the same one they start alike and see the same data. The rule looks at the interval of
 the mean margin by Student's t, at 95 % for all claims of an experiment together (Bonferroni), and
 at the smallest margin that matters, which the claim states:
@@ -11,9 +11,8 @@ at the smallest margin that matters, which the claim states:
     no difference that matters    it lies within the smallest margin on both sides of zero
     not shown                     anything else, fewer seeds than planned, runs of several commits
 
-More seeds narrow the interval, so that the power to see an effect never falls with their number; of
-a rule by which all seeds must agree it does. Nothing is judged before the planned seeds are in, and
-no seed is left out after.
+More seeds narrow the interval, so the power never falls with their number, as it would if all seeds
+had to agree. Nothing is judged before all planned seeds are finished, and no seed is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,12 +36,12 @@ class Claim:
 
     Attributes:
         text: the claim, one line.
-        judge: results -> (margins [seeds], positive where a seed bears the claim out; the numbers
+        judge: results -> (margins [seeds], positive for a seed that supports the claim; the numbers
             behind them, in words).
-        smallest: the smallest margin that matters, in the unit of the margins; 0 where none was
-            stated before the runs, so that any difference counts.
-        seeds: planned; fewer give no verdict.
-        control: judges whether what must fail does, positive where a seed shows the failure.
+        smallest: the smallest margin that matters, in the unit of the margins; 0 if none was stated
+            before the runs, so that any difference counts.
+        seeds: planned number of seeds; fewer give no verdict.
+        control: judge of the expected failure, positive for a seed that shows it.
 
     Example:
         >>> claim = Claim("a is right", above("accuracy", ["a"], 0.5))
@@ -57,7 +56,7 @@ class Claim:
     control: Judge | None = None
 
     def verdict(self, results: Results, claims: int = 1) -> "Verdict":
-        """What the results say of it, by the rule of this module; `claims` share the runs."""
+        """The verdict on the claim, by the rule of this module; `claims` share the runs."""
         # Anew: what a judge reads of it is noted.
         results = Results(results.outcomes, results.commits)
         try:
@@ -98,9 +97,9 @@ class Verdict:
     Attributes:
         claim: its text.
         word: "seen", "contradicted", "no difference that matters", "not shown" or "void".
-        agreeing: seeds that bear the claim out.
+        agreeing: number of seeds that support the claim.
         seeds: of those that have all the numbers it needs.
-        numbers: what decided.
+        numbers: the numbers behind the verdict.
         interval: of the mean margin, lowest and highest; None where it was not judged.
 
     Example:
@@ -129,7 +128,7 @@ class Verdict:
 
 
 def fails(judge: Judge) -> Judge:
-    """A judge of the failure of what another judges, for the `control` of a `Claim`."""
+    """The opposite of a judge, for the `control` of a `Claim`."""
 
     def failure(results: Results) -> tuple[np.ndarray, str]:
         margins, numbers = judge(results)
@@ -148,16 +147,16 @@ def interval(margins: np.ndarray, claims: int = 1) -> tuple[float, float]:
 
 @checked
 def power(seeds: int, effect: float, *, claims: int = 1, draws: int = 4000) -> float:
-    """How often a claim is seen whose mean margin is truly above the smallest that matters.
+    """The power of a claim: how often a true effect is seen.
 
     Args:
         seeds: planned.
-        effect: by which the mean exceeds the smallest margin, in standard deviations of a seed.
-        claims: that share the runs.
-        draws: simulated experiments with normal margins.
+        effect: excess of the mean over the smallest margin, in standard deviations of a seed.
+        claims: number of claims that share the runs.
+        draws: number of simulated experiments with normal margins.
 
     Returns:
-        The share of them in which the claim is seen; to plan seeds for 0.8 and more.
+        The share of draws in which the claim is seen; plan seeds for at least 0.8.
 
     Example:
         >>> power(10, 1.0) > 0.75 > power(5, 1.0)
@@ -169,15 +168,15 @@ def power(seeds: int, effect: float, *, claims: int = 1, draws: int = 4000) -> f
 
 @checked
 def above(name: str, labels: Sequence[str], floor: float | Sequence[str], digits: int = 2) -> Judge:
-    """Judges whether every one of these settings is above a number, or above all other settings.
+    """Judge whether all these settings are above a number, or above all other settings.
 
         margin of a seed = min over labels - (floor, or max over its settings)
 
     Args:
-        name: of the number in the outcomes.
-        labels: the settings that ought to be above.
-        floor: a number, or the settings that ought to be below.
-        digits: printed after the point.
+        name: name of the number in the outcomes.
+        labels: the settings expected to be above.
+        floor: a number, or the settings expected to be below.
+        digits: printed digits after the point.
 
     Returns:
         The `judge` of a `Claim`.
@@ -195,15 +194,15 @@ def above(name: str, labels: Sequence[str], floor: float | Sequence[str], digits
 def below(
     name: str, labels: Sequence[str], ceiling: float | Sequence[str], digits: int = 2
 ) -> Judge:
-    """Judges whether every one of these settings is below a number, or below all other settings.
+    """Judge whether all these settings are below a number, or below all other settings.
 
         margin of a seed = (ceiling, or min over its settings) - max over labels
 
     Args:
-        name: of the number in the outcomes.
-        labels: the settings that ought to be below.
-        ceiling: a number, or the settings that ought to be above.
-        digits: printed after the point.
+        name: name of the number in the outcomes.
+        labels: the settings expected to be below.
+        ceiling: a number, or the settings expected to be above.
+        digits: printed digits after the point.
 
     Returns:
         The `judge` of a `Claim`.

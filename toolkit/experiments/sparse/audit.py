@@ -1,8 +1,7 @@
-"""Every system of sparse decoding on a model and a text that somebody brings, side by side.
+"""A comparison of all systems of sparse decoding on a user's model and text.
 
-The text is read densely but for its last tokens. These are read one by one, every full softmax
-layer of every loop attending sparsely, as decoding would: what a layer drops changes what the next
-one sees, and at last what the model says.
+The text is read densely except for its last tokens. These are read one by one with sparse attention
+in every full softmax layer of every loop, as in decoding.
 """
 
 import itertools
@@ -42,11 +41,11 @@ EQUAL = ", equal bytes"  # after a system's name: its index is part of what the 
 
 
 class Row(NamedTuple):
-    """What the audit says of one system.
+    """The result of the audit for one system.
 
     Attributes:
         name: of the system.
-        quality: of its attention, over layers, heads and steps.
+        quality: quality of its attention, over layers, heads and steps.
         same: share of steps whose likeliest token is that of dense attention.
         loss: nats per token on the text, beside which `dense_loss` is that of dense attention.
         dense_loss: likewise.

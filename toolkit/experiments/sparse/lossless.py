@@ -1,4 +1,4 @@
-"""Sparse decoding without loss on a model that somebody brings: is it exact, and does it pay?
+"""Lossless sparse decoding on a user's model: is it exact, and does it pay?
 
 The model drafts for itself: a sparse pass proposes tokens, a dense pass over all of them decides.
 Greedily the text must be that of dense decoding, token by token; what a sparse draft saves in
@@ -22,7 +22,7 @@ ROUNDS = 3  # of timing, dense and sparse in turn; the best of each counts
 
 
 class Lossless(NamedTuple):
-    """What drafts of one system are worth.
+    """The value of one system's drafts.
 
     Attributes:
         name: of the system.

@@ -1,4 +1,4 @@
-"""What a synthetic task gives: tokens, what to answer, and where it counts."""
+"""The batches of a synthetic task: tokens, answers, and the scored positions."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ class Batch(NamedTuple):
 
     Attributes:
         tokens: what the model reads, int32.
-        targets: the right answer at each position, int32; 0 where none is asked.
+        targets: the right answer at each position, int32; 0 where there is none.
         mask: the positions that are trained and scored.
     """
 

@@ -1,4 +1,4 @@
-"""One value to be found at a known distance: the crispest test of how far a model sees."""
+"""One value to find at a known distance: a test of the receptive field."""
 
 import dataclasses
 
@@ -15,9 +15,8 @@ class Needle:
 
         noise ... v noise noise ... QUERY        the answer at QUERY is v, D positions before it
 
-    The needle v is of an alphabet that noise never uses, so it is known by itself, and nothing
-    else in the sequence tells anything about it: a model that does not reach D tokens back answers
-    by chance, 1 / values.
+    The alphabet of the needle v differs from that of the noise, and nothing else in the sequence
+    depends on it: a model that does not reach D tokens back answers by chance, 1 / values.
 
     Attributes:
         distance: positions from the needle to the query, drawn from 1 to this.
