@@ -21,7 +21,13 @@ import toolkit
 PACKAGE = Path(toolkit.__file__).parent
 MOST_LINES = 400
 # Rooms within rooms have public names of their own: `toolkit.attention.latent.mla`.
-ROOMS = ["attention.latent", "attention.sparse", "parallel.latent", *toolkit._ROOMS]
+ROOMS = [
+    "attention.latent",
+    "attention.sparse",
+    "parallel.experts",
+    "parallel.latent",
+    *toolkit._ROOMS,
+]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)
 # What counts as an array's shape in a docstring: [batch, time], [B, T, H], [], `scalar`.
 SHAPE = re.compile(r"\[[^\]\n]*\]|\bscalars?\b")

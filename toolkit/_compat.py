@@ -47,6 +47,21 @@ def varying(x: Any, axes: tuple[str, ...]) -> Any:
     return jax.lax.pvary(x, axes)  # pyright: ignore
 
 
+def vary_alike(tree: Any) -> Any:
+    """Under `jax.shard_map`: all arrays vary over every mesh axis that one of them varies over.
+
+    Kernels and carries of loops need that. The gradient of an array that was the same on all
+    devices is summed over them.
+    """
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
+
+    def vary(x: Any) -> Any:
+        missing = tuple(axes - varying_axes(x))
+        return varying(x, missing) if missing else x
+
+    return jax.tree.map(vary, tree)
+
+
 def output_like(x: Any, like: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of `x`, varying over the mesh axes of `like`."""
     kind = jax.typeof(like)

@@ -7,7 +7,7 @@ FLOORS = {
     "measure": set(),
     "schedules": set(),
     "figures": {"measure"},
-    "parallel": {"attention", "figures", "measure"},
+    "parallel": {"attention", "experts", "figures", "measure"},
     "lr": {"parallel"},
     "training": {"lr", "measure", "parallel"},
     "looped": {"attention", "experts", "measure", "parallel"},

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jax import Array, lax
 
+from toolkit._compat import vary_alike, varying_axes
 from toolkit.experts.blocks import blocks
 from toolkit.experts.products import Activation, Weights, dense, gather, padded, pallas, ragged
 
@@ -51,12 +52,13 @@ def in_best_form(
     implementation: str | None, activation: Activation, x: Array, experts: Array, weights: Weights
 ) -> Array:
     """The outputs of all pairs, in the form asked for, or in the best known of the platform."""
+    x, experts, weights = vary_alike((x, experts, weights))
     if implementation is not None:
         return FORMS[implementation](activation, x, experts, weights)
     names = {row.platform: row.implementation for row in BEST_KNOWN}
     if 2 * experts.size <= weights.gate.shape[0]:
         names["default"] = FEW
-    if x.dtype == "float64":  # which the kernel refuses
+    if x.dtype == "float64" or varying_axes(x):  # which the kernel refuses
         del names["tpu"]
     forms: dict[str, Any] = {
         platform: functools.partial(FORMS[name], activation) for platform, name in names.items()

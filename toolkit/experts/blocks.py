@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from toolkit._compat import vary_alike
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._precision import accumulator
 from toolkit.experts.products import (
     Activation,
     Layout,
     Weights,
+    by_pair,
     expert,
     in_blocks,
     layout,
@@ -50,7 +52,8 @@ def _looped(activation: Activation) -> Callable:
             return jax.lax.dynamic_update_index_in_dim(out, of_rows(rows, own), block, 0)
 
         out = jnp.zeros((*places.pairs.shape, x.shape[1]), accumulator(x.dtype))
-        return (_by_pair(jax.lax.fori_loop(0, places.live, body, out), places),)
+        out, _ = vary_alike((out, x))
+        return (by_pair(jax.lax.fori_loop(0, places.live, body, out), places),)
 
     def backward(
         outputs: Any, inputs: Any, places: Layout, d_outputs: Any, is_wanted: Any
@@ -71,16 +74,13 @@ def _looped(activation: Activation) -> Callable:
 
         d_x = jnp.zeros((*places.pairs.shape, x.shape[1]), wide)
         d_weights = jax.tree.map(lambda array: jnp.zeros(array.shape, wide), weights)
-        d_x, d_weights = jax.lax.fori_loop(0, places.live, body, (d_x, d_weights))
+        sums, _ = vary_alike(((d_x, d_weights), x))
+        d_x, d_weights = jax.lax.fori_loop(0, places.live, body, sums)
         d_weights = jax.tree.map(lambda d, array: d.astype(array.dtype), d_weights, weights)
-        return _by_pair(d_x, places).sum(1).astype(x.dtype), d_weights
+        return by_pair(d_x, places).sum(1).astype(x.dtype), d_weights
 
     def equation(inputs: Any, places: Layout) -> tuple[Array]:
         x, weights = inputs
         return (in_blocks(activation, x, places, weights),)
 
     return differentiable(forward, backward, equation)
-
-
-def _by_pair(out: Array, places: Layout) -> Array:
-    return out.reshape(-1, out.shape[-1])[places.slots]

@@ -122,7 +122,7 @@ def mixture(
         >>> mixture(x, routing, gate, gate, down).shape
         (3, 4)
     """
-    weights = _weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
+    weights = fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
     if not x.size:
         return x
     return _mixture(x, routing, weights, activation=activation, implementation=implementation)
@@ -167,7 +167,7 @@ def mixture_reference(
         >>> mixture_reference(x, routing, gate, gate, down).shape
         (3, 4)
     """
-    weights = _weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
+    weights = fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
     if not x.size:
         return x
     wide, width = accumulator(x.dtype), x.shape[-1]
@@ -185,7 +185,7 @@ def mixture_reference(
     return jnp.stack(out).reshape(x.shape).astype(x.dtype)
 
 
-def _weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -> Weights:
+def fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -> Weights:
     """The weights of all experts; refused where they do not fit the tokens."""
     count, width, hidden = gate.shape
     if x.shape[-1] != width:

@@ -1,7 +1,9 @@
 """Forms of the experts' products: tokens and the experts of each -> an output per pair.
 
 A form takes tokens x [tokens, width], experts [tokens, chosen] and the weights of all experts, and
-gives [tokens, chosen, width] in float32. They differ in what they compute and copy beside that:
+gives [tokens, chosen, width] in float32. An index past the last expert is one that lies on another
+device; what a form gives for it means nothing, but is finite where the weights are. The forms
+differ in what they compute and copy beside that:
 
     dense     all experts of all tokens, masked
     gather    a copy of its expert's weights for every pair; right for the few tokens of a step
@@ -19,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from toolkit._compat import varying_axes
 from toolkit.attention._derivatives import differentiable
 from toolkit.attention._platforms import run_on
 from toolkit.attention._precision import accumulator, product_precision
@@ -92,7 +95,10 @@ class Layout(NamedTuple):
 
 
 def layout(experts: Int[Array, "tokens chosen"], count: int, size: int) -> Layout:
-    """Sort pairs by expert, those of one expert in the order of tokens, into blocks."""
+    """Sort pairs by expert, those of one expert in the order of tokens, into blocks.
+
+    A pair whose expert is `count` is nobody's: it lies past the last block, and its output is 0.
+    """
     flat, pairs = experts.ravel(), experts.size
     blocks = pairs // size + min(count, pairs)
     loads = jnp.zeros(count, jnp.int32).at[flat].add(1)
@@ -102,6 +108,7 @@ def layout(experts: Int[Array, "tokens chosen"], count: int, size: int) -> Layou
     sorted_experts = flat[order]
     rank = jnp.arange(pairs, dtype=jnp.int32) - (jnp.cumsum(loads) - loads)[sorted_experts]
     slots = (ends - own_blocks)[sorted_experts] * size + rank
+    slots = jnp.where(sorted_experts < count, slots, blocks * size)
     return Layout(
         jnp.zeros(pairs, jnp.int32).at[order].set(slots).reshape(experts.shape),
         jnp.full(blocks * size, pairs, jnp.int32).at[slots].set(order).reshape(blocks, size),
@@ -120,7 +127,12 @@ def in_blocks(activation: Activation, x: Array, places: Layout, weights: Weights
     own = jax.tree.map(lambda array: array[places.owners], weights)
     rows = rows_of(x, places.pairs, places.slots.shape[1])
     out = jax.vmap(functools.partial(expert, activation))(rows, own)
-    return out.reshape(-1, x.shape[1])[places.slots]
+    return by_pair(out, places)
+
+
+def by_pair(out: Array, places: Layout) -> Array:
+    """The outputs of all pairs, of those of all blocks."""
+    return out.reshape(-1, out.shape[-1]).at[places.slots].get(mode="fill", fill_value=0)
 
 
 def padded(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
@@ -155,6 +167,11 @@ def pallas(activation: Activation, x: Array, experts: Array, weights: Weights) -
     if x.dtype == jnp.float64:
         raise TypeError(
             'implementation="pallas" takes float32 and bfloat16; got float64, which "dense" takes'
+        )
+    if varying_axes(x):
+        raise NotImplementedError(
+            'implementation="pallas" runs inside jax.shard_map with check_vma=False: the kernel of '
+            'jax does not tell how its result varies; "padded" does'
         )
     why = 'implementation="pallas" runs on TPUs; "blocks" is the form for CPUs, "padded" for GPUs'
     return run_on(
@@ -201,7 +218,8 @@ def grouped(
     weights: Weights,
 ) -> Array:
     """Pairs by expert, and times(sizes, rows, matrices) for the products of all experts."""
-    flat, count = experts.ravel(), weights.gate.shape[0]
+    count = weights.gate.shape[0]
+    flat = experts.ravel().clip(max=count - 1)
     pairs, chosen = flat.size, experts.shape[1]
     order = jnp.argsort(flat, stable=True)
     # Rows of zeros, up to a multiple, are the last expert's: every row is somebody's.

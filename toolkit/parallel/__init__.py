@@ -34,12 +34,13 @@ The name `pjit` is deprecated: `jax.jit` with shardings does the same.
 * `launch`: run a command as several processes of one job, and watch them
 * `launch_recipe`: the script to submit to SLURM, Kubernetes, Ray or Cloud TPU
 * `join_processes`: called first by each process of a job
+* `experts`: mixtures of experts that are divided among devices, re-laid by their loads
 * `latent`: decoding with latent attention sharded by heads, latents or tokens
 * `partitioned_train_step`: a train step whose communication the compiler chooses
 * `sharded_train_step`: the same step with its communication written down
 """
 
-from toolkit.parallel import latent
+from toolkit.parallel import experts, latent
 from toolkit.parallel.causes.cause import ExplainedCollective, MemoryRow
 from toolkit.parallel.causes.comparison import compare_layouts
 from toolkit.parallel.causes.explanation import Explanation
@@ -104,6 +105,7 @@ __all__ = [
     "context_mixer",
     "data_parallel",
     "divide_evenly",
+    "experts",
     "explain",
     "from_zigzag",
     "fully_sharded",

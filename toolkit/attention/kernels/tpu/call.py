@@ -7,7 +7,7 @@ import jax
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from toolkit._compat import output_like, varying, varying_axes
+from toolkit._compat import output_like
 
 # Of the 128 MiB of VMEM of a v5e or v6e, what a kernel may take; unasked it gets 16 or 32.
 VMEM_BYTES = 48 << 20
@@ -20,20 +20,6 @@ def rows_per_program(state: Array, wanted: int) -> int:
     """How many rows of `state` [rows, key, value] a program takes: a divisor of all rows."""
     fitting = max(1, STATE_BYTES // (math.prod(state.shape[1:]) * state.dtype.itemsize))
     return math.gcd(state.shape[0], 1 << (min(wanted, fitting).bit_length() - 1))
-
-
-def vary_alike(tree: Any) -> Any:
-    """Under `jax.shard_map`: all arrays vary over every mesh axis that one of them varies over.
-
-    A kernel wants that; the gradient of an array that was the same on all devices is summed.
-    """
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
-
-    def vary(x: Array) -> Array:
-        missing = tuple(axes - varying_axes(x))
-        return varying(x, missing) if missing else x
-
-    return jax.tree.map(vary, tree)
 
 
 def shapes_of(tree: Any, like: Array) -> Any:

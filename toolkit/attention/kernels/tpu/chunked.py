@@ -50,6 +50,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_shape
+from toolkit._compat import vary_alike
 from toolkit._kinds import check_rank
 from toolkit.attention._checks import check_multiple, check_same_dtype
 from toolkit.attention._derivatives import no_derivative
@@ -59,7 +60,6 @@ from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,
     cost,
     shapes_of,
-    vary_alike,
 )
 from toolkit.attention.kernels.tpu.grid import Grid, block_sizes, multiply_adds
 from toolkit.attention.kernels.tpu.rule import Chunk, backward_chunk, forward_chunk

@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from toolkit._checks import check_shape
+from toolkit._compat import vary_alike
 from toolkit._kinds import check_rank
 from toolkit.attention.kernels.tpu.blocks import as_column
 from toolkit.attention.kernels.tpu.call import (
@@ -26,7 +27,6 @@ from toolkit.attention.kernels.tpu.call import (
     cost,
     rows_per_program,
     shapes_of,
-    vary_alike,
 )
 
 # Rows of one program: enough to fetch in one go what hides the cost of starting it.

@@ -1,0 +1,293 @@
+"""A mixture whose experts lie on several devices, of whole arrays."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit._checks import checked
+from toolkit.experts import Routing, route, router_logits, silu_gate
+from toolkit.experts.mixture import fitting_weights
+from toolkit.experts.products import Weights
+from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.experts.folding import expert_specs
+from toolkit.parallel.experts.ways import Way, by_all_to_all, by_gather, by_ragged
+from toolkit.parallel.layout import axes_of
+
+
+class Dispatched(NamedTuple):
+    """The outputs of experts on other devices, and whose work was done.
+
+    Attributes:
+        outputs: [..., width], in the dtype of the tokens.
+        is_kept: [..., chosen], False for a pair that was dropped: its expert was full.
+
+    Example:
+        >>> Dispatched(jnp.ones((3, 4)), jnp.ones((3, 2), bool)).is_kept.shape
+        (3, 2)
+    """
+
+    outputs: Float[Array, "*tokens width"]
+    is_kept: Bool[Array, "*tokens chosen"]
+
+
+@checked
+def sharded_route(
+    x: Float[Array, "*tokens width"],
+    kernel: Float[Array, "width experts"],
+    count: int,
+    mesh: Mesh,
+    *,
+    tokens: PartitionSpec,
+    bias: Float[Array, "experts"] | None = None,
+    choice_bias: Float[Array, "experts"] | None = None,
+    experts: Int[Array, "*tokens chosen"] | None = None,
+    **switches: Any,
+) -> Routing:
+    """`toolkit.experts.route` of tokens that are cut along a mesh; nothing is sent.
+
+    Left to itself, the compiler gathers the logits of all tokens before it takes the largest.
+
+    Args:
+        x: tokens [..., width].
+        kernel: of the router, [width, experts], whole on every device.
+        count: experts per token.
+        mesh: the devices.
+        tokens: how the leading axes of x are cut.
+        bias: of the router, [experts], or None.
+        choice_bias: as in `route`.
+        experts: as in `route`, cut as the tokens are.
+        switches: the other arguments of `route`, such as those of a row of `ROUTERS`.
+
+    Returns:
+        The `Routing`, cut as the tokens are.
+
+    Cost: 2 width experts FLOPs per token; the gradient sums the router's over all devices.
+
+    Source: `route`.
+
+    Example:
+        >>> mesh, x = make_mesh({"model": 8}), jnp.ones((16, 4))
+        >>> tokens = jax.sharding.PartitionSpec("model")
+        >>> sharded_route(x, jnp.ones((4, 8)), 2, mesh, tokens=tokens).experts.shape
+        (16, 2)
+    """
+
+    arrays = (x, kernel, bias, choice_bias, experts)
+    return _routed(arrays, count, mesh, tokens, tuple(sorted(switches.items())))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _routed(arrays, count: int, mesh: Mesh, tokens: PartitionSpec, switches: tuple) -> Routing:
+    def on_each_device(x, kernel, bias, choice_bias, experts) -> Routing:
+        logits = router_logits(x, kernel, bias)
+        return route(logits, count, choice_bias=choice_bias, experts=experts, **dict(switches))
+
+    whole = PartitionSpec()
+    specs = (tokens, whole, whole, whole, tokens)
+    return jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=tokens)(*arrays)
+
+
+@checked
+def sharded_mixture(
+    x: Float[Array, "*tokens width"],
+    routing: Routing,
+    gate: Float[Array, "experts width hidden"],
+    up: Float[Array, "experts width hidden"],
+    down: Float[Array, "experts hidden width"],
+    mesh: Mesh,
+    *,
+    axes: str | tuple[str, ...],
+    tokens: PartitionSpec,
+    hidden_axis: str | None = None,
+    fsdp_axes: str | tuple[str, ...] = (),
+    dispatch: Literal["all_to_all", "gather", "ragged"] = "all_to_all",
+    capacity: float | None = None,
+    gate_bias: Float[Array, "experts hidden"] | None = None,
+    up_bias: Float[Array, "experts hidden"] | None = None,
+    down_bias: Float[Array, "experts width"] | None = None,
+    activation: Callable = silu_gate,
+) -> Dispatched:
+    """`toolkit.experts.mixture`, with experts divided among the devices of a mesh.
+
+        C = ceil(capacity t k / E)         slots of an expert for each of n devices with t tokens
+
+    Every token goes to the devices of its experts and comes back. Along the axes of `tokens` that
+    are not in `axes`, experts are replicated ("expert data parallel").
+
+    With a capacity, an expert takes the first C pairs of each device in the order of its tokens
+    and drops the others. A token's output then depends on those before it on its device, other
+    documents among them: decoding equals no such pass, and documents are not separate. Which pairs
+    are dropped depends on the mesh, so losses with drops do not compare between meshes.
+
+    Args:
+        x: tokens [..., width].
+        routing: what `sharded_route` (or `route`) decided for them.
+        gate: G [experts, width, hidden]; `axes` must divide the experts.
+        up: U [experts, width, hidden].
+        down: D [experts, hidden, width].
+        mesh: the devices; its axes must be auto axes.
+        axes: the mesh axes that cut experts; `expert_axes` chooses the innermost.
+        tokens: how the leading axes of x are cut: along all of `axes`, and others.
+        hidden_axis: a mesh axis that cuts the hidden size of every expert, or None. If `tokens`
+            are cut along it too, rows are gathered before the products and scattered after them.
+        fsdp_axes: axes of `tokens` beside `axes` that cut the width of the weights, which are
+            gathered along them before use.
+        dispatch: "all_to_all" (equal shares, on every platform), "gather" (all tokens to all
+            devices; fewer bytes where n < capacity k) or "ragged" (only the rows that are needed;
+            on TPUs only).
+        capacity: how many times an even load an expert takes, with "all_to_all"; None: whatever
+            comes, with t slots from each device.
+        gate_bias: a [experts, hidden], or None.
+        up_bias: b [experts, hidden], or None.
+        down_bias: c [experts, width], or None.
+        activation: as in `mixture`.
+
+    Returns:
+        A `Dispatched`: outputs and which pairs were kept, cut as the tokens are.
+
+    Raises:
+        ValueError: axes that the mesh has not, that overlap, or that divide no experts, hidden
+            sizes or tokens; a capacity that is not above 0, or of another dispatch.
+
+    Cost: bytes sent by a device, forward, of b bytes a number; the gradient sends them once more.
+        "all_to_all": 2 E C width b (n-1)/n, and 6 C E width hidden FLOPs; "gather": 2 t width b
+        (n-1) and 8 t k (n-1) for the routing; "ragged": at most 2 t k width b (n-1)/n and
+        4 E (n-1). `dispatch_traffic` lists them.
+
+    Source: Lepikhin et al., "GShard", 2020, arXiv:2006.16668, section 3.2 (capacity, all-to-all);
+        Liu et al., "MoE Parallel Folding", 2025, arXiv:2504.14960.
+
+    Example:
+        >>> mesh, x = make_mesh({"model": 8}), jnp.ones((16, 4))
+        >>> gate, down = jnp.ones((8, 4, 6)), jnp.ones((8, 6, 4))
+        >>> routing = route(router_logits(x, jnp.ones((4, 8))), 2)
+        >>> lie = {"axes": "model", "tokens": jax.sharding.PartitionSpec("model")}
+        >>> sharded_mixture(x, routing, gate, gate, down, mesh, **lie).outputs.shape
+        (16, 4)
+    """
+    weights = fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)
+    axes, fsdp_axes = _names(axes), _names(fsdp_axes)
+    devices = _check(x, weights, mesh, axes, tokens, hidden_axis, fsdp_axes)
+    if capacity is not None and dispatch != "all_to_all":
+        raise ValueError(f'capacity is of dispatch "all_to_all"; got {capacity} with "{dispatch}"')
+    if capacity is not None and not capacity > 0:
+        raise ValueError(f"capacity must be above 0; got {capacity}; 1.25 is usual")
+    pairs = math.prod(routing.experts.shape) // devices
+    of_device = pairs // routing.experts.shape[-1]
+    slots = of_device if capacity is None else expert_slots(pairs, gate.shape[0], capacity)
+    is_cut_inside = any(hidden_axis in names for names in axes_of(tokens))
+    way = Way(axes, hidden_axis, is_cut_inside, min(slots, of_device), activation)
+
+    return _mixed(x, routing, weights, mesh, tokens, fsdp_axes, dispatch, way)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+def _mixed(
+    x: Array,
+    routing: Routing,
+    weights: Weights,
+    mesh: Mesh,
+    tokens: PartitionSpec,
+    fsdp_axes: tuple[str, ...],
+    dispatch: str,
+    way: Way,
+) -> Dispatched:
+    def on_each_device(x: Array, routing: Routing, weights: Weights) -> Dispatched:
+        shape, chosen = x.shape, routing.experts.shape
+        x, experts = x.reshape(-1, shape[-1]), routing.experts.reshape(-1, chosen[-1])
+        shares = routing.weights.reshape(experts.shape)
+        if fsdp_axes:
+            weights = _gathered(weights, fsdp_axes)
+        if dispatch == "gather":
+            sums = by_gather(way, x, experts, shares, weights)
+            is_kept = jnp.ones(experts.shape, bool)
+        else:
+            send = by_all_to_all if dispatch == "all_to_all" else by_ragged
+            out, is_kept = send(way, x, experts, weights)
+            shares = jnp.where(is_kept, shares, 0)
+            sums = (shares[..., None] * out.astype(shares.dtype)).sum(1)
+        return Dispatched(sums.astype(x.dtype).reshape(shape), is_kept.reshape(chosen))
+
+    specs = expert_specs(way.axes, hidden_axis=way.hidden_axis, fsdp_axes=fsdp_axes)
+    held = [name for name, array in weights._asdict().items() if array is not None]
+    of_weights: Any = Weights(**{name: specs[name] for name in held})  # pyright: ignore
+    spread = jax.shard_map(
+        on_each_device,
+        mesh=mesh,
+        in_specs=(tokens, tokens, of_weights),
+        out_specs=tokens,
+        check_vma=dispatch != "ragged",  # of which JAX does not know how its result varies
+    )
+    return spread(x, routing, weights)
+
+
+def expert_slots(pairs: int, experts: int, capacity: float) -> int:
+    """C, the pairs that an expert takes of a device's; at least 1."""
+    return max(1, math.ceil(capacity * pairs / experts))
+
+
+def _names(axes: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else axes
+
+
+def _gathered(weights: Weights, axes: tuple[str, ...]) -> Weights:
+    dimension = {"gate": 1, "up": 1, "down": 2}
+    return weights._replace(
+        **{
+            name: lax.all_gather(getattr(weights, name), axes, axis=at, tiled=True)
+            for name, at in dimension.items()
+        }
+    )
+
+
+def _check(
+    x: Array,
+    weights: Weights,
+    mesh: Mesh,
+    axes: tuple[str, ...],
+    tokens: PartitionSpec,
+    hidden_axis: str | None,
+    fsdp_axes: tuple[str, ...],
+) -> int:
+    """Refuse axes that do not fit; the number of devices that tokens are divided among."""
+    check_auto_axes(mesh)
+    of_tokens = [name for names in axes_of(tokens) for name in names]
+    used = {*axes, *of_tokens, *fsdp_axes} | ({hidden_axis} if hidden_axis else set())
+    if unknown := sorted(used - set(mesh.shape)):
+        raise ValueError(f"axis {unknown[0]!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    if len(tokens) > x.ndim - 1:
+        raise ValueError(f"tokens {tokens} must cut the leading axes of x, shape {x.shape}, alone")
+    if missing := [name for name in axes if name not in of_tokens]:
+        raise ValueError(
+            f"tokens must be cut along all of axes, {axes}; {tokens} is not along {missing[0]!r}"
+        )
+    if hidden_axis in axes:
+        raise ValueError(f"hidden_axis={hidden_axis!r} cuts experts already: axes={axes}")
+    if wrong := [
+        name for name in fsdp_axes if name not in of_tokens or name in {*axes, hidden_axis}
+    ]:
+        raise ValueError(
+            f"fsdp_axes must be axes of tokens, {tokens}, which cut neither experts nor their "
+            f"hidden size; got {wrong[0]!r}"
+        )
+    count, width, hidden = weights.gate.shape
+    cuts = [(size, names) for size, names in zip(x.shape, axes_of(tokens), strict=False)]
+    cuts += [(count, axes), (width, fsdp_axes)]
+    names = ["tokens"] * (len(cuts) - 2) + ["experts", "width"]
+    if hidden_axis:
+        cuts, names = [*cuts, (hidden, (hidden_axis,))], [*names, "hidden"]
+    for name, (size, along) in zip(names, cuts, strict=True):
+        parts = math.prod(mesh.shape[axis] for axis in along)
+        if size % parts:
+            raise ValueError(
+                f"{name}={size} is not divisible by {parts} parts of axis "
+                f"{' x '.join(map(repr, along))}; {size + -size % parts} would be"
+            )
+    return math.prod(mesh.shape[axis] for axis in of_tokens)

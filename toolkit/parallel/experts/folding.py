@@ -1,0 +1,83 @@
+"""Which axes of a mesh cut experts: the innermost ones, whatever attention does along them."""
+
+import math
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from toolkit._checks import checked
+
+
+@checked
+def expert_axes(
+    mesh: Mesh | AbstractMesh, degree: int, *, hidden_axis: str | None = None
+) -> tuple[str, ...]:
+    """The axes of a mesh that cut experts `degree` times: as many of the innermost as that takes.
+
+        TP CP DP = ETP EP EDP          attention and experts share the devices, not the axes
+
+    Axes that attention uses for heads, time or the batch serve experts too ("folding"). The
+    all-to-all then stays on the innermost links; along the axes left over, experts are replicated.
+
+    Args:
+        mesh: the outermost axis first.
+        degree: devices among which the experts are divided.
+        hidden_axis: the axis that cuts the hidden size of every expert, or None.
+
+    Returns:
+        Names of axes, the outermost first; none for degree 1.
+
+    Raises:
+        ValueError: no innermost axes have that product.
+
+    Cost: none; a choice of names.
+
+    Source: Liu et al., "MoE Parallel Folding", 2025, arXiv:2504.14960, section 3.
+
+    Example:
+        >>> mesh = jax.sharding.AbstractMesh((2, 2, 2), ("data", "time", "heads"))
+        >>> expert_axes(mesh, 4)
+        ('time', 'heads')
+        >>> expert_axes(mesh, 4, hidden_axis="heads")
+        ('data', 'time')
+    """
+    names = [name for name in mesh.axis_names if name != hidden_axis]
+    chosen = {math.prod(mesh.shape[name] for name in names[i:]): i for i in range(len(names) + 1)}
+    if degree not in chosen:
+        nearest = min(chosen, key=lambda product: abs(product - degree))
+        raise ValueError(
+            f"degree must be a product of the innermost axes of {dict(mesh.shape)}, one of "
+            f"{sorted(chosen)}; got {degree}, and {nearest} is the nearest"
+        )
+    return tuple(names[chosen[degree] :])
+
+
+@checked
+def expert_specs(
+    axes: tuple[str, ...], *, hidden_axis: str | None = None, fsdp_axes: tuple[str, ...] = ()
+) -> dict[str, PartitionSpec]:
+    """How the weights of experts lie on a mesh: the specs that `sharded_mixture` expects.
+
+    Args:
+        axes: the axes that cut experts.
+        hidden_axis: the axis that cuts the hidden size, or None.
+        fsdp_axes: axes that cut the width, along which weights are gathered before use.
+
+    Returns:
+        The `PartitionSpec` of gate, up, down, gate_bias, up_bias and down_bias by name.
+
+    Cost: none; a table.
+
+    Example:
+        >>> expert_specs(("model",))["down"]
+        PartitionSpec('model', None, None)
+    """
+    experts, width = axes or None, fsdp_axes or None
+    inner = PartitionSpec(experts, width, hidden_axis)
+    return {
+        "gate": inner,
+        "up": inner,
+        "down": PartitionSpec(experts, hidden_axis, width),
+        "gate_bias": PartitionSpec(experts, hidden_axis),
+        "up_bias": PartitionSpec(experts, hidden_axis),
+        "down_bias": PartitionSpec(experts),
+    }

@@ -1,0 +1,190 @@
+"""Experts cut into parts on all devices, of which each device restores those of a layout.
+
+The layout is data: another one runs the same program.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from toolkit._checks import check_shape, checked
+from toolkit.experts import Routing, silu_gate
+from toolkit.experts.mixture import fitting_weights
+from toolkit.experts.products import Weights
+from toolkit.parallel.axes import check_auto_axes
+from toolkit.parallel.experts.dispatch import Dispatched, expert_slots
+from toolkit.parallel.experts.relayout import ExpertLayout
+from toolkit.parallel.experts.ways import Way, by_all_to_all
+
+
+def restored(
+    shards: Float[Array, "experts *shard"], slots: Int[Array, "devices slots"], axis: str
+) -> Float[Array, "slots devices *shard"]:
+    """The weights of the experts that a layout puts on this device; inside `jax.shard_map`.
+
+        all-to-all of shards[slots]          every device sends each one the parts of its experts
+
+    Every device keeps a part of every expert ("fully sharded expert parallelism"). The layout is
+    data: another one runs the same program. The gradient goes the same way back, and copies of an
+    expert are added up where its part lies.
+
+    Args:
+        shards: this device's part of every expert, [experts, ...].
+        slots: which experts each device holds, as in an `ExpertLayout`.
+        axis: the mesh axis, of as many devices as `slots` has rows.
+
+    Returns:
+        [slots, devices, ...]: the parts of each held expert, in the order of the devices.
+
+    Raises:
+        ValueError: rows of slots that are not one per device of the axis.
+
+    Cost: slots P (n-1)/n bytes sent by a device, for experts of P bytes; the gradient as much.
+
+    Source: "LAER-MoE", 2026, arXiv:2602.11686, section 3.
+
+    Example:
+        >>> mesh = make_mesh({"e": 8})
+        >>> slots = jnp.arange(8)[:, None]
+        >>> whole = jnp.arange(64.0).reshape(8, 8)
+        >>> lie = jax.sharding.PartitionSpec
+        >>> get = lambda shards, slots: restored(shards, slots, "e").reshape(1, 8)
+        >>> found = jax.shard_map(
+        ...     get, mesh=mesh, in_specs=(lie(None, "e"), lie()), out_specs=lie("e")
+        ... )(whole, slots)
+        >>> bool((found == whole).all())
+        True
+    """
+    if slots.shape[0] != lax.axis_size(axis):
+        raise ValueError(
+            f"slots must have a row for each of {lax.axis_size(axis)} devices of axis {axis!r}; "
+            f"got {slots.shape[0]}"
+        )
+    return lax.all_to_all(shards[slots], axis, 0, 0).swapaxes(0, 1)
+
+
+@checked
+def relaid_mixture(
+    x: Float[Array, "*tokens width"],
+    routing: Routing,
+    gate: Float[Array, "experts width hidden"],
+    up: Float[Array, "experts width hidden"],
+    down: Float[Array, "experts hidden width"],
+    layout: ExpertLayout,
+    mesh: Mesh,
+    *,
+    axis: str,
+    capacity: float | None = None,
+    activation: Callable = silu_gate,
+) -> Dispatched:
+    """`toolkit.experts.mixture` of experts that lie as a layout says, restored for this pass.
+
+    Every device keeps a slice of the hidden size of every expert. It restores those of its slots,
+    its tokens go to the copies that the layout shares them out to, in the order of the tokens, and
+    come back. A new layout compiles nothing.
+
+    Args:
+        x: tokens [..., width], whose first axis is cut along `axis`.
+        routing: what `sharded_route` (or `route`) decided for them.
+        gate: G [experts, width, hidden], cut along hidden.
+        up: U [experts, width, hidden], likewise.
+        down: D [experts, hidden, width], likewise.
+        layout: as `relayout` or `static_layout` makes it.
+        mesh: the devices; its axes must be auto axes.
+        axis: the mesh axis of all devices that share the experts.
+        capacity: times an even load of a slot that it takes, as in `sharded_mixture`; None: all.
+        activation: as in `mixture`.
+
+    Returns:
+        A `Dispatched`.
+
+    Raises:
+        ValueError: a layout of other devices or experts; tokens or hidden sizes that the devices do
+            not divide; a capacity that is not above 0.
+
+    Cost: forward, a device sends slots P (n-1)/n bytes for experts of P bytes, and the tokens'
+        2 n slots C width b (n-1)/n; the gradient as much again.
+
+    Source: "LAER-MoE: Load-Adaptive Expert Re-layout", 2026, arXiv:2602.11686.
+
+    Example:
+        >>> mesh, x = make_mesh({"e": 8}), jnp.ones((16, 4))
+        >>> gate, down = jnp.ones((8, 4, 16)), jnp.ones((8, 16, 4))
+        >>> routing = route(router_logits(x, jnp.ones((4, 8))), 2)
+        >>> layout = relayout(np.full((8, 8), 4), 2)
+        >>> relaid_mixture(x, routing, gate, gate, down, layout, mesh, axis="e").outputs.shape
+        (16, 4)
+    """
+    weights = fitting_weights(x, routing, gate, up, down, None, None, None)
+    check_auto_axes(mesh)
+    if axis not in mesh.shape:
+        raise ValueError(f"axis {axis!r}: the mesh has {', '.join(map(repr, mesh.shape))}")
+    devices, experts, slots = mesh.shape[axis], gate.shape[0], layout.slots.shape[1]
+    plan = jnp.asarray(layout.slots, jnp.int32), jnp.asarray(layout.shares, jnp.float32)
+    check_shape("layout.shares", plan[1], (devices, experts, devices), "devices experts devices")
+    for name, size in (("tokens", x.shape[0]), ("hidden", gate.shape[2])):
+        if size % devices:
+            raise ValueError(
+                f"{name}={size} is not divisible by {devices} parts of axis {axis!r}; "
+                f"{size + -size % devices} would be"
+            )
+    if capacity is not None and not capacity > 0:
+        raise ValueError(f"capacity must be above 0; got {capacity}; 1.25 is usual")
+    pairs = math.prod(routing.experts.shape) // devices
+    tokens = pairs // routing.experts.shape[-1]
+    most = tokens if capacity is None else expert_slots(pairs, devices * slots, capacity)
+    way = Way((axis,), None, False, min(most, tokens), activation)
+    return _relaid(x, routing, weights, plan, mesh, way)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _relaid(x: Array, routing: Routing, weights: Weights, plan, mesh: Mesh, way: Way) -> Dispatched:
+    (axis,) = way.axes
+
+    def on_each_device(x, routing, weights, slots, shares) -> Dispatched:
+        shape, chosen = x.shape, routing.experts.shape
+        gate, up, down = (restored(array, slots, axis) for array in weights[:3])
+        gate, up = (jnp.moveaxis(part, 1, 2).reshape(*part.shape[::2], -1) for part in (gate, up))
+        whole = Weights(gate, up, down.reshape(down.shape[0], -1, down.shape[-1]))
+        x, experts = x.reshape(-1, shape[-1]), routing.experts.reshape(-1, chosen[-1])
+        places = _places(experts, slots, shares[lax.axis_index(axis)])
+        out, is_kept = by_all_to_all(way, x, places, whole)
+        weight = jnp.where(is_kept, routing.weights.reshape(experts.shape), 0)
+        sums = (weight[..., None] * out.astype(weight.dtype)).sum(1)
+        return Dispatched(sums.astype(x.dtype).reshape(shape), is_kept.reshape(chosen))
+
+    tokens, inner = PartitionSpec(axis), PartitionSpec(None, None, axis)
+    of_weights = Weights(inner, inner, PartitionSpec(None, axis))  # pyright: ignore
+    specs = (tokens, tokens, of_weights, PartitionSpec(), PartitionSpec())
+    spread = jax.shard_map(on_each_device, mesh=mesh, in_specs=specs, out_specs=tokens)
+    return spread(x, routing, weights, *plan)
+
+
+def _places(
+    experts: Int[Array, "tokens chosen"],
+    slots: Int[Array, "devices slots"],
+    shares: Float[Array, "experts devices"],
+) -> Int[Array, "tokens chosen"]:
+    """The slot, among those of all devices, that each pair goes to: copies in turn, by share."""
+    flat = experts.ravel()
+    order = jnp.argsort(flat, stable=True)
+    loads = jnp.zeros(shares.shape[0], jnp.int32).at[flat].add(1)
+    rank = (
+        jnp.zeros_like(flat)
+        .at[order]
+        .set(jnp.arange(flat.size, dtype=flat.dtype) - (jnp.cumsum(loads) - loads)[flat[order]])
+    )
+    part = (rank + 0.5) / loads[flat]
+    # A copy without a share is passed over, also at the end, where sums of shares are rounded.
+    ends = jnp.where(shares > 0, jnp.cumsum(shares, axis=1), -1.0)
+    last = shares.shape[1] - 1 - jnp.argmax(shares[:, ::-1] > 0, axis=1)
+    after = (part[:, None] < ends[flat]) & (shares[flat] > 0)
+    device = jnp.where(after.any(1), jnp.argmax(after, axis=1), last[flat])
+    slot = jnp.argmax(slots[device] == flat[:, None], axis=1)
+    return (device * slots.shape[1] + slot).astype(experts.dtype).reshape(experts.shape)

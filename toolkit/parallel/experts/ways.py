@@ -1,0 +1,153 @@
+"""Three ways from tokens to the devices of their experts and back, inside `jax.shard_map`.
+
+Each takes this device's tokens x [tokens, width], `experts` [tokens, chosen] among all, and the
+weights of this device's own experts, and gives [tokens, chosen, width] with what it kept, or (the
+gather) the tokens' sums. n devices lie along the axes that cut experts.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from toolkit.attention._platforms import run_on
+from toolkit.experts.best_known import in_best_form
+from toolkit.experts.products import Activation, Weights, expert, rows_of
+
+
+class Way(NamedTuple):
+    """What a way depends on beside arrays.
+
+    Attributes:
+        axes: the mesh axes that cut experts.
+        hidden_axis: the one that cuts the hidden size, or None.
+        is_cut_inside: whether tokens are cut along `hidden_axis` too.
+        slots: tokens that an expert takes from each device.
+        activation: of the experts.
+    """
+
+    axes: tuple[str, ...]
+    hidden_axis: str | None
+    is_cut_inside: bool
+    slots: int
+    activation: Activation
+
+
+def by_all_to_all(
+    way: Way,
+    x: Float[Array, "tokens width"],
+    experts: Int[Array, "tokens chosen"],
+    weights: Weights,
+) -> tuple[Float[Array, "tokens chosen width"], Bool[Array, "tokens chosen"]]:
+    """Every device sends every expert `slots` rows, the first that chose it, and gets them back."""
+    (own, _, _), (tokens, chosen) = weights.gate.shape, experts.shape
+    devices, pairs = lax.axis_size(way.axes), experts.size
+    count = own * devices
+    order = jnp.argsort(experts.ravel(), stable=True)
+    sorted_experts = experts.ravel()[order]
+    starts = jnp.searchsorted(sorted_experts, jnp.arange(count))
+    rank = jnp.arange(pairs) - starts[sorted_experts]
+    nowhere = count * way.slots
+    place = jnp.where(rank < way.slots, sorted_experts * way.slots + rank, nowhere)
+    slots = jnp.zeros(pairs, place.dtype).at[order].set(place)
+    pair_of_slot = jnp.full(nowhere, pairs, order.dtype).at[slots].set(jnp.arange(pairs))
+
+    rows = rows_of(x, pair_of_slot, chosen).reshape(devices, own, way.slots, -1)
+    rows = lax.all_to_all(rows, way.axes, 0, 0)  # [sender, own expert, slot, width]
+    rows = rows.swapaxes(0, 1).reshape(own, devices * way.slots, -1)
+    out = _own_experts(way, rows, weights).astype(x.dtype)
+    out = out.reshape(own, devices, way.slots, -1).swapaxes(0, 1)
+    out = lax.all_to_all(out, way.axes, 0, 0).reshape(nowhere, -1)
+    slots = slots.reshape(tokens, chosen)
+    return out.at[slots].get(mode="fill", fill_value=0), slots < nowhere
+
+
+def _own_experts(way: Way, rows: Array, weights: Weights) -> Array:
+    """This device's experts on their rows [own, rows, width]; float32."""
+    name, bias = way.hidden_axis, weights.down_bias
+    if name and way.is_cut_inside:
+        rows = lax.all_gather(rows, name, axis=1, tiled=True)
+    out = jax.vmap(lambda x, own: expert(way.activation, x, own))(
+        rows, weights._replace(down_bias=None if name else bias)
+    )
+    if not name:
+        return out
+    if way.is_cut_inside:
+        out = lax.psum_scatter(out, name, scatter_dimension=1, tiled=True)
+    else:
+        out = lax.psum(out, name)
+    return out if bias is None else out + bias[:, None].astype(out.dtype)
+
+
+def by_gather(
+    way: Way,
+    x: Float[Array, "tokens width"],
+    experts: Int[Array, "tokens chosen"],
+    shares: Float[Array, "tokens chosen"],
+    weights: Weights,
+) -> Float[Array, "tokens width"]:
+    """Every device computes its own experts on the tokens of all; sums go back to their tokens."""
+    x, experts, shares = (
+        lax.all_gather(array, way.axes, axis=0, tiled=True) for array in (x, experts, shares)
+    )
+    out = _of_own_pairs(way, x, experts, weights)
+    sums = (out * shares[..., None].astype(out.dtype)).sum(1)
+    return lax.psum_scatter(sums, way.axes, scatter_dimension=0, tiled=True)
+
+
+def _of_own_pairs(way: Way, x: Array, experts: Array, weights: Weights) -> Array:
+    own = weights.gate.shape[0]
+    local = experts - lax.axis_index(way.axes) * own
+    is_own = (local >= 0) & (local < own)
+    out = in_best_form(None, way.activation, x, jnp.where(is_own, local, own), weights)
+    return jnp.where(is_own[..., None], out, 0)
+
+
+def by_ragged(
+    way: Way,
+    x: Float[Array, "tokens width"],
+    experts: Int[Array, "tokens chosen"],
+    weights: Weights,
+) -> tuple[Float[Array, "tokens chosen width"], Bool[Array, "tokens chosen"]]:
+    """As many rows go to every device as it has pairs for: `lax.ragged_all_to_all`, on TPUs only.
+
+    Its receiver's buffer holds the worst case, so that no pair is dropped.
+    """
+
+    def on_tpu(x: Array, experts: Array, weights: Weights) -> Array:
+        (own, width, _), (tokens, chosen) = weights.gate.shape, experts.shape
+        devices, here = lax.axis_size(way.axes), lax.axis_index(way.axes)
+        order = jnp.argsort(experts.ravel(), stable=True)
+        loads = jnp.zeros(own * devices, jnp.int32).at[experts.ravel()].add(1)
+        loads = lax.all_gather(loads, way.axes).reshape(devices, devices, own)
+        pairs = loads.sum(-1)  # [sender, receiver]
+        to, back = _offsets(pairs, here), _offsets(pairs.T, here)
+        worst = devices * tokens * min(chosen, own)
+        rows = lax.ragged_all_to_all(
+            x[order // chosen], jnp.zeros((worst, width), x.dtype), *to, axis_name=way.axes
+        )
+        ends = jnp.cumsum(loads[:, here].ravel())  # by sender, then by own expert
+        owners = jnp.searchsorted(ends, jnp.arange(worst), side="right")
+        is_row = jnp.arange(worst) < ends[-1]
+        owners = jnp.where(is_row, owners % own, own).astype(jnp.int32)
+        out = in_best_form(None, way.activation, rows, owners[:, None], weights)[:, 0]
+        out = jnp.where(is_row[:, None], out, 0).astype(x.dtype)
+        out = lax.ragged_all_to_all(
+            out, jnp.zeros((tokens * chosen, width), x.dtype), *back, axis_name=way.axes
+        )
+        return jnp.zeros_like(out).at[order].set(out).reshape(tokens, chosen, width)
+
+    why = 'dispatch="ragged" runs on TPUs: XLA has no ragged all-to-all for other platforms'
+    out = run_on({"tpu": on_tpu}, x, experts, weights, otherwise=why)
+    return out, jnp.ones(experts.shape, bool)
+
+
+def _offsets(pairs: Int[Array, "sender receiver"], here: Array) -> tuple[Array, ...]:
+    """What `lax.ragged_all_to_all` wants to know: where rows lie here, how many go, where they will
+    lie in the buffers of their receivers, and how many come.
+    """
+    before = jnp.cumsum(pairs, axis=1) - pairs
+    at_receiver = jnp.cumsum(pairs, axis=0) - pairs
+    return before[here], pairs[here], at_receiver[here], pairs[:, here]
