@@ -73,7 +73,7 @@ def sharded_route(
     Source: `route`.
 
     Example:
-        >>> mesh, x = make_mesh({"model": 8}), jnp.ones((16, 4))
+        >>> mesh, x = jax.sharding.Mesh(jax.devices(), "model"), jnp.ones((16, 4))
         >>> tokens = jax.sharding.PartitionSpec("model")
         >>> sharded_route(x, jnp.ones((4, 8)), 2, mesh, tokens=tokens).experts.shape
         (16, 2)
@@ -165,11 +165,11 @@ def sharded_mixture(
         Liu et al., "MoE Parallel Folding", 2025, arXiv:2504.14960.
 
     Example:
-        >>> mesh, x = make_mesh({"model": 8}), jnp.ones((16, 4))
-        >>> gate, down = jnp.ones((8, 4, 6)), jnp.ones((8, 6, 4))
-        >>> routing = route(router_logits(x, jnp.ones((4, 8))), 2)
-        >>> lie = {"axes": "model", "tokens": jax.sharding.PartitionSpec("model")}
-        >>> sharded_mixture(x, routing, gate, gate, down, mesh, **lie).outputs.shape
+        >>> mesh, x = jax.sharding.Mesh(jax.devices(), "model"), jnp.ones((16, 4))
+        >>> tokens = jax.sharding.PartitionSpec("model")
+        >>> routing = sharded_route(x, jnp.ones((4, 8)), 2, mesh, tokens=tokens)
+        >>> weights = jnp.ones((8, 4, 6)), jnp.ones((8, 4, 6)), jnp.ones((8, 6, 4))
+        >>> sharded_mixture(x, routing, *weights, mesh, axes="model", tokens=tokens).outputs.shape
         (16, 4)
     """
     weights = fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias)

@@ -68,8 +68,8 @@ def expert_specs(
     Cost: none; a table.
 
     Example:
-        >>> expert_specs(("model",))["down"]
-        PartitionSpec('model', None, None)
+        >>> tuple(expert_specs(("model",))["down"])
+        ('model', None, None)
     """
     experts, width = axes or None, fsdp_axes or None
     inner = PartitionSpec(experts, width, hidden_axis)

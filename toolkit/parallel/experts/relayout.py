@@ -26,7 +26,7 @@ class ExpertLayout(NamedTuple):
         share_across_nodes: of all pairs, the share that leaves its node.
 
     Example:
-        >>> relayout(np.array([[6, 2], [6, 2]]), 2).slots.tolist()
+        >>> relayout(jax.device_get(jnp.array([[6, 2], [6, 2]])), 2).slots.tolist()
         [[0, 1], [0, 1]]
     """
 
@@ -80,7 +80,7 @@ def relayout(
         search also perturbs the counts of copies at random, which this one does not.
 
     Example:
-        >>> loads = np.array([[90, 5, 5, 0]] * 4)
+        >>> loads = jax.device_get(jnp.array([[90, 5, 5, 0]] * 4))
         >>> relayout(loads, 2).imbalance < static_layout(loads, 2).imbalance
         True
     """
@@ -94,7 +94,7 @@ def relayout(
     found = []
     for least in sorted({1, int(nodes[-1]) + 1}):  # copies of each expert to begin with
         if least * experts <= devices * slots:
-            copies = _copies(total, np.full(experts, least), devices * slots)
+            copies = _copies(total, np.full(experts, least), devices * slots, devices)
             found.append(_routed(loads, _placed(total, copies, nodes, slots), nodes))
     if experts % slots == 0 and devices % (experts // slots) == 0:
         found.append(static_layout(loads, slots, devices_per_node=devices_per_node))
@@ -128,7 +128,7 @@ def static_layout(
     Source: "LAER-MoE", 2026, arXiv:2602.11686, section 2.
 
     Example:
-        >>> static_layout(np.ones((4, 4), int), 2).slots.tolist()
+        >>> static_layout(jax.device_get(jnp.ones((4, 4), int)), 2).slots.tolist()
         [[0, 2], [1, 3], [0, 2], [1, 3]]
     """
     devices, experts, nodes = _sizes(loads, slots, devices_per_node)
@@ -154,11 +154,11 @@ def _sizes(loads, slots, devices_per_node):
     return devices, experts, np.arange(devices) // each
 
 
-def _copies(total: np.ndarray, start: np.ndarray, slots: int) -> np.ndarray:
-    """How many copies each expert has: the next one to the largest load per copy."""
+def _copies(total: np.ndarray, start: np.ndarray, slots: int, devices: int) -> np.ndarray:
+    """How many copies each expert has, one per device at most: the next to the busiest copy."""
     copies = start.copy()
     for _ in range(slots - copies.sum()):
-        copies[np.argmax(total / copies)] += 1
+        copies[np.argmax(np.where(copies < devices, total / copies, -1))] += 1
     return copies
 
 
@@ -171,7 +171,7 @@ def _placed(total: np.ndarray, copies: np.ndarray, nodes: np.ndarray, slots: int
     busiest = np.argsort(-share, kind="stable")
     for expert in np.repeat(busiest, copies[busiest]):
         free = [d for d in range(len(nodes)) if len(held[d]) < slots]
-        # Two copies on one device serve as one: only where no other has room.
+        # Two copies on one device serve as one: only where no other device has room.
         free = [d for d in free if expert not in held[d]] or free
         device = min(free, key=lambda d: (per_node[nodes[d], expert], load[d]))
         held[device].append(int(expert))

@@ -50,16 +50,11 @@ def restored(
     Source: "LAER-MoE", 2026, arXiv:2602.11686, section 3.
 
     Example:
-        >>> mesh = make_mesh({"e": 8})
-        >>> slots = jnp.arange(8)[:, None]
-        >>> whole = jnp.arange(64.0).reshape(8, 8)
-        >>> lie = jax.sharding.PartitionSpec
-        >>> get = lambda shards, slots: restored(shards, slots, "e").reshape(1, 8)
-        >>> found = jax.shard_map(
-        ...     get, mesh=mesh, in_specs=(lie(None, "e"), lie()), out_specs=lie("e")
-        ... )(whole, slots)
-        >>> bool((found == whole).all())
-        True
+        >>> mesh, lie = jax.sharding.Mesh(jax.devices(), "e"), jax.sharding.PartitionSpec
+        >>> get = lambda parts: restored(parts, jnp.arange(8)[:, None], "e")
+        >>> specs = {"mesh": mesh, "in_specs": lie(None, "e"), "out_specs": lie("e")}
+        >>> jax.shard_map(get, **specs)(jnp.eye(8)).shape
+        (8, 8, 1)
     """
     if slots.shape[0] != lax.axis_size(axis):
         raise ValueError(
@@ -114,11 +109,11 @@ def relaid_mixture(
     Source: "LAER-MoE: Load-Adaptive Expert Re-layout", 2026, arXiv:2602.11686.
 
     Example:
-        >>> mesh, x = make_mesh({"e": 8}), jnp.ones((16, 4))
-        >>> gate, down = jnp.ones((8, 4, 16)), jnp.ones((8, 16, 4))
-        >>> routing = route(router_logits(x, jnp.ones((4, 8))), 2)
-        >>> layout = relayout(np.full((8, 8), 4), 2)
-        >>> relaid_mixture(x, routing, gate, gate, down, layout, mesh, axis="e").outputs.shape
+        >>> mesh, tokens = jax.sharding.Mesh(jax.devices(), "e"), jax.sharding.PartitionSpec("e")
+        >>> routing = sharded_route(jnp.ones((16, 4)), jnp.ones((4, 8)), 2, mesh, tokens=tokens)
+        >>> weights = jnp.ones((8, 4, 16)), jnp.ones((8, 4, 16)), jnp.ones((8, 16, 4))
+        >>> layout = relayout(jax.device_get(jnp.full((8, 8), 4)), 2)
+        >>> relaid_mixture(jnp.ones((16, 4)), routing, *weights, layout, mesh, axis="e")[0].shape
         (16, 4)
     """
     weights = fitting_weights(x, routing, gate, up, down, None, None, None)

@@ -17,6 +17,10 @@ class Traffic(NamedTuple):
         kind: as `toolkit.measure.collectives` names it.
         count: how often it runs.
         bytes_sent: what a device sends in one of them.
+
+    Example:
+        >>> Traffic("all-to-all", 2, 3584).kind
+        'all-to-all'
     """
 
     kind: str
