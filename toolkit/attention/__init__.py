@@ -40,8 +40,11 @@ gated_linear_attention_step)
     hgrn2                        likewise, and keys of what the decay lets go
 
 Memories of more than one matrix, each with a `_reference`, a `_step` and a state of its own
-(mesa_net_reference, mesa_net_step)
+(mesa_net_reference, mesa_net_step, preconditioned_kda_reference,
+preconditioned_kda_step)
     mesa_net                     least squares at every token; MesaState
+    preconditioned_kda           KDA that writes more along channels with little behind them;
+                                 PreconditionedState
 
 What layers compute before them
     short_convolution            a causal convolution over a few tokens, and short_convolution_step
@@ -134,6 +137,12 @@ from toolkit.attention.linear.mesa_net import (
     mesa_net_reference,
     mesa_net_step,
 )
+from toolkit.attention.linear.preconditioned_kda import (
+    PreconditionedState,
+    preconditioned_kda,
+    preconditioned_kda_reference,
+    preconditioned_kda_step,
+)
 from toolkit.attention.linear.retention import (
     retention,
     retention_log_decay,
@@ -192,6 +201,7 @@ __all__ = [
     "MesaState",
     "Mixer",
     "Pattern",
+    "PreconditionedState",
     "Tiles",
     "attend_tiles",
     "bucket_length",
@@ -253,6 +263,9 @@ __all__ = [
     "online_softmax",
     "pattern_tiles",
     "patterns_by_head",
+    "preconditioned_kda",
+    "preconditioned_kda_reference",
+    "preconditioned_kda_step",
     "quantisation_error",
     "recurrent",
     "register",

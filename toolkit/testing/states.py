@@ -105,7 +105,7 @@ def not_finite_numbers_show_in_their_own_document_only(row: Mixer) -> None:
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
     out, state = spoilt("v", 30, 1, jnp.inf)
     assert np.isfinite(out[0, :30]).all()
-    assert all(np.isnan(x[0, 1]).all() for x in numbers(state))
+    assert any(np.isnan(x[0, 1]).all() for x in numbers(state))
     out, _ = run(*inputs, initial_state=spoilt_state(state))
     assert np.isnan(out[0, :20]).all()
     assert np.isfinite(out[0, 20:]).all()

@@ -34,6 +34,7 @@ linear/kimi.py              Kimi Delta Attention
 linear/gated_delta_net_2.py Gated DeltaNet-2
 linear/rwkv7.py             RWKV-7
 linear/mesa.py              MesaNet
+linear/preconditioned_kimi.py  preconditioned Kimi Delta Attention
 """
 
 import importlib
