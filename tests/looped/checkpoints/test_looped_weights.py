@@ -92,9 +92,9 @@ def test_no_file(tmp_path):
 def test_styles_fill_every_parameter_once(style):
     for word, rules in STYLES[style].items():
         switches = everywhere(
-            query_key_norm=style.startswith("qwen3"),
+            query_key_norm=style.startswith(("qwen3", "glm4")),
             output_gate=style in ("qwen3_next", "qwen3_5"),
-            projection_biases=style == "qwen2",
+            projection_biases=style in ("qwen2", "glm4_moe"),
             query_latent_size=6 if style == "deepseek_v3" else None,
         )
         layer = empty_layer(word, CONFIG.with_options(**switches))

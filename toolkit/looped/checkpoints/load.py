@@ -11,6 +11,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit._kinds import shown
+from toolkit.looped.checkpoints.mixtures import check_format
 from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
 from toolkit.looped.checkpoints.tensors import check_sizes, read_json
 from toolkit.looped.checkpoints.weights import (
@@ -71,14 +72,17 @@ def load_checkpoint(
     style = style or settings.get("model_type")
     if style not in list(FAMILIES):
         raise ValueError(f"style must be one of {', '.join(map(repr, FAMILIES))}; got {style!r}.")
-    experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]
-    if experts:
-        raise ValueError(
-            f"the checkpoint is a mixture of experts ({listed(experts, 2)}); "
-            "the layers here have one SwiGLU each."
-        )
     family = FAMILIES[style]
+    check_format(tensors, settings)
+    experts = [name for name in tensors if ".experts." in name or name.endswith(".mlp.gate.weight")]
+    if experts and family.router is None:
+        with_experts = [name for name, other in FAMILIES.items() if other.router is not None]
+        raise ValueError(
+            f"the checkpoint is a mixture of experts ({listed(experts, 2)}), and models of style "
+            f"{style!r} are not; those of {', '.join(with_experts)} are."
+        )
     said = fields_of(family, settings, len(tensors))
+    tensors = _without_guesses(tensors, settings)
     said: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **said}
     options = fields.pop("options", {})
     try:
@@ -91,7 +95,7 @@ def load_checkpoint(
     ending = "embed_tokens.weight"
     found = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     prefix = found[0] if found else "model."
-    return _filled(config, parts(family, config, prefix), tensors, style)
+    return _filled(config, parts(family, config, prefix, tensors), tensors, style)
 
 
 def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedLM:
@@ -116,6 +120,18 @@ def _filled(config: LoopedConfig, places: list[Part], tensors, style) -> LoopedL
                 # Blocks, because the tensors of many rules would otherwise pile up in memory.
                 set_value(parameter, jax.block_until_ready(array))
     return model
+
+
+def _without_guesses(tensors, settings):
+    """Without the layers past the last, which guess further tokens."""
+    last = settings.get("num_hidden_layers", 0)
+    guessing = range(last, last + (settings.get("num_nextn_predict_layers") or 0))
+    layer = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (found := layer.search(name)) or int(found[1]) not in guessing
+    }
 
 
 def _settings(source) -> dict[str, Any]:

@@ -5,10 +5,11 @@ sandwich norms) and a SwiGLU, "norm", "lm_head". They differ in the mixers, in w
 its scale or the scale minus one, and in the fields of `Family`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from toolkit._kinds import shown
+from toolkit.looped.checkpoints.mixtures import mixture_fields, mixture_rules
 from toolkit.looped.checkpoints.names import (
     STYLES,
     WeightRule,
@@ -36,10 +37,13 @@ KINDS = {
     "total_ut_steps num_key_value_heads head_dim sliding_window linear_num_key_heads "
     "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim "
     "full_attention_interval max_window_layers kv_lora_rank q_lora_rank qk_nope_head_dim "
-    "qk_rope_head_dim v_head_dim",
-    bool: "rope_interleave tie_word_embeddings use_sliding_window",
+    "qk_rope_head_dim v_head_dim num_experts num_local_experts n_routed_experts "
+    "num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size n_shared_experts "
+    "n_group topk_group first_k_dense_replace decoder_sparse_step num_nextn_predict_layers",
+    bool: "rope_interleave tie_word_embeddings use_sliding_window norm_topk_prob attention_bias "
+    "use_qk_norm",
     dict: "rope_parameters rope_scaling",
-    list: "layer_types",
+    list: "layer_types mlp_only_layers mlp_layer_types",
 }
 """The type of each setting of config.json that is read."""
 
@@ -69,6 +73,7 @@ class Family(NamedTuple):
         attention: options of softmax layers that all of them share.
         period: every how many layers softmax attention comes, if config.json does not say.
         word: the word of all layers if they are alike; None leaves it to config.json.
+        router: the row of `ROUTERS` that its mixtures of experts have; None: it has none.
     """
 
     mixers: str
@@ -77,22 +82,32 @@ class Family(NamedTuple):
     attention: Mapping[str, Any] = {}
     period: int = 1
     word: str | None = None
+    router: str | None = None
 
 
 _QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
 _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 
 FAMILIES: dict[str, Family] = {
-    "deepseek_v2": Family("deepseek_v3", word="mla"),
-    "deepseek_v3": Family("deepseek_v3", word="mla"),
+    "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
+    "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
+    "glm4_moe": Family("glm4_moe", router="glm4_moe"),
+    "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
     "llama": Family("llama"),
     "mistral": Family("llama"),
+    "mixtral": Family("llama", router="mixtral"),
+    "olmoe": Family("qwen3", attention={"projection_norm": True}, router="olmoe"),
     "qwen2": Family("qwen2", attention={"projection_biases": True}),
     "qwen3": Family("qwen3", attention={"query_key_norm": True}),
+    "qwen3_moe": Family("qwen3", attention={"query_key_norm": True}, router="qwen3_moe"),
     "ouro": Family("llama", switches=_LOOPS),
-    "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4),
+    "qwen3_next": Family("qwen3_next", from_zero, attention=_QWEN, period=4, router="qwen3_next"),
     "qwen3_5": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
     "qwen3_5_text": Family("qwen3_5", from_zero, attention=_QWEN, period=4),
+    "qwen3_5_moe": Family("qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"),
+    "qwen3_5_moe_text": Family(
+        "qwen3_5", from_zero, attention=_QWEN, period=4, router="qwen3_5_moe"
+    ),
 }
 """Families by the `model_type` of config.json."""
 
@@ -111,8 +126,8 @@ class Part(NamedTuple):
     rules: tuple[WeightRule, ...]
 
 
-def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
-    """Every rule of a model, from the embedding to the head."""
+def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[str]) -> list[Part]:
+    """Every rule of a model, from the embedding to the head, in the spelling of these `names`."""
     styles = STYLES[family.mixers]
     if "mla" in config.layers and config.mla.query_latent_size is None:
         styles = STYLES["deepseek_v2_lite"]
@@ -130,25 +145,35 @@ def parts(family: Family, config: LoopedConfig, prefix: str) -> list[Part]:
             projection("exit_gate", "early_exit_gate.weight"),
             vector("exit_gate.bias", "early_exit_gate.bias"),
         )
-    block = (
-        *(
-            family.norm(f"{ours}.scale", f"{theirs}.weight")
-            for ours, theirs in SANDWICH.items()
-            if config.sandwich_norm or not ours.endswith("end_norm")
-        ),
-        *(
-            projection(f"feed_forward.{name}", f"mlp.{name}_proj.weight")
-            for name in ("gate", "up", "down")
-        ),
+    norms = tuple(
+        family.norm(f"{ours}.scale", f"{theirs}.weight")
+        for ours, theirs in SANDWICH.items()
+        if config.sandwich_norm or not ours.endswith("end_norm")
     )
+    dense = tuple(projection(name, f"mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
         found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
-    for layer, word in enumerate(config.layers):
-        here = f"{prefix}layers.{layer}."
-        found.append(Part(f"blocks.{layer}", here, block))
-        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], styles[word]))
+    for layer, (word, fed) in enumerate(zip(config.layers, config.feed_forward_words, strict=True)):
+        here, rules = f"{prefix}layers.{layer}.", dense
+        if fed == "moe" and family.router is not None:
+            rules = mixture_rules(family.router, config.moe, here, names)
+        mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))
+        found.append(Part(f"blocks.{layer}", here, norms))
+        found.append(Part(f"blocks.{layer}.feed_forward", here, rules))
+        found.append(Part(f"blocks.{layer}.mixer", here + PREFIXES[word], mixer))
     return found
+
+
+def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
+    """Whether layers have what a rule of GLM fills, whose models differ in it."""
+    options = getattr(config, word)
+    is_norm, is_bias = (rule.ours[0].endswith(end) for end in ("_norm.scale", ".bias"))
+    if word not in SOFTMAX or not (is_norm or is_bias):
+        return True
+    if is_norm:
+        return options.query_key_norm or options.projection_norm
+    return options.projection_biases
 
 
 def fields_of(
@@ -158,19 +183,20 @@ def fields_of(
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
-    _check_settings(settings, most_layers)
+    _check_settings(settings, most_layers, family.router is not None)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
     _only("rope_type", kind, ("default", "yarn" if family.word == "mla" else "llama3", None))
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
     rope = {**settings, **rope}
+    _only("clip_qkv", settings.get("clip_qkv"), (None,))
     said = {
         "vocabulary": settings["vocab_size"],
         "width": settings["hidden_size"],
         "pattern": " ".join(_layers(family, settings)),
         "loops": settings.get("total_ut_steps"),
         "heads": settings["num_attention_heads"],
-        "feed_forward": settings["intermediate_size"],
+        "feed_forward": settings.get("intermediate_size"),
         "rope_theta": rope.get("rope_theta"),
         "norm_epsilon": settings.get("rms_norm_eps"),
         "tied_embedding": settings.get("tie_word_embeddings"),
@@ -184,6 +210,11 @@ def fields_of(
         ),
         **(_rotary_options(rope) if kind == "llama3" else {}),
     }
+    if family.mixers == "glm4_moe":
+        attention |= _given(
+            projection_biases=settings.get("attention_bias"),
+            query_key_norm=settings.get("use_qk_norm"),
+        )
     options = {
         "full": attention,
         "window": attention | _given(sliding_window=settings.get("sliding_window")),
@@ -197,8 +228,10 @@ def fields_of(
     }
     if family.word == "mla":
         options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
-    used = said["pattern"].split()
-    return fixed | _given(**said) | {"options": {word: options[word] for word in used}}
+    used = {word: options[word] for word in said["pattern"].split()}
+    fed = {} if family.router is None else mixture_fields(family.router, settings)
+    used |= fed.pop("options", {})
+    return fixed | _given(**said) | fed | {"options": used}
 
 
 def _rotary_options(rope) -> dict[str, Any]:
@@ -246,8 +279,10 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
     return found | _numbers(yarn, fields, "YaRN")
 
 
-def _check_settings(settings, most_layers):
+def _check_settings(settings, most_layers, has_experts):
     for name in REQUIRED:
+        if name == "intermediate_size" and has_experts and "moe_intermediate_size" in settings:
+            continue  # where every layer is a mixture
         if settings.get(name) is None:
             raise ValueError(f"config.json does not say {name!r}.")
     for kind, names in KINDS.items():

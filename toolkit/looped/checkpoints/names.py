@@ -20,11 +20,19 @@ class WeightRule(NamedTuple):
         theirs: names of tensors, after the prefix of the layer.
         ours: paths of parameters in the layer, such as "output.kernel".
         convert: (layer, *tensors) -> one array per path.
+        is_stacked: whether `convert` makes of each tensor alone a part of one parameter, which are
+            stacked: one tensor at a time is in memory.
     """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
     convert: Callable[..., Sequence[Array]]
+    is_stacked: bool = False
+
+
+def stacked(ours: str, theirs: Sequence[str]) -> WeightRule:
+    """[outputs, inputs] of each expert -> [experts, inputs, outputs]."""
+    return WeightRule(tuple(theirs), (ours,), lambda _, tensor: [tensor.T], is_stacked=True)
 
 
 def projection(ours: str, *theirs: str) -> WeightRule:
@@ -123,6 +131,12 @@ _QWEN_ATTENTION = (
     from_zero("key_norm.scale", "k_norm.weight"),
 )
 
+_GLM_ATTENTION = (
+    *_QWEN2_ATTENTION,
+    vector("query_norm.scale", "q_norm.weight"),
+    vector("key_norm.scale", "k_norm.weight"),
+)
+
 _LATENT = (
     WeightRule(
         ("kv_a_proj_with_mqa.weight",),
@@ -148,6 +162,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
             *_LATENT,
         )
     },
+    "glm4_moe": {"full": _GLM_ATTENTION},
     "llama": {"full": _ATTENTION, "window": _ATTENTION},
     "qwen2": {"full": _QWEN2_ATTENTION, "window": _QWEN2_ATTENTION},
     "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -84,8 +86,10 @@ def open_tensors(source: str | Path | Mapping[str, Any]) -> dict[str, StoredTens
 
 def convert(
     layer: Any, rule: WeightRule, tensors: Mapping[str, StoredTensor], prefix: str
-) -> list[tuple[nnx.Param, Array]]:
+) -> list[tuple[nnx.Variable, Array]]:
     """The parameters that a rule fills, and their new values."""
+    if rule.is_stacked:
+        return [_stacked(layer, rule, tensors, prefix)]
     theirs = {prefix + name: tensors[prefix + name].read() for name in rule.theirs}
     ours = {path: part_of(layer, path) for path in rule.ours}
     try:
@@ -100,6 +104,22 @@ def convert(
             f"{shapes[0]} cannot make {shapes[1]}; the configuration is not that of the checkpoint."
         )
     return [(p, array.astype(p.dtype)) for p, array in zip(ours.values(), arrays, strict=True)]
+
+
+def _stacked(layer, rule, tensors, prefix) -> tuple[nnx.Variable, Array]:
+    """One tensor after the other, so that beside the parameter one is in memory."""
+    parameter = part_of(layer, rule.ours[0])
+    whole = np.empty(parameter.shape, parameter.dtype)
+    for index, name in enumerate(rule.theirs):
+        tensor = tensors[prefix + name].read()
+        (part,) = rule.convert(layer, tensor)
+        if part.shape != whole.shape[1:]:
+            raise ValueError(
+                f"{prefix + name} {tensor.shape} cannot make one of {rule.ours[0]} {whole.shape}; "
+                "the configuration is not that of the checkpoint."
+            )
+        whole[index] = part
+    return parameter, jnp.asarray(whole)
 
 
 def check_names(there: Iterable[str], wanted: Iterable[str], problem: str) -> None:

@@ -23,6 +23,7 @@ class AttentionOptions(LayerOptions):
         key_value_heads: heads of keys and values (None: as many as the model's `heads`).
         head_size: size of a head (None: width / heads).
         query_key_norm: RMSNorm of every query and key head before the rotary embedding.
+        projection_norm: the same RMSNorm over all heads at once, as in OLMoE.
         projection_biases: biases of the projections to queries, keys and values, as in Qwen2.
         rotary_fraction: share of a head's channels, the first ones, that the rotary embedding
             turns.
@@ -38,6 +39,7 @@ class AttentionOptions(LayerOptions):
     key_value_heads: int | None = None
     head_size: int | None = None
     query_key_norm: bool = False
+    projection_norm: bool = False
     projection_biases: bool = False
     rotary_fraction: float = 1.0
     rotary_factor: float | None = None
@@ -104,12 +106,13 @@ class AttentionLayer(MixingLayer):
             if options.output_gate
             else nnx.data(None)
         )
-        norm = functools.partial(
-            nnx.RMSNorm, size, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
-        )
-        self.query_norm, self.key_norm = (
-            (norm(), norm()) if options.query_key_norm else (nnx.data(None), nnx.data(None))
-        )
+        norm = functools.partial(nnx.RMSNorm, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.query_norm, self.key_norm = nnx.data(None), nnx.data(None)
+        if options.query_key_norm:
+            self.query_norm, self.key_norm = norm(size), norm(size)
+        if options.projection_norm:
+            self.query_norm, self.key_norm = norm(heads * size), norm(key_value_heads * size)
+        self.normalises_projection = options.projection_norm
         self.head_size = size
         self.rope_theta, self.rotary_fraction = config.rope_theta, options.rotary_fraction
         self.rotary_scaling = options.rotary_scaling
@@ -147,6 +150,11 @@ class AttentionLayer(MixingLayer):
         if heads % key_value_heads:
             raise ValueError(
                 f"heads {heads} is not a multiple of {cls.word}.key_value_heads {key_value_heads}."
+            )
+        if options.query_key_norm and options.projection_norm:
+            raise ValueError(
+                f"{cls.word}.query_key_norm and {cls.word}.projection_norm exclude each other; "
+                "turn one of them off."
             )
         if head_size % 2:
             raise ValueError(
@@ -212,10 +220,18 @@ class AttentionLayer(MixingLayer):
 
     def _project(self, x, positions):
         split = (*x.shape[:-1], -1, self.head_size)
-        q, k, v = (p(x).reshape(split) for p in (self.query, self.key, self.value))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.normalises_projection:
+            q, k = self._normalised(q, k)
+        q, k, v = (heads.reshape(split) for heads in (q, k, v))
+        if not self.normalises_projection:
+            q, k = self._normalised(q, k)
         return self.turn(q, positions), self.turn(k, positions), v
+
+    def _normalised(self, q, k):
+        if self.query_norm is None or self.key_norm is None:
+            return q, k
+        return self.query_norm(q), self.key_norm(k)
 
     def turn(self, x: Float[Array, "... heads size"], positions: Int[Array, "..."]) -> Array:
         """Queries or keys with the rotary embedding applied."""

@@ -41,6 +41,8 @@ def layer_tensors(
         mixer.append(((width, queries), 1))
     if options.query_key_norm:
         mixer += [((size,), None)] * 2
+    if options.projection_norm:
+        mixer += [((queries,), None), ((keys,), None)]
     return (*mixer, *rest)
 
 
