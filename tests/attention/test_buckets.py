@@ -19,6 +19,7 @@ def filled(inputs, size):
     ]
 
 
+@pytest.mark.by_family
 @pytest.mark.parametrize("name", MIXERS)
 def test_zeros_after_a_sequence_change_neither_outputs_nor_states(name):
     row = mixer(name, **OPTIONS.get(name, {}))

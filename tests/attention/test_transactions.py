@@ -246,7 +246,12 @@ def parallel(case, table, histories):
     [
         ("softmax", 1000),
         ("ring", 1000),
-        *(pytest.param(name, 10_000, marks=pytest.mark.slow) for name in CASES),
+        pytest.param("ring", 10_000, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, 10_000, marks=pytest.mark.nightly)
+            for name in CASES
+            if name != "ring"
+        ),
     ],
 )
 def test_random_operations_equal_a_list(name, count):

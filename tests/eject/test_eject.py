@@ -62,7 +62,7 @@ def test_it_equals_ours_with_documents_and_a_state(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gdn", "rwkv7"])
+@pytest.mark.parametrize("name", ["gdn", pytest.param("rwkv7", marks=pytest.mark.nightly)])
 def test_it_checks_itself_and_sees_a_fault(name, tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(eject(name))

@@ -52,7 +52,7 @@ def test_a_step_of_many_rows_has_a_grid_that_cuda_takes(bound):
     assert max(others) == BATCH * HEADS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_of_many_rows_has_grids_that_cuda_takes():
     tokens = abstract(BATCH, 64, HEADS, SIZE, dtype=BF16)
     gates = [abstract(BATCH, 64, HEADS, 1), abstract(BATCH, 64, HEADS)]
