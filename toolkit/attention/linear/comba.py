@@ -53,22 +53,12 @@ COMBA_RULE = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 @checked
 @compiled
 def comba(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    feedback: shapes.Gates,
-    correction: shapes.Gates,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    decays_first: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, feedback: shapes.Gates, correction: shapes.Gates, *,
+    scale: float | None = None, normalize_qk: bool = False, decays_first: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a decaying state whose reads are fed back, in linear time.
 
         S_t = (e^(g_t) - beta_t b_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T
@@ -105,20 +95,11 @@ def comba(
 
 @checked
 def comba_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    feedback: shapes.Gates,
-    correction: shapes.Gates,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    decays_first: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, feedback: shapes.Gates, correction: shapes.Gates, *,
+    scale: float | None = None, normalize_qk: bool = False, decays_first: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `comba`, token by token: slow, and the oracle.
 
     Arguments as `comba`.
@@ -143,19 +124,11 @@ def comba_reference(
 @checked
 @compiled
 def comba_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    beta_t: shapes.Strength,
-    feedback_t: shapes.Gate,
-    correction_t: shapes.Gate,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    decays_first: bool = False,
-) -> shapes.Output:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    beta_t: shapes.Strength, feedback_t: shapes.Gate, correction_t: shapes.Gate,
+    state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False, decays_first: bool = False,
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = beta (v - b S^T k),   r = q - d k,   o = scale (e^g S^T r + (r . k) u)

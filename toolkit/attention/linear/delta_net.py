@@ -22,18 +22,11 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def delta_net(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a self-correcting state, in time linear in the sequence.
 
         S_t = S_(t-1) + beta_t k_t (v_t - S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
@@ -57,16 +50,10 @@ def delta_net(
 
 @checked
 def delta_net_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `delta_net`, token by token: slow, and the oracle.
 
     Arguments as `delta_net`.
@@ -88,16 +75,11 @@ def delta_net_reference(
 @checked
 @compiled
 def delta_net_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    beta_t: shapes.Strength,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, beta_t: shapes.Strength,
+    state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False,
     implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = beta (v - S^T k),   o = scale (S^T q + (q . k) u),   S <- S + k u^T

@@ -47,17 +47,11 @@ EXACT_RULE = Rule(_action, correcting_chunk_size)
 @checked
 @compiled
 def error_free_linear_attention(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    beta: shapes.Strengths,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, beta: shapes.Strengths, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state that solves the delta rule's equation, in linear time.
 
         S_t = S_(t-1) + alpha_t k_t (v_t - S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
@@ -86,15 +80,10 @@ def error_free_linear_attention(
 
 @checked
 def error_free_linear_attention_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    beta: shapes.Strengths,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, beta: shapes.Strengths, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `error_free_linear_attention`, token by token: slow, and the oracle.
 
     Arguments as `error_free_linear_attention`.
@@ -116,14 +105,10 @@ def error_free_linear_attention_reference(
 @checked
 @compiled
 def error_free_linear_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    beta_t: shapes.Strength,
-    state: shapes.State,
-    *,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, beta_t: shapes.Strength,
+    state: shapes.State, *,
     scale: float | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = alpha (v - S^T k),   o = scale (S^T q + (q . k) u),   S <- S + k u^T

@@ -27,19 +27,12 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def gated_delta_net(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a decaying, self-correcting state, in time linear in the sequence.
 
         S_t = e^(g_t) S_(t-1) + beta_t k_t (v_t - e^(g_t) S_(t-1)^T k_t)^T,   o_t = scale S_t^T q_t
@@ -90,17 +83,11 @@ def gated_delta_net(
 
 @checked
 def gated_delta_net_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `gated_delta_net`, token by token: slow, and the oracle.
 
     Arguments as `gated_delta_net`.
@@ -123,17 +110,11 @@ def gated_delta_net_reference(
 @checked
 @compiled
 def gated_delta_net_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    beta_t: shapes.Strength,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    beta_t: shapes.Strength, state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False,
     implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         p = S^T k,  r = S^T q,  u = beta (v - e^g p),

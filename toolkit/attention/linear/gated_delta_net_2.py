@@ -34,20 +34,12 @@ GATED_DELTA_RULE_2 = Rule(_action, correcting_chunk_size)
 @checked
 @compiled
 def gated_delta_net_2(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    erase: shapes.KeyGates,
-    write: shapes.ValueGates,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    erase: shapes.KeyGates, write: shapes.ValueGates, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state that erases by key channel and writes by value channel.
 
         S_t = (I - k_t (b_t * k_t)^T) Diag(e^(g_t)) S_(t-1) + k_t (w_t * v_t)^T
@@ -82,18 +74,11 @@ def gated_delta_net_2(
 
 @checked
 def gated_delta_net_2_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    erase: shapes.KeyGates,
-    write: shapes.ValueGates,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    erase: shapes.KeyGates, write: shapes.ValueGates, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `gated_delta_net_2`, token by token: slow, and the oracle.
 
     Arguments as `gated_delta_net_2`.
@@ -116,17 +101,10 @@ def gated_delta_net_2_reference(
 @checked
 @compiled
 def gated_delta_net_2_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.KeyLogDecay,
-    erase_t: shapes.KeyGate,
-    write_t: shapes.ValueGate,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-) -> shapes.Output:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.KeyLogDecay,
+    erase_t: shapes.KeyGate, write_t: shapes.ValueGate, state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False,
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = w * v - S^T (e^g b * k),   o = scale (S^T (e^g q) + (q . k) u)

@@ -25,30 +25,27 @@ from toolkit.attention.linear.engine.rule import DELTA_RULE
 from toolkit.attention.linear.engine.tokens import gather_tokens
 from toolkit.attention.linear.gates import unit_length
 
-# The arrays of several corrections per token.
+# The arrays of several corrections per token: of a sequence, and of one token.
 StepKeys = Annotated[Float[Array, "batch time heads steps key"], shapes.TOKENS]
 StepValues = Annotated[
     Float[Array, "batch time value_heads steps value"], shapes.TOKENS, shapes.GROUPED_VALUES
 ]
 StepStrengths = Annotated[Float[Array, "batch time value_heads steps"], shapes.STRENGTH]
+StepKey = Annotated[Float[Array, "batch heads steps key"], shapes.TOKENS]
+StepValue = Annotated[
+    Float[Array, "batch value_heads steps value"], shapes.TOKENS, shapes.GROUPED_VALUES
+]
+StepStrength = Annotated[Float[Array, "batch value_heads steps"], shapes.STRENGTH]
 
 
 @checked
 @compiled
 def gated_delta_product(
-    q: shapes.Queries,
-    k: StepKeys,
-    v: StepValues,
-    g: shapes.LogDecays,
-    beta: StepStrengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: StepKeys, v: StepValues, g: shapes.LogDecays, beta: StepStrengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state that every token corrects several times, in linear time.
 
         S_t^0 = e^(g_t) S_(t-1),   S_t^i = S_t^(i-1) + beta_ti k_ti (v_ti - S_t^(i-1)^T k_ti)^T
@@ -90,17 +87,10 @@ def gated_delta_product(
 
 @checked
 def gated_delta_product_reference(
-    q: shapes.Queries,
-    k: StepKeys,
-    v: StepValues,
-    g: shapes.LogDecays,
-    beta: StepStrengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: StepKeys, v: StepValues, g: shapes.LogDecays, beta: StepStrengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `gated_delta_product`, token by token: slow, and the oracle.
 
     Arguments as `gated_delta_product`.
@@ -125,19 +115,11 @@ def gated_delta_product_reference(
 @checked
 @compiled
 def gated_delta_product_step(
-    q_t: shapes.Query,
-    k_t: Annotated[Float[Array, "batch heads steps key"], shapes.TOKENS],
-    v_t: Annotated[
-        Float[Array, "batch value_heads steps value"], shapes.TOKENS, shapes.GROUPED_VALUES
-    ],
-    g_t: shapes.LogDecay,
-    beta_t: Annotated[Float[Array, "batch value_heads steps"], shapes.STRENGTH],
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
+    q_t: shapes.Query, k_t: StepKey, v_t: StepValue, g_t: shapes.LogDecay, beta_t: StepStrength,
+    state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False,
     implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u_i = beta_i (v_i - e^g S^T k_i - sum_(j<i) (k_i . k_j) u_j)    for i = 1 ... n

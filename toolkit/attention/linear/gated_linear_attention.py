@@ -20,17 +20,11 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def gated_linear_attention(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state whose key channels decay one by one.
 
         S_t = Diag(e^(g_t)) S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
@@ -63,15 +57,10 @@ def gated_linear_attention(
 
 @checked
 def gated_linear_attention_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `gated_linear_attention`, token by token: slow, and the oracle.
 
     Arguments as `gated_linear_attention`.
@@ -93,15 +82,10 @@ def gated_linear_attention_reference(
 @checked
 @compiled
 def gated_linear_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.KeyLogDecay,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.KeyLogDecay,
+    state: shapes.State, *,
+    scale: float | None = None, implementation: shapes.StepForm | None = None,
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         o = scale (S^T (e^g * q) + (q . k) v),   S <- Diag(e^g) S + k v^T

@@ -22,16 +22,11 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def hgrn2(
-    q: shapes.Queries,
-    v: shapes.HeadValues,
-    g: shapes.HeadKeyLogDecays,
-    *,
+    q: shapes.Queries, v: shapes.HeadValues, g: shapes.HeadKeyLogDecays, *,
     scale: float | None = None,
-    initial_state: shapes.HeadState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:
+    initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
     r"""Mix tokens through a state whose channels take in as much as they forget.
 
         S_t = Diag(e^(g_t)) S_(t-1) + (1 - e^(g_t)) v_t^T,   o_t = scale S_t^T q_t
@@ -61,14 +56,10 @@ def hgrn2(
 
 @checked
 def hgrn2_reference(
-    q: shapes.Queries,
-    v: shapes.HeadValues,
-    g: shapes.HeadKeyLogDecays,
-    *,
+    q: shapes.Queries, v: shapes.HeadValues, g: shapes.HeadKeyLogDecays, *,
     scale: float | None = None,
-    initial_state: shapes.HeadState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:
+    initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
     r"""The equation of `hgrn2`, token by token: slow, and the oracle.
 
     Arguments as `hgrn2`.
@@ -90,14 +81,10 @@ def hgrn2_reference(
 @checked
 @compiled
 def hgrn2_step(
-    q_t: shapes.Query,
-    v_t: shapes.HeadValue,
-    g_t: shapes.HeadKeyLogDecay,
-    state: shapes.HeadState,
+    q_t: shapes.Query, v_t: shapes.HeadValue, g_t: shapes.HeadKeyLogDecay, state: shapes.HeadState,
     *,
-    scale: float | None = None,
-    implementation: shapes.StepForm | None = None,
-) -> tuple[Float[Array, "batch heads value"], shapes.HeadState]:
+    scale: float | None = None, implementation: shapes.StepForm | None = None,
+) -> tuple[Float[Array, "batch heads value"], shapes.HeadState]:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         k = 1 - e^g,   o = scale (S^T (e^g * q) + (q . k) v),   S <- Diag(e^g) S + k v^T

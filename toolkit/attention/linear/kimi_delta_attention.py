@@ -26,19 +26,12 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def kimi_delta_attention(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a self-correcting state with a decay per channel, in linear time.
 
         S_t = Diag(e^(g_t)) S_(t-1) + beta_t k_t (v_t - S_(t-1)^T Diag(e^(g_t)) k_t)^T
@@ -72,17 +65,11 @@ def kimi_delta_attention(
 
 @checked
 def kimi_delta_attention_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    beta: shapes.Strengths,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    beta: shapes.Strengths, *,
+    scale: float | None = None, normalize_qk: bool = False,
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `kimi_delta_attention`, token by token: slow, and the oracle.
 
     Arguments as `kimi_delta_attention`.
@@ -105,17 +92,11 @@ def kimi_delta_attention_reference(
 @checked
 @compiled
 def kimi_delta_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.KeyLogDecay,
-    beta_t: shapes.Strength,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    normalize_qk: bool = False,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.KeyLogDecay,
+    beta_t: shapes.Strength, state: shapes.State, *,
+    scale: float | None = None, normalize_qk: bool = False,
     implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = beta (v - S^T (e^g k)),   o = scale (S^T (e^g q) + (q . k) u)

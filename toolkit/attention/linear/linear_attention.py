@@ -23,16 +23,11 @@ from toolkit.attention.linear.engine.tokens import gather_tokens
 @checked
 @compiled
 def linear_attention(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through the plain sum of their keys and values.
 
         S_t = S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t
@@ -76,14 +71,10 @@ def linear_attention(
 
 @checked
 def linear_attention_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, *,
     scale: float | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `linear_attention`, token by token: slow, and the oracle.
 
     Arguments as `linear_attention`.
@@ -104,14 +95,9 @@ def linear_attention_reference(
 @checked
 @compiled
 def linear_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    state: shapes.State,
-    *,
-    scale: float | None = None,
-    implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, state: shapes.State, *,
+    scale: float | None = None, implementation: shapes.StepForm | None = None,
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         o = scale (S^T q + (q . k) v),   S <- S + k v^T

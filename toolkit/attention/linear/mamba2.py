@@ -35,18 +35,12 @@ MAMBA2_RULE = Rule(
 @checked
 @compiled
 def mamba2(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
     *,
     scale: float = 1.0,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state-space model with one decay per head.
 
         S_t = e^(g_t) S_(t-1) + dt_t k_t v_t^T,   o_t = scale S_t^T q_t
@@ -79,16 +73,11 @@ def mamba2(
 
 @checked
 def mamba2_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    dt: shapes.TimeSteps,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays, dt: shapes.TimeSteps,
     *,
     scale: float = 1.0,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `mamba2`, token by token: slow, and the oracle.
 
     Arguments as `mamba2`.
@@ -110,16 +99,10 @@ def mamba2_reference(
 @checked
 @compiled
 def mamba2_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    dt_t: shapes.TimeStep,
-    state: shapes.State,
-    *,
-    scale: float = 1.0,
-    implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    dt_t: shapes.TimeStep, state: shapes.State, *,
+    scale: float = 1.0, implementation: shapes.StepForm | None = None,
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         o = scale (e^g S^T q + dt (q . k) v),   S <- e^g S + dt k v^T

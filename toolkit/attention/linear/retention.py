@@ -46,17 +46,12 @@ def retention_log_decay(heads: Annotated[int, AtLeast(1)]) -> Float[Array, "head
 @checked
 @compiled
 def retention(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, *,
     scale: float | None = None,
     log_decay: Annotated[Float[Array, "value_heads"], shapes.LOG_DECAY] | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""Mix tokens through a state that decays at a constant rate in every head.
 
         S_t = gamma_h S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t,   gamma_h = 1 - 2^(-5-h)
@@ -89,15 +84,11 @@ def retention(
 
 @checked
 def retention_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, *,
     scale: float | None = None,
     log_decay: Annotated[Float[Array, "value_heads"], shapes.LOG_DECAY] | None = None,
-    initial_state: shapes.State | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> shapes.Outputs:
+    initial_state: shapes.State | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> shapes.Outputs:  # fmt: skip
     r"""The equation of `retention`, token by token: slow, and the oracle.
 
     Arguments as `retention`.
@@ -120,15 +111,11 @@ def retention_reference(
 @checked
 @compiled
 def retention_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    state: shapes.State,
-    *,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, state: shapes.State, *,
     scale: float | None = None,
     log_decay: Annotated[Float[Array, "value_heads"], shapes.LOG_DECAY] | None = None,
     implementation: shapes.StepForm | None = None,
-) -> shapes.Output:
+) -> shapes.Output:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         o = scale (gamma_h S^T q + (q . k) v),   S <- gamma_h S + k v^T

@@ -48,19 +48,12 @@ RWKV7 = Rule(_action, correcting_chunk_size, erases_before_decay=True)
 @checked
 @compiled
 def rwkv7(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.HeadValues,
-    g: shapes.HeadKeyLogDecays,
-    removal_key: shapes.HeadKeyGates,
-    rate: shapes.HeadKeyShares,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.HeadValues, g: shapes.HeadKeyLogDecays,
+    removal_key: shapes.HeadKeyGates, rate: shapes.HeadKeyShares, *,
     scale: float = 1.0,
-    initial_state: shapes.HeadState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: shapes.Form | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:
+    initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: shapes.Form | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
     r"""Mix tokens through a decaying state that erases and writes under keys of their own.
 
         S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
@@ -96,17 +89,11 @@ def rwkv7(
 
 @checked
 def rwkv7_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.HeadValues,
-    g: shapes.HeadKeyLogDecays,
-    removal_key: shapes.HeadKeyGates,
-    rate: shapes.HeadKeyShares,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.HeadValues, g: shapes.HeadKeyLogDecays,
+    removal_key: shapes.HeadKeyGates, rate: shapes.HeadKeyShares, *,
     scale: float = 1.0,
-    initial_state: shapes.HeadState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:
+    initial_state: shapes.HeadState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[Float[Array, "batch time heads value"], shapes.HeadState]:  # fmt: skip
     r"""The equation of `rwkv7`, token by token: slow, and the oracle.
 
     Arguments as `rwkv7`.
@@ -129,16 +116,10 @@ def rwkv7_reference(
 @checked
 @compiled
 def rwkv7_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.HeadValue,
-    g_t: shapes.HeadKeyLogDecay,
-    removal_key_t: shapes.HeadKeyGate,
-    rate_t: shapes.HeadKeyShare,
-    state: shapes.HeadState,
-    *,
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.HeadValue, g_t: shapes.HeadKeyLogDecay,
+    removal_key_t: shapes.HeadKeyGate, rate_t: shapes.HeadKeyShare, state: shapes.HeadState, *,
     scale: float = 1.0,
-) -> tuple[Float[Array, "batch heads value"], shapes.HeadState]:
+) -> tuple[Float[Array, "batch heads value"], shapes.HeadState]:  # fmt: skip
     r"""Decode one token: one read and one write of the state.
 
         u = -S^T r,   o = scale (S^T (e^g q) + (q . (rate * r)) u + (q . k) v)

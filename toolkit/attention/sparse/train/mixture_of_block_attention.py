@@ -40,17 +40,12 @@ SelectedBlocks = Annotated[int, AtLeast(1, ", the query's own")]
 
 @checked
 def mixture_of_block_attention(
-    q: shapes.Queries,
-    k: shapes.SharedKeys,
-    v: shapes.SharedValues,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 512,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
-    segment_ids: shapes.SegmentIds | None = None,
-    initial_state: BlockCache | None = None,
+    segment_ids: shapes.SegmentIds | None = None, initial_state: BlockCache | None = None,
     implementation: Selection | None = None,
-) -> tuple[shapes.HeadValues, BlockCache | None]:
+) -> tuple[shapes.HeadValues, BlockCache | None]:  # fmt: skip
     """Attention to the query's own block and the earlier ones with the most similar mean key.
 
         o = A(q; own block and top blocks by q . mean(k))
@@ -114,15 +109,10 @@ def _attend(
 
 @checked
 def mixture_of_block_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.SharedKey,
-    v_t: shapes.SharedValue,
-    cache: BlockCache,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 512,
+    q_t: shapes.Query, k_t: shapes.SharedKey, v_t: shapes.SharedValue, cache: BlockCache, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
-) -> tuple[shapes.HeadValue, BlockCache]:
+) -> tuple[shapes.HeadValue, BlockCache]:  # fmt: skip
     """Append one token to the cache and attend to its block and the best of the earlier ones.
 
         o = A(q; own block and top blocks by q . mean(k))
@@ -161,15 +151,11 @@ def _step(q_t, k_t, v_t, cache, scale, block_size, selected_blocks):
 
 @checked
 def mixture_of_block_attention_reference(
-    q: shapes.Queries,
-    k: shapes.SharedKeys,
-    v: shapes.SharedValues,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 512,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 512,
     selected_blocks: SelectedBlocks = 3,
     segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.HeadValues, None]:
+) -> tuple[shapes.HeadValues, None]:  # fmt: skip
     """The equation of `mixture_of_block_attention`, to be read; the oracle of the fast form.
 
         o = A(q; own block and top blocks by q . mean(k))

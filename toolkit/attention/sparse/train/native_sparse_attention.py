@@ -47,21 +47,14 @@ SelectedBlocks = Annotated[int, AtLeast(3, ", for the first, the previous and th
 
 @checked
 def native_sparse_attention(
-    q: shapes.Queries,
-    k: shapes.SharedKeys,
-    v: shapes.SharedValues,
-    compressed_gate: shapes.HeadGates,
-    selected_gate: shapes.HeadGates,
-    window_gate: shapes.HeadGates,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 64,
-    selected_blocks: SelectedBlocks = 16,
-    sliding_window: shapes.TokenCount = 512,
-    segment_ids: shapes.SegmentIds | None = None,
-    initial_state: BlockCache | None = None,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues,
+    compressed_gate: shapes.HeadGates, selected_gate: shapes.HeadGates,
+    window_gate: shapes.HeadGates, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16, sliding_window: shapes.TokenCount = 512,
+    segment_ids: shapes.SegmentIds | None = None, initial_state: BlockCache | None = None,
     implementation: Selection | None = None,
-) -> tuple[shapes.HeadValues, BlockCache | None]:
+) -> tuple[shapes.HeadValues, BlockCache | None]:  # fmt: skip
     """Gated sum of attention to block means, to selected blocks and to a window.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
@@ -130,19 +123,12 @@ def _gated(gates, branches) -> Array:
 
 @checked
 def native_sparse_attention_step(
-    q_t: shapes.Query,
-    k_t: shapes.SharedKey,
-    v_t: shapes.SharedValue,
-    compressed_gate_t: shapes.HeadGate,
-    selected_gate_t: shapes.HeadGate,
-    window_gate_t: shapes.HeadGate,
-    cache: BlockCache,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 64,
-    selected_blocks: SelectedBlocks = 16,
-    sliding_window: shapes.TokenCount = 512,
-) -> tuple[shapes.HeadValue, BlockCache]:
+    q_t: shapes.Query, k_t: shapes.SharedKey, v_t: shapes.SharedValue,
+    compressed_gate_t: shapes.HeadGate, selected_gate_t: shapes.HeadGate,
+    window_gate_t: shapes.HeadGate, cache: BlockCache, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16, sliding_window: shapes.TokenCount = 512,
+) -> tuple[shapes.HeadValue, BlockCache]:  # fmt: skip
     """Append one token to the cache and attend by the three branches.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
@@ -191,19 +177,13 @@ def _step(q_t, k_t, v_t, gates, cache, scale, block_size, selected_blocks, slidi
 
 @checked
 def native_sparse_attention_reference(
-    q: shapes.Queries,
-    k: shapes.SharedKeys,
-    v: shapes.SharedValues,
-    compressed_gate: shapes.HeadGates,
-    selected_gate: shapes.HeadGates,
-    window_gate: shapes.HeadGates,
-    *,
-    scale: float | None = None,
-    block_size: shapes.TokenCount = 64,
-    selected_blocks: SelectedBlocks = 16,
-    sliding_window: shapes.TokenCount = 512,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues,
+    compressed_gate: shapes.HeadGates, selected_gate: shapes.HeadGates,
+    window_gate: shapes.HeadGates, *,
+    scale: float | None = None, block_size: shapes.TokenCount = 64,
+    selected_blocks: SelectedBlocks = 16, sliding_window: shapes.TokenCount = 512,
     segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.HeadValues, None]:
+) -> tuple[shapes.HeadValues, None]:  # fmt: skip
     """The equation of `native_sparse_attention`, to be read; the oracle of the fast form.
 
         o = g^c A(q; means) + g^s A(q; selected blocks) + g^w A(q; window)
