@@ -1,29 +1,28 @@
-"""Pallas kernels of the linear-time mixers, one head of a sequence beside another.
+"""Pallas kernels of the linear-time mixers, and of decoding against caches.
 
-All are experimental, and warn so, until a record of a device shows what they gain
-(`best_known.py`).
+All are experimental and warn so until a record of a device shows what they gain (`best_known.py`).
 
 Nothing is imported here: `dispatch.py` loads the files of the device it finds when a mixer is asked
 for "pallas". Both devices offer `chunked(q, k, v, g, beta, initial_state, *, chunk, documents,
 interpret)` and `step(q_t, k_t, v_t, g_t, beta_t, state, *, interpret)`, for any mixer whose state
 decays by e^g, per token or per key channel, with (beta) or without the delta rule.
 
-From the mixers
-    dispatch      time to whole chunks, and the device's functions
+Called by the mixers
+    dispatch      pads time to whole chunks and picks the device's functions
 
 TPU, in `tpu/` (Mosaic TPU; v5e and v6e)
     chunked       chunked: a grid over rows and chunks, the state in VMEM; and its gradient
     step          step: decode one token, the state updated in place
     rule          one chunk of one row, forward and backward: the equations
     decay         what survives between the tokens of a chunk, and the gradients of that
-    call          what the calls of both share: rows of a program, sharded axes, costs
+    call          shared by both calls: rows per program, sharded axes, costs
     blocks        products, masks and the inverse on two-dimensional blocks
 
 NVIDIA Hopper, in `gpu/` (Mosaic GPU; H100, H200, GH200; bfloat16)
     chunked       chunked: the phases below one after another; and their gradient
     step          step: decode one token, the state read and written once
-    prepare       what is known of all chunks before the state is, on chip
-    factors       the same by XLA, where every channel decays apart
+    prepare       what does not depend on the state, for all chunks, on chip
+    factors       the same by XLA, where every channel decays on its own
     solve         the inverse of each chunk's system, on chip
     walk          the walk over chunks with the state in registers, and the walk back
     outputs       what every token reads

@@ -1,8 +1,8 @@
-"""From the mixers to the kernels of this machine: time to whole chunks.
+"""From the mixers to the kernels of this machine: pads time to whole chunks, picks the platform.
 
 The kernels of chunks take [batch, time, heads, ...] as the mixers do, those of a step [rows, ...],
-where a row is one head of one sequence; and the log-decays of `decays.py`, bounded so that they are
-finite.
+where a row is one head of one sequence. Both take log-decays as `decays.py` does, bounded so that
+they are finite.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CHUNK = 64
 
 
 def over_rows(chunked: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that takes [rows, time, ...], a row being one head of one sequence, for heads."""
+    """Let a kernel that takes [rows, time, ...] take heads; a row is one head of one sequence."""
 
     def run(q, k, v, g, beta, state, *, documents=None, **settings):
         batch, time, heads, _ = v.shape
@@ -100,7 +100,7 @@ SALE_KERNELS = {"cuda": _gpu_sale}
 def by_platform(name: str, *rows: Any, documents: Array | None = None, **sizes: int) -> Any:
     """Run the kernel of the platform for which the program is lowered, or refuse in one line.
 
-    A platform whose kernel does not take these inputs is as one without kernels.
+    A platform whose kernel does not take these inputs is treated as one without kernels.
     """
     warn_experimental("recurrent")
     arrays = {} if documents is None else {"documents": documents}
@@ -216,7 +216,7 @@ def _without_derivative(kernels: Any, arrays: tuple[Array, ...], **settings: Any
     arrays = no_derivative("the step", arrays)
     branches = {name: partial(load(), **settings) for name, load in kernels.items()}
     for attend in branches.values():
-        jax.eval_shape(attend, *arrays)  # what it does not take, it says here
+        jax.eval_shape(attend, *arrays)  # refuses what it does not take
     needs = 'implementation="pallas" needs an NVIDIA GPU of the Hopper generation'
     return run_on(branches, *arrays, otherwise=needs)
 

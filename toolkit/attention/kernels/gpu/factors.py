@@ -83,7 +83,7 @@ def cut(x: Array) -> Array:
 
 
 def shared(x: Float[Array, "key_rows *rest"], rows: int) -> Float[Array, "rows *rest"]:
-    """What is one row for several, as one for each."""
+    """Repeat a row that several share, once for each."""
     group = rows // x.shape[0]
     return x if group == 1 else jnp.repeat(x, group, axis=0)
 
@@ -192,7 +192,7 @@ def factors(
     beta: Float[Array, "rows time"] | None,
     documents: Int[Array, "rows time"] | None,
 ) -> Factors:
-    """Everything about the chunks that can be known before walking over them.
+    """Everything about the chunks that can be computed before the walk over them.
 
     C^2 K multiply-adds of scores per chunk, twice with a delta rule. Differentiated by JAX.
     """

@@ -1,9 +1,9 @@
 r"""Gradients of queries, keys, values and gates, where one decay serves all channels.
 
-What `prepare` computes, backward, and the products of states and written values that lead
-there, in one kernel with one thread block per chunk. Queries, keys, values and gradients of outputs
-are read where they lie, [batch, time, heads, size], and gradients written so; the walks left the
-state S before the chunk, dS after it, N and dN. Neither scores nor products pass through memory.
+One kernel with one thread block per chunk does the backward pass of `prepare` and the products of
+states and written values before it. Queries, keys, values and gradients of outputs are read in
+place, [batch, time, heads, size], and gradients are written likewise; the walks left the state S
+before the chunk, dS after it, N and dN. Neither scores nor products pass through memory.
 With D_ij = e^(G_i - G_j), 0 for j > i and between documents,
 
     Y  = T^T dN                                      dV = beta * Y
@@ -11,8 +11,8 @@ With D_ij = e^(G_i - G_j), 0 for j > i and between documents,
     dQ = e^G * (dO S^T) + dP K
     dK = e^(G_C - G) * (N dS^T) - beta e^G * (Y S^T) + dP^T Q + beta X K + (beta X)^T K
 
-and without a delta rule N = V, dV = dN and no Y or X. Numbers of a token have sums along its row as
-gradients, taken in float32:
+and without a delta rule N = V, dV = dN, and there is no Y or X. The gradients of the numbers of a
+token are sums along its row, in float32:
 
     e^G: Q . (dO S^T)      e^(G_C - G): K . (N dS^T)      beta e^G: -K . (Y S^T)
     beta: V . Y + sum_j X_ij (K K^T)_ij
@@ -21,8 +21,8 @@ G moves scores up along its row and down along its column: with
 F = dP * (Q K^T) + beta X * (K K^T), dG_i = sum_j F_ij - sum_j F_ji. XLA takes the numbers of a
 token back to g and beta, and adds what several heads of values give to a query and key they share.
 
-The kernel needs 199 KB on chip for a delta rule and heads of 128, and its sums of [64, 128] nearly
-all registers; wider heads are `chunked`'s to differentiate.
+The kernel needs 199 KB on chip for a delta rule and heads of 128, and its sums of [64, 128] take
+nearly all registers; `chunked` differentiates wider heads.
 """
 
 from typing import Any
@@ -197,7 +197,7 @@ def gradients(
     )
     d_q, d_k, d_numbers, d_through, *d_v = kernel(*sources.values())
     along, against, *rest = jnp.moveaxis(d_numbers, 2, 0)
-    # As `numbers_of_tokens` has them; a coarse sum and the number of a document have no gradient.
+    # In the order of `numbers_of_tokens`; coarse sums and document numbers have no gradient.
     none = jnp.zeros_like(along)
     d_numbers = [none, along - against, *rest[:2], none]
     if is_delta:

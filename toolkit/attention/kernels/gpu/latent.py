@@ -3,14 +3,14 @@ r"""One query per head against a latent cache (flash-decoding): every row of it 
     s_hj = scale (q_h . c_j + p_h . r_j)        out_h = sum_j exp(s_hj) c_j / sum_j exp(s_hj)
 
 A latent c_j is key and value of all heads, so a thread block takes 64 heads as the rows of its
-matrix products and meets a block of 64 slots of the cache after the other: a bulk copy brings
-[64, latent + rope] on chip, and both products read it there. Another one is under way meanwhile.
-Scores, exponentials and sums stay in registers, in float32. Latents of more than 256 channels want
-two warpgroups, since one has registers for [64, 256] sums: each sums up half of the channels and
-repeats the scores, which costs 1.5 times the products and no byte.
+matrix products and walks over the cache in blocks of 64 slots: a bulk copy brings
+[64, latent + rope] on chip, where both products read it, while the next copy is under way.
+Scores, exponentials and sums stay in registers, in float32. Latents of more than 256 channels need
+two warpgroups, since one has registers for [64, 256] sums: each sums half of the channels and
+repeats the scores, which costs 1.5 times the products and no bytes.
 
-The slots that a row has filled are cut into splits, so that few rows occupy all processors too;
-their sums, largest scores and unnormalised outputs are merged after the kernel, exactly.
+The filled slots of a row are cut into splits, so that even a few rows occupy all processors; their
+sums, largest scores and unnormalised outputs are merged exactly after the kernel.
 """
 
 from functools import partial
@@ -81,7 +81,7 @@ def merged_splits(
     totals: Float[Array, "rows splits heads"],
 ) -> tuple[Float[Array, "rows heads value"], Float[Array, "rows heads"]]:
     """Outputs and logs of the sums of exponentials, from those of splits relative to 2^largest."""
-    # Of a split without tokens, -inf: it weighs nothing beside another.
+    # -inf for a split without tokens, which then weighs nothing.
     most = largest.max(axis=1, keepdims=True)
     weights = jnp.exp2(largest - jnp.where(most == -jnp.inf, 0, most))
     total = jnp.sum(weights * totals, axis=1)
@@ -91,7 +91,7 @@ def merged_splits(
 
 
 def next_softmax(s: Array, largest: Array, total: Array) -> tuple[Array, Array, Array, Array]:
-    """Exponentials of more scores; what was summed up before shrinks by `kept`, for all rows."""
+    """Exponentials of more scores; earlier sums of every row have to be multiplied by `kept`."""
     new_largest = jnp.maximum(largest, jnp.max(s, axis=1))
     finite = jnp.maximum(new_largest, LOWEST)
     kept = jnp.exp2(largest - finite)
@@ -132,7 +132,7 @@ def _check(q, rope_q, latents, rope_keys):
 def _attend(q, rope_q, latents, rope_keys, filled, scale, interpret):
     """Sums [batch, splits, heads, latent], largest scores and totals [batch, splits, heads].
 
-    Scores are those of base 2, exponents of 2: the unit for exponentials has no other base.
+    Scores are exponents of 2, the only base that the unit for exponentials has.
     """
     batch, heads, size = q.shape
     slots, rope = rope_keys.shape[1:]

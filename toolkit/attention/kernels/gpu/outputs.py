@@ -37,8 +37,8 @@ def outputs(
 ) -> Float[Array, "batch time heads value"]:
     """What every token reads, in bf16, of the incoming states and written values from `walk`.
 
-    Bulk copies put it where the tokens lie, between the other heads, and read there what is written
-    if that are values.
+    Bulk copies write it in place, between the other heads, and read the written values there where
+    these are the inputs v.
 
     C K V + C^2 V multiply-adds per chunk; 2 (C K + C^2 + K V + 2 C V) bytes, which decide.
     """

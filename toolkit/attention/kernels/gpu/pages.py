@@ -2,9 +2,9 @@ r"""One query per head against chosen pages of a cache: only these are read, and
 
     out_h = sum_{i in pages, low <= i < high} softmax_i(q_h . k_i) v_i
 
-What a page table selects is the same for the query heads of a group, which are the rows of the
-matrix products, as in `latent`: a bulk copy brings the keys and the values of a page on chip,
-while up to three more are under way. Splits share the pages of a row and are merged exactly.
+The query heads of a group share a page table and are the rows of the matrix products, as in
+`latent`: a bulk copy brings the keys and values of a page on chip while up to three more are under
+way. Splits share the pages of a row and are merged exactly.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ def attend_pages(
     _check(q, keys, values, page_size)
     check_chip(interpret)
     q = jnp.pad(q, [(0, 0), (0, -group % HEADS), (0, 0)])
-    # Pages behind the last one that has a slot are never read.
+    # Pages after the last one with a slot are never read.
     place = jnp.arange(1, pages.shape[1] + 1, dtype=jnp.int32)
     used = jnp.max(jnp.where(high > low, place, 0), axis=1, initial=0)
     parts = _attend(q, keys, values, pages, low, high, used, interpret)

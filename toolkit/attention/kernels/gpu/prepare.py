@@ -1,4 +1,4 @@
-r"""What is known of all chunks before the state is, on chip, where one decay serves all channels.
+r"""What does not depend on the state, for all chunks, on chip, where one decay serves all channels.
 
 The factors of `factors`, and under a delta rule the solution of `solve`, in one kernel with
 one thread block per chunk, from the tokens where they lie: queries, keys and values [batch, time,
@@ -10,10 +10,10 @@ or with keys repeated, nor scores in float32 pass through memory:
     P = (Q K^T) * between,   A = beta * (K K^T) * between below the diagonal
     R = e^G * Q,             L = e^(G_C - G) * K,          T, U, E of A
 
-The way back kept T: it has the factors made again, and E = -T diag(beta e^G) K, but neither T
-nor U.
+The backward pass kept T: it recomputes the factors and E = -T diag(beta e^G) K, but neither T nor
+U.
 
-What is one number per token comes stacked from XLA; G as two sums whose differences are exact.
+Numbers per token come stacked from XLA, G as two sums whose differences are exact.
 """
 
 from typing import Any

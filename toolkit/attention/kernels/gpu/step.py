@@ -81,7 +81,7 @@ def _update(vectors: Array, values: Array, state: Array, is_delta: bool, interpr
         plgpu.copy_gmem_to_smem(values.at[row, columns], value_smem, loaded)
         plgpu.barrier_wait(loaded)
         current = state_smem[...]
-        if not interpret:  # where in registers the numbers lie is nothing the interpreter knows
+        if not interpret:  # the interpreter does not know where in registers numbers lie
             current = plgpu.layout_cast(current, plgpu.Layout.WGMMA)
         current = along_key(vector_smem[DECAY]) * current
         written = value_smem[...]

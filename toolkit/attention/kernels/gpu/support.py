@@ -63,13 +63,13 @@ def interpreter(interpret: Any) -> Any:
 
 
 def _names(grid: tuple[int, ...]) -> tuple[str, ...]:
-    """Of the axes that are launched: those of the grid, or one for all of them."""
+    """Names of the launched axes: those of the grid, or one for all of them."""
     is_long = any(size > LONGEST for size in grid[:-1])
     return ("program",) if is_long else ("x", "y", "z")[: len(grid)]
 
 
 def program(grid: tuple[int, ...]) -> tuple[Any, ...]:
-    """Where on its grid a program is, however `launch` has laid that."""
+    """The place of a program on its grid, however `launch` has laid the grid out."""
     names = _names(grid)
     if len(names) == len(grid):
         return tuple(map(lax.axis_index, names))
@@ -127,6 +127,6 @@ def tile_columns(columns: int, limit: int) -> int:
 
 
 def padded(x: Array, multiple: int) -> Array:
-    """Zeros behind the last axis up to a multiple: a channel of zeros changes no other."""
+    """Pad the last axis with zeros to a multiple; a channel of zeros changes no other channel."""
     missing = -x.shape[-1] % multiple
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

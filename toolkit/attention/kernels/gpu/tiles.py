@@ -3,10 +3,10 @@ r"""Block-sparse flash attention of a whole sequence, and SALE's choice of its t
     o_t = sum_{s in kept tiles of t} exp(x_ts - lse_t) v_s
     keep tile (i, j)  if  x^_ts >= bound_t  for some query t of i and key s <= t of j
 
-Written for Triton, as `tokens`. A program takes a block of queries of one head. Attention walks
-its list of tiles, which holds the kept ones first; of the others nothing is read. The choice takes
-4-bit scores x^ and no exponential: products are those of 8-bit integers that hold 15 levels, since
-Pallas has no 4-bit ones, and all that is written is one number per tile.
+Written for Triton, like `tokens`. A program takes a block of queries of one head. Attention walks
+the list of kept tiles and reads nothing of the others. The choice takes 4-bit scores x^ and no
+exponential: it multiplies 8-bit integers with 15 levels, since Pallas has no 4-bit integers, and
+writes one number per tile.
 """
 
 from typing import Any
@@ -168,14 +168,14 @@ def tiles_above(
 
 
 def _padded(block: int, *arrays: Array) -> list[Array]:
-    """Time filled up to whole blocks."""
+    """Pad time to whole blocks."""
     return [
         jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2)) for x in arrays
     ]
 
 
 def _check_blocks(what: str, arrays: dict[str, Array], query_block: int, key_block: int) -> None:
-    """Refuse what Triton's products and loads do not take."""
+    """Refuse sizes that Triton's products and loads do not take."""
     require_jax("0.10", "The Pallas kernels for GPUs")
     for name, array in arrays.items():
         if array.dtype != BF16:

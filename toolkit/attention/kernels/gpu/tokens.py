@@ -3,8 +3,8 @@ r"""One query per head against listed tokens of a cache: a gather of rows and at
     out_h = sum_{i in tokens} softmax_i(q_h . k_i) v_i
 
 For every system that ranks tokens (Tactic, HATA, PQCache, the oracle) or small pages. Written for
-Triton, where a load by a vector of indices is a gather of pointers; Hopper's bulk copies, of which
-the other kernels are made, bring runs of rows only. A row is read once, and nothing is written but
+Triton, where a load by a vector of indices is a gather of pointers; Hopper's bulk copies, which the
+other kernels use, copy only runs of rows. A row is read once, and nothing is written but
 the sums of each split of the list, which are merged exactly.
 """
 

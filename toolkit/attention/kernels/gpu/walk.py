@@ -12,9 +12,9 @@ Stored in bf16 for the phases that run over all chunks at once: the state (or it
 chunk starts from, and N (or its gradient). While a chunk is computed, bulk copies load the next.
 
 Columns of the state never meet, so tiles are independent, and their width trades parallelism
-against traffic: the [64, key] factors are read once a tile, mostly from the L2 cache. Tiles of 32
-make 128 blocks of 32 rows by 128 columns, for 132 processors; 64 halves the reads where rows
-abound. What is contracted over its tokens is read by columns from shared memory.
+against traffic: the [64, key] factors are read once per tile, mostly from the L2 cache. Tiles of 32
+make 128 blocks of 32 rows by 128 columns, for 132 processors; 64 halves the reads where there
+are many rows. Operands contracted over tokens are read by columns from shared memory.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def sum_of_products(
 ) -> Array:
     """Matrix products summed in float32 registers, of operands in shared memory.
 
-    A left operand may lie in registers, either be `transposed`; the interpreter of jax 0.10 knows
-    neither.
+    A left operand may lie in registers, and either may be `transposed`; the interpreter of jax 0.10
+    supports neither.
     """
     if interpret:
         dots = (jnp.dot(x[...], y[...], preferred_element_type=F32) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""What all calls of TPU kernels share: rows of a program, sharded axes, a cost for the compiler."""
+"""Shared by all calls of TPU kernels: rows per program, sharded axes, a cost for the compiler."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def shapes_of(tree: Any, like: Array) -> Any:
 
 
 def cost(multiply_adds: int, exponentials: int, *arrays: Any) -> pl.CostEstimate:
-    """What the compiler plans with: a kernel is opaque to it. `arrays` are read or written once."""
+    """The cost that the compiler plans with, since a kernel is opaque to it; `arrays` move once."""
     leaves = jax.tree.leaves(arrays)
     return pl.CostEstimate(
         flops=2 * multiply_adds,

@@ -12,12 +12,12 @@ and the gradients of each. The readers are the queries, and under a delta rule a
 below them in one block [2 C, key], so that one product serves both; a key reads only the tokens
 before its own.
 
-One decay per token stays outside the products, which then multiply inputs as they are. One decay a
-channel sits between the two factors: e^(G_i) and e^(-G_j) apart would overflow, e^(G_i - G_j)
-for all pairs is C x C x K numbers. Instead second halves of blocks of 16, 32, ... tokens read the
-first through the border between them, with one product for each size: what is lost up to the
-border goes with the key, what is lost from there with the reader. Inside tiles of 8 tokens, the
-readers meet one token after another.
+One decay per token stays outside the products, which then multiply inputs as they are. One decay
+per channel sits between the two factors: e^(G_i) and e^(-G_j) alone would overflow, and e^(G_i -
+G_j) for all pairs is C x C x K numbers. Instead, second halves of blocks of 16, 32, ... tokens read
+the first halves through the border between them, with one product for each size: the decay up to
+the border multiplies the key, the decay from there multiplies the reader. Inside tiles of 8 tokens,
+the readers meet one token after another.
 
 Every exponent is a sum of the g on its way, by a product with ones, or, for one decay per token, a
 difference of sums that are exact: never positive, and exact also where a rounded G_i - G_j would

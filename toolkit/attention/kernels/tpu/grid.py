@@ -20,7 +20,7 @@ ROWS = 4
 
 
 class Grid(NamedTuple):
-    """Blocks of a grid (groups of rows, chunks), whose second axis runs one after another.
+    """Blocks of a grid (groups of rows, chunks), whose second axis runs sequentially.
 
     Rows whose values differ may share a query and key. A program's `row_block` rows share
     `key_block` of them, whole groups or a part of one.
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
     def tokens(self, x: Any) -> pl.BlockSpec:
         """[rows, time, n] cut along time, or [rows, chunks, m, n] chunk by chunk.
 
-        Of fewer rows than values have, each serves several programs or, in gradients, one.
+        Where rows are fewer than those of values, each serves several programs, one in gradients.
         """
         if x.ndim == 3:
             block = self.row_block if x.shape[0] == self.rows else self.key_block
@@ -66,7 +66,7 @@ class Grid(NamedTuple):
 
 
 def block_sizes(state: Array, group: int) -> tuple[int, int]:
-    """Rows of a program, and how many queries and keys those share, `group` rows each."""
+    """Rows of a program, and the number of queries and keys they share, `group` rows each."""
     rows = rows_per_program(state, ROWS)
     if rows % group and group % rows:
         rows = math.gcd(rows, group)
