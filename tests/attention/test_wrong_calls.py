@@ -204,3 +204,13 @@ def test_a_quantised_cache_takes_in_quantised_ones_alone():
     cache = KVCache.empty(1, 1, 4, 4, capacity=8, is_quantised=True)
     other = KVCache.empty(1, 1, 4, 4, capacity=8)
     refused(lambda: cache.insert(jnp.array([0]), other), TypeError, "both caches quantised")
+
+
+@pytest.mark.parametrize("value", ["pallas", 16])
+@pytest.mark.parametrize("name", ["comba", "rwkv7", "gdn2", "efla"])
+def test_a_keyword_that_a_step_does_not_have_is_named(name, value):
+    row = MIXERS[name]
+    inputs = [x[:, 0] for x in draw_inputs(row, 1)]
+    state = row.empty_state(2, 2, 16, 8, 1, jnp.float32)
+    message = f"{row.step.__name__}.* unexpected keyword argument 'implementation'"
+    refused(lambda: row.step(*inputs, state, implementation=value), TypeError, message)

@@ -22,6 +22,7 @@ def compiled(function: Function) -> Function:
     the name of an implementation, a size, True or False.
     """
     program: Callable[..., Any] | None = None
+    names = inspect.signature(function).parameters.keys()
 
     def whole(*arrays: Any, cores: Any, **keywords: Any) -> Any:
         return function(*arrays, **keywords)
@@ -31,6 +32,8 @@ def compiled(function: Function) -> Function:
     @functools.wraps(function)
     def call(*arrays: Any, **keywords: Any) -> Any:
         nonlocal program
+        if not keywords.keys() <= names:  # refused by name; JAX would complain of the value
+            return function(*arrays, **keywords)
         if program is None:
             program = jax.jit(whole, static_argnames=("cores", *_choices(function)))
         # What is spread over which cores is decided inside, so that it is part of the program.
