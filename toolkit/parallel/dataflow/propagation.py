@@ -2,21 +2,14 @@
 
 On each mesh axis an array is cut along one dimension, whole on every device, or held as partial
 sums (split, broadcast and partial). For every operation the cheapest choice is taken: cut one of
-its loops and move operands accordingly, or leave it whole. Moves cost as much as in a ring:
-
-    seconds = messages * latency + bytes sent / bandwidth
-
-    from \\ to    cut elsewhere          whole                cut
-    cut          all-to-all V/N         all-gather V         -
-    partial      -                      all-reduce 2 V       reduce-scatter V      (N-1)/N of each
+its loops and move operands accordingly, or leave it whole.
 
 A loop's body is followed until its carries keep their cuts, and counts once per trip.
 
 Source: Yuan et al., "OneFlow: Redesign the distributed deep learning framework from scratch", 2021
-(signatures); Thakur, Rabenseifner, Gropp, 2005 (the ring).
+(signatures).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +22,9 @@ from toolkit.parallel.dataflow.flow import (
     Cut,
     Flow,
     Machine,
-    Move,
     cut_of,
-    source_of,
 )
+from toolkit.parallel.dataflow.moves import Moves, Value
 from toolkit.parallel.dataflow.programs import INLINED, inner_program, scan_counts
 from toolkit.parallel.dataflow.rules import (
     LINEAR,
@@ -57,7 +49,7 @@ def follow(
     machine = machine or Machine()
     walk = _Walk(mesh, machine)
     jaxpr = program.jaxpr
-    places = dict(zip(jaxpr.invars, map(_Value, cuts), strict=True))
+    places = dict(zip(jaxpr.invars, map(Value, cuts), strict=True))
     found = walk.run(jaxpr, places, 1)
     for variable, wanted in zip(jaxpr.outvars, results or [None] * len(found), strict=True):
         value = found.get(variable)
@@ -68,30 +60,14 @@ def follow(
     return walk.flow
 
 
-class _Value:
-    """The available forms of an array on each axis."""
-
-    def __init__(self, cut: Cut, made_by: Any = None) -> None:
-        self.forms, self.made_by = [{place} for place in cut], made_by
-
-    @property
-    def cut(self) -> Cut:
-        """The form in which it was made; partial sums count as whole only after the sum."""
-        return tuple(
-            max(form) if max(form) >= 0 else (WHOLE if WHOLE in form else PARTIAL)
-            for form in self.forms
-        )
-
-
-class _Walk:
+class _Walk(Moves):
     """One pass over a program, collecting its moves."""
 
     def __init__(self, mesh: dict[str, int], machine: Machine) -> None:
-        self.axes, self.sizes = list(mesh), list(mesh.values())
-        self.machine, self.flow = machine, Flow([])
+        super().__init__(mesh, machine)
         self._rules: dict[int, Rule] = {}
 
-    def run(self, jaxpr: Jaxpr, values: dict[Var, _Value], count: int) -> dict[Var, _Value]:
+    def run(self, jaxpr: Jaxpr, values: dict[Var, Value], count: int) -> dict[Var, Value]:
         for variable in jaxpr.constvars:
             values[variable] = self._whole()
         for equation in jaxpr.eqns:
@@ -106,10 +82,10 @@ class _Walk:
                 self._operation(equation, values, count)
         return {one: values[one] for one in jaxpr.outvars if isinstance(one, Var)}
 
-    def _whole(self) -> _Value:
-        return _Value((WHOLE,) * len(self.axes))
+    def _whole(self) -> Value:
+        return Value((WHOLE,) * len(self.axes))
 
-    def _value(self, atom: Any, values: dict[Var, _Value]) -> _Value:
+    def _value(self, atom: Any, values: dict[Var, Value]) -> Value:
         return (
             self._whole() if isinstance(atom, Literal) else values.setdefault(atom, self._whole())
         )
@@ -146,7 +122,7 @@ class _Walk:
         flow = self.flow
         for _ in range(4):
             self.flow = Flow([])
-            within = dict(zip(body.jaxpr.invars, map(_Value, cuts), strict=True))
+            within = dict(zip(body.jaxpr.invars, map(Value, cuts), strict=True))
             self.run(body.jaxpr, within, count * trips)
             outs = [self._value(one, within).cut for one in body.jaxpr.outvars]
             carried = [
@@ -181,7 +157,7 @@ class _Walk:
         for place, (outer, cut) in enumerate(zip(equation.outvars, outs, strict=True)):
             stacked = tuple(one + (one >= 0) for one in cut)
             made_by = self._value(body.jaxpr.outvars[place], within).made_by
-            values[outer] = _Value(carried[place] if place < carries else stacked, made_by)
+            values[outer] = Value(carried[place] if place < carries else stacked, made_by)
 
     def _operation(self, equation: Any, values: dict, count: int) -> None:
         if equation.primitive.name == "sharding_constraint":
@@ -190,7 +166,7 @@ class _Walk:
             wanted = cut_of(spec, len(equation.invars[0].aval.shape), self.axes)
             for axis in range(len(self.axes)):
                 self.settle(equation.invars[0], value, axis, wanted[axis], count, equation)
-            values[equation.outvars[0]] = _Value(wanted)
+            values[equation.outvars[0]] = Value(wanted)
             return
         rule = self._rules.setdefault(id(equation), rule_of(equation))
         operands = [self._value(one, values) for one in equation.invars]
@@ -232,7 +208,7 @@ class _Walk:
         self.flow.flops += work
         self.flow.cuts[id(equation)] = [tuple(cut) for cut in results]
         for one, cut in zip(equation.outvars, results, strict=True):
-            values[one] = _Value(tuple(cut), equation)
+            values[one] = Value(tuple(cut), equation)
             if equation.primitive.name in REDUCTIONS:  # only linear operations can defer a sum
                 for axis, place in enumerate(cut):
                     if place == PARTIAL:
@@ -243,7 +219,7 @@ class _Walk:
         self,
         equation: Any,
         rule: Rule,
-        operands: list[_Value],
+        operands: list[Value],
         results: list[list[int]],
         axis: int,
         work: float,
@@ -303,27 +279,9 @@ class _Walk:
             if one == letter
         )
 
-    def settle(
-        self,
-        atom: Any,
-        value: _Value,
-        axis: int,
-        wanted: int,
-        count: int,
-        equation: Any,
-    ) -> None:
-        """Bring an array into the wanted form on an axis, recording the move."""
-        forms = value.forms[axis]
-        if wanted in forms or WHOLE in forms or wanted == PARTIAL:
-            if wanted != PARTIAL:
-                forms.add(wanted)
-            return
-        self._record(*self._move(atom, value, axis, wanted), axis, count, value, equation)
-        forms.add(wanted)
-
     def _exchanges(
-        self, equation: Any, rule: Rule, operands: list[_Value], axis: int, letter: int | None
-    ) -> list[tuple[_Value, tuple[str, float, int]]]:
+        self, equation: Any, rule: Rule, operands: list[Value], axis: int, letter: int | None
+    ) -> list[tuple[Value, tuple[str, float, int]]]:
         """The exchange needed to cut the parts of a cut array, or to join cut parts into a cut
         whole."""
         if letter is None or letter not in rule.exchanged:
@@ -333,52 +291,6 @@ class _Walk:
             for one, value, letters in zip(equation.invars, operands, rule.operands, strict=True)
             if WHOLE not in value.forms[axis]
         ]
-
-    def _record(
-        self,
-        kind: str,
-        sent: float,
-        messages: int,
-        axis: int,
-        count: int,
-        value: _Value,
-        equation: Any,
-    ) -> None:
-        self.flow.seconds_moving += count * self._time(sent, messages)
-        sources = (source_of(value.made_by), source_of(equation))
-        self.flow.moves.append(Move(kind, self.axes[axis], sent, count, sources))
-
-    def _time(self, sent: float, messages: int) -> float:
-        return messages * self.machine.latency + sent / self.machine.bandwidth
-
-    def _seconds(self, atom: Any, value: _Value, axis: int, wanted: int) -> float:
-        if wanted in value.forms[axis] or WHOLE in value.forms[axis]:
-            return 0.0
-        _, sent, messages = self._move(atom, value, axis, wanted)
-        return self._time(sent, messages)
-
-    def _move(self, atom: Any, value: _Value, axis: int, wanted: int) -> tuple[str, float, int]:
-        size = self.sizes[axis]
-        others = [
-            self.sizes[other]
-            for other, place in enumerate(value.cut)
-            # In a sum over several axes, each axis sums what the earlier ones scattered.
-            if other != axis and (place >= 0 or {PARTIAL, WHOLE} <= value.forms[other])
-        ]
-        volume = _bytes(atom) / math.prod(others) * (size - 1) / size
-        if PARTIAL in value.forms[axis] and max(value.forms[axis]) < 0:
-            if wanted == WHOLE:
-                return "all-reduce", 2 * volume, 2 * (size - 1)
-            return "reduce-scatter", volume, size - 1
-        if wanted == WHOLE:
-            return "all-gather", volume, size - 1
-        return "all-to-all", volume / size, size - 1
-
-    def _all_reduce_seconds(self, atom: Any, cut: list[int], axis: int) -> float:
-        size = self.sizes[axis]
-        pieces = math.prod(self.sizes[one] for one, place in enumerate(cut) if place != WHOLE)
-        sent = 2 * _bytes(atom) / pieces * (size - 1) / size
-        return self._time(sent, 2 * (size - 1))
 
 
 def _shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -392,9 +304,3 @@ def _place(letters: Sequence[int | None], letter: int | None) -> int:
 
 def _with(cut: Cut, axis: int, place: int) -> Cut:
     return (*cut[:axis], place, *cut[axis + 1 :])
-
-
-def _bytes(atom: Any) -> float:
-    aval = atom.aval
-    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
-    return float(math.prod(getattr(aval, "shape", ()))) * itemsize
