@@ -169,8 +169,8 @@ def sees(
 
 def run_numbers(segment_ids: SegmentIds) -> SegmentIds:
     """Documents are runs of equal numbers: 1 for the first run of a sequence, 2 for the next."""
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    return 1 + jnp.pad(jnp.cumsum(changes, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], axis=1)
+    return 1 + jnp.cumsum(segment_ids != before, axis=1, dtype=jnp.int32)
 
 
 def packed(segment_ids: SegmentIds | None) -> Segments | None:

@@ -79,3 +79,13 @@ Output = tuple[Value, State]
 Form = Literal["xla", "scan", "pallas"]
 StepForm = Literal["xla", "pallas"]
 Chunk = Annotated[int, PowerOfTwo(16)]
+
+LONG = 2048
+
+
+def known(size: int) -> int:
+    """A size; `LONG` where a program is exported for any (`jax.export.symbolic_shape`).
+
+    For choices between forms and sizes of tiles: each of them is right for every size.
+    """
+    return size if isinstance(size, int) else LONG

@@ -140,6 +140,10 @@ def run_kernels(
     arrays, g, state = gradient_only((tokens.arrays, tokens.g, state))
     tokens = Tokens(arrays, g, tokens.scale)
     time = g.shape[1]
+    if not isinstance(time, int):
+        raise ValueError(
+            f'implementation="pallas" needs a known number of tokens, got {time}; "xla" runs any.'
+        )
     size = CHUNK if chunk is None else chunk
     padding = -time % size
 

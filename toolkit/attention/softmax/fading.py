@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Extent, Segments
+from toolkit.attention._shapes import known
 from toolkit.attention.softmax.rows import attend_rows
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
@@ -31,7 +32,7 @@ def attend_fading(
     """Outputs of causal queries, `rows` at a time; a gate that is NaN spoils its document on."""
     q, k, v, *_ = inputs
     time, keys = q.shape[1], k.shape[-1]
-    rows = min(rows, time)
+    rows = min(known(rows), known(time))
     chunks = -(-time // rows)
     start, first, stop = (jnp.asarray(x, jnp.int32).reshape(-1, 1) for x in extent)
     index = jnp.arange(keys, dtype=jnp.int32)[None]

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._derivatives import differentiable
+from toolkit.attention._shapes import known
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
 from toolkit.attention.softmax.rows import attend_chunks, attend_rows
@@ -34,7 +35,7 @@ def attend_to_keys(
     """Output and log-sum-exp of softmax attention to keys and values that have time last."""
     time, heads = inputs.q.shape[1:3]
     key_heads, keys = inputs.k.shape[1], inputs.k.shape[3]
-    if implementation is None and keys > DENSE_UP_TO:
+    if implementation is None and known(keys) > DENSE_UP_TO:
 
         def form(name):
             return lambda inputs, context: attend_to_keys(

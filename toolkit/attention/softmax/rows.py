@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._attend import Extent, masked_softmax, sees
 from toolkit.attention._precision import accumulator
+from toolkit.attention._shapes import known
 from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
 
 ROWS = 128  # in a chunk
@@ -82,7 +83,7 @@ def attend_rows(
 def attend_chunks(options: Options, inputs: Inputs, context: Context):
     """As `attend_rows`, for all queries in chunks, which every pass over them computes anew."""
     time = inputs.q.shape[1]
-    if time <= ROWS:
+    if known(time) <= ROWS:
         return attend_rows(options, inputs, context)
     chunks = -(-time // ROWS)
 

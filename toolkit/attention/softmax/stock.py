@@ -37,6 +37,8 @@ def check_stock(
     if missing:
         _refuse(name, f"has no {missing[0]}")
     time, keys, (left, right) = q.shape[1], k.shape[1], options.window
+    if not isinstance(time, int) or not isinstance(keys, int):
+        _refuse(name, f"takes known numbers of tokens; got {time} and {keys}")
     if time != keys and (left, right) != (None, None):
         _refuse(name, f"takes causal queries and keys of one length; got {time} and {keys}")
     if name == "cudnn":

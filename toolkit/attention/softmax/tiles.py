@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Extent, Window, sees
+from toolkit.attention._shapes import known
 from toolkit.attention.softmax.scores import Context, Options, capped, kept
 
 
@@ -47,7 +48,7 @@ def largest_tile(keys: int) -> int:
     several cores only from some 16 MFLOP on, which 512 x 512 scores reach. In `shard_map` it is the
     devices that share the cores. For a few tokens narrower tiles skip more of what is not seen.
     """
-    if keys <= 256:
+    if known(keys) <= 256:
         return 128
     is_linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
@@ -69,6 +70,8 @@ def tiling(
 
 def even_tile(time: int, largest: int) -> int:
     """Split `time` in as few equal tiles as `largest` allows, a multiple of 16 wide."""
+    if not isinstance(time, int):  # of any length: not one tile of all of it either
+        return max(16, largest // 16 * 16) if isinstance(largest, int) else 128
     tiles = -(-time // largest)
     return -(-time // (16 * tiles)) * 16
 
@@ -76,7 +79,8 @@ def even_tile(time: int, largest: int) -> int:
 def pad(array: Array, tile: int, *, axis: int, value: float = 0) -> Array:
     """Lengthen `axis` to a whole number of tiles."""
     widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, -array.shape[axis] % tile)
+    size = array.shape[axis]
+    widths[axis] = (0, -(-size // tile) * tile - size)
     return jnp.pad(array, widths, constant_values=value)
 
 

@@ -49,7 +49,7 @@ def top_mask(
         [False, True, True]
     """
     units = scores.shape[-1]
-    if count >= units:
+    if isinstance(units, int) and count >= units:
         return visible
     return visible & _mask(_order(lax.stop_gradient(scores), visible), jnp.int32(count))
 
@@ -132,7 +132,8 @@ def largest_indices(
 def _mask(order: Array, count: Array) -> Array:
     """Which are the `count` largest; of 0, what is not visible, any number may be among them."""
     units = order.shape[-1]
-    order = _padded(order, LANES * min(DEPTH, -(-units // LANES)))
+    depth = min(DEPTH, -(-units // LANES)) if isinstance(units, int) else DEPTH
+    order = _padded(order, LANES * depth)
     start = jnp.zeros_like(order, shape=(*order.shape[:-1], 1))
     bits = 8 * order.dtype.itemsize
     least = _largest(start, bits, lambda bound: _count(order >= bound) >= count)
@@ -140,7 +141,8 @@ def _mask(order: Array, count: Array) -> Array:
     room = count - _count(above)
     index = lax.broadcasted_iota(order.dtype, order.shape, order.ndim - 1)
     # One past the last index at which the ties, counted from the left, still fit.
-    stop = _largest(start, units.bit_length(), lambda stop: _count(equal & (index < stop)) <= room)
+    size = units.bit_length() if isinstance(units, int) else 31
+    stop = _largest(start, size, lambda stop: _count(equal & (index < stop)) <= room)
     return (above | (equal & (index < stop)))[..., :units]
 
 
@@ -166,13 +168,14 @@ def _largest(start: Array, bits: int, holds: Callable[[Array], Array]) -> Array:
 
 def _padded(array: Array, multiple: int, value: float = 0) -> Array:
     """Pad the end of the last axis with a value, to a multiple of a length."""
-    missing = -array.shape[-1] % multiple
+    missing = -(-array.shape[-1] // multiple) * multiple - array.shape[-1]
     width = [(0, 0)] * (array.ndim - 1) + [(0, missing)]
-    return jnp.pad(array, width, constant_values=value) if missing else array
+    return array if missing == 0 else jnp.pad(array, width, constant_values=value)
 
 
 def _count(mask: Array) -> Array:
     """How many entries of a row are true; counted in bytes first, which vectorise best."""
-    depth = min(DEPTH, mask.shape[-1] // LANES)
+    lanes = mask.shape[-1] // LANES
+    depth = min(DEPTH, lanes) if isinstance(lanes, int) else DEPTH
     bytes_ = mask.reshape(*mask.shape[:-1], -1, depth, LANES).sum(axis=-2, dtype=jnp.int8)
     return bytes_.sum(axis=(-2, -1), dtype=jnp.int32)[..., None]

@@ -26,6 +26,7 @@ from toolkit.attention._shapes import (
     State,
     StepForm,
     Values,
+    known,
 )
 from toolkit.attention.best_known import in_best_form
 from toolkit.attention.kernels.dispatch import run_kernels, step_kernels
@@ -289,7 +290,7 @@ def _chunk_size(
     rule: Rule, chunk: int | None, alone: bool, arrays: tuple[Array, ...], g: Array
 ) -> int:
     _, k, v, *_ = arrays
-    time = v.shape[1]
+    time = known(v.shape[1])
     size = chunk or rule.chunk_size(time, k.shape[-1], v.shape[-1], g.shape[-1], alone)
     # A longer chunk would only add padding, in matrices of size by size.
     return min(size, max(16, 1 << (time - 1).bit_length()))

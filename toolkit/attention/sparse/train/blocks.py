@@ -63,9 +63,10 @@ def layout(
     begins = jnp.concatenate([jnp.ones(1, bool), documents[1:] != documents[:-1]])
     document = lax.cummax(jnp.where(begins, index, 0))
     place = (index - document) % block_size
-    last, is_block = selected_indices(place == block_size - 1, length // block_size)
-    last = jnp.where(is_block, last, length)
-    of_token = jnp.searchsorted(last, index).astype(jnp.int32)
+    is_last = place == block_size - 1
+    ends = jnp.sort(jnp.where(is_last, index, length))
+    last = lax.slice_in_dim(ends, 0, length // block_size)
+    of_token = jnp.cumsum(is_last, dtype=jnp.int32) - is_last.astype(jnp.int32)
     own = Own(positions, document[positions], (index - place)[positions])
     return Blocks(last, of_token), own
 
@@ -149,10 +150,8 @@ def _selected_tokens(blocking, blocks, chosen, own, length) -> Bool[Array, "quer
     if blocks.of_token is None:
         in_chosen = jnp.repeat(chosen, blocking.block_size, axis=1)
         in_chosen = jnp.pad(in_chosen, ((0, 0), (0, length - in_chosen.shape[1])))
-    elif chosen.shape[1]:
-        in_chosen = chosen[:, blocks.of_token]
-    else:
-        in_chosen = jnp.zeros_like(chosen, shape=(chosen.shape[0], length))
+    else:  # one more that nothing chooses, of the tokens after the last complete block
+        in_chosen = jnp.pad(chosen, ((0, 0), (0, 1)))[:, blocks.of_token]
     return (key <= position) & (key >= document) & (in_chosen | (key >= block))
 
 

@@ -168,7 +168,7 @@ def _attend(
         values = arrays.get("values", keys[..., : v.shape[-1]])
     length, groups = keys.shape[2], keys.shape[1]
 
-    if length <= selected_tokens:
+    if isinstance(length, int) and length <= selected_tokens:
         out = attend_to_past(q, keys, values, extent, documents, scale=scale)
     else:
         group = heads // groups

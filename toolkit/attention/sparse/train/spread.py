@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from toolkit.attention._attend import Extent, Segments, seen_window
 from toolkit.attention._caches import cut_as_arrays_are
 from toolkit.attention._cores import free_cores, over_cores
-from toolkit.attention._shapes import HeadValues, Queries
+from toolkit.attention._shapes import HeadValues, Queries, known
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 
@@ -88,7 +88,16 @@ def in_cheaper_form(
     group: int,
     implementation: Selection | None,
 ) -> Any:
-    """Run form(is_gathered) on arrays, in the named form or the cheaper one on the platform."""
+    """Run form(is_gathered) on arrays, in the named form or the cheaper one on the platform.
+
+    Masked where a program is exported for any number of keys, which may be fewer than are selected.
+    """
+    if not isinstance(keys, int):
+        if implementation == "gathered":
+            raise ValueError(
+                'implementation="gathered" needs a known number of keys; "masked" runs any number.'
+            )
+        implementation = "masked"
     if implementation is not None:
         return form(implementation == "gathered")(*arrays)
     element_bytes = arrays[0].dtype.itemsize
@@ -133,10 +142,10 @@ def each(function: Callable[..., Any], *arrays: Any, at_once: bool = False) -> A
 def over_queries(function: Callable[..., Any], *arrays: Any) -> Any:
     """Apply a function to chunks of `QUERIES` queries, recomputing each in the backward pass."""
     time = jax.tree.leaves(arrays)[0].shape[0]
-    size = min(QUERIES, time)
+    size = min(QUERIES, known(time))
 
     def split(array):
-        widths = [(0, -time % size)] + [(0, 0)] * (array.ndim - 1)
+        widths = [(0, -(-time // size) * size - time)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, widths).reshape(-1, size, *array.shape[1:])
 
     def join(chunks):
