@@ -90,12 +90,6 @@ CASES = {
         lambda x, **how: mixture_of_block_attention(*x, **MOBA, **how),
         lambda x, cache: mixture_of_block_attention_step(*x, cache, **MOBA),
     ),
-    "fox": Case(
-        ((2, 4), (1, 4), (1, 3), (2,)),
-        lambda rows: ForgettingCache.empty(rows, 2, 1, 4, 3, CAPACITY),
-        lambda x, **how: forgetting_attention(*x[:3], -abs(x[3]), **how),
-        lambda x, cache: forgetting_attention_step(*x[:3], -abs(x[3]), cache),
-    ),
     "dsa": Case(
         ((2, 4), (1, 4), (1, 3), (2, 4), (4,), (2,)),
         lambda rows: IndexedCache.empty(rows, 1, 4, 3, 4, CAPACITY),

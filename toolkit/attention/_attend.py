@@ -2,14 +2,16 @@ r"""The masked softmax, and exact attention with it, for every form but the bloc
 
     o_t = sum_{i in I_t} p_ti v_i      p_ti = exp(s_ti - lse_t)      lse_t = log sum_{I_t} exp(s_ti)
 
-Which keys a query sees is defined here for every form of softmax attention: by place (`sees`) and
-by document (`Segments`). A query that sees no key gives 0. A number that is not finite shows in the
-queries that see it and nowhere else, neither in outputs nor in gradients.
+Which keys a query sees is one value for every form of softmax attention, a `Mask`. A query that
+sees no key gives 0. A number that is not finite shows in the queries that see it and nowhere else,
+neither in outputs nor in gradients.
 """
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -114,22 +116,6 @@ def attend(
     return Attended(out + jnp.where(is_sound, 0, jnp.nan)[..., None], weights, lse[..., 0])
 
 
-class Extent(NamedTuple):
-    """Where queries and keys lie on one time axis; traced, so a cache grows without compiling.
-
-    One number for all rows of a batch, or one for each.
-
-    Attributes:
-        query_start: index of the first query on the keys' axis.
-        key_start: first key that exists; 0 unless there is a window, whose ring may be part full.
-        key_stop: one past the last key that exists.
-    """
-
-    query_start: Int[Array, "..."] | int
-    key_start: Int[Array, "..."] | int
-    key_stop: Int[Array, "..."] | int
-
-
 def bounded(numbers: Int[Array, "..."] | int, least: int, most: int) -> Int[Array, "..."]:
     """Numbers clipped to a range, as int32; a plain cast of 64-bit numbers would wrap around."""
     numbers = jnp.asarray(numbers)
@@ -139,12 +125,7 @@ def bounded(numbers: Int[Array, "..."] | int, least: int, most: int) -> Int[Arra
 
 # How many keys a query sees before and after its own place; None for all of them.
 Window = tuple[int | None, int | None]
-
-
-def seen_window(is_causal: bool, sliding_window: int | None) -> Window:
-    """The window in which a token sees `sliding_window` tokens on a side, itself included."""
-    reach = None if sliding_window is None else int(sliding_window) - 1
-    return reach, 0 if is_causal else reach
+CAUSAL = None, 0
 
 
 class Segments(NamedTuple):
@@ -154,17 +135,46 @@ class Segments(NamedTuple):
     key: Int[Array, "batch key_time"]
 
 
-def sees(
-    query: Int[Array, "*times"], key: Int[Array, "*times"], extent: Extent, window: Window
-) -> Bool[Array, "*times"]:
-    """Whether the query at index `query` sees the key at index `key`, whatever their documents."""
-    left, right = window
-    visible = (key >= extent.key_start) & (key < extent.key_stop)
-    if left is not None:
-        visible &= query - key <= left
-    if right is not None:
-        visible &= key - query <= right
-    return visible
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees: those that all of its attributes allow. `Mask()` is causal.
+
+    The window alone is fixed when compiling, so a cache grows without compiling anew. A place is
+    one number for all rows of a batch, or one for each. A bias of -inf hides keys too; it is
+    differentiated, and so it lies with the inputs.
+
+    Attributes:
+        window: keys that a query sees before and after its own place.
+        query_start: index of the first query on the keys' axis; None for 0.
+        key_start: first key that exists, which a ring that is part full has; None for 0.
+        key_stop: one past the last key that exists; None for all of them.
+        documents: of queries and keys; None if every row is one document.
+        allowed: whether a query may see a key.
+    """
+
+    window: Window = field(default=CAUSAL, metadata={"static": True})
+    query_start: Int[Array, "..."] | int | None = None
+    key_start: Int[Array, "..."] | int | None = None
+    key_stop: Int[Array, "..."] | int | None = None
+    documents: Segments | None = None
+    allowed: Bool[Array, "#batch #heads #query_time #key_time"] | None = None
+
+    def places(self, keys: int) -> tuple[Array, Array, Array]:
+        """`query_start`, `key_start` and `key_stop` of queries that meet a number of keys."""
+        start, first = (0 if x is None else x for x in (self.query_start, self.key_start))
+        stop = keys if self.key_stop is None else self.key_stop
+        return jnp.int32(start), jnp.int32(first), jnp.int32(stop)
+
+    def sees(self, query: Array, key: Array, start: Array, stop: Array) -> Bool[Array, "*times"]:
+        """Whether the query at index `query` sees the key at index `key`, by place alone."""
+        left, right = self.window
+        visible = (key >= start) & (key < stop)
+        if left is not None:
+            visible &= query - key <= left
+        if right is not None:
+            visible &= key - query <= right
+        return visible
 
 
 def run_numbers(segment_ids: SegmentIds) -> SegmentIds:

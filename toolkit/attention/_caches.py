@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from toolkit._checks import axes_of, check_shape, reads_values
 from toolkit._kinds import check_integers, shown
-from toolkit.attention._attend import Extent, Segments, bounded, packed, positions_in_documents
+from toolkit.attention._attend import CAUSAL, Mask, Window, bounded, packed, positions_in_documents
 from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
 
@@ -194,20 +194,18 @@ class Continued(NamedTuple):
     """A cache with new tokens, and the keys that their queries attend to.
 
     Attributes:
-        arrays: what the cache holds by name, on the axis of keys that `extent` speaks of.
-        extent: where old and new tokens lie on that axis, row by row.
-        segments: documents of queries and keys; None if every row is one document.
+        arrays: what the cache holds by name, on the axis of keys that `mask` speaks of.
+        mask: which of the old and new tokens on that axis the queries see.
         cache: the new cache.
     """
 
     arrays: dict[str, Array]
-    extent: Extent
-    segments: Segments | None
+    mask: Mask
     cache: Any
 
 
 def continue_rows(
-    cache: Any, segment_ids: SegmentIds | None, *, axis: int, is_ring: bool = False, **new: Array
+    cache: Any, segment_ids: SegmentIds | None, *, axis: int, window: Window = CAUSAL, **new: Array
 ) -> Continued:
     """Append several tokens to every row; the first document of `segment_ids` continues the row's.
 
@@ -215,13 +213,14 @@ def continue_rows(
     what it held, oldest first, and the new tokens.
     """
     held, length, capacity = _held(cache, new), cache.length, cache.capacity
+    is_ring = window[0] is not None
     time = next(iter(new.values())).shape[axis]
     after = length_after(length, segment_ids, time)
     if segment_ids is None and not is_ring:
         write = jax.vmap(partial(_write_piece, axis=axis))
         arrays = {name: write(array, new[name], length) for name, array in held.items()}
-        extent = Extent(length, 0, after)
-        return Continued(arrays, extent, None, replace(cache, **arrays, length=after))
+        mask = Mask(window, length, 0, after)
+        return Continued(arrays, mask, replace(cache, **arrays, length=after))
     # Of a document that is too long the first tokens stay in their slots, save in a ring.
     before, end, excess = length, after, jnp.zeros_like(after)
     if not is_ring:
@@ -239,12 +238,12 @@ def continue_rows(
             at = lax.broadcasted_iota(jnp.int32, whole.shape, axis % whole.ndim)
             whole = jnp.where(lacks & (at < capacity), jnp.nan, whole)
         arrays[name] = whole
-    extent = Extent(capacity, capacity - jnp.minimum(length, capacity), capacity + time)
-    segments = packed(segment_ids)
-    if segments is not None:
+    documents = packed(segment_ids)
+    if documents is not None:
         old = jnp.ones((length.shape[0], capacity), jnp.int32)
-        segments = segments._replace(key=jnp.concatenate([old, segments.key], axis=1))
-    return Continued(arrays, extent, segments, replace(cache, **kept, length=after))
+        documents = documents._replace(key=jnp.concatenate([old, documents.key], axis=1))
+    mask = Mask(window, capacity, capacity - jnp.minimum(length, capacity), None, documents)
+    return Continued(arrays, mask, replace(cache, **kept, length=after))
 
 
 def _write_piece(array: Array, new: Array, start: Array, *, axis: int) -> Array:

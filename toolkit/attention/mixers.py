@@ -23,7 +23,7 @@ from toolkit._checks import checked
 from toolkit._registry import Registry
 from toolkit.attention import linear, softmax
 from toolkit.attention.inputs import Mixer
-from toolkit.attention.softmax import mixers
+from toolkit.attention.softmax.softmax_attention import ROWS
 from toolkit.attention.sparse.train import mixers as sparse
 
 
@@ -34,7 +34,7 @@ def _rows() -> list[Mixer]:
         for found in pkgutil.iter_modules(folder.__path__)
     )
     rows = [module.ROW for module in modules if hasattr(module, "ROW")]
-    return sorted((*mixers.ROWS, *rows, *sparse.ROWS), key=_published)
+    return sorted((*ROWS, *rows, *sparse.ROWS), key=_published)
 
 
 def _published(row: Mixer) -> str:

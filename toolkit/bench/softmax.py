@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from toolkit.attention import mixer, softmax_attention
-from toolkit.attention._attend import Extent, seen_window
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 from toolkit.attention.softmax.tiles import largest_tile
@@ -37,9 +36,8 @@ def cases(cores: int) -> Iterator[Case]:
             q: jax.Array, k: jax.Array, v: jax.Array, other_side: int = other_side
         ) -> jax.Array:
             inputs = Inputs(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1))
-            context = Context(Extent(0, 0, k.shape[1]))
-            options = Options(SIZE**-0.5, seen_window(True, None))
-            return attend_to_keys(inputs, context, options, "blockwise", other_side)[0]
+            options = Options(SIZE**-0.5)
+            return attend_to_keys(inputs, Context(), options, "blockwise", other_side)[0]
 
         def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return jax.nn.dot_product_attention(q, k, v, is_causal=True)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import check_shape, checked
-from toolkit.attention._attend import Extent, packed, positions_in_documents
+from toolkit.attention._attend import Mask, packed, positions_in_documents
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
 from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._shapes import SegmentIds
@@ -86,9 +86,9 @@ def mla(
 def _mla(x, weights, segment_ids, initial_state, *, config, form):
     positions = token_positions(x, segment_ids, initial_state)
     made = project(x, weights, positions, config)
-    latents, rope_keys, extent, segments, cache = appended(made, segment_ids, initial_state)
+    latents, rope_keys, mask, cache = appended(made, segment_ids, initial_state)
     made = made._replace(latents=latents, rope_keys=rope_keys)
-    out = attend_latents(made, weights, extent, segments, scale=config.scale, form=form)
+    out = attend_latents(made, weights, mask, scale=config.scale, form=form)
     y = jnp.einsum("bthv,hvw->btw", out, weights.output)
     return (y if cache is None else show_overflow(y, cache)), cache
 
@@ -168,7 +168,7 @@ def head_values(
 
 
 def attend_latents(
-    made: Projected, weights: Any, extent: Extent, segments: Any, *, scale: float, form: Form
+    made: Projected, weights: Any, mask: Mask, *, scale: float, form: Form
 ) -> Float[Array, "batch time heads value"]:
     """Causal attention of all queries to all latents, before the output projection."""
     latents, rope_keys = made.latents, made.rope_keys[:, :, None]
@@ -183,7 +183,7 @@ def attend_latents(
     q = jnp.concatenate([q, made.rope_queries], axis=-1)
     k = jnp.concatenate([k, rope_keys], axis=-1)
     inputs = Inputs(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1))
-    out, _ = attend_to_keys(inputs, Context(extent, segments), Options(scale, (None, 0)))
+    out, _ = attend_to_keys(inputs, Context(mask), Options(scale))
     return out if form == "expanded" else jnp.einsum("bthr,rhv->bthv", out, weights.value_up)
 
 
@@ -202,14 +202,13 @@ def token_positions(x, segment_ids, cache) -> Array:
     return positions_in_documents(segment_ids, cache.length)
 
 
-def appended(made: Projected, segment_ids, cache) -> tuple[Array, Array, Extent, Any, Any]:
-    """All latents and rotary keys that the new tokens may see, where they lie, the new cache."""
+def appended(made: Projected, segment_ids, cache) -> tuple[Array, Array, Mask, Any]:
+    """All latents and rotary keys, which of them the new tokens see, the new cache."""
     if cache is None:
-        extent = Extent(0, 0, made.latents.shape[1])
-        return made.latents, made.rope_keys, extent, packed(segment_ids), None
+        return made.latents, made.rope_keys, Mask(documents=packed(segment_ids)), None
     new: Any = kept(made)
-    arrays, extent, segments, cache = continue_rows(cache, segment_ids, axis=-2, **new)
-    return arrays["latents"], arrays["rope_keys"], extent, segments, cache
+    arrays, mask, cache = continue_rows(cache, segment_ids, axis=-2, **new)
+    return arrays["latents"], arrays["rope_keys"], mask, cache
 
 
 def kept(made: Projected) -> dict[str, Array]:

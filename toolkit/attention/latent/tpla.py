@@ -186,12 +186,12 @@ def tpla(
 def _tpla(x, sliced, segment_ids, initial_state, *, config, norm):
     positions = token_positions(x, segment_ids, initial_state)
     made = project_slices(x, sliced, positions, config, is_exact=norm == "exact")
-    latents, rope_keys, extent, segments, cache = appended(made, segment_ids, initial_state)
+    latents, rope_keys, mask, cache = appended(made, segment_ids, initial_state)
     out = jnp.zeros((*x.shape[:2], config.heads, config.value_size), x.dtype)
     for number, own in enumerate(jnp.split(latents, sliced.slices, axis=-1)):
         part = sliced.part(number).scaled()
         of_slice = made._replace(latents=own, rope_keys=rope_keys)
-        out += attend_latents(of_slice, part, extent, segments, scale=config.scale, form="absorbed")
+        out += attend_latents(of_slice, part, mask, scale=config.scale, form="absorbed")
     y = jnp.einsum("bthv,hvw->btw", out, sliced.output)
     return (y if cache is None else show_overflow(y, cache)), cache
 

@@ -35,6 +35,7 @@ algorithms 1 and 4; Dao (2023), arXiv:2307.08691.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -279,13 +280,13 @@ def _tiled(x: Any, tiling: Tiling) -> Any:
 
 def _tiles(options: Options, tiling: Tiling, inputs: Inputs, context: Context) -> Callable:
     """The function from a head's number to its `HeadTiles`."""
-    segments, slopes = context.segments, inputs.alibi_slopes
-    if segments is not None:
-        query = jnp.repeat(pad(segments.query, tiling.query_tile, axis=1), tiling.group, axis=1)
-        segments = Segments(query, pad(segments.key, tiling.key_tile, axis=1))
-    extent = type(context.extent)(*(jnp.asarray(x, jnp.int32) for x in context.extent))
-    mask = _tiled(context.mask, tiling)
-    context = context._replace(extent=extent, segments=segments, mask=mask)
+    documents, slopes = context.mask.documents, inputs.alibi_slopes
+    if documents is not None:
+        query = jnp.repeat(pad(documents.query, tiling.query_tile, axis=1), tiling.group, axis=1)
+        documents = Segments(query, pad(documents.key, tiling.key_tile, axis=1))
+    allowed = _tiled(context.mask.allowed, tiling)
+    mask = replace(context.mask, documents=documents, allowed=allowed)
+    context, keys = context._replace(mask=mask), inputs.k.shape[3]
     bias = _tiled(inputs.bias, tiling)
     if slopes is not None:
         slopes = slopes.astype(accumulator(inputs.q.dtype)).reshape(-1, tiling.group)
@@ -293,6 +294,6 @@ def _tiles(options: Options, tiling: Tiling, inputs: Inputs, context: Context) -
     def of_head(number):
         own = None if slopes is None else slopes[number % tiling.key_heads]
         own = None if own is None else jnp.tile(own, tiling.query_tile)
-        return HeadTiles(options, tiling, context, number, bias, own)
+        return HeadTiles(options, tiling, context, keys, number, bias, own)
 
     return of_head

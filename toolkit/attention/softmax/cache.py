@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from toolkit._annotations import Known
 from toolkit._checks import checked
-from toolkit.attention._attend import Extent, Segments, fixed_scale, masked_softmax, seen_window
+from toolkit.attention._attend import Mask, Segments, Window, fixed_scale, masked_softmax
 from toolkit.attention._caches import (
     Rows,
     check_lengths,
@@ -39,7 +39,7 @@ from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import TOKENS, Query, SegmentIds, SharedKey, SharedValue, TokenCount
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.rounding import NumberFormat, calibrated, floats, stored
-from toolkit.attention.softmax.scores import Options, capped, checked_cap
+from toolkit.attention.softmax.scores import Options, capped, checked_cap, window_of
 
 
 @jax.tree_util.register_dataclass
@@ -180,27 +180,27 @@ def softmax_attention_step(
     """
     check_room_of(cache, 1, sliding_window)
     q_t, scale = fixed_scale(q_t, scale)
-    options = Options(scale, seen_window(True, sliding_window), checked_cap(logits_soft_cap))
-    out, residual, cache = _step(q_t, k_t, v_t, alibi_slopes, sinks, cache, options=options)
+    options = Options(scale, checked_cap(logits_soft_cap))
+    tokens = q_t, k_t, v_t, alibi_slopes, sinks
+    window = window_of(True, sliding_window)
+    out, residual, cache = _step(*tokens, cache, options=options, window=window)
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its conditionals anew every time.
-@partial(jax.jit, static_argnames="options")
-def _step(*arrays, options):
+@partial(jax.jit, static_argnames=("options", "window"))
+def _step(*arrays, **how):
     *tokens, cache = arrays
-    step = partial(_step_share, options=options)
+    step = partial(_step_share, **how)
     return cut_as_arrays_are(step, tokens, cache, heads=(1, 1, 1, 0, 0), heads_out=(1, 1))
 
 
-def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
+def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options, window):
     batch, heads, key_size = q_t.shape
-    before, _ = options.window
-    sliding_window = None if before is None else before + 1
     key_heads = k_t.shape[1]
-    length, capacity, is_ring = cache.length, cache.capacity, sliding_window is not None
+    length, capacity, is_ring = cache.length, cache.capacity, window[0] is not None
     slot = length % capacity if is_ring else length
-    is_lost = lost(cache, length[:, None], sliding_window)
+    is_lost = lost(cache, length[:, None], window)
     cache = calibrated(cache, k_t)
     cache = write_token(cache, slot, axis=-1, **stored(cache, k_t, v_t))
     cache = replace(cache, forgotten=forgotten_after(cache, None, is_ring=is_ring))
@@ -208,8 +208,8 @@ def _step_share(q_t, k_t, v_t, alibi_slopes, sinks, cache, *, options):
     if is_ring:
         age %= capacity
     visible = (age >= 0) & (age <= length[:, None])
-    if sliding_window is not None:
-        visible &= age < sliding_window
+    if is_ring:
+        visible &= age <= window[0]
 
     q_t = q_t.reshape(batch, key_heads, heads // key_heads, key_size)
     penalty = None
@@ -265,27 +265,25 @@ def append(
     v: Float[Array, "batch key_value_heads value time"],
     segment_ids: SegmentIds | None,
     *,
-    is_ring: bool,
-) -> tuple[Array, Array, Extent, Segments | None, KVCache]:
+    window: Window,
+) -> tuple[Array, Array, Mask, KVCache]:
     """Append several tokens, and lay out the keys and values their queries may see in order."""
     cache = calibrated(cache, k)
     new = stored(cache, k, v)
-    arrays, extent, segments, new_cache = continue_rows(
-        cache, segment_ids, axis=-1, is_ring=is_ring, **new
-    )
-    new_cache = replace(new_cache, forgotten=forgotten_after(new_cache, segments, is_ring=is_ring))
+    arrays, mask, new_cache = continue_rows(cache, segment_ids, axis=-1, window=window, **new)
+    forgotten = forgotten_after(new_cache, mask.documents, is_ring=window[0] is not None)
     keys, values = floats(replace(cache, **arrays), k.dtype)
-    return keys, values, extent, segments, new_cache
+    return keys, values, mask, replace(new_cache, forgotten=forgotten)
 
 
 def lost(
-    cache: KVCache, positions: Int[Array, "batch time"], sliding_window: int | None
+    cache: KVCache, positions: Int[Array, "batch time"], window: Window
 ) -> Bool[Array, "batch time"]:
     """Whether queries that go on from a cache see tokens that a ring has written over."""
     forgotten = cache.forgotten[:, None]
-    if sliding_window is None:
+    if window[0] is None:
         return jnp.broadcast_to(forgotten > 0, positions.shape)
-    return (forgotten > 0) & (positions - sliding_window + 1 < forgotten)
+    return (forgotten > 0) & (positions - window[0] < forgotten)
 
 
 def forgotten_after(

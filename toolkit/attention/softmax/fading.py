@@ -7,6 +7,7 @@ be NaN after a gate of -inf. Here D is only ever a sum of numbers that are not p
 between the key and the first query of a chunk of queries, and gates within that chunk.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._attend import Extent, Segments
+from toolkit.attention._attend import Mask, Segments
 from toolkit.attention._shapes import known
 from toolkit.attention.softmax.rows import attend_rows
 from toolkit.attention.softmax.scores import Context, Inputs, Options
@@ -23,18 +24,18 @@ from toolkit.attention.softmax.scores import Context, Inputs, Options
 def attend_fading(
     inputs: Inputs,
     g: Float[Array, "batch heads key_time"],
-    segments: Segments | None,
-    extent: Extent,
+    mask: Mask,
     *,
     scale: float,
     rows: int,
 ) -> Float[Array, "batch query_time heads value"]:
     """Outputs of causal queries, `rows` at a time; a gate that is NaN spoils its document on."""
     q, k, v, *_ = inputs
+    segments = mask.documents
     time, keys = q.shape[1], k.shape[-1]
     rows = min(known(rows), known(time))
     chunks = -(-time // rows)
-    start, first, stop = (jnp.asarray(x, jnp.int32).reshape(-1, 1) for x in extent)
+    start, first, stop = (x.reshape(-1, 1) for x in mask.places(keys))
     index = jnp.arange(keys, dtype=jnp.int32)[None]
     exists = ((index >= first) & (index < stop))[:, None]
     is_wrong = exists & jnp.isnan(g)
@@ -50,11 +51,10 @@ def attend_fading(
     @partial(jax.checkpoint, prevent_cse=False)
     def chunk(of_chunk, first, k, v, g):
         q, documents = of_chunk
-        own = segments and segments._replace(query=documents)
+        own = replace(mask, documents=segments and segments._replace(query=documents))
         at = jnp.broadcast_to(start[:, 0] + first, q.shape[:1])
         bias = jax.vmap(partial(_decays, rows))(g, at)[..., :keys]
-        context = Context(extent, own)
-        out, _ = attend_rows(Options(scale, (None, 0)), Inputs(q, k, v, bias), context, first)
+        out, _ = attend_rows(Options(scale), Inputs(q, k, v, bias), Context(own), first)
         spoilt = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, rows, axis=-1))(reach, at)
         return jnp.where(spoilt.swapaxes(1, 2)[..., None], jnp.nan, out)
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention._attend import (
-    Extent,
+    Mask,
     fixed_scale,
     packed,
     run_numbers,
@@ -183,8 +183,8 @@ def forgetting_attention(
 def _spread(cores, how, *arrays):
     def share(q, k, v, g, segment_ids):
         k, v, g = (jnp.moveaxis(x, 1, -1) for x in (k, v, _gates(g, q)))
-        extent = Extent(0, 0, k.shape[-1])
-        out = attend_fading(Inputs(q, k, v), g, packed(segment_ids), extent, **dict(how))
+        mask = Mask(documents=packed(segment_ids))
+        out = attend_fading(Inputs(q, k, v), g, mask, **dict(how))
         return without_transpose(out)
 
     return over_cores(cores, share, arrays, heads=(2, 2, 2, 2, None), heads_out=2)
@@ -196,11 +196,11 @@ def _continue(how, *arrays):
 
     def share(q, k, v, g, segment_ids, cache):
         k, v, g = (jnp.moveaxis(x, 1, -1) for x in (k, v, _gates(g, q)))
-        arrays, extent, segments, cache = continue_rows(
+        arrays, mask, cache = continue_rows(
             cache, segment_ids, axis=-1, keys=k, values=v, log_gates=g
         )
         k, v, g = (arrays[name] for name in ("keys", "values", "log_gates"))
-        out = without_transpose(attend_fading(Inputs(q, k, v), g, segments, extent, **dict(how)))
+        out = without_transpose(attend_fading(Inputs(q, k, v), g, mask, **dict(how)))
         return show_overflow(out, cache), cache
 
     return cut_as_arrays_are(share, tokens, cache, heads=(2, 2, 2, 2, None), heads_out=(2,))
@@ -291,7 +291,7 @@ def forgetting_attention_step(
 @partial(jax.jit, static_argnums=0)
 def _step(scale, *arrays):
     *tokens, cache = arrays
-    step = partial(_step_share, Options(scale, (None, 0)))
+    step = partial(_step_share, Options(scale))
     return cut_as_arrays_are(step, tokens, cache, heads=(1, 1, 1, 1), heads_out=(1,))
 
 

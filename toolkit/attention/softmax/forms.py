@@ -49,7 +49,7 @@ def attend_to_keys(
         cut = Tiling(*whole, heads // key_heads, key_heads, at_once=True)
     else:
         refuse_explicit_axes(inputs[:3], "dropout in tiles")
-        cut = tiling(time, keys, heads, key_heads, options.window, largest_tile)
+        cut = tiling(time, keys, heads, key_heads, context.mask.window, largest_tile)
         forward = partial(attend_tiles, options, cut)
     backward = partial(attend_tiles_backward, options, cut)
     function = differentiable(forward, backward, partial(attend_chunks, options))

@@ -14,8 +14,7 @@ from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
 from toolkit.attention.softmax.cache import KVCache
 from toolkit.attention.softmax.rounding import calibrated, floats, stored
-from toolkit.attention.softmax.scores import kept
-from toolkit.attention.softmax.softmax_attention import FURTHEST, checked_key, window_of
+from toolkit.attention.softmax.scores import FURTHEST, checked_key, kept, window_of
 
 
 @checked

@@ -4,6 +4,7 @@ All rows at once are the "dense" form. Some at a time, recomputed wherever they 
 memory linear in time and are differentiated by JAX: what `_derivatives.py` calls the equation.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._attend import Extent, masked_softmax, sees
+from toolkit.attention._attend import masked_softmax
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import known
 from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
@@ -34,16 +35,17 @@ def attend_rows(
     def by_group(x):  # [batch, heads, ...] with heads in groups, either of them perhaps 1
         return x[:, :, None] if x.shape[1] == 1 else x.reshape(-1, key_heads, group, *x.shape[2:])
 
-    query, key = first + jnp.arange(time, dtype=jnp.int32), jnp.arange(keys, dtype=jnp.int32)
-    extent = Extent(*(jnp.asarray(x, jnp.int32).reshape(-1, 1, 1, 1, 1) for x in context.extent))
-    position = extent.query_start + query[:, None].reshape(1, 1, 1, time, 1)
+    mask = context.mask
+    start, *ends = (x.reshape(-1, 1, 1, 1, 1) for x in mask.places(keys))
+    query, key = jnp.arange(time, dtype=jnp.int32), jnp.arange(keys, dtype=jnp.int32)
+    position = start + first + query.reshape(1, 1, 1, time, 1)
     key_position = key.reshape(1, 1, 1, 1, keys)
-    visible = sees(position, key_position, extent, options.window)
-    if context.segments is not None:
-        same = context.segments.query[:, :, None] == context.segments.key[:, None, :]
+    visible = mask.sees(position, key_position, *ends)
+    if mask.documents is not None:
+        same = mask.documents.query[:, :, None] == mask.documents.key[:, None, :]
         visible = visible & same[:, None, None]
-    if context.mask is not None:
-        visible = visible & by_group(context.mask)
+    if mask.allowed is not None:
+        visible = visible & by_group(mask.allowed)
     if bias is not None:
         visible = visible & by_group(bias != -jnp.inf)
 
@@ -95,23 +97,24 @@ def attend_chunks(options: Options, inputs: Inputs, context: Context):
         x = jnp.pad(x, widths).reshape(*x.shape[:axis], chunks, ROWS, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
-    segments = context.segments
+    documents, allowed = context.mask.documents, context.mask.allowed
     of_chunks = (
         split(inputs.q, 1),
         split(inputs.bias, 2),
-        split(context.mask, 2),
-        split(segments and segments.query, 1),
+        split(allowed, 2),
+        split(documents and documents.query, 1),
     )
 
     @partial(jax.checkpoint, prevent_cse=False)
     def chunk(first, of_chunk, inputs, context):
-        q, bias, mask, documents = of_chunk
+        q, bias, allowed, query = of_chunk
         inputs = inputs._replace(q=q, bias=inputs.bias if bias is None else bias)
-        context = context._replace(
-            mask=context.mask if mask is None else mask,
-            segments=segments and segments._replace(query=documents),
-        )
-        return attend_rows(options, inputs, context, first)
+        mask, documents = context.mask, context.mask.documents
+        if allowed is not None:
+            mask = replace(mask, allowed=allowed)
+        if documents is not None:
+            mask = replace(mask, documents=documents._replace(query=query))
+        return attend_rows(options, inputs, context._replace(mask=mask), first)
 
     def join(x):
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], chunks * ROWS, *x.shape[3:])[:, :time]

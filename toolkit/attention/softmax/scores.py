@@ -12,7 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._attend import Extent, Segments, Window
+from toolkit._kinds import shown
+from toolkit.attention._attend import Mask, Window
+from toolkit.attention._checks import check_count
+
+# Farther away than any key, and no sum with the index of a token overflows 32 bits.
+FURTHEST = 2**30
 
 
 class Options(NamedTuple):
@@ -20,13 +25,11 @@ class Options(NamedTuple):
 
     Attributes:
         scale: factor of the products of queries and keys.
-        window: keys that a query sees before and after its own place.
         logits_soft_cap: bound of the scaled products; None for none.
         dropout_rate: share of the weights that dropout takes.
     """
 
     scale: float
-    window: Window
     logits_soft_cap: float | None = None
     dropout_rate: float = 0.0
 
@@ -42,11 +45,9 @@ class Inputs(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What else it depends on; see `Extent` and `Segments`."""
+    """What else it depends on."""
 
-    extent: Extent
-    segments: Segments | None = None
-    mask: Bool[Array, "#batch #heads #query_time #key_time"] | None = None
+    mask: Mask = Mask()
     dropout_key: Any = None
 
 
@@ -57,6 +58,42 @@ def checked_cap(logits_soft_cap: float | None) -> float | None:
     if not logits_soft_cap > 0:
         raise ValueError(f"logits_soft_cap must be above 0; got {logits_soft_cap!r}.")
     return float(logits_soft_cap)
+
+
+def window_of(
+    is_causal: bool,
+    sliding_window: int | None,
+    local_window_size: int | tuple[int | None, int | None] | None = None,
+) -> Window:
+    """The one window that the arguments describe."""
+    if local_window_size is None:
+        reach = None if sliding_window is None else int(sliding_window) - 1
+        return reach, 0 if is_causal else reach
+    if sliding_window is not None:
+        raise ValueError("sliding_window and local_window_size say the same; give one of them.")
+    is_pair = isinstance(local_window_size, tuple) and len(local_window_size) == 2
+    sides: Any = local_window_size if is_pair else (local_window_size,) * 2
+    bounded: list[Any] = [side for side in sides if side is not None or not is_pair]
+    for side in bounded:
+        check_count("local_window_size", side, 0, " on a side")
+    left, right = (side if side is None else int(side) for side in sides)
+    return left, 0 if is_causal else right
+
+
+def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
+    """The random key of a dropout whose arguments fit each other; None without dropout."""
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
+    if not dropout_rate:
+        return None
+    if dropout_key is None:
+        raise ValueError("dropout_rate needs a dropout_key, such as jax.random.key(0).")
+    key = dropout_key
+    if jnp.issubdtype(key.dtype, jnp.unsignedinteger):
+        key = jax.random.wrap_key_data(key)
+    if key.ndim or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"dropout_key must be one random key; got {shown(dropout_key)}.")
+    return key
 
 
 def capped(products: Array, options: Options) -> Array:

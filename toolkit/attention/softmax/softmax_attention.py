@@ -12,7 +12,9 @@ or in the gradients of a loss on it, even NaN; a query that sees a number that i
 NaN, and so does one whose scores overflow.
 """
 
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import jax
@@ -22,20 +24,39 @@ from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._annotations import Known
 from toolkit._checks import checked
-from toolkit._kinds import shown
-from toolkit.attention._attend import Extent, Window, bounded, fixed_scale, packed, seen_window
+from toolkit.attention._attend import Mask, bounded, fixed_scale, packed
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._checks import check_count
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds, TokenCount
-from toolkit.attention.softmax.cache import KVCache, append, check_room_of, lost
+from toolkit.attention.costs import (
+    softmax_forward_bytes,
+    softmax_forward_flops,
+    softmax_state_bytes,
+    softmax_step_bytes,
+    softmax_step_flops,
+)
+from toolkit.attention.inputs import K, Mixer, Q, V
+from toolkit.attention.softmax.cache import (
+    KVCache,
+    append,
+    check_room_of,
+    lost,
+    softmax_attention_step,
+)
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.merge import with_sinks
-from toolkit.attention.softmax.scores import Context, Inputs, Options, checked_cap
+from toolkit.attention.softmax.reference import softmax_attention_reference
+from toolkit.attention.softmax.scores import (
+    FURTHEST,
+    Context,
+    Inputs,
+    Options,
+    checked_cap,
+    checked_key,
+    window_of,
+)
 from toolkit.attention.softmax.stock import STOCK, check_stock, stock_attention
 
-# Farther away than any key, and no sum with the index of a token overflows 32 bits.
-FURTHEST = 2**30
 Implementation = Literal["dense", "blockwise", "cudnn", "splash"]
 
 
@@ -146,82 +167,49 @@ def softmax_attention(
         "key_value_seq_lengths": key_value_seq_lengths,
         "local_window_size": local_window_size,
     }
-    of_heads = {"alibi_slopes": alibi_slopes, "sinks": sinks}
     _check(q, k, query_offset, sliding_window, segment_ids, initial_state, counted)
     q, scale = fixed_scale(q, scale)
     dropout_key = checked_key(dropout_rate, dropout_key)
-    options = Options(scale, window, checked_cap(logits_soft_cap), float(dropout_rate))
-    lengths = query_seq_lengths, key_value_seq_lengths
-    rare = {"query_offset": query_offset, "bias": bias, "mask": mask, **of_heads}
-    rare["initial_state"] = initial_state
+    options = Options(scale, checked_cap(logits_soft_cap), float(dropout_rate))
     if implementation in STOCK:
-        given = {**counted, **rare, "segment_ids": segment_ids, "return_residual": return_residual}
-        del given["local_window_size"]  # it is the window of the options
-        check_stock(implementation, q, k, v, options, given)
-        out = stock_attention(q, k, v, segment_ids, lengths, name=implementation, options=options)
-        return out, None
-    # Sinks and the queries that count come in afterwards.
-    spreads = query_offset, bias, mask, alibi_slopes, key_value_seq_lengths, dropout_key
-    is_plain = all(x is None for x in spreads)
-    out, cache, residual = _attend(
-        Inputs(q, k, v, bias, alibi_slopes),
-        sinks,
-        (query_offset, query_seq_lengths, key_value_seq_lengths),
-        mask,
-        segment_ids,
-        initial_state,
-        dropout_key,
-        options=options,
-        sliding_window=sliding_window if sliding_window is None else int(sliding_window),
-        implementation=implementation,
-        is_plain=is_plain,
-        cores=free_cores(),
-    )
+        given = {**counted, "alibi_slopes": alibi_slopes, "sinks": sinks}
+        given |= {"segment_ids": segment_ids, "return_residual": return_residual}
+        given |= {"initial_state": initial_state, "local_window_size": None}  # it is the window
+        check_stock(implementation, q, k, v, options, window, given)
+        lengths = query_seq_lengths, key_value_seq_lengths
+        how = {"name": implementation, "window": window, "options": options}
+        return stock_attention(q, k, v, segment_ids, lengths, **how), None
+    inputs = Inputs(q, k, v, bias, alibi_slopes)
+    seen = Mask(window, query_offset, key_stop=key_value_seq_lengths, allowed=mask)
+    arrays = inputs, sinks, seen, query_seq_lengths, segment_ids, initial_state, dropout_key
+    how = {"options": options, "implementation": implementation, "cores": free_cores()}
+    out, cache, residual = _attend(*arrays, **how)
     return (out, cache, residual) if return_residual else (out, cache)
 
 
 # Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(
-    jax.jit, static_argnames=("options", "sliding_window", "implementation", "is_plain", "cores")
-)
-def _attend(
-    inputs,
-    sinks,
-    places,
-    mask,
-    segment_ids,
-    initial_state,
-    dropout_key,
-    *,
-    options,
-    sliding_window,
-    implementation,
-    is_plain,
-    cores,
-):
-    offset, query_lengths, key_lengths = places
+@partial(jax.jit, static_argnames=("options", "implementation", "cores"))
+def _attend(*arrays, options, implementation, cores):
+    inputs, sinks, mask, query_lengths, segment_ids, initial_state, dropout_key = arrays
     time, key_time = inputs.q.shape[1], inputs.k.shape[1]
-    offset = None if offset is None else bounded(offset, -FURTHEST, FURTHEST)
-    key_lengths = None if key_lengths is None else bounded(key_lengths, 0, key_time)
+    if mask.query_start is not None:
+        mask = replace(mask, query_start=bounded(mask.query_start, -FURTHEST, FURTHEST))
+    if mask.key_stop is not None:
+        mask = replace(mask, key_stop=bounded(mask.key_stop, 0, key_time))
     keys, values = inputs.k.transpose(0, 2, 3, 1), inputs.v.transpose(0, 2, 3, 1)
     arrays = inputs.q, keys, values, inputs.alibi_slopes
 
-    def share(q, k, v, slopes, segments, bias, mask, offset, key_lengths):
-        stop = k.shape[3] if key_lengths is None else key_lengths
-        extent = Extent(0 if offset is None else offset, 0, stop)
-        context = Context(extent, segments, mask, dropout_key)
+    def share(q, k, v, slopes, mask, bias, allowed):
+        context = Context(replace(mask, allowed=allowed), dropout_key)
         return attend_to_keys(Inputs(q, k, v, bias, slopes), context, options, implementation)
 
     def share_with_cache(q, k, v, slopes, segment_ids, cache):
-        is_ring = sliding_window is not None
         positions = cache.length[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
-        is_lost = lost(cache, positions, sliding_window)
-        k, v, extent, segments, cache = append(cache, k, v, segment_ids, is_ring=is_ring)
-        if segments is not None:
-            is_lost &= segments.query == 1
-        context = Context(extent, segments, None, dropout_key)
-        shared = Inputs(q, k, v, None, slopes)
-        out, residual = attend_to_keys(shared, context, options, implementation)
+        is_lost = lost(cache, positions, mask.window)
+        k, v, seen, cache = append(cache, k, v, segment_ids, window=mask.window)
+        if seen.documents is not None:
+            is_lost &= seen.documents.query == 1
+        out, residual = share(q, k, v, slopes, seen, None, None)
         return jnp.where(is_lost[..., None, None], jnp.nan, out), residual, cache
 
     # Which weights are dropped depends on their places in the whole, which a share does not know.
@@ -233,8 +221,10 @@ def _attend(
             share_with_cache, arrays, initial_state, heads=heads, heads_out=(2, 2)
         )
     else:
-        arrays, cache = (*arrays, packed(segment_ids), inputs.bias, mask, offset, key_lengths), None
-        heads = (2, 1, 1, 0, None, -3, -3, None, None)
+        is_plain = not jax.tree.leaves((mask, inputs.bias, inputs.alibi_slopes))
+        allowed, cache = mask.allowed, None
+        mask = replace(mask, documents=packed(segment_ids), allowed=None)
+        arrays, heads = (*arrays, mask, inputs.bias, allowed), (2, 1, 1, 0, None, -3, -3)
         if dropout_key is None:
             cores = cores if is_plain else None
             out, residual = over_cores(cores, share, arrays, heads=heads, heads_out=(2, 2))
@@ -247,41 +237,9 @@ def _attend(
         counts = (numbers[None] < bounded(query_lengths, 0, time)[:, None])[..., None]
         out = jnp.where(counts[..., None], out, 0)
         residual = jnp.where(counts, residual, -jnp.inf)
-    if cache is not None and sliding_window is None:
+    if cache is not None and mask.window[0] is None:
         out = show_overflow(out, cache)
     return out, cache, residual
-
-
-def window_of(is_causal, sliding_window, local_window_size) -> Window:
-    """The one window that the arguments describe."""
-    window = seen_window(is_causal, sliding_window)
-    if local_window_size is None:
-        return window
-    if sliding_window is not None:
-        raise ValueError("sliding_window and local_window_size say the same; give one of them.")
-    is_pair = isinstance(local_window_size, tuple) and len(local_window_size) == 2
-    sides: tuple[Any, ...] = local_window_size if is_pair else (local_window_size,) * 2
-    bounded: list[Any] = [side for side in sides if side is not None or not is_pair]
-    for side in bounded:
-        check_count("local_window_size", side, 0, " on a side")
-    left, right = (side if side is None else int(side) for side in sides)
-    return left, 0 if is_causal else right
-
-
-def checked_key(dropout_rate: float, dropout_key: Array | None) -> Array | None:
-    """The random key of a dropout whose arguments fit each other; None without dropout."""
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"dropout_rate must lie in [0, 1); got {dropout_rate!r}.")
-    if not dropout_rate:
-        return None
-    if dropout_key is None:
-        raise ValueError("dropout_rate needs a dropout_key, such as jax.random.key(0).")
-    key = dropout_key
-    if jnp.issubdtype(key.dtype, jnp.unsignedinteger):
-        key = jax.random.wrap_key_data(key)
-    if key.ndim or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise ValueError(f"dropout_key must be one random key; got {shown(dropout_key)}.")
-    return key
 
 
 def _check(q, k, query_offset, sliding_window, segment_ids, initial_state, counted) -> None:
@@ -302,3 +260,38 @@ def _check(q, k, query_offset, sliding_window, segment_ids, initial_state, count
             if value is not None:
                 raise ValueError(f"{name} counts keys without a cache; give no initial_state.")
         check_room_of(initial_state, time, sliding_window, segment_ids)
+
+
+def _softmax_empty_state(batch, heads, key, value, capacity, dtype, *, sliding_window=None):
+    # A window is a ring of exactly its tokens, however long the sequence becomes.
+    return KVCache.empty(batch, heads, key, value, sliding_window or capacity, dtype)
+
+
+FULL = Mixer(
+    name="full",
+    title="Softmax attention",
+    paper="Vaswani et al., Attention Is All You Need (arXiv:1706.03762)",
+    is_linear_time=False,
+    inputs=(Q, K, V),
+    implementations=("dense", "blockwise"),
+    options=MappingProxyType({}),
+    function=softmax_attention,
+    step=softmax_attention_step,
+    reference=softmax_attention_reference,
+    empty_state=_softmax_empty_state,
+    forward_flops=softmax_forward_flops,
+    forward_bytes=softmax_forward_bytes,
+    step_flops=softmax_step_flops,
+    step_bytes=softmax_step_bytes,
+    state_bytes=softmax_state_bytes,
+)
+WINDOW = replace(
+    FULL,
+    name="window",
+    title="Sliding-window attention",
+    paper="Beltagy, Peters, Cohan, Longformer (arXiv:2004.05150)",
+    is_linear_time=True,
+    options=MappingProxyType({"sliding_window": 256}),
+)
+ROWS = (FULL, WINDOW)
+"""The rows of `MIXERS`."""

@@ -24,7 +24,7 @@ _TILES = (512, 256, 128)  # of splash attention; the widest that divides both le
 
 
 def check_stock(
-    name: str, q: Array, k: Array, v: Array, options: Options, given: dict[str, Any]
+    name: str, q: Array, k: Array, v: Array, options: Options, window: Window, given: dict[str, Any]
 ) -> None:
     """Refuse what the kernel `name` does not have; `given` are the other arguments, by name."""
     has = {"cudnn": ("query_seq_lengths", "key_value_seq_lengths"), "splash": ("segment_ids",)}
@@ -36,7 +36,7 @@ def check_stock(
         missing.append("logits_soft_cap")
     if missing:
         _refuse(name, f"has no {missing[0]}")
-    time, keys, (left, right) = q.shape[1], k.shape[1], options.window
+    time, keys, (left, right) = q.shape[1], k.shape[1], window
     if not isinstance(time, int) or not isinstance(keys, int):
         _refuse(name, f"takes known numbers of tokens; got {time} and {keys}")
     if time != keys and (left, right) != (None, None):
@@ -60,17 +60,17 @@ def _refuse(name: str, why: str) -> None:
 
 
 # Compiled as a whole, or an eager call would compile anew every time.
-@partial(jax.jit, static_argnames=("name", "options"))
-def stock_attention(q, k, v, segment_ids, lengths, *, name: str, options: Options) -> Array:
+@partial(jax.jit, static_argnames=("name", "window", "options"))
+def stock_attention(q, k, v, segment_ids, lengths, *, name, window: Window, options: Options):
     """Outputs of the kernel `name`; `lengths` are those of queries and of keys, or None."""
     if name == "cudnn":
-        return _cudnn(q, k, v, *lengths, options=options)
+        return _cudnn(q, k, v, *lengths, window=window, scale=options.scale)
     what = 'implementation="splash" needs a TPU'
-    return run_on({"tpu": partial(_splash, options)}, q, k, v, segment_ids, otherwise=what)
+    return run_on({"tpu": partial(_splash, window, options)}, q, k, v, segment_ids, otherwise=what)
 
 
-def _cudnn(q, k, v, query_lengths, key_lengths, options: Options) -> Array:
-    left, right = options.window
+def _cudnn(q, k, v, query_lengths, key_lengths, window: Window, scale: float) -> Array:
+    left, right = window
     lengths = (query_lengths, q.shape[1]), (key_lengths, k.shape[1])
     query_lengths, key_lengths = (x if x is None else bounded(x, 0, most) for x, most in lengths)
     try:
@@ -78,7 +78,7 @@ def _cudnn(q, k, v, query_lengths, key_lengths, options: Options) -> Array:
             q,
             k,
             v,
-            scale=options.scale,
+            scale=scale,
             is_causal=right == 0,
             query_seq_lengths=query_lengths,
             key_value_seq_lengths=key_lengths,
@@ -89,7 +89,7 @@ def _cudnn(q, k, v, query_lengths, key_lengths, options: Options) -> Array:
         raise ValueError(f'implementation="cudnn" does not run here: {error}') from error
 
 
-def _splash(options: Options, q, k, v, segment_ids, interpret: bool = False) -> Array:
+def _splash(window: Window, options: Options, q, k, v, segment_ids, interpret=False) -> Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     time, keys, heads = q.shape[1], k.shape[1], q.shape[2]
@@ -104,7 +104,7 @@ def _splash(options: Options, q, k, v, segment_ids, interpret: bool = False) -> 
         block_q_dq=tile,
         block_kv_dq=tile,
     )
-    mask = splash.MultiHeadMask([_splash_mask(options.window, (time, keys))] * heads)
+    mask = splash.MultiHeadMask([_splash_mask(window, (time, keys))] * heads)
     kernel = splash.make_splash_mha(
         mask,
         block_sizes=sizes,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._attend import Extent, Window, sees
+from toolkit.attention._attend import Window
 from toolkit.attention._shapes import known
 from toolkit.attention.softmax.scores import Context, Options, capped, kept
 
@@ -100,6 +100,7 @@ class HeadTiles(NamedTuple):
     """Tiles (i, j) of one key head: query tile i, key tile j.
 
     Attributes:
+        keys: of a sequence.
         head: number of the key head among those of all sequences.
         bias, mask: padded to whole tiles.
         slopes: of ALiBi, [columns] of any query tile.
@@ -108,6 +109,7 @@ class HeadTiles(NamedTuple):
     options: Options
     tiling: Tiling
     context: Context
+    keys: int
     head: Array
     bias: Float[Array, "#batch #heads #query_time #key_time"] | None
     slopes: Float[Array, "columns"] | None
@@ -118,10 +120,10 @@ class HeadTiles(NamedTuple):
         return self.head // self.tiling.key_heads
 
     @property
-    def extent(self) -> Extent:
-        """Where the sequence's queries and keys lie."""
-        places: Any = self.context.extent
-        return Extent(*(x if x.ndim == 0 else x[self.entry] for x in places))
+    def places(self) -> tuple[Array, ...]:
+        """The first query, the first key and the end of the keys of the sequence."""
+        places = self.context.mask.places(self.keys)
+        return tuple(x if x.ndim == 0 else x[self.entry] for x in places)
 
     def walk(self, i: Array, step: Callable[..., Any], carry: Any) -> Any:
         """Fold `step(j, carry, is_masked)` over the key tiles that query tile `i` sees any of."""
@@ -135,13 +137,14 @@ class HeadTiles(NamedTuple):
 
     def _zones(self, i: Array) -> list[tuple[Any, Any, bool]]:
         """Key tiles as zones (start, stop, needs a mask): those in the middle all queries see."""
-        query_tile, key_tile, extent = self.tiling.query_tile, self.tiling.key_tile, self.extent
-        left, right = self.options.window
-        first_query = extent.query_start + i * query_tile
+        query_tile, key_tile, mask = self.tiling.query_tile, self.tiling.key_tile, self.context.mask
+        query_start, key_start, key_stop = self.places
+        left, right = mask.window
+        first_query = query_start + i * query_tile
         last_query = first_query + query_tile - 1
         # Keys [seen, seen_stop) are seen by some query of the tile, [whole, whole_stop) by all.
-        seen = whole = extent.key_start
-        seen_stop = whole_stop = extent.key_stop
+        seen = whole = key_start
+        seen_stop = whole_stop = key_stop
         if right is not None:
             seen_stop = jnp.minimum(seen_stop, last_query + right + 1)
             whole_stop = jnp.minimum(whole_stop, first_query + right + 1)
@@ -150,7 +153,7 @@ class HeadTiles(NamedTuple):
             whole = jnp.maximum(whole, last_query - left)
         start, stop = seen // key_tile, -(-seen_stop // key_tile)
         # A bias may hide keys anywhere, by -inf.
-        if any(x is not None for x in (self.context.segments, self.context.mask, self.bias)):
+        if any(x is not None for x in (mask.documents, mask.allowed, self.bias)):
             return [(start, stop, True)]
         last = jnp.maximum(start, stop)
         if left is None:
@@ -166,13 +169,14 @@ class HeadTiles(NamedTuple):
 
     def visible(self, i: Array, j: Array) -> Array:
         """Which keys (rows) each query column sees."""
-        visible = sees(*self._positions(i, j), self.extent, self.options.window)
-        if self.context.segments is not None:
-            query, key = (x[self.entry] for x in self.context.segments)
+        mask = self.context.mask
+        visible = mask.sees(*self._positions(i, j), *self.places[1:])
+        if mask.documents is not None:
+            query, key = (x[self.entry] for x in mask.documents)
             query, key = tile(query, i, self.tiling.columns), tile(key, j, self.tiling.key_tile)
             visible &= key[:, None] == query[None, :]
-        if self.context.mask is not None:
-            visible &= self._tile_of(self.context.mask, i, j)
+        if mask.allowed is not None:
+            visible &= self._tile_of(mask.allowed, i, j)
         if self.bias is not None:
             visible &= self._tile_of(self.bias, i, j) != -jnp.inf
         return visible
@@ -225,7 +229,7 @@ class HeadTiles(NamedTuple):
 
     def _positions(self, i: Array, j: Array) -> tuple[Array, Array]:
         column = jnp.arange(self.tiling.columns, dtype=jnp.int32) // self.tiling.group
-        query = self.extent.query_start + i * self.tiling.query_tile + column
+        query = self.places[0] + i * self.tiling.query_tile + column
         return query[None, :], self._keys(j)
 
     def _keys(self, j: Array) -> Array:

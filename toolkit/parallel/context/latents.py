@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._attend import Extent, Segments
+from toolkit.attention._attend import Mask, Segments
 from toolkit.attention.latent import LatentConfig, LatentWeights
 from toolkit.attention.latent.mla import attend_latents
 from toolkit.attention.latent.weights import project
@@ -42,8 +42,8 @@ def context_latents(
         both = None
         if segments is not None:
             both = Segments(segments, lax.all_gather(segments, axis, axis=1, tiled=True))
-        extent = Extent(first, 0, small.shape[1])
-        out = attend_latents(made, weights, extent, both, scale=config.scale, form="expanded")
+        mask = Mask(query_start=first, documents=both)
+        out = attend_latents(made, weights, mask, scale=config.scale, form="expanded")
         return jnp.einsum("bthv,hvw->btw", out, weights.output)
 
     cut = PartitionSpec(batch_axis, axis)

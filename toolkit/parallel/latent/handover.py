@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from toolkit._checks import check_shape, checked
-from toolkit.attention._attend import Extent
+from toolkit.attention._attend import Mask
 from toolkit.attention._checks import check_count
 from toolkit.attention.latent import LatentCache, LatentConfig, LatentSlices, LatentWeights
 from toolkit.attention.latent.mla import attend_latents, token_positions
@@ -88,8 +88,7 @@ def _prefill(x, weights, *, config, mesh, capacity):
 
     def device(x, weights):
         made = project(x, weights, token_positions(x, None, None), config)
-        extent = Extent(0, 0, x.shape[1])
-        out = attend_latents(made, weights, extent, None, scale=config.scale, form="expanded")
+        out = attend_latents(made, weights, Mask(), scale=config.scale, form="expanded")
         y = jnp.einsum("bthv,hvw->btw", out, weights.output)
         return sum_of_parts(y, names) if names else y, made.latents, made.rope_keys
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from toolkit.attention._attend import Extent, Segments, packed
+from toolkit.attention._attend import Mask, packed
 from toolkit.attention._caches import check_room, continue_rows, write_token
 from toolkit.attention.sparse.train.blocks import Blocking, Own, layout, layout_from_zero
 from toolkit.attention.sparse.train.cache import BlockCache, pool_blocks, pool_last_block
@@ -23,8 +23,7 @@ class Past(NamedTuple):
 
     keys: Array
     values: Array
-    extent: Extent
-    documents: Segments | None
+    mask: Mask
 
 
 def attend_by_block(
@@ -38,20 +37,21 @@ def attend_by_block(
     """
     batch, time, heads, key = q.shape
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
+    mask, cache = Mask(documents=packed(segment_ids)), None
     if initial_state is not None:
-        arrays, extent, documents, cache = continue_rows(
+        arrays, mask, cache = continue_rows(
             initial_state, segment_ids, axis=-2, keys=keys, values=values
         )
         keys, values = arrays.values()
     groups, length = keys.shape[1:3]
     group = heads // groups
-    positions = _of_rows(extent.query_start, batch) + jnp.arange(time, dtype=jnp.int32)[None]
+    first, start, _ = (jnp.broadcast_to(x, (batch,))[:, None] for x in mask.places(length))
+    positions = first + jnp.arange(time, dtype=jnp.int32)[None]
     of_keys = None
-    if documents is not None:
+    if mask.documents is not None:
         # Slots that a row does not fill lie in front, and belong to no document.
         index = jnp.arange(length, dtype=jnp.int32)[None]
-        of_keys = jnp.where(index < _of_rows(extent.key_start, batch), 0, documents.key)
+        of_keys = jnp.where(index < start, 0, mask.documents.key)
 
     # Every sequence and head brings its own indices, even if they are equal. Otherwise jax would
     # compute the masks of all queries and keys before the loops, and keep them.
@@ -74,7 +74,7 @@ def attend_by_block(
     outs = [x.swapaxes(1, 2).reshape(batch, time, heads, -1) for x in outs]
     if cache is not None:
         cache = pool_blocks(cache, block_size)
-    return outs, Past(keys, values, extent, documents), cache
+    return outs, Past(keys, values, mask), cache
 
 
 def step_by_block(
@@ -119,7 +119,3 @@ def check_blocks(cache: BlockCache, time: int, block_size: int, segment_ids=None
 def repeated(own: Own, times: int) -> Own:
     """The same indices for each of several heads."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), own)
-
-
-def _of_rows(index, batch):
-    return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))[:, None]

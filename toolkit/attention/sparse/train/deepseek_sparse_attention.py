@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from toolkit._checks import checked
 from toolkit.attention._attend import (
-    Extent,
+    Mask,
     Segments,
     attend,
     fixed_scale,
@@ -158,24 +158,19 @@ def _attend(
 ):  # fmt: skip
     batch, time, heads, key = q.shape
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    extent, cache, documents = Extent(0, 0, time), None, packed(segment_ids)
+    mask, cache = Mask(documents=packed(segment_ids)), None
     if initial_state is not None:
         rows = {"keys": keys, "values": values, "index_keys": index_k}
-        arrays, extent, documents, cache = continue_rows(
-            initial_state, segment_ids, axis=-2, **rows
-        )
+        arrays, mask, cache = continue_rows(initial_state, segment_ids, axis=-2, **rows)
         keys, index_k = arrays["keys"], arrays["index_keys"]
         values = arrays.get("values", keys[..., : v.shape[-1]])
     length, groups = keys.shape[2], keys.shape[1]
 
     if isinstance(length, int) and length <= selected_tokens:
-        out = attend_to_past(q, keys, values, extent, documents, scale=scale)
+        out = attend_to_past(q, keys, values, mask, scale)
     else:
         group = heads // groups
-        first, start = (
-            jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch,))
-            for index in (extent.query_start, extent.key_start)
-        )
+        first, start, _ = (jnp.broadcast_to(x, (batch,)) for x in mask.places(length))
 
         def sequence(
             is_gathered, q, k, v, index_q, index_k, index_weights, first, start, documents
@@ -200,7 +195,7 @@ def _attend(
         grouped = q.reshape(batch, time, groups, group, key)
         out = in_cheaper_form(
             lambda is_gathered: partial(each, partial(sequence, is_gathered)),
-            *(grouped, keys, values, *index, first, start, documents),
+            *(grouped, keys, values, *index, first, start, mask.documents),
             keys=length,
             selected=selected_tokens,
             group=group,

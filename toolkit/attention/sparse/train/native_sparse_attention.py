@@ -17,6 +17,7 @@ last digits.
 Documents of a packed sequence are runs of equal segment_ids.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -105,7 +106,8 @@ def _attend(
         scale=scale, block_size=block_size, selected_blocks=selected_blocks,
         implementation=implementation,
     )  # fmt: skip
-    window = attend_to_past(q, *past, scale=scale, sliding_window=sliding_window)
+    mask = replace(past.mask, window=(sliding_window - 1, 0))
+    window = attend_to_past(q, past.keys, past.values, mask, scale)
     out = without_transpose(_gated(gates, (*outs, window)).astype(q.dtype))
     return (out if cache is None else show_overflow(out, cache)), cache
 

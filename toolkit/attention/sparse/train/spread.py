@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._attend import Extent, Segments, seen_window
+from toolkit.attention._attend import Mask
 from toolkit.attention._caches import cut_as_arrays_are
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import HeadValues, Queries, known
@@ -35,16 +35,12 @@ def attend_to_past(
     q: Queries,
     k: Float[Array, "batch key_value_heads keys key"],
     v: Float[Array, "batch key_value_heads keys value"],
-    extent: Extent,
-    documents: Segments | None,
-    *,
+    mask: Mask,
     scale: float,
-    sliding_window: int | None = None,
 ) -> HeadValues:
-    """Softmax attention to all earlier rows, or to the last of them."""
+    """Softmax attention to the rows that a mask lets see."""
     inputs = Inputs(q, k.swapaxes(2, 3), v.swapaxes(2, 3))
-    options = Options(scale, seen_window(True, sliding_window))
-    return attend_to_keys(inputs, Context(extent, documents), options)[0]
+    return attend_to_keys(inputs, Context(mask), Options(scale))[0]
 
 
 def by_heads(
