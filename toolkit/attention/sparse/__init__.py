@@ -39,6 +39,7 @@ combine                       merge what attention to disjoint parts gave
 from toolkit.attention._attend import attend
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import FixedTokens, MassTarget, PerHead, Ratio, Threshold
+from toolkit.attention.sparse.cache import SparseCache
 from toolkit.attention.sparse.decode.hash_training import train_hash
 from toolkit.attention.sparse.decode.offload import (
     Offloaded,
@@ -46,15 +47,15 @@ from toolkit.attention.sparse.decode.offload import (
     hidden_iterations,
     offloaded_step,
 )
-from toolkit.attention.sparse.protocol import Decoded, SparseCache, build, decode_step, update
+from toolkit.attention.sparse.protocol import Decoded, build, decode_step, update
 from toolkit.attention.sparse.quality import output_error, recovered_mass
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.selector import Selector
 from toolkit.attention.sparse.selectors import SELECTORS, Choice, choose
 from toolkit.attention.sparse.train.cache import BlockCache, IndexedCache
+from toolkit.attention.sparse.train.deepseek_reference import deepseek_sparse_attention_reference
 from toolkit.attention.sparse.train.deepseek_sparse_attention import (
     deepseek_sparse_attention,
-    deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
 )
 from toolkit.attention.sparse.train.indexer import index_scores, indexer_loss

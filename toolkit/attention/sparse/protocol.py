@@ -11,10 +11,9 @@ batch may have unequal lengths.
 The cache keeps one row per token, so that a selected token is one contiguous read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +22,12 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention._attend import bounded, fixed_scale
-from toolkit.attention._caches import (
-    Rows,
-    check_room,
-    cleared,
-    picked,
-    show_overflow,
-    write_token,
-)
+from toolkit.attention._caches import check_room, show_overflow, write_token
 from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, HeldKeys, HeldValues, Query, SharedKey, SharedValue
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
+from toolkit.attention.sparse.cache import Cache, SparseCache
 from toolkit.attention.sparse.pages import attend_to_pages, is_page_table
 from toolkit.attention.sparse.parts import (
     Head,
@@ -47,66 +40,6 @@ from toolkit.attention.sparse.parts import (
 )
 from toolkit.attention.sparse.selection import largest_indices
 from toolkit.attention.sparse.selector import Selector
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SparseCache(Rows):
-    """Keys and values of the tokens seen so far and a selector's index of them; a pytree.
-
-    Attributes:
-        keys: [batch, key_value_heads, capacity, key].
-        values: [batch, key_value_heads, capacity, value].
-        key_sum: sum of the keys [batch, key_value_heads, key], at least float32.
-        value_sum: likewise.
-        index: what the selector keeps, arrays that begin with batch and key_value_heads.
-        length: tokens seen so far by each row, int32.
-
-    Example:
-        >>> empty = jnp.zeros((1, 2, 8, 4))
-        >>> build(Selector(), empty, empty, jnp.array([0])).free(jnp.array([0])).capacity
-        8
-    """
-
-    keys: HeldKeys
-    values: HeldValues
-    key_sum: Float[Array, "batch key_value_heads key"]
-    value_sum: Float[Array, "batch key_value_heads value"]
-    index: Any
-    length: Int[Array, "batch"]
-
-    @property
-    def capacity(self) -> int:
-        """Slots for tokens."""
-        return self.keys.shape[2]
-
-    def free(self, rows: Array) -> Self:
-        """Forget the tokens of some rows and their index."""
-        state = jax.tree.map(lambda held: cleared(held, rows), self._state())
-        return replace(self, **state)
-
-    def truncate(self, lengths: Array) -> NoReturn:
-        """Refused: a selector's index cannot take tokens back; see `restore`."""
-        raise TypeError(
-            "a selector's index cannot take tokens back; keep the cache before they were added and "
-            "call cache.restore([before], which)."
-        )
-
-    def restore(self, earlier: Sequence[Self], which: Int[Array, "batch"]) -> Self:
-        """Go back to an earlier state, row b to that of earlier[which[b]].
-
-        Keys and values stay, since those past a row's length are never seen; the sums and the index
-        are the earlier ones.
-        """
-        states = (cache._state() for cache in earlier)
-        return replace(self, **jax.tree.map(lambda *arrays: picked(arrays, which), *states))
-
-    def _state(self) -> dict[str, Any]:
-        names = ("key_sum", "value_sum", "index", "length")
-        return {name: getattr(self, name) for name in names}
-
-
-Cache = TypeVar("Cache", bound=SparseCache)
 
 
 class Decoded(NamedTuple):

@@ -145,6 +145,10 @@ class IndexedCache(Rows):
         """Slots for tokens."""
         return self.keys.shape[2]
 
+    def values_for(self, v: Array) -> Array:
+        """Values of the size of new ones: those kept, or the first channels of the keys."""
+        return self.keys[..., : v.shape[-1]] if self.values is None else self.values
+
 
 def pool_blocks(cache: BlockCache, block_size: int) -> BlockCache:
     """The cache with the means of all complete blocks, and zeros for the others."""

@@ -5,9 +5,9 @@ from types import MappingProxyType
 from toolkit.attention.inputs import FRACTION, TOKEN, Input, K, Mixer, Q, V
 from toolkit.attention.sparse.train import costs
 from toolkit.attention.sparse.train.cache import BlockCache, IndexedCache
+from toolkit.attention.sparse.train.deepseek_reference import deepseek_sparse_attention_reference
 from toolkit.attention.sparse.train.deepseek_sparse_attention import (
     deepseek_sparse_attention,
-    deepseek_sparse_attention_reference,
     deepseek_sparse_attention_step,
 )
 from toolkit.attention.sparse.train.mixture_of_block_attention import (
