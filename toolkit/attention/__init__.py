@@ -85,10 +85,12 @@ Every mixer once, with what it costs (`mixers.py`)
     Input                        what a row says of one of a mixer's inputs (`inputs.py`)
     draw_inputs                  random inputs for any row (`inputs.py`)
     bucket_length                a few lengths for many, so that few programs are compiled
+    chunk_gated_delta_rule       Gated DeltaNet as MaxText calls it (`drop_in.py`)
 """
 
 from toolkit.attention import latent
 from toolkit.attention.buckets import bucket_length
+from toolkit.attention.drop_in import chunk_gated_delta_rule
 from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
@@ -206,6 +208,7 @@ __all__ = [
     "attend_tiles",
     "bucket_length",
     "calibrate_sale",
+    "chunk_gated_delta_rule",
     "comba",
     "comba_reference",
     "comba_step",

@@ -76,8 +76,8 @@ class Case:
         floor: least seconds the work can take by a chip's published peaks (modelled), or None.
         growth: for contenders of doubling sizes: wanted upper bound on the ratio of each to the one
             before, for seconds and each of `facts`.
-        facts: contender -> numbers from the compiler or a formula, as name -> (value, unit); called
-            after the timing, since compiling is slow.
+        facts: contender -> numbers from the compiler or a formula, as name -> (value, unit), or
+            (value, unit, "measured"); called after the timing, since compiling is slow.
 
     Example:
         >>> calls = {"ours": lambda: jnp.ones(3) * 2, "peer": lambda: jnp.ones(3) + 1}
@@ -96,7 +96,7 @@ class Case:
     parts: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     floor: float | None = None
     growth: float | None = None
-    facts: Callable[[], Mapping[str, Mapping[str, tuple[float, str]]]] = dict
+    facts: Callable[[], Mapping[str, Mapping[str, tuple[Any, ...]]]] = dict
 
 
 @dataclass(frozen=True)
@@ -228,12 +228,13 @@ def run_case(case: Case, *, rounds: int, cores: int) -> list[Record]:
         records.append(
             record(prefix + name, timing.median, "s", samples=timing.samples, check=judged)
         )
-        for fact, (value, unit) in facts.get(name, {}).items():
+        for fact, (value, unit, *kind) in facts.get(name, {}).items():
             line = f"    {fact} {value:{',.0f' if value >= 100 else '.3g'}} {unit}"
             if case.growth is not None and before is not None:
                 line += _growth(value / facts[before.name][fact][0], case.growth)
             print(line)
-            records.append(record(f"{prefix}{name}, {fact}", value, unit, kind="modelled"))
+            kind = kind[0] if kind else "modelled"
+            records.append(record(f"{prefix}{name}, {fact}", value, unit, kind=kind))
         before = timing
     seconds = timings[case.ours].median
     if case.floor is not None:

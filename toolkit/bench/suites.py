@@ -24,6 +24,11 @@ SUITES: dict[str, Suite] = {
         (2,),
         "every recurrent mixer against scan, transformers, machine; fla on a GPU",
     ),
+    "maxtext": Suite(
+        "toolkit.bench.maxtext:cases",
+        (2,),
+        "Gated DeltaNet against MaxText's own form in JAX, where MaxText is installed",
+    ),
     "softmax": Suite(
         "toolkit.bench.softmax:cases",
         (1, 2),
