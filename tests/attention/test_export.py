@@ -47,7 +47,7 @@ def test_values_of_any_length(name):
     assert_equal_at_every_length(*of_mixer(name))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MIXERS)
 def test_gradients_of_any_length(name):
     function, draw = of_mixer(name)
