@@ -61,7 +61,7 @@ def test_a_dragged_slider_shows_what_the_view_says(tmp_path: Path) -> None:
             assert page.locator(".replay svg").get_attribute("aria-label") == view.sentence()
             cells = page.locator(".replay td").all_inner_texts()
             assert cells == [cell for row in view.table().rows for cell in row]
-            assert view.said("moved", "left") in page.locator(".replay svg").text_content()
+            assert view.cell_of("moved", "left") in page.locator(".replay svg").text_content()
 
         assert not page.locator("img").is_visible()
         shows(context_length=4096)

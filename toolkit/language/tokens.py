@@ -145,13 +145,13 @@ def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     """Decode incoming tokens to pieces of text; a character of several tokens is returned with its
     last."""
     ids: list[int] = []
-    said = ""
+    yielded = ""
     for token in tokens:
         ids.append(int(token))
         text = tokenizer.decode(ids)
         if not text.endswith(_WAITING):
-            yield text[len(said) :]
-            said = text
+            yield text[len(yielded) :]
+            yielded = text
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:

@@ -277,8 +277,8 @@ def tell(
         compile_seconds=ledger.compile_seconds + compile_seconds,
     )
     rates = np.concatenate([controller.rates, request.rates[0]]) if is_kept else controller.rates
-    told = replace(controller, ledger=ledger, rates=rates)
-    return searcher.tell(told, request, losses, is_kept), is_kept
+    updated = replace(controller, ledger=ledger, rates=rates)
+    return searcher.tell(updated, request, losses, is_kept), is_kept
 
 
 def _require_paired(first: np.ndarray) -> None:

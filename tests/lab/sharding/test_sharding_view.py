@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from toolkit.lab.sharding.lanes import PASSES
-from toolkit.lab.sharding.mesh_plots import said
+from toolkit.lab.sharding.mesh_plots import device_range
 from toolkit.lab.sharding.mesh_view import COPIES, place, who_holds_what
 from toolkit.lab.sharding.mlp_step import (
     MESHES,
@@ -138,6 +138,6 @@ def test_words_label_what_is_compiled_and_what_is_modelled():
 
 
 def test_holders_in_few_letters():
-    assert [said(one) for one in (tuple(range(8)), (4, 5, 6), (1, 3), (2,))] == [
+    assert [device_range(one) for one in (tuple(range(8)), (4, 5, 6), (1, 3), (2,))] == [
         "all 8", "4–6", "1 3", "2",
     ]  # fmt: skip

@@ -61,7 +61,7 @@ def test_a_point_of_the_grid_is_the_view():
             drawn += "".join(header["elements"][one] for one in row[4 : 4 + row[3]])
             for words in (
                 f"{context_length:,} tokens",
-                view.said("moved", "left"),
+                view.cell_of("moved", "left"),
                 view.footnote(),
             ):
                 assert f">{words}</text>" in drawn

@@ -100,7 +100,7 @@ class StateBasedRecall:
         q = (p + offset) % POINTERS  # another pointer than p, uniformly
         is_done = jnp.arange(self.operations) < self.operations * share
         # A pointer swapped with itself changes nothing.
-        end, told = _swapped(start, p, jnp.where(is_done, q, p))
+        end, given = _swapped(start, p, jnp.where(is_done, q, p))
         queried = jax.random.randint(for_query, (batch, 1), 0, POINTERS)
         final = jnp.take_along_axis(end, queried, axis=1)
 
@@ -115,7 +115,7 @@ class StateBasedRecall:
 
         names = jnp.broadcast_to(POINTER + jnp.arange(POINTERS), (batch, POINTERS))
         swaps = behind(*(jnp.where(is_done, POINTER + pointer, PAD) for pointer in (p, q)))
-        hints = (jnp.where(is_done, hint, 0) for hint in (bit_at(told), ADDRESS + told))
+        hints = (jnp.where(is_done, hint, 0) for hint in (bit_at(given), ADDRESS + given))
         tokens = [BIT + bits, word(INIT), behind(names, ADDRESS + start), word(OPS), swaps]
         answers = [jnp.zeros_like(bits), word(0), behind(0 * names, bit_at(start)), word(0)]
         answers += [behind(*hints), word(0), bit_at(final)]
@@ -137,5 +137,5 @@ def _swapped(
         held = held.at[row, a].set(held[row, b]).at[row, b].set(held[row, a])
         return held, held[row, b]
 
-    end, told = jax.lax.scan(swap, addresses, (p.T, q.T))
-    return end, told.T
+    end, given = jax.lax.scan(swap, addresses, (p.T, q.T))
+    return end, given.T

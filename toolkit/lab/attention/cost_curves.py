@@ -78,7 +78,7 @@ class CostCurves(Plot):
             line.set_data(view.tokens, curves[name])
             self._dots[name].set_data([view.chosen], [view.cost(self._plot, name)])
             self._titles[name].set_text(view.names[name])
-            self._values[name].set_text(view.said(self._plot, name))
+            self._values[name].set_text(view.cell_of(self._plot, name))
             own = [point for point in measured if point.mixer == name]
             self._points[name].set_data([p.tokens for p in own], [p.seconds for p in own])
         if not self._has_fixed_limits:

@@ -156,7 +156,7 @@ class CostView(View):
         """The heading of a curve in the table."""
         return f"{plot}, {self.names[line]}"
 
-    def said(self, plot: str, line: str) -> str:
+    def cell_of(self, plot: str, line: str) -> str:
         """The same as the table has it."""
         return self.row(self.row_of(self.chosen))[self.heading(plot, line)]
 
@@ -181,8 +181,8 @@ class Costs(CostView):
         for phase, what in ((PREFILL, "reading them"), (DECODE, "writing the next one")):
             ratio = self.cost(phase, "full") / self.cost(phase, self.last)
             parts.append(
-                f"{what} costs {self.said(phase, 'full')} with full softmax and "
-                f"{self.said(phase, self.last)} with the {self.names[self.last]} "
+                f"{what} costs {self.cell_of(phase, 'full')} with full softmax and "
+                f"{self.cell_of(phase, self.last)} with the {self.names[self.last]} "
                 f"({in_words(ratio, 'times')} as much)"
             )
         where = f" Modelled for {self.machine.name}." if self.machine else " Modelled."
@@ -243,18 +243,18 @@ class Memory(CostView):
         cache, state = (self.cost(KEPT, name) for name in ("full", self.last))
         words = ("the cache", "the state") if cache >= state else ("the state", "the cache")
         ratio = in_words(max(cache, state) / min(cache, state), "times")
-        said = (
-            f"At {self.chosen:,} tokens the key-value cache holds {self.said(KEPT, 'full')}, the "
-            f"{self.names[self.last]}'s state {self.said(KEPT, self.last)}: {words[0]} is {ratio} "
-            f"{words[1]} (modelled; {layer.layers} layers, {layer.heads} heads of "
+        caption = (
+            f"At {self.chosen:,} tokens the key-value cache holds {self.cell_of(KEPT, 'full')}, "
+            f"the {self.names[self.last]}'s state {self.cell_of(KEPT, self.last)}: {words[0]} is "
+            f"{ratio} {words[1]} (modelled; {layer.layers} layers, {layer.heads} heads of "
             f"{layer.head_size}, {layer.sequences} at once)."
         )
         share = cache / self.capacity_bytes
         if share >= 1:
-            said += f" The cache no longer fits one {self.capacity_name}."
+            caption += f" The cache no longer fits one {self.capacity_name}."
         elif share >= 0.01:
-            said += f" The cache fills {share:.0%} of one {self.capacity_name}."
-        return said
+            caption += f" The cache fills {share:.0%} of one {self.capacity_name}."
+        return caption
 
 
 def decode_memory(

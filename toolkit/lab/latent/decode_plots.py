@@ -83,8 +83,8 @@ class StepPlot(Plot):
             bar.set_width(cost.seconds / most)
             sent.set_width(cost.collective_seconds / most)
             memory = in_words(cost.memory_bytes, "bytes") + ("" if cost.fits else ": too much")
-            said = f"{in_words(view.step_seconds(cost), 'seconds')}; {memory}"
-            words.set(text=said, x=cost.seconds / most + 0.01)
+            label = f"{in_words(view.step_seconds(cost), 'seconds')}; {memory}"
+            words.set(text=label, x=cost.seconds / most + 0.01)
             kinds = ", ".join(kind for kind, _ in cost.collectives) or "none"
             sends = f"sends: {kinds}" + ("" if cost.is_exact else " (approximate)")
             if sends != below.get_text():

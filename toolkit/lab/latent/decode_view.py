@@ -87,8 +87,8 @@ class DecodeView(View):
 
 def collectives_of(cost: DecodeCost) -> str:
     """The collectives of a layer in words, with the bytes of each."""
-    said = [f"{kind} {in_words(size, 'bytes')}" for kind, size in cost.collectives]
-    return ", ".join(said) or "none"
+    words = [f"{kind} {in_words(size, 'bytes')}" for kind, size in cost.collectives]
+    return ", ".join(words) or "none"
 
 
 def decode_view(

@@ -115,7 +115,7 @@ class LoopView(TextView):
         reach, small = self.reach[-1], self.reading.small
         can = f"{counted(reach, 'byte')}, itself included" if reach else "every byte before it"
         byte, chance = self.best[-1][0]
-        said = (
+        caption = (
             f"{self.place_in_words}, after {counted(self.loops, 'loop')} of "
             f"“{small.config.pattern}”: the prediction can rest on {can}; {MOST:.0%} of the "
             f"influence comes from it and the {counted(self.distance(-1), 'byte')} before it. It "
@@ -124,8 +124,8 @@ class LoopView(TextView):
             f"reach is modelled. Recorded after training: {self.held_out_loss:.2f} on unseen text."
         )
         if self.loops > small.config.loops:
-            said += f" Trained with {counted(small.config.loops, 'loop')}: more is new to it."
-        return said + self.left_out_in_words
+            caption += f" Trained with {counted(small.config.loops, 'loop')}: more is new to it."
+        return caption + self.left_out_in_words
 
 
 def look(text: str, *, token: int, loops: int, **model: Any) -> LoopView:

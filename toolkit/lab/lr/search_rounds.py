@@ -160,10 +160,10 @@ def further_rounds(search: Search) -> Iterator[Search]:
     task = problem(search.settings.problem)
     while (request := search.next_request) is not None:
         reached, losses = task.run(search.state, request)
-        told = _told(search, losses, None)
-        state = reached if told.rounds[-1].is_kept else search.state
-        last = dataclasses.replace(told.rounds[-1], loss=task.loss(state))
-        search = dataclasses.replace(told, state=state, rounds=(*search.rounds, last))
+        answered = _told(search, losses, None)
+        state = reached if answered.rounds[-1].is_kept else search.state
+        last = dataclasses.replace(answered.rounds[-1], loss=task.loss(state))
+        search = dataclasses.replace(answered, state=state, rounds=(*search.rounds, last))
         yield search
 
 

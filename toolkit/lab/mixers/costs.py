@@ -33,16 +33,16 @@ class DecodeCosts(CostView):
 
     def sentence(self) -> str:
         parts = [
-            f"{mixer(self.mixers[side]).title} moves {self.said('moved', side)} and keeps a "
-            f"state of {self.said('kept', side)}"
+            f"{mixer(self.mixers[side]).title} moves {self.cell_of('moved', side)} and keeps a "
+            f"state of {self.cell_of('kept', side)}"
             for side in ("left", "right")
         ]
         left, right, cache = (self.cost("kept", line) for line in ("left", "right", REFERENCE))
         outgrown = min(left, right) * self.chosen / cache
         return (
             f"At {self.chosen:,} tokens of context softmax attention moves "
-            f"{self.said('moved', REFERENCE)} for one more token and keeps a cache of "
-            f"{self.said('kept', REFERENCE)}; {parts[0]}; {parts[1]}. The cache outgrows the "
+            f"{self.cell_of('moved', REFERENCE)} for one more token and keeps a cache of "
+            f"{self.cell_of('kept', REFERENCE)}; {parts[0]}; {parts[1]}. The cache outgrows the "
             f"smaller state at {outgrown:,.0f} tokens. Modelled; one layer, {self.layer.heads} "
             f"heads of {self.layer.head_size}, one sequence."
         )

@@ -50,7 +50,7 @@ class Cells(Plot):
         return self.moving(self.axes.add_artist(PathPatch(Path(np.zeros((0, 2))), **look)))
 
     def draw(self, rows: list[list[tuple[str, bool]]]) -> None:
-        """Per model and column, what is said and whether it fits."""
+        """Per model and column, the word and whether it fits."""
         self.rows = rows
         cells = [
             (column, row, *cell)
@@ -66,9 +66,9 @@ class Cells(Plot):
         for is_fit, shape in self._words.items():
             words = (
                 (place + scale * vertices, codes)
-                for place, (_, _, said, fits) in zip(places, cells, strict=True)
+                for place, (_, _, word, fits) in zip(places, cells, strict=True)
                 if fits == is_fit
-                for vertices, codes in _letters(said, self._fontsize, is_fit)
+                for vertices, codes in _letters(word, self._fontsize, is_fit)
             )
             shape.set_path(_joined(words))
 
@@ -82,9 +82,9 @@ def _joined(shapes: Iterable[tuple[np.ndarray, np.ndarray]]) -> Path:
 
 
 @functools.lru_cache(maxsize=2048)
-def _letters(said: str, size: float, is_bold: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+def _letters(word: str, size: float, is_bold: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Outlines of a word's letters in points, about its middle."""
-    glyphs = [_glyph(letter, size, is_bold) for letter in said]
+    glyphs = [_glyph(letter, size, is_bold) for letter in word]
     starts = np.cumsum([0.0, *(advance for _, advance in glyphs)])
     height = _glyph("0", size, is_bold)[0].get_extents().y1
     return [

@@ -56,14 +56,14 @@ class FitsView(View):
         return {"model, modelled": [*MODELS], **shares, **fewest}
 
     def sentence(self) -> str:
-        told = []
+        entries = []
         for model, name in enumerate(MODELS):
             fewest = self.fewest(model, self.scheme)
-            told.append(f"{name} {'nowhere' if fewest is None else f'from {fewest}'}")
+            entries.append(f"{name} {'nowhere' if fewest is None else f'from {fewest}'}")
         return (
             f"{self.scheme} on {self.chip}, {counted(self.sequences, 'sequence')} of "
             f"{self.context:,} tokens per chip; which numbers of chips fit: "
-            f"{', '.join(told)}. Modelled."
+            f"{', '.join(entries)}. Modelled."
         )
 
     def footnote(self) -> str:

@@ -48,7 +48,7 @@ class LanesPlot(Plot):
         total = view.now.step_seconds
         begin, end = view.window if self._is_close else (0.0, total)
         length = end - begin
-        cells, said = np.zeros((len(LANES), _ROWS, _CELLS)), []
+        cells, labels = np.zeros((len(LANES), _ROWS, _CELLS)), []
         for lane, name, start, seconds in view.now.spans:
             left, right = max(0.0, (start - begin) / length), (start + seconds - begin) / length
             right = min(right, 1.0)
@@ -59,11 +59,11 @@ class LanesPlot(Plot):
             first, last = (round(edge * _CELLS) for edge in (left, right))
             cells[row, 1:-1, first : max(last, first + 1)] = _NAMES.index(kind)
             if right - left > 0.015 + 0.0095 * len(name):  # what the word takes of the width
-                said.append(((left + right) / 2, row, name))
+                labels.append(((left + right) / 2, row, name))
         self.lanes.set_data(cells.reshape(-1, _CELLS))
         for words in self._words:
             words.set_visible(False)
-        for words, (x, row, name) in zip(self._words, said, strict=False):
+        for words, (x, row, name) in zip(self._words, labels, strict=False):
             words.set(
                 visible=True, x=x, y=row, text=name, color="white" if name == "backward" else INK
             )

@@ -79,7 +79,11 @@ class ArrayPlot(Boxes):
         )
         self.draw(
             [
-                (box_of(part, array.pieces), said(part.holders), view.device in part.holders)
+                (
+                    box_of(part, array.pieces),
+                    device_range(part.holders),
+                    view.device in part.holders,
+                )
                 for part in array.parts
             ]
         )
@@ -111,7 +115,7 @@ class BytesPlot(Plot):
         set_limits(self.axes, x=(0, max(whole)))
 
 
-def said(holders: tuple[int, ...]) -> str:
+def device_range(holders: tuple[int, ...]) -> str:
     """Devices in few letters."""
     first, last = holders[0], holders[-1]
     if len(holders) == DEVICES:

@@ -50,8 +50,8 @@ class KindsPlot(Plot):
         for side, bars, words in zip(found, self.bars, self._words, strict=True):
             for (count, sent), bar, word in zip(side, bars, words, strict=True):
                 bar.set_width(sent / most)
-                said = f"{counted(count, 'run')}, {in_words(sent, 'bytes')}" if count else "none"
-                word.set(text=said, x=sent / most + 0.01)
+                label = f"{counted(count, 'run')}, {in_words(sent, 'bytes')}" if count else "none"
+                word.set(text=label, x=sent / most + 0.01)
 
 
 class LanesPlot(Plot):
@@ -102,7 +102,7 @@ class CausePlot(Plot):
         self._body = self.text(0, 0.72, fontsize=9, linespacing=1.35, **look)
 
     def show(self, view: StepView) -> None:
-        head, *others = view.told()
+        head, *others = view.description()
         self._head.set_text(head)
         lines = [line for words in others for line in textwrap.wrap(words, _LETTERS)]
         self._body.set_text("\n".join(lines))

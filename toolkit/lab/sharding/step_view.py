@@ -41,7 +41,7 @@ class StepView(View):
         then = in_words(one.bytes_sent_then, "bytes")
         return f"tried: {one.change}: {removed}, {then} sent in all (compiled)"
 
-    def told(self) -> tuple[str, str, str]:
+    def description(self) -> tuple[str, str, str]:
         """Of the chosen collective: what it is, its cause, its blame."""
         if not self.collectives:
             return "Nothing is sent.", "", ""
@@ -70,7 +70,7 @@ class StepView(View):
         return (
             f"Scheme {self.scheme!r} on {self.mesh}: the compiled step has "
             f"{all_of(self.collectives)}, the textbook {all_of(self.expected)} (modelled). "
-            + ". ".join(words for words in self.told() if words)
+            + ". ".join(words for words in self.description() if words)
         )
 
     def footnote(self) -> str:

@@ -83,10 +83,10 @@ class AcceptanceView(View):
         now = self.kept[self.round - 1]
         runs = now[now >= 0]
         least, most = self.written.min(), self.written.max()
-        said = ", ".join(str(k) if k >= 0 else "done" for k in now)
+        counts = ", ".join(str(k) if k >= 0 else "done" for k in now)
         return (
             f"Drafts by {self.system}, round {self.round} of {len(self.kept)}: of {DRAFTS} drafts "
-            f"the rows keep {said}, and each that runs gets one token of the dense pass. So far "
+            f"the rows keep {counts}, and each that runs gets one token of the dense pass. So far "
             f"{in_words(self.share, 'share')} of all drafts were kept: {self.per_pass.mean():.2f} "
             f"tokens per dense pass. The rows have written {least} to {most} of {LENGTH} tokens"
             + (f"; {ROWS - len(runs)} wait for the others." if len(runs) < ROWS else ".")

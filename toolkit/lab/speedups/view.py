@@ -81,15 +81,15 @@ class SpeedupView(View):
         return rows
 
     def data(self) -> Data:
-        def told(value: int | None) -> str:
+        def cell(value: int | None) -> str:
             return "–" if value is None else f"{value:,}"
 
         records = [time.record for time in self.times]
         return {
             "method": [title_of(time.method) for time in self.times],
             "what": [time.case for time in self.times],
-            "batch": [told(time.batch) for time in self.times],
-            "tokens": [told(time.tokens) for time in self.times],
+            "batch": [cell(time.batch) for time in self.times],
+            "tokens": [cell(time.tokens) for time in self.times],
             "contender": [time.contender for time in self.times],
             "time (seconds)": [record.value for record in records],
             "times ours (times)": [self.ratio(time) for time in self.times],
@@ -106,19 +106,19 @@ class SpeedupView(View):
     def sentence(self) -> str:
         if (time := self.time) is None:
             return "No recorded time passes these filters."
-        said = f"Time {self.chosen + 1} of {len(self.times)}: {time.case}, {time.contender}: "
-        said += f"{in_words(time.record.value, 'seconds')}, {time.kind}."
+        caption = f"Time {self.chosen + 1} of {len(self.times)}: {time.case}, {time.contender}: "
+        caption += f"{in_words(time.record.value, 'seconds')}, {time.kind}."
         rivals = [(row.name, row.ratio) for row in self.rows() if row.ratio is not None]
         if rivals:
-            told = ", ".join(f"“{name}” {in_words(ratio, 'times')}" for name, ratio in rivals[1:])
-            said += f" Of the time of “{rivals[0][0]}”, with results that agree: {told}."
+            others = ", ".join(f"“{name}” {in_words(ratio, 'times')}" for name, ratio in rivals[1:])
+            caption += f" Of the time of “{rivals[0][0]}”, with results that agree: {others}."
         if (floor := self.modelled(time)) is not None:
-            said += (
+            caption += (
                 f" One {self.chip.name} needs at least {in_words(floor, 'seconds')} (modelled: "
                 "bfloat16, published peaks); the time above is "
                 f"{in_words(time.record.value / floor, 'times')} that."
             )
-        return said
+        return caption
 
     def footnote(self) -> str:
         if (time := self.time) is None:

@@ -81,12 +81,12 @@ def load_checkpoint(
             f"the checkpoint is a mixture of experts ({listed(experts, 2)}), and models of style "
             f"{style!r} are not; those of {', '.join(with_experts)} are."
         )
-    said = fields_of(family, settings, len(tensors))
+    values = fields_of(family, settings, len(tensors))
     tensors = _without_guesses(tensors, settings)
-    said: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **said}
+    values: dict[str, Any] = {"tied_embedding": "lm_head.weight" not in tensors, **values}
     options = fields.pop("options", {})
     try:
-        config = LoopedConfig(**(said | fields)).with_options(**options)
+        config = LoopedConfig(**(values | fields)).with_options(**options)
     except ValueError as error:
         raise ValueError(f"{_named(source)}: {error}") from error
     check_sizes(config, tensors, _named(source))

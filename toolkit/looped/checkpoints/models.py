@@ -190,7 +190,7 @@ def fields_of(
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
     rope = {**settings, **rope}
     _only("clip_qkv", settings.get("clip_qkv"), (None,))
-    said = {
+    values = {
         "vocabulary": settings["vocab_size"],
         "width": settings["hidden_size"],
         "pattern": " ".join(_layers(family, settings)),
@@ -228,10 +228,10 @@ def fields_of(
     }
     if family.word == "mla":
         options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
-    used = {word: options[word] for word in said["pattern"].split()}
+    used = {word: options[word] for word in values["pattern"].split()}
     fed = {} if family.router is None else mixture_fields(family.router, settings)
     used |= fed.pop("options", {})
-    return fixed | _given(**said) | fed | {"options": used}
+    return fixed | _given(**values) | fed | {"options": used}
 
 
 def _rotary_options(rope) -> dict[str, Any]:

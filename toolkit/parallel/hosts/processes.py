@@ -82,10 +82,10 @@ def _initialize() -> None:
             **options,
         )
     except (ValueError, RuntimeError) as error:
-        said = ", ".join(f"{name}={value}" for name, value in zip(names, given, strict=True))
+        variables = ", ".join(f"{name}={value}" for name, value in zip(names, given, strict=True))
         raise RuntimeError(
             f"cannot join the other processes ({str(error).splitlines()[0]}); the environment has "
-            f"{said}"
+            f"{variables}"
         ) from error
     introduce()
     sys.excepthook = _leave_with_traceback

@@ -221,7 +221,7 @@ def planned_cases() -> Iterator[Case]:
 def record_plans(path: Path, minutes: float) -> None:
     """Compile missing plans of the record for some minutes."""
 
-    def told() -> Iterator[Case]:
+    def missing() -> Iterator[Case]:
         for case in planned_cases():
             yield case
             rows = read_rows(path)
@@ -229,7 +229,7 @@ def record_plans(path: Path, minutes: float) -> None:
                 rows[case.key] |= dataclasses.asdict(case)
                 path.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()))
 
-    record_cases(path, told(), minutes=minutes)
+    record_cases(path, missing(), minutes=minutes)
 
 
 def graded_plans(path: Path) -> list[dict[str, Any]]:
@@ -238,8 +238,8 @@ def graded_plans(path: Path) -> list[dict[str, Any]]:
     found = []
     for row in read_rows(path, ("peak_bytes", "strategy", "model", "topology")).values():
         if "error" in row:
-            told = {"fits": False, "memory": None, "memory_error": None}
-            found.append({"case": row["case"], "is_planned": True, **told})
+            outcome = {"fits": False, "memory": None, "memory_error": None}
+            found.append({"case": row["case"], "is_planned": True, **outcome})
             continue
         strategy = Strategy(**row["strategy"])
         case = Case(row["model"], row["topology"], strategy, row["batch"], row["length"])

@@ -195,8 +195,8 @@ def _determined(rows: list[Row], noise) -> list[str]:
         left = {}
         for name in BOUNDS:
             if name not in names:
-                told = np.stack([slopes[each] for each in (*names, name)])
-                variance = np.linalg.inv(np.eye(len(told)) + told @ told.T)
+                selected = np.stack([slopes[each] for each in (*names, name)])
+                variance = np.linalg.inv(np.eye(len(selected)) + selected @ selected.T)
                 left[name] = variance.diagonal().max()
         best = min(left, key=left.__getitem__)
         if left[best] > KNOWN_BETTER:

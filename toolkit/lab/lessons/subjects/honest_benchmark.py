@@ -179,12 +179,12 @@ def _judge_is_faster(is_faster: Callable[..., Any]) -> tuple[str, Draw]:
     rounds, samples, noise = 200, 15, 0.08
 
     def share(ratio: float) -> float:
-        said = 0
+        accepted = 0
         for _ in range(rounds):
             one = np.exp(noise * draws.normal(size=samples))
             other = ratio * np.exp(noise * draws.normal(size=samples))
-            said += bool(ask(is_faster, one, other))
-        return 100 * said / rounds
+            accepted += bool(ask(is_faster, one, other))
+        return 100 * accepted / rounds
 
     alike, better, worse = share(1.0), share(1.3), share(1 / 1.3)
     drawn = draw_bars(

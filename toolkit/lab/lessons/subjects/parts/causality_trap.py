@@ -118,8 +118,8 @@ MODELS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], bool]] = {
 
 
 def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
-    said = [ask(sees_future, model, text()) for model, _ in MODELS.values()]
-    for one in said:
+    answers = [ask(sees_future, model, text()) for model, _ in MODELS.values()]
+    for one in answers:
         if not isinstance(one, bool | np.bool_):
             raise WrongAnswer(
                 f"sees_future returned {type(one).__name__}; wanted True or False. Is an any() "
@@ -127,10 +127,10 @@ def _judge_sees_future(sees_future: Callable[..., Any]) -> tuple[str, Draw]:
             )
     truth = [sees for _, sees in MODELS.values()]
     drawn = draw_bars(
-        list(MODELS), [float(s) for s in said], [float(t) for t in truth],
+        list(MODELS), [float(s) for s in answers], [float(t) for t in truth],
         xlabel="sees the future: 1, is causal: 0",
     )  # fmt: skip
-    for name, mine, sees in zip(MODELS, said, truth, strict=True):
+    for name, mine, sees in zip(MODELS, answers, truth, strict=True):
         if mine and not sees:
             raise WrongAnswer(
                 f"“{name}” is causal, and yours says that it sees the future. An output may well "
