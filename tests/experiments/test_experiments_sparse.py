@@ -187,7 +187,7 @@ def test_pieces_of_a_text_are_the_text(tmp_path):
     assert "".join(pieces) == "a “word” \n"
     assert pieces[:4] == ["a", " ", "“", ""]
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: "):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: "):
         audits.tokens_of(language, tmp_path, "a")
 
 

@@ -221,7 +221,7 @@ def test_logical_axes_are_flax_s(mesh):
     [
         ({"w": ("a",)}, (), r"names: 'w' names 1 dimensions, w has 2"),
         ({"w": ("a", "a")}, (), "names: 'w' names a dimension twice: a, a"),
-        ({"(": ("a",)}, (), r"names: '\(' is no regular expression"),
+        ({"(": ("a",)}, (), r"names: '\(' is not a regular expression"),
         ({}, (("a", "tensor"),), "rules: no axis 'tensor'; the mesh has 'data', 'model'"),
     ],
 )

@@ -28,7 +28,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no tokenizer.
+        ValueError: the file is not a tokenizer.
         ImportError: the library is not installed.
 
     Example:

@@ -142,7 +142,7 @@ def _bars(
     start: float,
     form: str,
 ) -> None:
-    """Horizontal bars, one a mixer and table, each with its number and the line it should pass."""
+    """Horizontal bars, one per mixer and table, with numbers and the wanted line."""
     height = 0.8 / max(1, len(tables))
     for number, (name, table) in enumerate(tables.items()):
         appearance = look(looks[number % len(looks)])

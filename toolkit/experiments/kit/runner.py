@@ -58,7 +58,7 @@ def run_experiment(
             version of it, or is a record and the tree has uncommitted changes.
         OSError: the folder cannot be written.
 
-    Cost: That of the runs left; printed beforehand in minutes.
+    Cost: the remaining runs; the expected minutes are printed first.
 
     Example:
         >>> from pathlib import Path

@@ -98,7 +98,7 @@ def tokens_of(model: LoopedLM, path: Path, text: str) -> tuple[Int[np.ndarray, "
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for it
-        raise ValueError(f"{file} is no tokenizer: {error}") from None
+        raise ValueError(f"{file} is not a tokenizer: {error}") from None
     encoded = tokenizer.encode(text)
     # A character of several tokens is the first one's; what no token has goes to the next.
     ends = np.maximum.accumulate([0, *(end for _, end in encoded.offsets)]).tolist()

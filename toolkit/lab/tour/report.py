@@ -92,7 +92,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[tuple[str, 
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     unfinished = path.with_name(f"{path.name}.part")
     unfinished.write_text(text, encoding="utf-8")
     return unfinished.replace(path)

@@ -59,7 +59,7 @@ def logical_layout(
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"names: {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"names: {pattern!r} is not a regular expression: {error}") from None
         known = [name for name in own if name is not None]
         if len(known) != len(set(known)):
             raise ValueError(f"names: {pattern!r} names a dimension twice: {', '.join(known)}")
