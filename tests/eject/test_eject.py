@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from toolkit.attention import MIXERS, draw_inputs
-from toolkit.eject import eject
+from toolkit.eject import _Writer, eject
 
 FLOAT64_TOLERANCE = 1e-9
 NAMES = [row.name for row in MIXERS.values() if row.transition]
@@ -21,13 +21,30 @@ TIME = 37
 DOCUMENTS = np.stack([np.repeat([4, 1, 4], [10, 22, 5]), np.repeat([0, 1, 2], [32, 1, 4])])
 
 
-def loaded(name, tmp_path):
-    path = tmp_path / f"{name}_alone.py"
-    path.write_text(eject(name))
+def imported(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def loaded(name, tmp_path):
+    path = tmp_path / f"{name}_alone.py"
+    path.write_text(eject(name))
+    return imported(path)
+
+
+def test_constants_come_along_however_they_are_assigned(tmp_path):
+    path = tmp_path / "constants.py"
+    path.write_text(
+        "ONE = TWO = 1\nTHREE, (FOUR, *FIVE) = ONE + 2, (4, 5)\nSIX: int = 6\n"
+        "def mix():\n    return TWO, THREE, FOUR, FIVE, SIX\n"
+    )
+    writer, found = _Writer(imported(path)), {}
+    writer.add("mix")
+    exec(writer.text(), found)
+    assert found["mix"]() == (1, 3, 4, [5], 6)
+    assert writer.text().count("FOUR, *FIVE") == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -132,17 +132,17 @@ class _Writer:
         for node in self._tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._import(node, name)
-            elif name in _defined(node):
-                self._parts[name] = ""  # before its needs: a function may call itself
+            elif name in (defined := _defined(node)):
+                for one in defined:  # before its needs: a function may call itself
+                    self._parts[one] = ""
                 bare = _bare(node)
                 for need in sorted({n.id for n in ast.walk(bare) if isinstance(n, ast.Name)}):
-                    if need != name:
-                        self.add(need)
-                self._parts[name] = ast.unparse(bare)
-                self._parts[name] = self._parts.pop(name)  # after its needs
+                    self.add(need)
+                del self._parts[name]
+                self._parts[name] = ast.unparse(bare)  # after its needs
 
     def text(self) -> str:
-        return "".join(f"\n\n{part}\n" for part in self._parts.values())
+        return "".join(f"\n\n{part}\n" for part in self._parts.values() if part)
 
     def _import(self, node: ast.Import | ast.ImportFrom, name: str) -> None:
         if name not in [alias.asname or alias.name for alias in node.names]:
@@ -157,8 +157,11 @@ class _Writer:
 def _defined(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    names = (name for target in targets for name in ast.walk(target))
+    return [name.id for name in names if isinstance(name, ast.Name)]
 
 
 def _bare(node: ast.stmt) -> ast.stmt:
