@@ -1,5 +1,6 @@
 """Arguments are checked once, by annotations: axes, shared sizes and dtypes, ranges, no values."""
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -121,3 +122,32 @@ def test_fields_of_an_instance_share_sizes_too():
     check_fields(Held(Y, LENGTH))
     with pytest.raises(ValueError, match=r"length \[batch\] must have shape \(2,\); got \(3,\)"):
         check_fields(Held(Y, jnp.zeros(3, int)))
+
+
+def test_a_subclass_is_looked_at_closely_once():
+    class Base:
+        pass
+
+    class Derived(Base):
+        pass
+
+    @checked
+    def takes(value: Base, number: int):
+        return value, number
+
+    def close_looks(*args):
+        calls = []
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename))
+        try:
+            takes(*args)
+        finally:
+            sys.setprofile(None)
+        return sum(name.endswith("_kinds.py") for name in calls)
+
+    takes(Base(), 1)
+    assert close_looks(Derived(), 1) > 0
+    assert close_looks(Derived(), 1) == 0
+    with pytest.raises(TypeError):
+        takes(object(), 1)
+    with pytest.raises(TypeError):
+        takes(Derived(), True)

@@ -67,7 +67,7 @@ class _Wanted(NamedTuple):
     Attributes:
         kinds: the alternatives of its annotation.
         is_infinite: whether it may be infinite: where its default is.
-        types: types of which every value is right.
+        types: types of which every value is right, with subclasses of them that were met.
         right: numbers and strings that were found right before, with their types.
         axes: names of an array's axes, of which the size of each is shared by the arrays of a
             call; None where their number is open, or the argument is no array.
@@ -79,7 +79,7 @@ class _Wanted(NamedTuple):
 
     kinds: tuple[Any, ...]
     is_infinite: bool
-    types: frozenset[type]
+    types: set[type]
     right: set[tuple[type, Any]]
     axes: tuple[str, ...] | None
     dtypes: frozenset[Any]
@@ -134,6 +134,8 @@ def _check(name: str, value: Any, wanted: _Wanted, sizes: dict[str, Any]) -> Non
         _check_closely(name, value, wanted, sizes)
         if type(value) in _SCALARS and len(wanted.right) < 64:
             wanted.right.add((type(value), value))
+        elif not wanted.types.isdisjoint(type(value).__mro__):
+            wanted.types.add(type(value))
     for owner, fields in wanted.fields:
         if isinstance(value, owner):
             for field, own in fields.items():
@@ -263,7 +265,7 @@ def _wanted_of(annotation: Any, default: Any) -> _Wanted:
     return _Wanted(
         kinds,
         isinstance(default, float) and math.isinf(default),
-        plain_types(kinds),
+        set(plain_types(kinds)),
         set(),
         axes,
         dtypes,
