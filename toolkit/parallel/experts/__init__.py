@@ -10,25 +10,40 @@
 * `ExpertLayout`: what they give
 * `relaid_mixture`: the mixture under such a layout; a new one compiles nothing
 * `restored`: the all-to-all with which devices restore their experts
+* `group_experts`, `ExpertGroups`: experts that the same tokens choose share a device
+* `shuffled_order`: tokens where their experts are expected (Speculative MoE)
+* `scatter_shuffled`, `gather_unshuffled`: the two collectives around experts, in that order
 """
 
 from toolkit.parallel.experts.dispatch import Dispatched, sharded_mixture, sharded_route
 from toolkit.parallel.experts.folding import expert_axes, expert_specs
 from toolkit.parallel.experts.relayout import ExpertLayout, relayout, static_layout
 from toolkit.parallel.experts.restoring import relaid_mixture, restored
+from toolkit.parallel.experts.shuffle import (
+    ExpertGroups,
+    gather_unshuffled,
+    group_experts,
+    scatter_shuffled,
+    shuffled_order,
+)
 from toolkit.parallel.experts.traffic import Traffic, dispatch_traffic
 
 __all__ = [
     "Dispatched",
+    "ExpertGroups",
     "ExpertLayout",
     "Traffic",
     "dispatch_traffic",
     "expert_axes",
     "expert_specs",
+    "gather_unshuffled",
+    "group_experts",
     "relaid_mixture",
     "relayout",
     "restored",
+    "scatter_shuffled",
     "sharded_mixture",
     "sharded_route",
+    "shuffled_order",
     "static_layout",
 ]
