@@ -1,9 +1,9 @@
 """Every public name is documented the same way, and no file grows past what one can read.
 
-A function says its purpose in one line; what it takes, with shapes; and what it returns, if
-anything. It describes errors, cost and source where the signature does not already tell them. A
-function with the arguments of another refers to it ("Arguments as `gated_delta_net`") and lists
-only those it adds.
+A function says its purpose in one line; what it takes, with shapes; and what it returns, unless
+that is an object of a class of the package. It describes errors, cost and source where the
+signature does not already tell them. A function with the arguments of another refers to it
+("Arguments as `gated_delta_net`") and lists only those it adds.
 A name that no room exports is plumbing, for which one line does.
 """
 
@@ -97,9 +97,14 @@ def faults_of(function):
         return faults
     returned = inspect.signature(function).return_annotation
     sections = section(docstring, "Returns") or section(docstring, "Yields")
-    if not sections and returned not in (None, "None"):
+    if not sections and returned not in (None, "None") and not describes_itself(returned):
         faults.append("has no section Returns:")
     return faults
+
+
+def describes_itself(returned):
+    """Whether a result is of a class of the package, whose docstring says what it holds."""
+    return inspect.isclass(returned) and returned.__module__.split(".")[0] == "toolkit"
 
 
 def documented_by(function, docstring):

@@ -29,9 +29,6 @@ def load_experiment(name: str) -> Experiment:
     Args:
         name: one of `EXPERIMENTS`.
 
-    Returns:
-        The experiment.
-
     Example:
         >>> sorted(load_experiment("parity").settings)
         ['full attention', 'gdn, beta up to 1', 'gdn, beta up to 2']

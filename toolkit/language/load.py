@@ -19,9 +19,6 @@ def load_language_model(directory: Path) -> LoopedLM:
         directory: a folder written by `train_language_model`, or a file written by
             `toolkit.looped.save_model`.
 
-    Returns:
-        The model.
-
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
         ValueError: when its run.json, or the file, cannot be understood.

@@ -79,9 +79,6 @@ def contender(
         optimizer: with learning rate 1, under the schedules, Mechanic and the plateau rule; None
             for `optax.adam(1.0)`.
 
-    Returns:
-        A `Contender`.
-
     Cost: Memory: two copies of the parameters for Adam; up to four for Prodigy, D-Adaptation and
         COCOB, and eight for Mechanic.
 

@@ -65,9 +65,6 @@ def joint_search(
         points_per_round: points evaluated together.
         seed: seed of the sequence.
 
-    Returns:
-        A `JointResult`.
-
     Raises:
         ModuleNotFoundError: when there are rounds and scikit-learn is not installed.
 

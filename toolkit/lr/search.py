@@ -156,9 +156,6 @@ def search(
         callback: called after every request with a `SearchProgress`, the request and its losses
             [candidates, points]; returning True stops the search, as Ctrl-C does.
 
-    Returns:
-        A `SearchResult`.
-
     Raises:
         ValueError: when the warm-up diverged, or when `start` was begun with other batches,
             functions or constants, or its file is damaged.

@@ -65,9 +65,6 @@ def hardware(*, measure: bool = False) -> Hardware:
     Args:
         measure: whether to measure the matmul rate and the memory bandwidth (a second or two).
 
-    Returns:
-        A `Hardware`.
-
     Example:
         >>> machine = hardware()
         >>> machine.cores >= 1, machine.matmul_flops_per_second  # not asked for

@@ -187,9 +187,6 @@ def program_cost(compiled: jax.stages.Compiled) -> ProgramCost:
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()`.
 
-    Returns:
-        A `ProgramCost`.
-
     Raises:
         ValueError: this backend reports no memory analysis.
 

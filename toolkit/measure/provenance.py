@@ -102,9 +102,6 @@ def record(
         device: the hardware in words; None describes the default jax device.
         check: "passed" or "absent": whether correctness was checked before.
 
-    Returns:
-        A `Record`.
-
     Example:
         >>> record("parameters", 1_000, "1", kind="modelled").value
         1000

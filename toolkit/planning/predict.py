@@ -258,9 +258,6 @@ def predict(
         memory: usable bytes per chip; None: all.
         constants: rates that chips and links achieve; None: defaults, which are not measured.
 
-    Returns:
-        A `Prediction`.
-
     Raises:
         ValueError: when the degrees do not divide the model, the batch or the chips; names the
             nearest that do.

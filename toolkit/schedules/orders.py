@@ -23,9 +23,6 @@ def gpipe(devices: int, microbatches: int) -> Schedule:
         devices: p, one stage on each.
         microbatches: m.
 
-    Returns:
-        The schedule.
-
     Source: Huang et al., "GPipe", 2019 (arXiv:1811.06965).
 
     Example:
@@ -49,9 +46,6 @@ def one_forward_one_backward(devices: int, microbatches: int) -> Schedule:
     Args:
         devices: p, one stage on each.
         microbatches: m.
-
-    Returns:
-        The schedule.
 
     Source: Narayanan et al., "PipeDream", 2019 (arXiv:1806.03377), flushed as in Megatron-LM.
 
@@ -82,9 +76,6 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
         devices: p; chunk c of device d is stage c p + d.
         microbatches: m, a multiple of p.
         chunks: v.
-
-    Returns:
-        The schedule.
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
         Megatron-LM", 2021 (arXiv:2104.04473), section 2.2.
@@ -132,9 +123,6 @@ def zero_bubble_h1(devices: int, microbatches: int) -> Schedule:
         devices: p, one stage on each.
         microbatches: m.
 
-    Returns:
-        The schedule.
-
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H1.
 
     Example:
@@ -169,9 +157,6 @@ def zero_bubble_h2(devices: int, microbatches: int) -> Schedule:
     Args:
         devices: p, one stage on each.
         microbatches: m, at least 2p - 1.
-
-    Returns:
-        The schedule.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv:2401.10241), ZB-H2.
 
@@ -208,9 +193,6 @@ def zero_bubble_v(devices: int, microbatches: int) -> Schedule:
     Args:
         devices: p; device d holds the stages d and 2p - 1 - d, so the loss is on device 0.
         microbatches: m, at least 2p - 1.
-
-    Returns:
-        The schedule.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv:2405.15362).
 

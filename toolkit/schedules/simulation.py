@@ -180,9 +180,6 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
         durations: of tasks that fill a device; a task of one of v chunks takes 1/v of them. None:
             all three 1, no delay.
 
-    Returns:
-        The timeline.
-
     Raises:
         ValueError: when the schedule cannot run; names the first fault.
 

@@ -118,9 +118,6 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
         paths: None, "prose", "code", a path, or several paths. Write "./prose" for a file of that
             name.
 
-    Returns:
-        The corpus.
-
     Raises:
         CorpusError: a path is missing, unreadable, no file, larger than memory, empty, binary or
             not UTF-8 (names the file and the offset).

@@ -132,9 +132,6 @@ def fit(
         stop: called after every call of the train step; True saves and returns.
         callback: called with every metrics row, for live plots.
 
-    Returns:
-        A `FitResult`.
-
     Raises:
         CheckpointError: when the directory belongs to another run, cannot be written or has no
             room.

@@ -104,9 +104,6 @@ def search_rate(
         stop: called after every request of the search; True saves and returns.
         callback: called with every metrics row.
 
-    Returns:
-        A `RateSearch`.
-
     Raises:
         CheckpointError: when the directory belongs to another run, cannot be written or has no
             room.

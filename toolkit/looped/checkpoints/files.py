@@ -40,9 +40,6 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
         dtype: how numbers are stored: "float32" keeps every bit, "float16" (11 bits of precision)
             and "bfloat16" (8 bits) take half the room.
 
-    Returns:
-        None.
-
     Example:
         >>> from flax import nnx
         >>> model = LoopedLM(LoopedConfig.tiny(width=16, heads=2), rngs=nnx.Rngs(0))

@@ -76,8 +76,7 @@ def sample_token(
         logits: scores of the next token.
         key: random key; not used when greedy.
         temperature: above 0, or None for greedy.
-        top_k: see `truncated_logits`.
-        top_p: see `truncated_logits`.
+        top_k, top_p: see `truncated_logits`.
 
     Returns:
         int32 tokens; of equal largest logits, greedy takes the first in the vocabulary.

@@ -37,12 +37,7 @@ class MixtureOptions(LayerOptions):
         hidden: hidden size of an expert (None: the model's `feed_forward_size`).
         shared_hidden: hidden size of the shared expert (None: no shared expert).
         shared_gate: multiply the shared expert's output by a sigmoid of a projection.
-        scores: see `route`.
-        groups: likewise.
-        chosen_groups: likewise.
-        group_score: likewise.
-        normalise: likewise.
-        scale: likewise.
+        scores, groups, chosen_groups, group_score, normalise, scale: see `route`.
         choice_bias: keep a `ChoiceBias` per expert, which `updated_choice_bias` moves.
         router_bias: add a learned bias to the logits.
         activation: "silu", or "clamped" as in gpt-oss.

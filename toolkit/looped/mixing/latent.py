@@ -38,11 +38,8 @@ class MLAOptions(LayerOptions):
             residual stream.
         yarn_factor: factor by which the context was extended, or None; this and the following are
             fields of `toolkit.attention.latent.Yarn`.
-        yarn_original_length: see `yarn_factor`.
-        yarn_beta_fast: likewise.
-        yarn_beta_slow: likewise.
-        yarn_mscale: likewise.
-        yarn_mscale_all_dim: likewise.
+        yarn_original_length, yarn_beta_fast, yarn_beta_slow: see `yarn_factor`.
+        yarn_mscale, yarn_mscale_all_dim: see `yarn_factor`.
         slices: slices of the latents in decoding, with one softmax each; 1 is exact.
         slices_prompt: use the slices in prompts and training too.
         exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm

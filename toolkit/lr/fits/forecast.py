@@ -62,9 +62,6 @@ def forecast_loss(losses: Any, horizon: float) -> Forecast:
         losses: [points], equally spaced, the first at time 0.
         horizon: time of the forecast, in points; usually beyond the last.
 
-    Returns:
-        A `Forecast`.
-
     Cost: About 512 * 11 fits of two numbers, each O(points): some 10 ms for 100 points.
 
     Source: Golub and Pereyra (1973) for variable projection; Huber (1964) for the weights; the

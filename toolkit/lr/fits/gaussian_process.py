@@ -123,9 +123,6 @@ def fit_gaussian_process(inputs: Any, values: Any, variances: Any = None) -> Gau
         values: [points], finite.
         variances: [points], of each value; None for zero.
 
-    Returns:
-        A `GaussianProcess`.
-
     Cost: A few hundred Cholesky factorisations of [points, points]: some 20 ms.
 
     Source: Rasmussen and Williams (2006), section 5.4.1.

@@ -120,9 +120,6 @@ def blame(
             next arguments; None lets the compiler choose.
         most_trials: most changes to try per collective.
 
-    Returns:
-        A `Blame`.
-
     Raises:
         ValueError: no argument lies on a mesh, `results` does not fit, or most_trials < 1.
         TypeError: an argument that is not a tree of arrays.

@@ -84,9 +84,6 @@ def train_program(
         sequence_length: tokens per sequence.
         devices: the chips, possibly those of a TPU topology (None: the first of `jax.devices()`).
 
-    Returns:
-        A `Program`.
-
     Source: Shoeybi et al., "Megatron-LM", 2019 (vocabulary in parallel); Korthikanti et al., 2022.
 
     Example:

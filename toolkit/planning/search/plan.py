@@ -112,9 +112,6 @@ def plan(
         reserve: share of that memory to keep free for errors of the prediction.
         constants: rates that chips and links achieve; None: the defaults.
 
-    Returns:
-        A `Plan`.
-
     Raises:
         ValueError: when nothing fits, or no degrees divide the model and the batch; names the
             nearest that work.

@@ -134,9 +134,6 @@ def timeline(
         link_speed: speed of the links relative to the published one.
         straggler: factor by which one chip computes more slowly; collectives wait for it.
 
-    Returns:
-        A `Timeline`.
-
     Raises:
         ValueError: link_speed or straggler out of range, unknown chips, or a program of more than
             500,000 events.

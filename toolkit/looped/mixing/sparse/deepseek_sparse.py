@@ -37,8 +37,7 @@ class DSAOptions(AttentionOptions):
             positions, whose first `shared_value_size` channels are the value.
         index_heads: heads of the indexer (None: the model's `heads`).
         index_size: size of each.
-        shared_key_size: see `indexer`.
-        shared_value_size: see `indexer`.
+        shared_key_size, shared_value_size: see `indexer`.
     """
 
     selected_tokens: int = 2048
