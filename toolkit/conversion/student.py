@@ -143,6 +143,11 @@ def _options_of_attention(config: LoopedConfig, old: str, word: str) -> dict[str
             f"the teacher's queries, keys and values have biases, and a {word!r} layer has none to "
             "start from them."
         )
+    if replaced.options_of(config).sinks or replaced.options_of(config).output_bias:
+        raise ValueError(
+            f"the teacher's attention has sinks or an output bias, and a {word!r} layer has none "
+            "to start from them."
+        )
     size = replaced.sizes_of(config).head_size
     return {"heads": None, "value_heads": None, "key_size": size, "value_size": size}
 

@@ -6,14 +6,16 @@ RMSNorm, Linear and Embed are flax's own (`nnx.RMSNorm` takes its mean square in
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._precision import accumulator
+from toolkit.attention.latent import Yarn
 from toolkit.parallel.context.along import cuts_time
 
 
@@ -83,6 +85,7 @@ class RotaryScaling:
     low: float
     high: float
     original_length: int
+    amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self):
         if not (self.factor >= 1 and 0 < self.low < self.high):
@@ -98,13 +101,37 @@ class RotaryScaling:
         return frequencies * (kept + (1 - kept) / self.factor)
 
 
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """Rotary wavelengths stretched by YaRN, and the factor of queries and keys that goes with it.
+
+    Attributes:
+        yarn: the rule.
+        theta: base of the wavelengths.
+    """
+
+    yarn: Yarn
+    theta: float
+
+    def __call__(self, frequencies: Float[Array, "pairs"]) -> Float[Array, "pairs"]:
+        """The frequencies of the longer context."""
+        half = len(frequencies)
+        own = self.yarn.stretched(self.theta ** (-np.arange(half) / half), self.theta)
+        return jnp.asarray(own, frequencies.dtype)
+
+    @property
+    def amplitude(self) -> float:
+        """0.1 ln(factor) + 1, of queries and keys each."""
+        return self.yarn.sharpening(1.0)
+
+
 def rotary_embedding(
     x: Float[Array, "... heads size"],
     positions: Int[Array, "..."],
     *,
     theta: float,
     fraction: float = 1.0,
-    scaling: RotaryScaling | None = None,
+    scaling: RotaryScaling | YarnScaling | None = None,
 ) -> Float[Array, "... heads size"]:
     """Turn channel pairs (x_i, x_{i + size/2}) by position * theta^(-2i/size) (RoFormer, 2021)."""
     # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours
@@ -114,7 +141,8 @@ def rotary_embedding(
     frequencies = theta ** (-jnp.arange(half, dtype=wide) / half)
     frequencies = frequencies if scaling is None else scaling(frequencies)
     angles = positions[..., None, None].astype(wide) * frequencies
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    amplitude = 1.0 if scaling is None else scaling.amplitude
+    cos, sin = amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
     first, second, still = jnp.split(x, [half, 2 * half], axis=-1)
     first, second = first.astype(wide), second.astype(wide)
     rotated = [first * cos - second * sin, second * cos + first * sin]

@@ -104,7 +104,18 @@ MODELS = {
     ),
     "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 8}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("Qwen3", {"head_dim": 12}),
+    "qwen3": (
+        "Qwen3",
+        {
+            "head_dim": 12,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
     "qwen3_next": ("Qwen3Next", {**QWEN, "mlp_only_layers": [0, 1], "num_experts": 2}),
     "qwen3_5": ("Qwen3_5", QWEN),
 }

@@ -94,9 +94,12 @@ def test_styles_fill_every_parameter_once(style):
         switches = everywhere(
             query_key_norm=style.startswith(("qwen3", "glm4")),
             output_gate=style in ("qwen3_next", "qwen3_5"),
-            projection_biases=style in ("qwen2", "glm4_moe"),
+            projection_biases=style in ("qwen2", "glm4_moe", "gpt_oss"),
+            output_bias=style == "gpt_oss",
             query_latent_size=6 if style == "deepseek_v3" else None,
         )
+        if style == "gpt_oss":
+            switches[word]["sinks"] = True
         layer = empty_layer(word, CONFIG.with_options(**switches))
         filled = [path for rule in rules for path in rule.ours]
         assert sorted(filled) == sorted(parameter_paths(layer))

@@ -27,6 +27,7 @@ class Yarn:
         beta_slow: turns up to which its frequency is divided by `factor`.
         mscale: sharpening of queries and keys, relative to `mscale_all_dim`.
         mscale_all_dim: sharpening of all scores.
+        truncate: round the ends of the ramp to whole channels.
 
     Source: Peng et al. (2023), arXiv:2309.00071; DeepSeek-V2 (2024), arXiv:2405.04434.
 
@@ -41,6 +42,7 @@ class Yarn:
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 1.0
+    truncate: bool = True
 
     def __post_init__(self):
         check_fields(self)
@@ -63,8 +65,10 @@ class Yarn:
             wavelength = self.original_length / (turns * 2 * math.pi)
             return size * math.log(wavelength) / (2 * math.log(theta))
 
-        low = max(math.floor(channel(self.beta_fast)), 0)
-        high = min(math.ceil(channel(self.beta_slow)), size - 1)
+        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
         width = high - low if high != low else 0.001
         ramp = np.clip((np.arange(size // 2) - low) / width, 0, 1)
         return frequencies * (ramp / self.factor + 1 - ramp)

@@ -86,12 +86,14 @@ class Family(NamedTuple):
 
 
 _QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
+_OSS = {"projection_biases": True, "output_bias": True, "sinks": True}
 _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
     "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
     "glm4_moe": Family("glm4_moe", router="glm4_moe"),
+    "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss"),
     "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
     "llama": Family("llama"),
     "mistral": Family("llama"),
@@ -173,7 +175,7 @@ def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
         return True
     if is_norm:
         return options.query_key_norm or options.projection_norm
-    return options.projection_biases
+    return options.projection_biases or rule.ours[0] == "output.bias"
 
 
 def fields_of(
@@ -186,9 +188,14 @@ def fields_of(
     _check_settings(settings, most_layers, family.router is not None)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
-    _only("rope_type", kind, ("default", "yarn" if family.word == "mla" else "llama3", None))
+    known = ("default", "yarn", *(() if family.word == "mla" else ("llama3",)), None)
+    _only("rope_type", kind, known)
     _only("hidden_act", settings.get("hidden_act"), ("silu", None))
     rope = {**settings, **rope}
+    if family.router == "gpt_oss":
+        _only("swiglu_limit", settings.get("swiglu_limit"), (7.0, None))
+        _only("swiglu_alpha", settings.get("swiglu_alpha"), (1.702, None))
+        _only("attention_bias", settings.get("attention_bias"), (True, None))
     _only("clip_qkv", settings.get("clip_qkv"), (None,))
     values = {
         "vocabulary": settings["vocab_size"],
@@ -209,6 +216,7 @@ def fields_of(
             rotary_fraction=rope.get("partial_rotary_factor"),
         ),
         **(_rotary_options(rope) if kind == "llama3" else {}),
+        **(_yarn_options(rope) if kind == "yarn" and family.word != "mla" else {}),
     }
     if family.mixers == "glm4_moe":
         attention |= _given(
@@ -245,6 +253,16 @@ def _rotary_options(rope) -> dict[str, Any]:
     return _numbers(rope, fields, "llama3 rope")
 
 
+def _yarn_options(rope) -> dict[str, Any]:
+    """Options of softmax layers whose wavelengths are those of YaRN, with its own sharpening."""
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        _only(name, rope.get(name), (None,))
+    fields = {"rotary_factor": "factor", "rotary_low": "beta_slow", "rotary_high": "beta_fast"}
+    fields["rotary_original_length"] = "original_max_position_embeddings"
+    numbers = _numbers({"beta_slow": 1, "beta_fast": 32} | rope, fields, "YaRN")
+    return numbers | {"rotary_rule": "yarn", "rotary_truncate": rope.get("truncate", True)}
+
+
 def _numbers(settings, fields: Mapping[str, str], owner: str) -> dict[str, Any]:
     """Numbers of a config.json by our names for them, lengths as integers."""
     for name in fields.values():
@@ -276,7 +294,8 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
     own = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     fields = {f"yarn_{name}": name for name in own}
     fields["yarn_original_length"] = "original_max_position_embeddings"
-    return found | _numbers(yarn, fields, "YaRN")
+    truncate = {"yarn_truncate": yarn.get("truncate", True)}
+    return found | _numbers(yarn, fields, "YaRN") | truncate
 
 
 def _check_settings(settings, most_layers, has_experts):

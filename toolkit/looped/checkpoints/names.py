@@ -137,6 +137,12 @@ _GLM_ATTENTION = (
     vector("key_norm.scale", "k_norm.weight"),
 )
 
+_GPT_OSS_ATTENTION = (
+    *_QWEN2_ATTENTION,
+    vector("output.bias", "o_proj.bias"),
+    vector("sinks", "sinks"),
+)
+
 _LATENT = (
     WeightRule(
         ("kv_a_proj_with_mqa.weight",),
@@ -163,6 +169,7 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
         )
     },
     "glm4_moe": {"full": _GLM_ATTENTION},
+    "gpt_oss": {"full": _GPT_OSS_ATTENTION, "window": _GPT_OSS_ATTENTION},
     "llama": {"full": _ATTENTION, "window": _ATTENTION},
     "qwen2": {"full": _QWEN2_ATTENTION, "window": _QWEN2_ATTENTION},
     "qwen3": {"full": _QWEN3_ATTENTION, "window": _QWEN3_ATTENTION},

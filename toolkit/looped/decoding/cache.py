@@ -161,6 +161,8 @@ def read_sparsely(
         'SparseMemory'
     """
     choice = sparse.choose(words)
+    if "full" in config.options and config.full.sinks:
+        raise ValueError("full.sinks: layers with sinks are not read sparsely; wanted False")
     if dense_layers < 0:
         raise ValueError(f"dense_layers must be at least 0; got {dense_layers}.")
     seen = 0

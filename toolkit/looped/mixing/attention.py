@@ -2,14 +2,22 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
-from toolkit.looped.layers import RotaryScaling, linear, rotary_embedding, token_positions
+from toolkit.attention.latent import Yarn
+from toolkit.looped.layers import (
+    RotaryScaling,
+    YarnScaling,
+    linear,
+    rotary_embedding,
+    token_positions,
+)
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 from toolkit.parallel.context.along import sequence_attention
@@ -31,6 +39,11 @@ class AttentionOptions(LayerOptions):
             scaling.
         rotary_low, rotary_high: likewise, `low` and `high`.
         rotary_original_length: likewise, `original_length`.
+        rotary_rule: what these four numbers mean: "llama3", or "yarn", where `rotary_low` and
+            `rotary_high` are its beta_slow and beta_fast.
+        rotary_truncate: see `toolkit.attention.latent.Yarn`.
+        sinks: learn a score per head of a key without a value, as in gpt-oss.
+        output_bias: add a bias to the projection back.
         output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
         quantised_cache: store keys and values in int8, as a quantised `KVCache` does;
             `attention.quantisation_error` measures the error.
@@ -46,14 +59,32 @@ class AttentionOptions(LayerOptions):
     rotary_low: float = 1.0
     rotary_high: float = 4.0
     rotary_original_length: int = 8192
+    rotary_rule: Literal["llama3", "yarn"] = "llama3"
+    rotary_truncate: bool = True
+    sinks: bool = False
+    output_bias: bool = False
     output_gate: bool = False
     quantised_cache: bool = False
 
     @property
-    def rotary_scaling(self) -> RotaryScaling | None:
-        """The stretch of rotary wavelengths, or None."""
+    def yarn(self) -> Yarn | None:
+        """YaRN, or None where rotary wavelengths are not stretched by it."""
+        if self.rotary_factor is None or self.rotary_rule != "yarn":
+            return None
+        return Yarn(
+            factor=self.rotary_factor,
+            original_length=self.rotary_original_length,
+            beta_fast=self.rotary_high,
+            beta_slow=self.rotary_low,
+            truncate=self.rotary_truncate,
+        )
+
+    def rotary_scaling(self, theta: float) -> RotaryScaling | YarnScaling | None:
+        """The stretch of rotary wavelengths of base `theta`, or None."""
         if self.rotary_factor is None:
             return None
+        if self.yarn is not None:
+            return YarnScaling(self.yarn, theta)
         turns = self.rotary_low, self.rotary_high
         return RotaryScaling(self.rotary_factor, *turns, self.rotary_original_length)
 
@@ -100,7 +131,9 @@ class AttentionLayer(MixingLayer):
         self.query = project(heads * size)
         self.key = project(key_value_heads * size)
         self.value = project(key_value_heads * size)
-        self.output = linear(heads * size, width, dtype, rngs, std=std)
+        has_bias = options.output_bias
+        self.output = linear(heads * size, width, dtype, rngs, std=std, has_bias=has_bias)
+        self.sinks = nnx.Param(jnp.zeros(heads)) if options.sinks else nnx.data(None)
         self.gate = (
             linear(width, heads * size, dtype, rngs, std=0.0)
             if options.output_gate
@@ -115,7 +148,7 @@ class AttentionLayer(MixingLayer):
         self.normalises_projection = options.projection_norm
         self.head_size = size
         self.rope_theta, self.rotary_fraction = config.rope_theta, options.rotary_fraction
-        self.rotary_scaling = options.rotary_scaling
+        self.rotary_scaling = options.rotary_scaling(config.rope_theta)
         self.sliding_window = self.window_of(config)
 
     @classmethod
@@ -156,6 +189,8 @@ class AttentionLayer(MixingLayer):
                 f"{cls.word}.query_key_norm and {cls.word}.projection_norm exclude each other; "
                 "turn one of them off."
             )
+        if options.sinks and cls._mix is not AttentionLayer._mix:
+            raise ValueError(f'{cls.word}.sinks: only "full" and "window" layers have sinks.')
         if head_size % 2:
             raise ValueError(
                 f"{cls.word}.head_size is {head_size}; it must be even, since rotary embeddings "
@@ -167,7 +202,7 @@ class AttentionLayer(MixingLayer):
                 f"and turn an even number of the {head_size} channels of a head."
             )
         try:
-            _ = options.rotary_scaling
+            options.rotary_scaling(config.rope_theta)
         except ValueError as error:
             raise ValueError(f"{cls.word}: {error}") from None
 
@@ -204,19 +239,24 @@ class AttentionLayer(MixingLayer):
         q, _, _ = self._project(x[:, lo:], positions[:, lo:])
         _, k, v = self._project(x, positions)
         seen = window or self.sliding_window
-        out, _ = softmax_attention(q, k, v, query_offset=lo, sliding_window=seen)
+        how = {"query_offset": lo, "sliding_window": seen, "sinks": self._sinks()}
+        out, _ = softmax_attention(q, k, v, **how)
         return self._finish(x[:, lo:], out)
 
     def _mix(self, x, positions, window, past):
         seen = window or self.sliding_window
-        return sequence_attention(*self._project(x, positions), sliding_window=seen, **past)
+        how = {"sliding_window": seen, "sinks": self._sinks(), **past}
+        return sequence_attention(*self._project(x, positions), **how)
 
     def _mix_step(self, x_t, cache, window):
         inputs = self._project(x_t, cache.length)
         if isinstance(cache, SparseMemory):
             return cache.step(*inputs)
         seen = window or self.sliding_window
-        return softmax_attention_step(*inputs, cache, sliding_window=seen)
+        return softmax_attention_step(*inputs, cache, sliding_window=seen, sinks=self._sinks())
+
+    def _sinks(self):
+        return None if self.sinks is None else self.sinks[...]
 
     def _project(self, x, positions):
         split = (*x.shape[:-1], -1, self.head_size)

@@ -39,7 +39,7 @@ class MLAOptions(LayerOptions):
         yarn_factor: factor by which the context was extended, or None; this and the following are
             fields of `toolkit.attention.latent.Yarn`.
         yarn_original_length, yarn_beta_fast, yarn_beta_slow: see `yarn_factor`.
-        yarn_mscale, yarn_mscale_all_dim: see `yarn_factor`.
+        yarn_mscale, yarn_mscale_all_dim, yarn_truncate: see `yarn_factor`.
         slices: slices of the latents in decoding, with one softmax each; 1 is exact.
         slices_prompt: use the slices in prompts and training too.
         exact_norm: every slice knows the norm of the whole latent; otherwise it estimates the norm
@@ -58,6 +58,7 @@ class MLAOptions(LayerOptions):
     yarn_beta_slow: float = 1.0
     yarn_mscale: float = 1.0
     yarn_mscale_all_dim: float = 1.0
+    yarn_truncate: bool = True
     slices: int = 1
     slices_prompt: bool = False
     exact_norm: bool = True

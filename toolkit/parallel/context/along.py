@@ -57,12 +57,15 @@ def sequence_attention(
     sliding_window: int | None,
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
+    sinks: Float[Array, "heads"] | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], Any]:
     """`softmax_attention`, across devices if the sequence is sharded."""
     how = {"sliding_window": sliding_window, "segment_ids": segment_ids}
     along = _along(initial_state)
     if along is None:
-        return softmax_attention(q, k, v, initial_state=initial_state, **how)
+        return softmax_attention(q, k, v, initial_state=initial_state, sinks=sinks, **how)
+    if sinks is not None:
+        raise ValueError(f"sinks: layout {along.method!r} cuts time, and has no sinks; wanted None")
     mesh, method, batch_axis = along
     return context_attention(q, k, v, mesh, method, batch_axis=batch_axis, **how), None
 

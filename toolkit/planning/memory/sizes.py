@@ -37,6 +37,10 @@ def layer_tensors(
     mixer = [((width, queries), 1), ((width, keys), 1), ((width, keys), 1), ((queries, width), 0)]
     if options.projection_biases:
         mixer += [((size,), None) for size in (queries, keys, keys)]
+    if options.output_bias:
+        mixer.append(((width,), None))
+    if options.sinks:
+        mixer.append(((config.heads,), None))
     if options.output_gate:
         mixer.append(((width, queries), 1))
     if options.query_key_norm:
