@@ -139,7 +139,7 @@ def test_names_and_options_are_checked():
 @pytest.mark.parametrize("name", MIXERS)
 def test_inputs_are_drawn_as_their_rows_say(name):
     row = mixer(name)
-    sizes = {"batch": 3, "heads": 2, "key": 4, "value": 5, "steps": 6}
+    sizes = {"batch": 3, "heads": 2, "key": 4, "value": 5, "steps": 6, "levels": 3}
     drawn = draw_inputs(row, 7, dtype=jnp.bfloat16, gate_dtype=jnp.float32, **sizes)
     sizes |= {"time": 7, "index_heads": 2}
     for one, x in zip(row.inputs, drawn, strict=True):

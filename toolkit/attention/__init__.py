@@ -41,8 +41,11 @@ gated_linear_attention_step)
 
 Memories of more than one matrix, each with a `_reference`, a `_step` and a state of its own
 (mesa_net_reference, mesa_net_step, preconditioned_kda_reference,
-preconditioned_kda_step)
+preconditioned_kda_step, log_linear_mamba2_reference,
+log_linear_mamba2_step, log_linear_gated_delta_net_reference, log_linear_gated_delta_net_step)
     mesa_net                     least squares at every token; MesaState
+    log_linear_mamba2            Mamba-2 with a state per power of two that lies behind; LevelState
+    log_linear_gated_delta_net   likewise Gated DeltaNet
     preconditioned_kda           KDA that writes more along channels with little behind them;
                                  PreconditionedState
 
@@ -95,6 +98,9 @@ from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
 from toolkit.attention.linear.comba import comba, comba_reference, comba_step
 from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
 from toolkit.attention.linear.engine.inverse import unit_lower_inverse
+from toolkit.attention.linear.engine.levels import (
+    LevelState,
+)
 from toolkit.attention.linear.error_free_linear_attention import (
     error_free_linear_attention,
     error_free_linear_attention_reference,
@@ -131,6 +137,16 @@ from toolkit.attention.linear.linear_attention import (
     linear_attention,
     linear_attention_reference,
     linear_attention_step,
+)
+from toolkit.attention.linear.log_linear_gated_delta_net import (
+    log_linear_gated_delta_net,
+    log_linear_gated_delta_net_reference,
+    log_linear_gated_delta_net_step,
+)
+from toolkit.attention.linear.log_linear_mamba2 import (
+    log_linear_mamba2,
+    log_linear_mamba2_reference,
+    log_linear_mamba2_step,
 )
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
 from toolkit.attention.linear.mesa_net import (
@@ -200,6 +216,7 @@ __all__ = [
     "IndexedCache",
     "Input",
     "KVCache",
+    "LevelState",
     "MesaState",
     "Mixer",
     "Pattern",
@@ -249,6 +266,12 @@ __all__ = [
     "linear_attention_reference",
     "linear_attention_step",
     "log_decay",
+    "log_linear_gated_delta_net",
+    "log_linear_gated_delta_net_reference",
+    "log_linear_gated_delta_net_step",
+    "log_linear_mamba2",
+    "log_linear_mamba2_reference",
+    "log_linear_mamba2_step",
     "mamba2",
     "mamba2_reference",
     "mamba2_step",

@@ -12,6 +12,7 @@ import math
 from toolkit.attention.linear.engine.rule import adding_chunk_size, correcting_chunk_size
 
 STATE_BYTES = 4  # of one float32 number of a gate or a recurrent state
+LEVELS = 14  # of log-linear attention: as many as 8,192 tokens have
 
 
 def attended_pairs(time: int, sliding_window: int | None) -> int:
@@ -121,10 +122,11 @@ def additive_step_flops(batch, context, heads, key, value, *, decays=True):
     return (5 if decays else 4) * batch * heads * key * value
 
 
-def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, element_bytes=4):
+def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, levels=LEVELS, element_bytes=4):
     """Inputs, gates and outputs of every token once."""
     sizes = {
         "batch": batch, "time": time, "heads": heads, "key": key, "value": value, "steps": steps,
+        "levels": levels,
     }  # fmt: skip
     total = batch * time * heads * value * element_bytes
     for one in inputs:

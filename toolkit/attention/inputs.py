@@ -12,6 +12,7 @@ import numpy as np
 
 from toolkit._checks import checked
 from toolkit.attention.costs import (
+    LEVELS,
     additive_forward_flops,
     additive_step_flops,
     delta_forward_flops,
@@ -231,6 +232,7 @@ def draw_inputs(
     key: int = 16,
     value: int = 8,
     steps: int = 2,
+    levels: int = LEVELS,
     dtype: jnp.dtype | type = jnp.float32,
     gate_dtype: jnp.dtype | type | None = None,
     seed: int = 0,
@@ -247,6 +249,7 @@ def draw_inputs(
         key: key size of a head.
         value: value size of a head.
         steps: corrections per token, of the mixers that make several.
+        levels: of log-linear mixers.
         dtype: of the inputs.
         gate_dtype: of the gates, whose numbers are still rounded to `dtype`; None for `dtype`.
         seed: of the draw.
@@ -263,7 +266,7 @@ def draw_inputs(
     random = np.random.default_rng(seed)
     sizes = {
         "batch": batch, "time": time, "heads": heads, "index_heads": heads, "key": key,
-        "value": value, "steps": steps,
+        "value": value, "steps": steps, "levels": levels,
     }  # fmt: skip
 
     def draw(name: str) -> jax.Array:

@@ -16,6 +16,7 @@ from toolkit.attention.softmax.stock import STOCK
 HEAD_SIZE = 128
 CONTEXT = 8192
 _ARXIV, _LINK = re.compile(r"arXiv:(\d+\.\d+)"), r"[arXiv:\1](https://arxiv.org/abs/\1)"
+_MORE = {"steps": "delta step", "levels": "level"}
 _KERNELS = {"pallas": "TPU, Hopper GPU", "cudnn": "NVIDIA GPU", "splash": "TPU"}
 HEADER = f"""# Token mixers
 
@@ -126,7 +127,8 @@ def _shape(one: Input) -> str:
         return " for all heads"
     channels = {"key": " per key channel", "value": " per value channel"}
     words = [channels[axis] for axis in one.axes if one.is_gate and axis in channels]
-    return "".join(words) + " per delta step" * ("steps" in one.axes)
+    words += [f" per {word}" for axis, word in _MORE.items() if axis in one.axes]
+    return "".join(words)
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.attention import MIXERS, Input, Mixer, retention_log_decay
+from toolkit.attention.costs import LEVELS
 from toolkit.lab.attention.reading_view import word_keys
 
 # Shapes of the programs that are compiled: shorter texts are padded, longer ones cut.
@@ -28,7 +29,7 @@ CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
 _KNOWN = ("q", "k", "v", "g", "dt", "removal_key")
-_SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE}
+_SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE, "levels": LEVELS}
 
 
 @dataclass(frozen=True)

@@ -169,12 +169,17 @@ class RecurrentLayer(MixingLayer):
         return None
 
     @classmethod
+    def empty_state(cls, config: LayerConfig, batch: int, capacity: int) -> Any:
+        """The state of the mixer before any token."""
+        _, *sizes = cls.sizes_of(config)
+        return MIXERS[cls.word].empty_state(batch, *sizes, capacity, config.compute_dtype)
+
+    @classmethod
     def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
         """A zero state and tail; the capacity does not matter."""
-        _, *shape = cls.sizes_of(config)
         dtype, tail = config.compute_dtype, cls.tail_shape(config)
         return RecurrentCache(
-            state=MIXERS[cls.word].empty_state(batch, *shape, capacity, dtype),
+            state=cls.empty_state(config, batch, capacity),
             tail=None if tail is None else jnp.zeros((batch, *tail), dtype),
             length=jnp.zeros(batch, jnp.int32) if cls.has_positions else None,
         )
