@@ -21,7 +21,7 @@ from jaxtyping import Array, BFloat16, Float, Int, UInt32
 
 from toolkit.attention._checks import check_choice, check_multiple
 from toolkit.attention._precision import accumulator
-from toolkit.attention.sparse.selector import Selector, setting
+from toolkit.attention.sparse.selector import Rest, Selector, setting
 
 WORD = 32
 
@@ -110,6 +110,19 @@ class HATA(Selector):
         q = q.astype(norms.dtype)
         length = jnp.linalg.norm(q, axis=1)[:, None]
         return length * norms * jnp.sin(alike * (jnp.pi / 2)) + (q @ index.centre)[:, None]
+
+    def tail(self, index: Hashes, q: Array, logits, is_taken: Array, rest: Rest):
+        """The sum of the estimates of the tokens not taken, at most twice what is certain.
+
+            n exp(q . mean k) <= sum_i exp(q . k_i)
+
+        Hashes are noisy, and the exponentials of noisy estimates sum to too much. With values that
+        are independent of each other, a weight of the rest lowers the expected error as long as it
+        is less than twice the true one.
+        """
+        value, lse = super().tail(index, q, logits, is_taken, rest)
+        _, least = super().tail(index, q, None, is_taken, rest)
+        return value, jnp.clip(lse, least, least + jnp.log(2.0).astype(lse.dtype))
 
     def _norms(self, index: Hashes) -> Array:
         return index.norms.astype(index.centre.dtype)[None]
