@@ -1,7 +1,7 @@
-"""Is a converted model as good as its teacher, and does it matter which attention it keeps?
+"""Is a converted model as good as its teacher, and does the choice of its attention layers matter?
 
 A looped softmax model learns to recall; its attention becomes Gated DeltaNet. All settings of a
-seed share the teacher and stage 1, whose checkpoints lie beside the runs' own folders.
+seed share the teacher and stage 1, whose checkpoints are beside the runs' folders.
 """
 
 import dataclasses
@@ -38,19 +38,19 @@ TOP_K = 16
 RETAINED = 0.95
 _FINAL = "after stage 2"
 SUPERVISION = {"scheduled": (0.1, 0.7), "every loop": (0.0, 1.0), "last loop": (0.0, 0.0)}
-# Batches no training step draws.
+# Batches that no training step draws.
 HELD_OUT, HELD_OUT_BATCH = 1_000_003, 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class ConversionSetting:
-    """How the hybrid is chosen and taught.
+    """The choice and training of the hybrid.
 
     Attributes:
-        restored: attention layers that come back.
+        restored: number of restored attention layers.
         selection: "kl" or "uniform".
         supervision: a key of `SUPERVISION`.
-        align_steps, distil_steps: of stages 1 and 2.
+        align_steps, distil_steps: steps of stages 1 and 2.
     """
 
     restored: int
@@ -116,8 +116,8 @@ def _execute(setting: ConversionSetting, seed: int, workspace: Workspace) -> dic
 def _teacher(seed: int, directory: Path) -> LoopedLM:
     """A softmax model that recalls.
 
-    Its embeddings start at unit size: at LT2's width^-1/2 the first mixers' outputs drown them, and
-    which key a token is cannot be told for thousands of steps.
+    Its embeddings start at unit size: at LT2's width^-1/2 the outputs of the first mixers dominate,
+    and tokens cannot be identified for thousands of steps.
     """
     model = LoopedLM(MODEL, rngs=nnx.Rngs(seed))
     model.embedding.embedding[...] *= MODEL.width**0.5

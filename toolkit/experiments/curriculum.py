@@ -1,7 +1,8 @@
-"""State-based recall, stage after stage: how many cells can a model still follow?
+"""State-based recall in stages: how many cells can a model follow?
 
-Cells and swaps double from stage to stage. A model goes on, with its parameters, when it answers
-`PASS` of the questions within the stage's budget; n_max is the largest number of cells it passed.
+Cells and swaps double from stage to stage. A model advances, with its parameters, when it answers a
+share `PASS` of the questions within the stage's budget; n_max is the largest number of cells
+passed.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ def _recipe(pattern: str, loops: int) -> Recipe:
 def run_stages(
     recipe: Recipe, seed: int, workspace: Workspace, stages: tuple[int, ...] = STAGES
 ) -> Outcome:
-    """n_max and the stages tried: trains one after another until one is not passed."""
+    """Train stage after stage until one is not passed; returns n_max and the stages tried."""
     assert isinstance(recipe.task, StateBasedRecall)
     start, passed, steps, moved = None, [0], [], []
     for index, cells in enumerate(stages):

@@ -1,7 +1,7 @@
 """Language modelling on local text at matched parameters and matched tokens: which order appears?
 
-A loop costs computation and no parameters; a linear-time layer costs no memory per token; a hybrid
-has a few layers of attention among linear ones. The perplexity is that of held-out bytes.
+A loop adds computation but no parameters; a linear-time layer needs no memory per token; a hybrid
+has a few attention layers among linear ones. The perplexity is that of held-out bytes.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ CONTENDERS = {
     "looped full + gdn": ("gdn gdn gdn gdn full", 2),
     "looped gdn + dsa": ("gdn gdn gdn gdn dsa", 2),
 }
-"""Pattern and loops; a contender whose layers the room does not have is left out."""
+"""Pattern and loops of each contender."""
 CONTEXTS = (1024, 4096, 16384, 32768)
 DECODED = 32  # tokens timed at each context
 STEPS, BATCH, TIME = 600, 16, 128
@@ -113,7 +113,7 @@ def _corpus() -> Corpus:
 
 @functools.cache
 def _training_bytes(setting: LanguageSetting) -> int:
-    """Scratch memory of the gradient of one batch, as the compiler plans it."""
+    """Scratch memory of one batch's gradient in the compiled program."""
     graph, params = nnx.split(nnx.eval_shape(lambda: LoopedLM(setting.model, rngs=nnx.Rngs(0))))
     tokens = jax.ShapeDtypeStruct((setting.batch, setting.time), jnp.int32)
     gradient = jax.jit(jax.grad(functools.partial(next_byte_loss, graph)))
@@ -121,9 +121,9 @@ def _training_bytes(setting: LanguageSetting) -> int:
 
 
 def _decode_rate(model: LoopedLM, context: int) -> float:
-    """Tokens a second of one sequence, behind a context of so many tokens.
+    """Tokens per second of one sequence after a context.
 
-    The cache holds zeros: what is in it makes no difference to the time.
+    The cache holds zeros, which do not affect the time.
     """
     before = context - DECODED - 2
 

@@ -1,7 +1,7 @@
 """How far back does a window of w tokens see after T loops?  Exactly T (w - 1) tokens.
 
-One layer, run T times. A needle lies D tokens before the question; the model is trained on all
-distances it could reach and asked about these and farther ones.
+One layer runs T times. A needle is D tokens before the question; the model is trained on all
+reachable distances and tested on these and larger ones.
 """
 
 import functools

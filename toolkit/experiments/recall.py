@@ -1,8 +1,8 @@
 """Stage 1 of state-based recall: track five swapped pointers, then read the memory at one.
 
-The task wants both halves at once: following the swaps is what a recurrent state is for, reading
-an address what attention is for. A hybrid has both. Training begins with few swaps and has hints
-throughout (`StateBasedRecall.draw_easier`); the accuracies are those of the task itself.
+The task needs both a recurrent state, to follow the swaps, and attention, to read an address. A
+hybrid has both. Training begins with few swaps and has hints throughout
+(`StateBasedRecall.draw_easier`); the accuracies are those of the task itself.
 """
 
 import functools

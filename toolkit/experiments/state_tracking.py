@@ -1,7 +1,7 @@
 """Running products in a group, learned on short words and asked about longer ones.
 
-What `parity`, `swaps` and `s3` share. A model that has found the group's rule goes on being right
-on words longer than it has seen; one that has learnt words by heart does not.
+Shared code of `parity`, `swaps` and `s3`. A model that has learnt the group's rule generalises to
+longer words; one that has memorised words does not.
 """
 
 import dataclasses
@@ -35,8 +35,7 @@ def recipe(
     heads: int = 2,
 ) -> Recipe:
     """A model of one layer, run `loops` times, on words of TRAINED elements of a group."""
-    # Without a short convolution: with one, a model learns the words that fit into it by heart, and
-    # stays there.
+    # Without a short convolution, with which a model only memorises the words that fit into it.
     task = WordProblem(group, TRAINED, is_swaps_only)
     model = LoopedConfig.tiny(
         pattern,

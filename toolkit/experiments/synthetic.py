@@ -1,4 +1,4 @@
-"""Training a small looped model on a synthetic task: what most experiments do with a setting."""
+"""Training a small looped model on a synthetic task, as in most experiments."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ class Recipe:
 
     @property
     def work(self) -> float:
-        """Layers run, in tokens: what the time is about proportional to."""
+        """Layer executions times tokens, roughly proportional to the time."""
         return self.steps * self.batch * self.task.length * self.model.loops * len(
             self.model.layers
         )  # fmt: skip
@@ -102,7 +102,7 @@ def train(
     start: nnx.State | None = None,
     enough: float | None = None,
 ) -> Trained:
-    """Trains a recipe, from the last checkpoint in the workspace if there is one."""
+    """Train a recipe, from the last checkpoint in the workspace if there is one."""
     graph, optimizer, step = _programs(recipe)
     params = nnx.split(LoopedLM(recipe.model, rngs=nnx.Rngs(seed)))[1] if start is None else start
     directory = workspace.directory / "training"
@@ -157,7 +157,7 @@ def answer_loss(graph: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[A
 
 
 def _passed_at(directory: Path, enough: float | None) -> int | None:
-    """The step at which an earlier call of `train` stopped early: it must not go on from there."""
+    """The step at which an earlier call of `train` stopped early and must not continue."""
     rows = read_metrics(directory / "metrics.jsonl") if enough is not None else []
     passed = (row["step"] for row in rows if 1 - row.get("evaluation_loss", 1.0) >= enough)
     return next(passed, None)
@@ -165,7 +165,7 @@ def _passed_at(directory: Path, enough: float | None) -> int | None:
 
 @functools.lru_cache(maxsize=1)
 def _programs(recipe: Recipe):
-    """Structure, optimiser and compiled step: the same for every seed, which is data."""
+    """Structure, optimiser and compiled step, shared by all seeds."""
     graph = nnx.split(nnx.eval_shape(lambda: LoopedLM(recipe.model, rngs=nnx.Rngs(0))))[0]
     warmup = max(1, recipe.steps // 20)
     schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.learning_rate, warmup, recipe.steps)

@@ -1,10 +1,10 @@
-"""A model with latent attention, its latents in slices: what each choice costs, and aligning.
+"""A model with sliced latents: the cost of each choice, and of alignment.
 
-A small model is trained on text, then its latents are cut as devices would hold them (TPLA): two or
-four slices, three bases, the norm of a slice or of the whole latent. All numbers are of the second
-half of held-out windows, whose first half is read either in slices too or exactly, as when prefill
-and decoding are apart. Some settings are then aligned: their attention is distilled for a few steps
-towards the model that they were cut from.
+A small model is trained on text; then its latents are sliced as over devices (TPLA): two or four
+slices, three bases, the norm of a slice or of the whole latent. All numbers are for the second half
+of held-out windows, whose first half is read either in slices too or exactly, as with separate
+prefill. Some settings are then aligned: their attention is distilled for a few steps towards the
+original model.
 """
 
 import dataclasses
@@ -48,14 +48,14 @@ _ERROR = "output error"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How the latents are cut.
+    """The slicing of the latents.
 
     Attributes:
-        slices: how many; 1 is the model itself.
+        slices: number of slices; 1 is the model itself.
         basis: one of `BASES`.
         norm: "sliced" or "exact".
-        align_steps: of alignment; 0 for none.
-        steps: of training, before.
+        align_steps: steps of alignment; 0 for none.
+        steps: steps of the training before.
         model: the model.
     """
 
@@ -122,7 +122,7 @@ def _corpus() -> Corpus:
 
 @functools.cache
 def _parent(config: LoopedConfig, steps: int, seed: int, folder: Path) -> LoopedLM:
-    """The model of a seed, which all settings cut; its checkpoints lie beside the runs' folders."""
+    """The model of a seed, shared by all settings; its checkpoints are beside the runs' folders."""
     run = TrainingRun(
         config, "prose", steps=steps, batch=BATCH, sequence_length=TIME, learning_rate=RATE,
         seed=seed,

@@ -1,7 +1,7 @@
-"""A language model whose latent attention is cut into slices, by the reference of TPLA.
+"""A language model with sliced latent attention, by the reference of TPLA.
 
-The reference is differentiable, so the slices can be aligned: their weights are distilled towards
-the model that they were cut from.
+The reference is differentiable, so the weights of the slices can be distilled towards the original
+model.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ BASES = ("none", "Hadamard", "PCA")
 
 @jax.jit
 def streams(model: LoopedLM, tokens: Int[Array, "batch time"]) -> list[Array]:
-    """What the attention of every layer reads of a text, normalised [batch, time, width]."""
+    """The normalised input of every attention layer for a text [batch, time, width]."""
     h, read = model.embedding(tokens), []
     for block in model.blocks:
         read.append(block.mixer_norm(h))
@@ -66,7 +66,7 @@ def logits(
     norm: Norm,
     prompt: int = 0,
 ) -> Float[Array, "batch time vocabulary"]:
-    """Those of `model`, its attention in slices but for the first `prompt` tokens."""
+    """Logits of `model` with sliced attention, except for the first `prompt` tokens."""
     h = model.embedding(tokens)
     for block, sliced in zip(model.blocks, layers, strict=True):
         x = block.mixer_norm(h)
@@ -87,11 +87,11 @@ def align(
     batch: int,
     time: int,
 ) -> tuple[Slices, list[float]]:
-    """The slices after some steps towards the model they were cut from, and the loss of each.
+    """Align the slices with the original model for some steps; returns them and the losses.
 
         loss = mean_t KL(model(tokens)_t || sliced(tokens)_t)
 
-    The weights of attention move, all others are the model's.
+    Only the weights of attention change.
     """
     trained = [{name: getattr(sliced, name) for name in TRAINED} for sliced in layers]
     optimizer = adamw(optax.cosine_decay_schedule(rate, steps), weight_decay=0.0)

@@ -1,7 +1,8 @@
 """Which way of choosing a learning rate is best at equal gradient evaluations, search included?
 
 Fifteen cells (five workloads by three budgets), each with the same seeds for all methods: a seed
-decides the start and the order of the data, so that differences between methods are paired.
+determines the initial state and the order of the data, so that differences between methods are
+paired.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ _blocks: dict[tuple[MethodSetting, int], list[dict[str, Any]]] = {}
 
 
 def execute(setting: MethodSetting, seed: int, workspace: Workspace) -> dict[str, Any]:
-    """One run; its neighbours of SEEDS seeds are trained in the same program and remembered."""
+    """One run; neighbouring seeds are trained in the same program and cached."""
     first = seed - seed % SEEDS
     if (setting, first) not in _blocks:
         seeds = np.arange(first, first + SEEDS)

@@ -1,8 +1,9 @@
-"""Ways to choose a learning rate: by an oracle, a default, none at all, or a search in a budget.
+"""Ways to choose a learning rate: an oracle, a default, a tuning-free optimiser, or a search within
+a budget.
 
-Every method is given the same three decades of rates and the same number of gradient
-evaluations, of which all count that it makes: those of trials thrown away too, and a forward pass
-for a third. Only an oracle's are free: it is a ceiling, no contender.
+Every method gets the same three decades of rates and the same number of gradient evaluations,
+including those of discarded trials; a forward pass counts a third. Only the oracle's tuning is
+free: it is an upper bound, not a contender.
 """
 
 import functools
@@ -43,8 +44,8 @@ class Method:
 
     name: str  # in the names of settings
     kind: str  # "oracle", "fixed", "tuning-free" or "search"
-    # (workload, budget, seeds, progress) -> one outcome per seed; `progress` is told the share that
-    # is done
+    # (workload, budget, seeds, progress) -> one outcome per seed; `progress` is called with the
+    # finished share
     run: RunMethod
     cost: float = 1.0  # gradient evaluations in budgets
 
@@ -243,7 +244,7 @@ def _methods() -> dict[str, Method]:
 
 
 METHODS: dict[str, Method] = _methods()
-"""Name -> method; those that decide the claims come first."""
+"""Name -> method; those used by the claims come first."""
 
 
 def _tabulated(
@@ -279,7 +280,7 @@ def _contend(
 def _best_of_grid(
     problem: Workload, budget: int, validation: np.ndarray, test: np.ndarray
 ) -> list[dict[str, Any]]:
-    """The rate whose validation loss, meaned over the seeds, is lowest; its search is free."""
+    """The rate with the lowest mean validation loss over the seeds; its search is free."""
     best = int(validation.mean(0).argmin())
     return [_outcome(problem, losses[best], GRID[best], budget) for losses in test]
 

@@ -1,7 +1,7 @@
-"""What the losses of many methods on many workloads come to: paired differences, a profile, words.
+"""Summary of the losses of many methods on many workloads: paired differences, a profile, words.
 
-Losses of different workloads cannot be averaged. They are turned into the one currency that all
-methods spend: how many times the evaluations it would take oracle-tuned linear decay to get there.
+Losses of different workloads cannot be averaged. They are converted to a factor on the evaluations
+that oracle-tuned linear decay would need for the same loss.
 
     factor(m) = 4^((loss_m - loss_linear(B)) / (loss_linear(B / 4) - loss_linear(B)))
 

@@ -1,7 +1,7 @@
 """Trains several runs of a workload in one program: seeds by rates, many steps per call.
 
-A lane is one run. The rates of its steps are data, so every schedule and every length of run is
-the same compiled program, whose loop is that of all training here.
+A lane is one run. The rates of its steps are data, so that all schedules and lengths share one
+compiled program.
 """
 
 import functools
@@ -19,7 +19,7 @@ from toolkit.parallel.updates import TrainState, make_update, run_along
 
 STEPS_PER_CALL = 500
 EVALUATED_TOGETHER = 512
-# Lanes have parameters and optimiser state of their own, but one step.
+# Lanes have separate parameters and optimiser states, but share the step.
 _AXES: Any = TrainState(None, 0, 0)  # pyright: ignore
 
 
@@ -30,7 +30,7 @@ class LaneTrainer:
         workload: the problem.
         optimizer: takes `value=loss`; its updates are multiplied by the rates.
         sample: (arrays and seed, step) -> batch.
-        evaluations: gradient evaluations made so far, of all lanes: the truth for every ledger.
+        evaluations: gradient evaluations of all lanes so far, to check ledgers.
     """
 
     def __init__(

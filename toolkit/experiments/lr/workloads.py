@@ -1,7 +1,7 @@
-"""What learning rates are compared on: five small problems that need no download.
+"""Workloads for the comparison of learning rates: five small problems without downloads.
 
 A workload is pure functions and arrays: parameters from a key, a batch from a step and a seed. Its
-three splits share no example; the test split is for the report alone.
+three splits are disjoint; the test split is only for the report.
 """
 
 import functools

@@ -44,15 +44,15 @@ class Row(NamedTuple):
     """The result of the audit for one system.
 
     Attributes:
-        name: of the system.
+        name: name of the system.
         quality: quality of its attention, over layers, heads and steps.
         same: share of steps whose likeliest token is that of dense attention.
-        loss: nats per token on the text, beside which `dense_loss` is that of dense attention.
-        dense_loss: likewise.
-        dense_kilobytes: what dense attention reads per head and step.
-        off: largest difference of a logit with room for all tokens: 0 but for rounding.
-        link_kilobytes: bytes over the host link per head and step, were keys and values on the
-            host and nothing of them cached; of PQCache only, which is made for that.
+        loss: nats per token on the text.
+        dense_loss: nats per token of dense attention.
+        dense_kilobytes: kilobytes that dense attention reads per head and step.
+        off: largest difference of a logit if the budget includes all tokens; 0 up to rounding.
+        link_kilobytes: kilobytes over the host link per head and step, if keys and values were on
+            the host without a cache; only for PQCache.
         lost: mean share of the softmax on each token the last query did not read [time].
         budget_kilobytes: keys and values of as many tokens as the budget has.
     """

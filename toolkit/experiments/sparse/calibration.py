@@ -1,4 +1,5 @@
-r"""How many tokens hold a share of the mass, by laws fitted to two segments of Tactic's list?
+r"""The number of tokens that hold a share of the mass, by laws fitted to two segments of Tactic's
+list.
 
     y(x) ~ a / x + b      c x^-e      c exp(-r x)      b        x = 1, 2, ... in the clusters' order
 
@@ -51,7 +52,7 @@ LAWS: dict[str, Law] = {
 
 
 class Reached(NamedTuple):
-    """Where a law stops, over queries and heads.
+    """The stopping point of a law, over queries and heads.
 
     Attributes:
         mass: share of the softmax read, on average.
@@ -65,7 +66,7 @@ class Reached(NamedTuple):
 
 
 def reached(drawn: Drawn, selector: Tactic, law: str, target: float) -> Reached:
-    """What a law makes of a target on drawn data, query by query."""
+    """The results of a law for a target on drawn data, per query."""
     q = drawn.q.swapaxes(0, 1) * np.float32(drawn.q.shape[2] ** -0.5)
     q, k, v = (jnp.asarray(x) for x in (q, drawn.k, drawn.v))
     cache = build(selector, k[None], v[None], jnp.full(1, k.shape[1], jnp.int32))

@@ -1,9 +1,8 @@
 """Queries, keys and values as attention sees them, drawn from two laws.
 
-`gaussian` is not sparse at all, the worst case for whatever selects: at sharpness 1 it takes 61 %
-of 4096 keys to hold 90 % of the mass. `heavy_tailed` has what trained models show: topics that
-last for a while, outlier channels, sinks, heads of unequal sharpness; its heads need between some
-80 and 1100 keys.
+`gaussian` is not sparse, the worst case for any selection: at sharpness 1 it takes 61 % of 4096
+keys to hold 90 % of the mass. `heavy_tailed` resembles trained models: lasting topics, outlier
+channels, sinks, heads of unequal sharpness; its heads need between some 80 and 1100 keys.
 """
 
 from typing import NamedTuple

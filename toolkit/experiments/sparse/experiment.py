@@ -1,4 +1,4 @@
-"""What each system of sparse decoding keeps: needles found, mass, errors, bytes with the index.
+"""Systems of sparse decoding compared: needles found, mass, errors, bytes with the index.
 
 The model is `data/models/retrieval.safetensors`, the texts and the drawn data are new with every
 seed. Layer 0, which does the retrieval, decodes the questions sparsely; all else is dense. Beside
@@ -38,7 +38,7 @@ _CORRECTED = ("tactic", "hata", "pqcache", "quest", "window")
 
 @dataclass(frozen=True)
 class Setting:
-    """A system and what is asked of it.
+    """A system and its test.
 
     Attributes:
         system: its name; "dense" reads everything, on texts.

@@ -1,8 +1,8 @@
 """Lossless sparse decoding on a user's model: is it exact, and does it pay?
 
 The model drafts for itself: a sparse pass proposes tokens, a dense pass over all of them decides.
-Greedily the text must be that of dense decoding, token by token; what a sparse draft saves in
-reading must exceed what the second pass costs, which short texts and CPUs rarely grant.
+Greedy text must equal dense decoding, token by token. It pays only if a sparse draft saves more
+reading than the second pass costs, which is rare for short texts and on CPUs.
 """
 
 import time
@@ -25,12 +25,11 @@ class Lossless(NamedTuple):
     """The value of one system's drafts.
 
     Attributes:
-        name: of the system.
+        name: name of the system.
         same: share of the tokens that are those of dense greedy decoding.
         kept: drafts kept per round, of `drafts`.
         drafts: proposed per round.
-        seconds: per token.
-        dense_seconds: likewise, of dense decoding.
+        seconds, dense_seconds: seconds per token, and those of dense decoding.
     """
 
     name: str

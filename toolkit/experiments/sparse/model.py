@@ -2,9 +2,9 @@
 
     x_t = W [e_t, e_(t-1)]        twice: x += W_o attention(norm x);  x += W_2 gelu(W_1 norm x)
 
-A token sees the one before it from the start (the shift), so one layer of attention is enough to
-match a key that is asked for with the token that followed it; no positions, so that texts may be
-longer than those of the training. Made by `python -m toolkit.experiments.sparse.model FILE`.
+A token is joined with the one before it (the shift), so that one layer of attention can match a
+requested key with the token after it. There are no positions, so that texts may be longer than in
+training. Made by `python -m toolkit.experiments.sparse.model FILE`.
 """
 
 import json
@@ -33,7 +33,7 @@ Params = dict[str, Array]
 
 
 class Seen(NamedTuple):
-    """What the attention of one layer works on.
+    """Queries, keys and values of one layer.
 
     Attributes:
         q, k, v: [batch, time, heads, size].

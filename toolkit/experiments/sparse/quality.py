@@ -1,4 +1,4 @@
-"""What a selector keeps of attention: on drawn data, and inside the retrieval model."""
+"""The quality of a selector: on drawn data, and inside the retrieval model."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,14 +28,14 @@ from toolkit.experiments.tasks import Retrieval
 
 
 class Quality(NamedTuple):
-    """What is reported of many steps.
+    """The summary of many steps.
 
     Attributes:
         mass: mean share of the softmax that was read.
         worst_mass: its 5th percentile over queries and heads.
         error: root mean square error of the outputs over that of the exact ones.
         tokens: tokens read per head and step.
-        kilobytes: bytes read per head and step, those of the index included.
+        kilobytes: kilobytes read per head and step, including the index.
     """
 
     mass: float
@@ -142,14 +142,14 @@ def _finish(params, x, out):
 
 
 class Steps(NamedTuple):
-    """What sparse decoding of the end of a sequence gives, beside attention to everything.
+    """Sparse decoding of the end of a sequence, and dense attention for comparison.
 
     Attributes:
         exact: outputs of dense attention [batch, time, heads, size], of all tokens.
         out: sparse ones [batch, steps, heads, size].
         mass: share of the softmax that was read [batch, steps, heads].
         tokens: tokens read [steps, batch, key_value_heads].
-        bytes_read: likewise, with the index.
+        bytes_read: bytes read, with the index [steps, batch, key_value_heads].
         lost: share of the softmax of the last query on each token not read [batch, heads, time],
             where asked for.
     """

@@ -25,7 +25,8 @@ PASSAGES, LENGTH, STEPS = 16, 160, 32
 def perplexity(
     selector: Selector, tokens: int | None, seed: int, *, corrects_tail: bool = False
 ) -> float:
-    """Of the last bytes of a seed's passages, read with so many tokens per head; None: with all."""
+    """Perplexity of the last bytes of a seed's passages with a budget of tokens per head; None:
+    all."""
     held_out = load_corpus("prose").split()[1]
     firsts = np.random.default_rng(seed).integers(0, len(held_out) - LENGTH, PASSAGES)
     text = np.stack([held_out[first : first + LENGTH] for first in firsts]).astype(np.int32)

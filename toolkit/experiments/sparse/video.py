@@ -1,4 +1,4 @@
-r"""A small diffusion transformer on video of moving digits: attention for AdaSpa to be tried on.
+r"""A small diffusion transformer on video of moving digits, to test AdaSpa.
 
     x_t = (1 - t) x + t n        v(x_t, t) ~ n - x        (rectified flow; t = 1 is noise alone)
 
@@ -54,7 +54,7 @@ def _digits() -> np.ndarray:
 
 
 class Trajectory(NamedTuple):
-    """A video drawn from noise, and what attention worked on in every step.
+    """A video drawn from noise, and the inputs of attention in every step.
 
     Attributes:
         seen: queries, keys and values [steps, layers, tokens, heads, size].

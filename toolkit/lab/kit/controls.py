@@ -23,10 +23,10 @@ class Control:
     """One input of a panel, declared as a class attribute.
 
     Attributes:
-        label: what the reader sees, with the unit.
-        default: the value a new panel starts with.
-        explanation: one sentence shown on hovering.
-        name: the attribute's name, known once the class exists.
+        label: the label, with the unit.
+        default: the initial value.
+        explanation: a sentence shown on hovering.
+        name: the attribute's name, set when the class is made.
     """
 
     name: str

@@ -41,7 +41,7 @@ class CurveEditor(anywidget.AnyWidget):
 
     Attributes:
         points: [x, y] pairs in [0, 1], the first at x = 0 and the last at x = 1.
-        top: what y = 1 stands for.
+        top: the value of y = 1.
     """
 
     _esm = Path(__file__).with_name("curve_editor.js")
@@ -78,11 +78,7 @@ class Curve(Control):
 
 
 class CurveWidgets(ControlWidgets):
-    """An editor and, below it, the same curve as sliders with boxes.
-
-    Attributes:
-        editor: the drawing.
-    """
+    """An editor and, below it, the same curve as sliders with boxes."""
 
     def __init__(self, control: Curve, on_change: Callable[[Any], None]) -> None:
         self._points: Points = control.check(control.default)

@@ -33,7 +33,7 @@ class Job(widgets.HBox):
     """A row with a run button, a stop button, a bar and a line of text.
 
     Attributes:
-        is_running: whether pieces are still to come.
+        is_running: whether pieces are left.
         message: the line of text beside the bar.
     """
 

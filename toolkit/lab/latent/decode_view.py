@@ -31,8 +31,8 @@ class DecodeView(View):
     """Every scheme at one setting, and how much faster than `replicate` along the context.
 
     Attributes:
-        held: scheme -> what the chosen chip holds.
-        faster: scheme -> seconds of `replicate` over its own at every context of `CONTEXTS`.
+        held: scheme -> the chosen chip's shards.
+        faster: scheme -> speed relative to `replicate` at every context of `CONTEXTS`.
         break_even: context from which TPLA reads less than `replicate`, at this batch.
         reason: the planner's reason.
     """

@@ -20,8 +20,9 @@ class Held(NamedTuple):
     """One chip's shard of an array: a rectangle, as shares of its two sides.
 
     Attributes:
-        across: along heads ("heads"), latents ("down", "cache"), or heads ("up").
-        along: along nothing ("heads", "down"), latents ("up"), or tokens of all rows ("cache").
+        across: start and length along heads ("heads", "up") or latents ("down", "cache").
+        along: start and length along latents ("up") or tokens of all rows ("cache"); else
+            everything.
     """
 
     across: Part

@@ -30,8 +30,8 @@ class Sliced(NamedTuple):
 
     Attributes:
         true: softmax of the whole latent [heads, queries, keys].
-        own: of every slice [slices, heads, queries, keys].
-        shares: of the latents' energy, on the calibration text [slices].
+        own: softmax of every slice [slices, heads, queries, keys].
+        shares: shares of the latents' energy on the calibration text [slices].
         report: errors on the text.
     """
 
@@ -73,8 +73,8 @@ class SliceView(View):
 
     Attributes:
         true: weights on the tokens up to the query.
-        own: those of every slice [slices, keys].
-        errors: (basis, norm) -> relative error of what the layer adds to the stream.
+        own: weights of every slice [slices, keys].
+        errors: (basis, norm) -> relative error of the layer's output.
     """
 
     layer: int

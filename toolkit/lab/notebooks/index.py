@@ -26,15 +26,14 @@ class Entry:
     """One notebook.
 
     Attributes:
-        path: from the root, such as "notebooks/mixers.ipynb".
-        name: of its progress file.
-        title: its heading.
-        minutes: to work through; empty for an instrument.
+        path: path from the root, such as "notebooks/mixers.ipynb".
+        name: name of its progress file.
+        minutes: minutes to work through; empty for an instrument.
         needs: time and memory to run, in words.
-        devices: how many it uses, in words.
-        gain: what one can do by its end; empty for an instrument.
-        links: where else it opens, name -> address.
-        guesses, exercises: how many it asks for.
+        devices: number of devices, in words.
+        gain: the learning goal; empty for an instrument.
+        links: name -> address of other places that open it.
+        guesses, exercises: number of each.
         picture: a small PNG.
     """
 

@@ -37,7 +37,7 @@ class ElementRenderer(RendererBase):
     """Writes SVG elements; one unit is a pixel on the page, and tenths of it are kept.
 
     Attributes:
-        elements: what was drawn since this list was last emptied.
+        elements: elements drawn since this list was last cleared.
         patterns: the hatches used so far, id -> `<pattern>`.
     """
 

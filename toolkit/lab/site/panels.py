@@ -17,12 +17,12 @@ class Replayed:
     """A panel of the site.
 
     Attributes:
-        page: of which notebook it is, such as `"notebooks/mixers"`.
-        cell: how a line of the cell begins that shows it.
+        page: its notebook, such as `"notebooks/mixers"`.
+        cell: the beginning of a line in the cell that shows it.
         panel: its name in `toolkit.lab`.
-        grid: control -> what it can be set to; the others stay.
-        start: controls that do not start where a new panel does.
-        prepare: what the panel does before it is recorded.
+        grid: control -> its values; other controls are fixed.
+        start: initial values that differ from those of a new panel.
+        prepare: function to call on the panel before recording.
     """
 
     page: str

@@ -23,9 +23,9 @@ class AcceptanceView(View):
     """A batch after some rounds.
 
     Attributes:
-        system: whose drafts.
-        round: rounds done.
-        kept: drafts kept by every row in every round, -1 after its end [rounds, rows].
+        system: the system that drafts.
+        round: number of finished rounds.
+        kept: accepted drafts per round and row, -1 after the row's end [rounds, rows].
     """
 
     system: str

@@ -31,13 +31,12 @@ class Codes(NamedTuple):
     """The codes of both systems for layer 1, and the queries of the questions.
 
     Attributes:
-        alike: hash bits shared with each question, over all of them, -1 to 1.
-        cosines: of questions and keys relative to their mean.
-        scores: by which HATA ranks.
-        asked: hash bits of the questions; `held` those of the keys.
-        table: of PQCache.
-        codes: of every key.
-        estimates: of the scores, those of PQCache; `exact` are the true ones.
+        alike: agreement of hash bits with each question, -1 to 1.
+        cosines: cosines of questions and keys relative to their mean.
+        scores: HATA's scores.
+        asked, held: hash bits of the questions and of the keys.
+        table, codes: PQCache's table, and the codes of every key.
+        estimates, exact: PQCache's estimates of the scores, and the true scores.
     """
 
     alike: Float[np.ndarray, "heads questions tokens"]
@@ -111,11 +110,11 @@ class CodesView(View):
     """Both estimates for one question, and one token's bits and codes.
 
     Attributes:
-        token: the one looked at, the `rank`-th heaviest.
-        alike, cosines: hash bits shared and cosine, of every token.
+        token: the selected token, the `rank`-th heaviest.
+        alike, cosines: agreement of hash bits and cosine of every token.
         estimates, exact: PQCache's scores and the true ones.
-        bits: of the token, whether each is the question's.
-        products: of the question with every centroid; `codes` are the token's.
+        bits: whether each hash bit of the token equals the question's.
+        products, codes: products of the question with every centroid, and the token's codes.
         recall: share of the `TOP` heaviest tokens among the `TOP` that rank highest.
         heaviest: tokens in falling order of weight.
         ends: smallest and largest of the four numbers over all questions to the head.

@@ -44,11 +44,11 @@ class Layer(NamedTuple):
 
     Attributes:
         weights: the softmax over all tokens [questions, heads, length].
-        is_read: which of them were read.
+        is_read: whether each token was read.
         mass: share of the softmax that was read [questions, heads].
-        error: of the output, over the length of the exact one.
-        parts: of the error, that of each token were it missed [questions, heads, length].
-        out: outputs over what was read [questions, heads, size].
+        error: relative error of the output.
+        parts: share of the error of each token if it is missed [questions, heads, length].
+        out: outputs over the tokens read [questions, heads, size].
     """
 
     weights: Float[np.ndarray, "questions heads length"]
@@ -134,9 +134,9 @@ class DropView(View):
     """The tokens of a text that a system reads and misses.
 
     Attributes:
-        answers: of the model that reads sparsely; `dense` those of the one that reads everything.
+        answers, dense: answers of the model that reads sparsely, and that reads everything.
         by_mass, by_error: tokens missed by the chosen head for the chosen question.
-        kept, errors: of every layer and head [layers * heads, questions].
+        kept, errors: recovered mass and error of every layer and head [layers * heads, questions].
     """
 
     system: str

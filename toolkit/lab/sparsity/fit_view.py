@@ -33,12 +33,12 @@ class FitView(View):
     """Tactic's list for one question, and where it stops.
 
     Attributes:
-        target: the share of the softmax that is asked for.
+        target: the requested share of the softmax.
         exact: weights of the listed tokens, in Tactic's order, over the largest [listed].
         curve: Tactic's fit to them.
-        count: listed tokens that are read; `needed` would do in this order, `fewest` in the best.
-        forced: weight of sinks and recent tokens, likewise.
-        seen: places of the exact head's end and of the two segments.
+        count: listed tokens read; `needed` suffice in this order, `fewest` in the best order.
+        forced: weight of sinks and recent tokens, over the largest.
+        seen: places of the end of the exact head and of the two segments.
         levels: mean weights of the two segments.
     """
 

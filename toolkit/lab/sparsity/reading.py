@@ -41,12 +41,12 @@ class Text(NamedTuple):
     """A haystack, its questions, and the model's cache.
 
     Attributes:
-        tokens: of the haystack [time].
-        asked: the keys that are asked for [questions].
+        tokens: tokens of the haystack [time].
+        asked: the requested keys [questions].
         answers: their values [questions].
-        places: where each of those values stands [questions].
-        keys, values: of every layer [heads, time, size].
-        first: the stream of each question before the first layer [questions, 1, width].
+        places: positions of these values [questions].
+        keys, values: cache of every layer [heads, time, size].
+        first: input of the first layer for each question [questions, 1, width].
     """
 
     tokens: Int[np.ndarray, "time"]

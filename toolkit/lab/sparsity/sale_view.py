@@ -31,8 +31,8 @@ class Margins(NamedTuple):
 
     Attributes:
         estimated: largest of x^_ts - L_t in each tile, from 4-bit scores; -inf above the diagonal.
-        exact: the same from exact scores.
-        always: tiles of the sinks and local keys, kept whatever the scores.
+        exact: the same, from exact scores.
+        always: tiles of the sinks and local keys, which are always kept.
         masses: share of its queries' softmax in each tile, mean over them.
     """
 
@@ -97,8 +97,8 @@ class SaleView(View):
     """Which tiles a threshold keeps, and the row looked at.
 
     Attributes:
-        chosen: block of queries looked at, from 0.
-        kept: tiles read; `by_exact` those that exact scores would keep.
+        chosen: index of the selected block of queries.
+        kept, by_exact: tiles read, and those that exact scores would keep.
     """
 
     threshold: float

@@ -32,7 +32,7 @@ class Head(NamedTuple):
 
     Attributes:
         shares: softmax weight of each block of keys [steps, tokens, tiles].
-        parts: what each adds to the output [steps, tokens, tiles, size].
+        parts: contribution of each to the output [steps, tokens, tiles, size].
         lse: residuals [steps, tokens].
     """
 
@@ -79,7 +79,7 @@ class Aged(NamedTuple):
     Attributes:
         maps: kind -> tiles kept [steps, rows, columns] of one head.
         mass: kind -> share of its softmax in them [steps].
-        error: kind -> error of its output, relative to it [steps].
+        error: kind -> relative error of its output [steps].
     """
 
     maps: dict[str, Bool[np.ndarray, "steps rows columns"]]

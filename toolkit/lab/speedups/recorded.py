@@ -21,12 +21,12 @@ class Time:
     """Seconds of one contender at one piece of work.
 
     Attributes:
-        method: a name of `MIXERS`; the name of the suite where no mixer alone was timed.
+        method: a name of `MIXERS`, or of the suite if no single mixer was timed.
         work: `FORWARD`, `GRADIENT`, `STEP` or `OTHER`.
-        case: what was timed, in the words of its suite.
-        contender: who did it.
-        batch, tokens, heads, size: None where the record does not say.
-        record: the number and where it comes from.
+        case: the suite's name of the work.
+        contender: the name of the contender.
+        batch, tokens, heads, size: None if not recorded.
+        record: the record.
         is_here: measured by this process, not read from a file.
     """
 

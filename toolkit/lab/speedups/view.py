@@ -22,9 +22,8 @@ class Row:
         name: the contender, or the chip.
         seconds: its time.
         kind: "recorded", "measured here" or "modelled".
-        ratio: times what this package takes in the same rounds; None where the record does not
-            say that all results were checked.
-        is_chosen: whether it is the time that was chosen.
+        ratio: seconds over ours in the same rounds; None unless all results were checked.
+        is_chosen: whether it is the selected time.
     """
 
     name: str
