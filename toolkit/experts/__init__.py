@@ -1,11 +1,11 @@
-"""Mixtures of experts as pure functions of arrays: who goes where, and what is made of it there.
+"""Mixtures of experts as pure functions of arrays: routing, experts, and losses for balance.
 
     routing = route(router_logits(x, kernel), 8)
     y = mixture(x, routing, gate, up, down) + shared_expert(x, ...)
     loss += 0.01 * balance_loss(routing_statistics(routing))
 
 Routing (`routing.py`)
-    router_logits          logits in float32, whatever the tokens are
+    router_logits          logits in float32, for tokens of any dtype
     route                  the experts and weights of every token: a Routing
     Routing                weights, experts and probabilities, a pytree
     expert_loads           pairs per expert
@@ -17,7 +17,7 @@ Experts (`mixture.py`)
     shared_expert          the expert that every token passes, and its gate
     silu_gate, clamped_gate   activations, by name in ACTIVATIONS
     products.py, blocks.py    the forms that `implementation` names
-    best_known.py          the form for each platform, and what is known of it
+    best_known.py          the form for each platform, with the evidence
 
 Balance (`losses.py`)
     routing_statistics     sums that add up over layers, devices and micro-batches:
@@ -26,7 +26,7 @@ Balance (`losses.py`)
     balance_loss           Switch, GShard and DeepSeek's sequence-wise loss, by what is pooled
     z_loss                 keeps logits small
     updated_choice_bias    balance without a loss
-    max_violation, load_entropy   how even loads are
+    max_violation, load_entropy   measures of balance
 """
 
 from toolkit.experts.losses import (

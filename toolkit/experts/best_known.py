@@ -1,4 +1,4 @@
-"""What `implementation=None` means: the form for a platform, and what is known of it.
+"""The meaning of `implementation=None`: the form for each platform, with the evidence.
 
 A row cites the record that shows its form to be the fastest there. No accelerator has been measured
 yet: the rows for these cite none, and say what is known without one.
@@ -27,10 +27,10 @@ class Known(NamedTuple):
     """The form for a platform.
 
     Attributes:
-        platform: "cpu" or "tpu"; "default" for all that have no row of their own.
+        platform: "cpu" or "tpu"; "default" for all others.
         implementation: a key of `FORMS`.
-        why: what is known of it.
-        record: file in data/measurements in which it is the fastest; None: it was not measured.
+        why: the reason.
+        record: file in data/measurements in which it is the fastest, or None if not measured.
     """
 
     platform: str

@@ -1,8 +1,8 @@
 """The form for CPUs: a loop over blocks of pairs, each multiplied by its expert's own weights.
 
-A loop whose length is the number of blocks that hold pairs reads every chosen expert where it lies.
-The gradient is a second loop, which adds to the weights' gradients in place; JAX's own would make
-a gradient of all experts for every block.
+The loop runs over the blocks that hold pairs and reads every chosen expert in place. The gradient
+is a second loop, which adds to the weights' gradients in place; JAX's own would make a gradient of
+all experts for every block.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""How even the experts' loads are, what makes them more even, and a bias that needs no loss.
+"""Measures of the experts' balance, losses for it, and a bias that needs no loss.
 
-All of it is read from statistics that add up: over micro-batches, devices, loops and layers. The
-balance loss of a sum of statistics is the loss at that level; the mean over leading axes of
-statistics that were not added is the mean of losses (per sequence, say).
+All are computed from additive statistics, which may be summed over micro-batches, devices, loops
+and layers. The balance loss of a sum of statistics is the loss at that level; over leading axes
+that are not summed, losses are averaged (per sequence, say).
 """
 
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from toolkit.experts.routing import Routing
 
 
 class RoutingStatistics(NamedTuple):
-    """Sums over tokens of what a router did; a pytree, and sums of them are statistics too.
+    """Sums over tokens of a router's decisions; a pytree, and sums of statistics are statistics
+    too.
 
     Attributes:
         loads: [..., experts], float32: pairs of a token and an expert.
@@ -38,17 +39,14 @@ class RoutingStatistics(NamedTuple):
 def routing_statistics(
     routing: Routing, *, mask: Bool[Array, "*leading time"] | None = None
 ) -> RoutingStatistics:
-    """Sums over the last axis of tokens, so that of [batch, time] tokens each sequence has its own.
+    """Statistics over the last axis of tokens: for tokens [batch, time], per sequence.
 
     Args:
         routing: of tokens [..., time].
-        mask: [..., time], False where a token is padding, which counts in no sum; None: all count.
+        mask: [..., time], False for padding tokens, which are not counted; None counts all.
 
     Returns:
         Statistics with the leading axes of the tokens.
-
-    Raises:
-        ValueError: a mask of another shape than the tokens, or no axis of tokens.
 
     Example:
         >>> routing = route(jnp.array([[3.0, 2.0, 1.0], [3.0, 1.0, 2.0]]), 2)
@@ -72,7 +70,7 @@ def _statistics(routing, mask):
     rows = jnp.arange(len(experts))[:, None, None]
     loads = jnp.zeros((len(experts), routing.probabilities.shape[-1]))
     loads = loads.at[rows, experts].add(counts.reshape(*experts.shape[:2], 1))
-    # A padding token's numbers may be anything, NaN among them.
+    # A padding token's numbers may be anything, even NaN.
     probabilities = jnp.where(counts[..., None] > 0, routing.probabilities, 0)
     z = jnp.where(counts > 0, routing.log_normaliser, 0)
     return RoutingStatistics(
@@ -81,17 +79,14 @@ def _statistics(routing, mask):
 
 
 def pooled_statistics(statistics: RoutingStatistics, axes: int = 1) -> RoutingStatistics:
-    """Statistics added over their first axes.
+    """Sum statistics over their first axes.
 
     Args:
         statistics: with leading axes.
-        axes: how many of them are added.
+        axes: number of leading axes to sum over.
 
     Returns:
         The sums.
-
-    Raises:
-        ValueError: there are fewer leading axes.
 
     Example:
         >>> routing = route(jnp.ones((4, 6, 8)), 2)
@@ -115,7 +110,7 @@ def balance_loss(statistics: RoutingStatistics) -> Float[Array, ""]:
     and MaxText's differ by factors of E and of the experts per token.
 
     Args:
-        statistics: as `routing_statistics` gives them, added up to the level that is meant.
+        statistics: from `routing_statistics`, summed to the wanted level.
 
     Returns:
         A float32 scalar.
@@ -139,7 +134,7 @@ def z_loss(statistics: RoutingStatistics) -> Float[Array, ""]:
     """The router z-loss, which keeps logits small: mean over tokens of (log sum exp z)^2.
 
     Args:
-        statistics: as `routing_statistics` gives them; those with leading axes are added.
+        statistics: from `routing_statistics`; leading axes are summed.
 
     Returns:
         A float32 scalar.
@@ -159,23 +154,20 @@ def updated_choice_bias(
     loads: Float[Array, "*layers experts"],
     rate: float = 1e-3,
 ) -> Float[Array, "*layers experts"]:
-    """The bias that chooses experts, after a step of training: balance without a loss.
+    """Update the bias that chooses experts after a training step: balance without a loss.
 
         b_e <- b_e + rate sign(mean load - load_e)
 
-    Loads are added over all micro-batches and devices first: the sign of a sum is meant, once per
-    step of the optimiser. A bias is no parameter: it has no gradient and is not decayed.
+    Sum loads over all micro-batches and devices first, once per optimiser step, because the sign is
+    that of the sum. The bias is not a parameter: it has no gradient and no weight decay.
 
     Args:
         bias: [..., experts].
         loads: [..., experts], `loads` of the `RoutingStatistics` of the whole step.
-        rate: how far a bias moves.
+        rate: size of the update.
 
     Returns:
         The new bias, [..., experts].
-
-    Raises:
-        ValueError: loads of another shape than the bias.
 
     Source: Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts",
         2024, arXiv:2408.15664, algorithm 1.
@@ -191,7 +183,7 @@ def updated_choice_bias(
 
 @checked
 def max_violation(loads: Float[Array, "*layers experts"]) -> Float[Array, "*layers"]:
-    """By how much the fullest expert exceeds an even load: max / mean - 1, 0 when even.
+    """The excess of the fullest expert over an even load: max / mean - 1, 0 when even.
 
     Args:
         loads: [..., experts].
@@ -210,10 +202,10 @@ def max_violation(loads: Float[Array, "*layers experts"]) -> Float[Array, "*laye
 
 @checked
 def load_entropy(loads: Float[Array, "*layers experts"]) -> Float[Array, "*layers"]:
-    """How evenly pairs are spread: the entropy of their shares over log E, 1 when even.
+    """The entropy of the experts' shares of pairs over log E, 1 when even.
 
     Args:
-        loads: [..., experts], of two experts at least.
+        loads: [..., experts], with at least two experts.
 
     Returns:
         [...], between 0 and 1.

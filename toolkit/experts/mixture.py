@@ -1,4 +1,4 @@
-"""The experts of a layer on its tokens, and the plain expert that every token passes."""
+"""The experts of a layer, and the shared expert of all tokens."""
 
 import functools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def clamped_gate(
         g = min(gate, 7);   u = clip(up, -7, 7);   h = (u + 1) g sigmoid(1.702 g)
 
     Args:
-        gate: [..., hidden]; bounded from above alone.
+        gate: [..., hidden]; bounded from above only.
         up: [..., hidden]; bounded on both sides.
 
     Returns:
@@ -81,33 +81,29 @@ def mixture(
     activation: Callable = silu_gate,
     implementation: Implementation | None = None,
 ) -> Float[Array, "*tokens width"]:
-    """What the chosen experts make of every token; no token is dropped.
+    """Apply the chosen experts to every token; no token is dropped.
 
         y = sum_j w_j (act(x G_i(j) + a_i(j), x U_i(j) + b_i(j)) D_i(j) + c_i(j))
 
-    A token's sum is taken in the order of its experts, in float32, so that a token's output does
-    not depend on the others. Documents, padding and lengths therefore need no mask.
+    A token's sum is taken in the order of its experts, in float32, so that its output does not
+    depend on other tokens. Documents, padding and lengths therefore need no mask.
 
     Args:
         x: tokens [..., width].
-        routing: what `route` decided for these tokens.
+        routing: from `route` for these tokens.
         gate: G [experts, width, hidden].
         up: U [experts, width, hidden].
         down: D [experts, hidden, width].
         gate_bias: a [experts, hidden], or None.
         up_bias: b [experts, hidden], or None.
         down_bias: c [experts, width], or None.
-        activation: of two arrays [rows, hidden], elementwise: `silu_gate`, `clamped_gate` or any
-            other function; one that is made anew at every call is compiled anew.
+        activation: elementwise function of two arrays [rows, hidden]: `silu_gate`, `clamped_gate`
+            or any other; a new function at every call compiles anew.
         implementation: the form (`toolkit/experts/products.py` says what each computes); None: the
             best known for the platform (`toolkit/experts/best_known.py`).
 
     Returns:
         y [..., width], in the dtype of x.
-
-    Raises:
-        TypeError: arrays of different dtypes, or float64 for "pallas".
-        ValueError: shapes that do not fit, or a form that the platform has not.
 
     Cost: 6 width hidden FLOPs per token and chosen expert; "dense" all experts instead. Of order
         tokens x chosen x width numbers beside the weights for "blocks", "ragged" and "pallas".
@@ -186,7 +182,7 @@ def mixture_reference(
 
 
 def fitting_weights(x, routing, gate, up, down, gate_bias, up_bias, down_bias) -> Weights:
-    """The weights of all experts; refused where they do not fit the tokens."""
+    """The weights of all experts, checked against the tokens."""
     count, width, hidden = gate.shape
     if x.shape[-1] != width:
         raise ValueError(f"gate must have width {x.shape[-1]}, as x has; got shape {gate.shape}")
@@ -215,13 +211,13 @@ def shared_expert(
     output_gate: Float[Array, "width 1"] | None = None,
     activation: Callable = silu_gate,
 ) -> Float[Array, "*tokens width"]:
-    """The expert that every token passes, whose output is added to that of `mixture`.
+    """The shared expert of all tokens, whose output is added to that of `mixture`.
 
         y = act(x G, x U) D, times sigmoid(x w) where it has a gate
 
     Args:
         x: tokens [..., width].
-        gate: G [width, hidden]; of several shared experts, side by side.
+        gate: G [width, hidden]; several shared experts are concatenated.
         up: U [width, hidden].
         down: D [hidden, width].
         output_gate: w [width, 1], as Qwen3-Next has it; None: no gate, as in DeepSeek.
@@ -229,9 +225,6 @@ def shared_expert(
 
     Returns:
         y [..., width], in the dtype of x.
-
-    Raises:
-        ValueError: shapes that do not fit.
 
     Cost: 6 width hidden FLOPs per token.
 

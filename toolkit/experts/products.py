@@ -1,9 +1,8 @@
 """Forms of the experts' products: tokens and the experts of each -> an output per pair.
 
 A form takes tokens x [tokens, width], experts [tokens, chosen] and the weights of all experts, and
-gives [tokens, chosen, width] in float32. An index past the last expert is one that lies on another
-device; what a form gives for it means nothing, but is finite where the weights are. The forms
-differ in what they compute and copy beside that:
+returns [tokens, chosen, width] in float32. An index past the last expert belongs to another device;
+its output is meaningless but finite. The forms differ in their extra computation and copies:
 
     dense     all experts of all tokens, masked
     gather    a copy of its expert's weights for every pair; right for the few tokens of a step
@@ -32,7 +31,7 @@ PADDED_BLOCK = 128
 
 
 class Weights(NamedTuple):
-    """The weights of all experts, or in a function of one expert those of one."""
+    """The weights of all experts or, inside a function of one expert, of one."""
 
     gate: Float[Array, "*experts width hidden"]
     up: Float[Array, "*experts width hidden"]
@@ -49,7 +48,7 @@ def product(x: Array, matrix: Array) -> Array:
 
 
 def expert(activation: Activation, x: Array, weights: Weights, times: Callable = product) -> Array:
-    """What an expert makes of rows [rows, width]: float32 [rows, width]."""
+    """Apply an expert to rows [rows, width]: float32 [rows, width]."""
 
     def affine(x: Array, matrix: Array, bias: Array | None) -> Array:
         made = times(x, matrix)
@@ -63,7 +62,7 @@ def expert(activation: Activation, x: Array, weights: Weights, times: Callable =
 def dense(activation: Activation, x: Array, experts: Array, weights: Weights) -> Array:
     """All experts of all tokens."""
     count = weights.gate.shape[0]
-    # A token is 0 to an expert that it did not choose, so that neither's NaN reaches the other.
+    # Tokens are 0 for experts that they did not choose, so that NaN does not spread between them.
     is_chosen = (experts[None] == jnp.arange(count)[:, None, None]).any(-1)
     rows = jnp.where(is_chosen[..., None], x[None], 0)
     out = jax.vmap(functools.partial(expert, activation))(rows, weights)
@@ -82,8 +81,8 @@ class Layout(NamedTuple):
     """Pairs of a token and an expert, by expert, each expert's in whole blocks.
 
     Attributes:
-        slots: [tokens, chosen], where each pair lies.
-        pairs: [blocks, size], which pair lies there; the number of pairs where none does.
+        slots: [tokens, chosen], the slot of each pair.
+        pairs: [blocks, size], the pair in each slot; the number of pairs if it is empty.
         owners: [blocks], the expert of each block.
         live: [], how many blocks hold pairs.
     """
@@ -97,7 +96,7 @@ class Layout(NamedTuple):
 def layout(experts: Int[Array, "tokens chosen"], count: int, size: int) -> Layout:
     """Sort pairs by expert, those of one expert in the order of tokens, into blocks.
 
-    A pair whose expert is `count` is nobody's: it lies past the last block, and its output is 0.
+    A pair with expert `count` has no expert: it lies past the last block, and its output is 0.
     """
     flat, pairs = experts.ravel(), experts.size
     blocks = pairs // size + min(count, pairs)
@@ -118,12 +117,12 @@ def layout(experts: Int[Array, "tokens chosen"], count: int, size: int) -> Layou
 
 
 def rows_of(x: Array, pairs: Array, chosen: int) -> Array:
-    """The tokens of some pairs; 0 where there is none."""
+    """The tokens of some pairs; 0 for empty slots."""
     return x.at[pairs // chosen].get(mode="fill", fill_value=0)
 
 
 def in_blocks(activation: Activation, x: Array, places: Layout, weights: Weights) -> Array:
-    """A copy of the weights for every block: in operations that JAX differentiates."""
+    """A copy of the weights for every block, with operations that JAX differentiates."""
     own = jax.tree.map(lambda array: array[places.owners], weights)
     rows = rows_of(x, places.pairs, places.slots.shape[1])
     out = jax.vmap(functools.partial(expert, activation))(rows, own)
@@ -131,7 +130,7 @@ def in_blocks(activation: Activation, x: Array, places: Layout, weights: Weights
 
 
 def by_pair(out: Array, places: Layout) -> Array:
-    """The outputs of all pairs, of those of all blocks."""
+    """The outputs of all pairs, from those of all blocks."""
     return out.reshape(-1, out.shape[-1]).at[places.slots].get(mode="fill", fill_value=0)
 
 
@@ -182,7 +181,7 @@ def pallas(activation: Activation, x: Array, experts: Array, weights: Weights) -
 def megablox(
     activation: Activation, x: Array, experts: Array, weights: Weights, *, interpret: bool = False
 ) -> Array:
-    """The same on any platform, interpreted where there is no TPU."""
+    """The same on any platform, interpreted without a TPU."""
     return _megablox(activation, interpret)((x, weights), (experts,))[0]
 
 
@@ -192,7 +191,7 @@ def _megablox(activation: Activation, interpret: bool) -> Callable:
         from jax.experimental.pallas.ops.tpu.megablox import gmm
 
         def times(sizes: Array, rows: Array, matrices: Array) -> Array:
-            # Tiles of less than 128 where a matrix is smaller; wider ones need not divide it.
+            # Tiles below 128 for smaller matrices; wider ones need not divide it.
             tiling = (TILE, *(min(TILE, size) for size in matrices.shape[1:]))
             return gmm(rows, matrices, sizes, jnp.float32, tiling, interpret=interpret)
 
@@ -222,7 +221,7 @@ def grouped(
     flat = experts.ravel().clip(max=count - 1)
     pairs, chosen = flat.size, experts.shape[1]
     order = jnp.argsort(flat, stable=True)
-    # Rows of zeros, up to a multiple, are the last expert's: every row is somebody's.
+    # Rows of zeros, up to a multiple, belong to the last expert, because every row needs one.
     rows = -pairs % multiple
     order = jnp.concatenate([order, jnp.full(rows, pairs, order.dtype)])
     owners = jnp.concatenate([flat, jnp.full(1, count - 1, flat.dtype)])[order]

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and how much each of them counts."""
+"""The choice of experts for every token, and their weights."""
 
 import functools
 import math
@@ -16,12 +16,12 @@ _TINY = 1e-20  # as DeepSeek-V3's code has it
 
 
 class Routing(NamedTuple):
-    """What a router decided, a pytree.
+    """A router's decisions, a pytree.
 
     Attributes:
-        weights: [..., chosen], float32: what the output of each chosen expert is multiplied by.
-        experts: [..., chosen], int32: the chosen experts, the one of the largest score first.
-        probabilities: [..., experts], float32: adds up to 1; what the losses read.
+        weights: [..., chosen], float32: factors of the chosen experts' outputs.
+        experts: [..., chosen], int32: the chosen experts, largest score first.
+        probabilities: [..., experts], float32: sum to 1; used by the losses.
         log_normaliser: [...], float32: log sum exp of the logits, for the z-loss.
 
     Example:
@@ -41,7 +41,7 @@ def router_logits(
     kernel: Float[Array, "width experts"],
     bias: Float[Array, "experts"] | None = None,
 ) -> Float[Array, "*tokens experts"]:
-    """The logits of a router, in float32 whatever the dtype of the tokens.
+    """The logits of a router, in float32 for tokens of any dtype.
 
         z = x W + b
 
@@ -54,9 +54,6 @@ def router_logits(
 
     Returns:
         z [..., experts], float32, or float64 for float64 tokens.
-
-    Raises:
-        ValueError: the widths of x and kernel differ.
 
     Cost: 2 width experts FLOPs per token.
 
@@ -105,26 +102,22 @@ def route(
     `normalise` w is scale s_i. Of equal numbers the expert with the lower index is chosen.
 
     Args:
-        logits: z [..., experts], as `router_logits` makes them.
-        count: experts per token, at least 2 with `normalise`: one weight, normalised, is always 1,
-            and the router would learn nothing.
-        scores: what makes scores of logits.
-        choice_bias: b [experts], added to scores where they choose; or None. Its gradient is 0.
-        groups: equal parts of the experts, of which a token chooses some first.
-        chosen_groups: how many.
-        group_score: what a group is chosen by.
-        normalise: whether the weights of a token add up to `scale`.
+        logits: z [..., experts], from `router_logits`.
+        count: experts per token, at least 2 with `normalise`: a single normalised weight is always
+            1, and the router would not learn.
+        scores: the function from logits to scores.
+        choice_bias: b [experts], added to scores for the choice only, or None. Its gradient is 0.
+        groups: number of equal groups of experts, of which a token first chooses some.
+        chosen_groups: number of chosen groups.
+        group_score: score of a group.
+        normalise: whether the weights of a token sum to `scale`.
         scale: factor of the weights.
-        experts: [..., chosen], experts that were chosen before: only the weights are computed, so
-            that a trainer can follow the choices of the engine that wrote a text. An index outside
-            of the experts has the weight NaN.
+        experts: [..., chosen], given experts, for which only weights are computed, so that a
+            trainer can follow the choices of an inference engine. An index out of range gets the
+            weight NaN.
 
     Returns:
         The `Routing`; weights are float32, or float64 for float64 logits.
-
-    Raises:
-        ValueError: more experts chosen than there are, or than the chosen groups hold; groups that
-            do not divide the experts; "top2" with groups of one; one normalised weight; shapes.
 
     Source: `ROUTERS` names the paper of each family that has these switches.
 
@@ -152,7 +145,7 @@ def route(
 
 
 class _How(NamedTuple):
-    """The switches of a router that its program depends on."""
+    """The switches of a router that affect its program."""
 
     count: int
     scores: str
@@ -195,7 +188,7 @@ def check_choice(
     normalise: bool,
     name: str = "count",
 ) -> None:
-    """Refuse a number of experts per token, or of groups, that no token could choose."""
+    """Refuse impossible numbers of experts per token or of groups."""
     if count > experts:
         raise ValueError(f"{name} must be at most the {experts} experts; got {count}")
     if experts % groups:
@@ -242,14 +235,14 @@ def _taken(array, indices):
 def expert_loads(
     experts: Int[Array, "*tokens chosen"], count: Annotated[int, AtLeast(1)]
 ) -> Int[Array, "experts"]:
-    """How many pairs of a token and an expert each expert has.
+    """The number of (token, expert) pairs of each expert.
 
     Args:
         experts: [..., chosen], as in a `Routing`.
-        count: how many experts there are.
+        count: number of experts.
 
     Returns:
-        int32 [experts]; adds up to the number of pairs.
+        int32 [experts], whose sum is the number of pairs.
 
     Example:
         >>> expert_loads(jnp.array([[0, 2], [2, 1]]), 4).tolist()

@@ -1,4 +1,4 @@
-"""The routers of published families: one row each, which are switches of `route`."""
+"""The routers of published families: one row of switches of `route` each."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,16 +8,16 @@ from toolkit._registry import Registry
 
 
 class Router(NamedTuple):
-    """How a family's router chooses.
+    """A family's router.
 
     Attributes:
-        switches: keywords of `route`; groups are such as its models have.
-        has_choice_bias: whether a bias, which balances the loads, chooses too.
+        switches: keywords of `route`; groups as in its models.
+        has_choice_bias: whether a bias for balance takes part in the choice.
         has_logit_bias: whether the logits have a bias.
         activation: of its experts, a key of `ACTIVATIONS`.
         has_biases: whether the experts' projections have biases.
-        shared: "none"; "added", an expert that every token passes; "gated", times a sigmoid.
-        paper: where it is described.
+        shared: "none"; "added", a shared expert; "gated", a shared expert times a sigmoid.
+        paper: its paper.
 
     Example:
         >>> row = ROUTERS["deepseek_v3"]
@@ -80,5 +80,5 @@ ROUTERS: Registry[Router] = Registry(
         ),
     }.items()
 )
-"""Routers by `model_type`. gpt-oss takes the softmax after it chose, which is the same as a
-normalised softmax before."""
+"""Routers by `model_type`. gpt-oss takes the softmax after the choice, which equals a normalised
+softmax before it."""

@@ -73,7 +73,7 @@ class Family(NamedTuple):
         attention: options of softmax layers that all of them share.
         period: every how many layers softmax attention comes, if config.json does not say.
         word: the word of all layers if they are alike; None leaves it to config.json.
-        router: the row of `ROUTERS` that its mixtures of experts have; None: it has none.
+        router: the row of `ROUTERS` of its mixtures of experts, or None.
     """
 
     mixers: str
@@ -168,7 +168,7 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
 
 
 def _has(config: LoopedConfig, word: str, rule: WeightRule) -> bool:
-    """Whether layers have what a rule of GLM fills, whose models differ in it."""
+    """Whether layers have the parameters of an optional rule of GLM."""
     options = getattr(config, word)
     is_norm, is_bias = (rule.ours[0].endswith(end) for end in ("_norm.scale", ".bias"))
     if word not in SOFTMAX or not (is_norm or is_bias):

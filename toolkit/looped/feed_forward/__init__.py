@@ -1,11 +1,11 @@
-"""The layers that treat every token by itself, one for every word of `feed_forwards`.
+"""The token-wise layers, one for every word of `feed_forwards`.
 
     y = layer(x)                        x [..., width]
     y, routing = layer.routed(x)        routing: a `toolkit.experts.Routing`, or None
     Layer.Options, Layer.check(config)  reached as config.<word>
 
 FEED_FORWARDS   word -> class
-layer.py        FeedForwardLayer, from which both are derived
+layer.py        FeedForwardLayer, the base of both
 swiglu.py       one gated layer
 mixture.py      a mixture of experts: router, experts, shared expert
 """
@@ -17,6 +17,6 @@ from toolkit.looped.feed_forward.mixture import ChoiceBias, MixtureLayer
 from toolkit.looped.feed_forward.swiglu import SwiGLULayer
 
 FEED_FORWARDS: dict[str, Any] = {layer.word: layer for layer in (SwiGLULayer, MixtureLayer)}
-"""Every layer by the word that names it in `feed_forwards`."""
+"""Every layer by its word in `feed_forwards`."""
 
 __all__ = ["FEED_FORWARDS", "ChoiceBias", "FeedForwardLayer"]

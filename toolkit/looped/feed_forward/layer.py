@@ -1,4 +1,4 @@
-"""What every layer is that treats each token by itself."""
+"""The base of token-wise layers."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from toolkit.looped.mixing.layer import ConfiguredLayer
 class FeedForwardLayer(ConfiguredLayer):
     """A layer made as Layer(config, down_std=..., rngs=rngs).
 
-    `down_std` is (hidden size, width) -> the deviation of the projections back to the stream.
+    `down_std` is (hidden size, width) -> the standard deviation of the down projections.
     """
 
     def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
         return self.routed(x)[0]
 
     def routed(self, x: Float[Array, "... width"]) -> tuple[Array, Routing | None]:
-        """The output, and what a router decided where there is one."""
+        """The output, and a router's decisions if there is one."""
         raise NotImplementedError
 
     @classmethod
     def parameters(cls, config: Any) -> tuple[int, int]:
-        """Trained parameters of a layer, and those among them that one token passes."""
+        """The number of trained parameters of a layer, and of those that one token uses."""
         raise NotImplementedError

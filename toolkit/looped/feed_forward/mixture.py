@@ -1,4 +1,4 @@
-"""A mixture of experts as a layer: a router, experts, and an expert that every token passes."""
+"""A mixture of experts as a layer: a router, experts, and a shared expert."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from toolkit.looped.mixing.layer import LayerOptions
 
 
 class ChoiceBias(nnx.Variable):
-    """The bias that chooses experts: a state of the model, and no parameter of it."""
+    """The bias that chooses experts: a state of the model, not a parameter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Router(nnx.Module):
     None."""
 
     def __init__(self, width: int, options: MixtureOptions, rngs: nnx.Rngs):
-        # Not zero: of equal scores the first would be chosen for every token.
+        # Not zero: with equal scores every token would choose the first experts.
         draw = nnx.initializers.truncated_normal(width**-0.5, lower=-3.0, upper=3.0)
         count, none = options.experts, nnx.data(None)
         self.kernel = nnx.Param(draw(rngs.params(), (width, count)))
@@ -112,7 +112,7 @@ class MixtureLayer(FeedForwardLayer):
     Attributes:
         router: `Router`; its logits are float32 whatever the compute type.
         experts: `Experts`.
-        shared: a `SwiGLU` that every token passes, or None.
+        shared: a `SwiGLU` for all tokens, or None.
         shared_gate: [width, 1], or None.
 
     Source: `toolkit.experts.ROUTERS` names the papers; Dai et al., "DeepSeekMoE", 2024,

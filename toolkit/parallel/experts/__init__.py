@@ -1,17 +1,17 @@
-"""Experts divided among devices: who holds them, and how tokens come to them and back.
+"""Experts sharded over devices, and the communication of their tokens.
 
-* `sharded_mixture`: `toolkit.experts.mixture` over a mesh, with dropped pairs reported
-* `sharded_route`: the routing of tokens that are cut, without gathering them
-* `Dispatched`: outputs of experts on other devices, and which pairs were kept
-* `dispatch_traffic`, `Traffic`: what it sends, by collective
+* `sharded_mixture`: `toolkit.experts.mixture` over a mesh; reports dropped pairs
+* `sharded_route`: the routing of sharded tokens, without gathering them
+* `Dispatched`: outputs of the experts, and which pairs were kept
+* `dispatch_traffic`, `Traffic`: its communication, by collective
 * `expert_axes`: the innermost axes of a mesh, for a number of expert-parallel devices ("folding")
-* `expert_specs`: how the weights lie
+* `expert_specs`: the specs of the weights
 * `relayout`, `static_layout`: copies of busy experts, placed by their loads (LAER-MoE)
-* `ExpertLayout`: what they give
+* `ExpertLayout`: their result
 * `relaid_mixture`: the mixture under such a layout; a new one compiles nothing
 * `restored`: the all-to-all with which devices restore their experts
 * `group_experts`, `ExpertGroups`: experts that the same tokens choose share a device
-* `shuffled_order`: tokens where their experts are expected (Speculative MoE)
+* `shuffled_order`: an order of tokens by their expected experts (Speculative MoE)
 * `scatter_shuffled`, `gather_unshuffled`: the two collectives around experts, in that order
 """
 

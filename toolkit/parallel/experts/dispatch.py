@@ -1,4 +1,4 @@
-"""A mixture whose experts lie on several devices, of whole arrays."""
+"""A mixture with experts sharded over several devices, on whole arrays."""
 
 import functools
 import math
@@ -22,11 +22,11 @@ from toolkit.parallel.layout import axes_of
 
 
 class Dispatched(NamedTuple):
-    """The outputs of experts on other devices, and whose work was done.
+    """The outputs of the experts, and which pairs were kept.
 
     Attributes:
         outputs: [..., width], in the dtype of the tokens.
-        is_kept: [..., chosen], False for a pair that was dropped: its expert was full.
+        is_kept: [..., chosen], False for a pair dropped because its expert was full.
 
     Example:
         >>> Dispatched(jnp.ones((3, 4)), jnp.ones((3, 2), bool)).is_kept.shape
@@ -50,23 +50,23 @@ def sharded_route(
     experts: Int[Array, "*tokens chosen"] | None = None,
     **switches: Any,
 ) -> Routing:
-    """`toolkit.experts.route` of tokens that are cut along a mesh; nothing is sent.
+    """`toolkit.experts.route` for sharded tokens, without communication.
 
-    Left to itself, the compiler gathers the logits of all tokens before it takes the largest.
+    The compiler alone would gather the logits of all tokens before taking the largest.
 
     Args:
         x: tokens [..., width].
-        kernel: of the router, [width, experts], whole on every device.
+        kernel: the router's kernel [width, experts], replicated.
         count: experts per token.
         mesh: the devices.
-        tokens: how the leading axes of x are cut.
-        bias: of the router, [experts], or None.
+        tokens: spec of the leading axes of x.
+        bias: the router's bias [experts], or None.
         choice_bias: as in `route`.
-        experts: as in `route`, cut as the tokens are.
+        experts: as in `route`, sharded like the tokens.
         switches: the other arguments of `route`, such as those of a row of `ROUTERS`.
 
     Returns:
-        The `Routing`, cut as the tokens are.
+        The `Routing`, sharded like the tokens.
 
     Cost: 2 width experts FLOPs per token; the gradient sums the router's over all devices.
 
@@ -114,47 +114,44 @@ def sharded_mixture(
     down_bias: Float[Array, "experts width"] | None = None,
     activation: Callable = silu_gate,
 ) -> Dispatched:
-    """`toolkit.experts.mixture`, with experts divided among the devices of a mesh.
+    """`toolkit.experts.mixture`, with experts sharded over a mesh.
 
         C = ceil(capacity t k / E)         slots of an expert for each of n devices with t tokens
 
-    Every token goes to the devices of its experts and comes back. Along the axes of `tokens` that
-    are not in `axes`, experts are replicated ("expert data parallel").
+    Every token is sent to the devices of its experts and back. Along axes of `tokens` that are not
+    in `axes`, experts are replicated ("expert data parallel").
 
     With a capacity, an expert takes the first C pairs of each device in the order of its tokens
-    and drops the others. A token's output then depends on those before it on its device, other
-    documents among them: decoding equals no such pass, and documents are not separate. Which pairs
-    are dropped depends on the mesh, so losses with drops do not compare between meshes.
+    and drops the others. A token's output then depends on earlier tokens on its device, even of
+    other documents: decoding does not reproduce it, and documents are not separate. The dropped
+    pairs depend on the mesh, so losses with drops are not comparable between meshes.
 
     Args:
         x: tokens [..., width].
-        routing: what `sharded_route` (or `route`) decided for them.
+        routing: from `sharded_route` (or `route`) for these tokens.
         gate: G [experts, width, hidden]; `axes` must divide the experts.
         up: U [experts, width, hidden].
         down: D [experts, hidden, width].
         mesh: the devices; its axes must be auto axes.
-        axes: the mesh axes that cut experts; `expert_axes` chooses the innermost.
-        tokens: how the leading axes of x are cut: along all of `axes`, and others.
-        hidden_axis: a mesh axis that cuts the hidden size of every expert, or None. If `tokens`
-            are cut along it too, rows are gathered before the products and scattered after them.
-        fsdp_axes: axes of `tokens` beside `axes` that cut the width of the weights, which are
-            gathered along them before use.
+        axes: the mesh axes that shard experts; `expert_axes` chooses the innermost.
+        tokens: spec of the leading axes of x: all of `axes`, and possibly others.
+        hidden_axis: a mesh axis that shards the hidden size of every expert, or None. If `tokens`
+            are sharded along it too, rows are gathered before the products and scattered after
+            them.
+        fsdp_axes: further axes of `tokens` that shard the width of the weights, which are gathered
+            before use.
         dispatch: "all_to_all" (equal shares, on every platform), "gather" (all tokens to all
             devices; fewer bytes where n < capacity k) or "ragged" (only the rows that are needed;
             on TPUs only).
-        capacity: how many times an even load an expert takes, with "all_to_all"; None: whatever
-            comes, with t slots from each device.
+        capacity: most pairs per expert, relative to an even load, with "all_to_all"; None: no
+            drops, with t slots from each device.
         gate_bias: a [experts, hidden], or None.
         up_bias: b [experts, hidden], or None.
         down_bias: c [experts, width], or None.
         activation: as in `mixture`.
 
     Returns:
-        A `Dispatched`: outputs and which pairs were kept, cut as the tokens are.
-
-    Raises:
-        ValueError: axes that the mesh has not, that overlap, or that divide no experts, hidden
-            sizes or tokens; a capacity that is not above 0, or of another dispatch.
+        A `Dispatched`: outputs and which pairs were kept, sharded like the tokens.
 
     Cost: bytes sent by a device, forward, of b bytes a number; the gradient sends them once more.
         "all_to_all": 2 E C width b (n-1)/n, and 6 C E width hidden FLOPs; "gather": 2 t width b
@@ -229,7 +226,7 @@ def _mixed(
 
 
 def expert_slots(pairs: int, experts: int, capacity: float) -> int:
-    """C, the pairs that an expert takes of a device's; at least 1."""
+    """C, the pairs that an expert takes from each device; at least 1."""
     return max(1, math.ceil(capacity * pairs / experts))
 
 
@@ -256,7 +253,7 @@ def _check(
     hidden_axis: str | None,
     fsdp_axes: tuple[str, ...],
 ) -> int:
-    """Refuse axes that do not fit; the number of devices that tokens are divided among."""
+    """Refuse axes that do not fit; returns the number of shards of the tokens."""
     check_auto_axes(mesh)
     of_tokens = [name for names in axes_of(tokens) for name in names]
     used = {*axes, *of_tokens, *fsdp_axes} | ({hidden_axis} if hidden_axis else set())

@@ -1,4 +1,5 @@
-"""Which axes of a mesh cut experts: the innermost ones, whatever attention does along them."""
+"""The axes of a mesh that shard experts: the innermost ones, independent of their use in
+attention."""
 
 import math
 
@@ -11,7 +12,7 @@ from toolkit._checks import checked
 def expert_axes(
     mesh: Mesh | AbstractMesh, degree: int, *, hidden_axis: str | None = None
 ) -> tuple[str, ...]:
-    """The axes of a mesh that cut experts `degree` times: as many of the innermost as that takes.
+    """The innermost axes of a mesh that shard experts `degree` times.
 
         TP CP DP = ETP EP EDP          attention and experts share the devices, not the axes
 
@@ -20,16 +21,11 @@ def expert_axes(
 
     Args:
         mesh: the outermost axis first.
-        degree: devices among which the experts are divided.
-        hidden_axis: the axis that cuts the hidden size of every expert, or None.
+        degree: number of shards of the experts.
+        hidden_axis: the axis that shards the hidden size of every expert, or None.
 
     Returns:
         Names of axes, the outermost first; none for degree 1.
-
-    Raises:
-        ValueError: no innermost axes have that product.
-
-    Cost: none; a choice of names.
 
     Source: Liu et al., "MoE Parallel Folding", 2025, arXiv:2504.14960, section 3.
 
@@ -55,17 +51,15 @@ def expert_axes(
 def expert_specs(
     axes: tuple[str, ...], *, hidden_axis: str | None = None, fsdp_axes: tuple[str, ...] = ()
 ) -> dict[str, PartitionSpec]:
-    """How the weights of experts lie on a mesh: the specs that `sharded_mixture` expects.
+    """The specs of experts' weights that `sharded_mixture` expects.
 
     Args:
-        axes: the axes that cut experts.
-        hidden_axis: the axis that cuts the hidden size, or None.
-        fsdp_axes: axes that cut the width, along which weights are gathered before use.
+        axes: the axes that shard experts.
+        hidden_axis: the axis that shards the hidden size, or None.
+        fsdp_axes: axes that shard the width, along which weights are gathered before use.
 
     Returns:
         The `PartitionSpec` of gate, up, down, gate_bias, up_bias and down_bias by name.
-
-    Cost: none; a table.
 
     Example:
         >>> tuple(expert_specs(("model",))["down"])

@@ -1,6 +1,6 @@
-"""Experts laid out anew by their loads: more copies of the busy ones, where they are wanted.
+"""Re-layout of experts by their loads: more copies of busy experts, near their tokens.
 
-A layout is an array of numbers, not a shape, so that another one needs no other program.
+A layout is an array of numbers, not a shape, so that a new one does not recompile.
 """
 
 from typing import Annotated, NamedTuple
@@ -15,15 +15,15 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class ExpertLayout(NamedTuple):
-    """Which experts every device holds, and which device's copy every device's tokens go to.
+    """The experts on every device, and the device to which every device's tokens are sent.
 
     Attributes:
         slots: [devices, slots], the expert in each slot; several may be copies of one.
         shares: [devices, experts, devices], the share of a device's tokens of an expert that goes
             to each device; adds up to 1 over the last axis.
         device_loads: [devices], pairs that each device computes.
-        moved_share: of all pairs, the share that leaves its device.
-        share_across_nodes: of all pairs, the share that leaves its node.
+        moved_share: share of all pairs that leave their device.
+        share_across_nodes: share of all pairs that leave their node.
 
     Example:
         >>> relayout(jax.device_get(jnp.array([[6, 2], [6, 2]])), 2).slots.tolist()
@@ -50,7 +50,7 @@ def relayout(
     devices_per_node: int | None = None,
     across_cost: float = 1.0,
 ) -> ExpertLayout:
-    """Lay experts out by the loads of the last steps.
+    """Compute a layout of experts from the loads of recent steps.
 
         minimise  4 across_cost (largest pairs that cross nodes at a device) / mean load
                   + 3 (largest load) / mean load
@@ -63,18 +63,14 @@ def relayout(
 
     Args:
         loads: pairs of each device's tokens with each expert, as `expert_loads` counts them.
-        slots: experts that a device holds.
+        slots: experts per device.
         devices_per_node: consecutive devices with fast links among them; None: all are one node.
-        across_cost: how much dearer a pair that crosses nodes is.
+        across_cost: relative cost of a pair that crosses nodes.
 
     Returns:
         The `ExpertLayout`.
 
-    Raises:
-        ValueError: fewer slots in all than experts, or devices that no node divides.
-
-    Cost: of order (slots of all devices) x (devices + experts) operations of Python; no device is
-        asked.
+    Cost: of order (slots of all devices) x (devices + experts) operations in Python.
 
     Source: "LAER-MoE: Load-Adaptive Expert Re-layout", 2026, arXiv:2602.11686, section 4. Its
         search also perturbs the counts of copies at random, which this one does not.
@@ -108,22 +104,17 @@ def static_layout(
     *,
     devices_per_node: int | None = None,
 ) -> ExpertLayout:
-    """The layout of expert parallelism without regard for loads: equally many copies of each.
+    """The layout of plain expert parallelism: equally many copies of each expert.
 
     Slot i of device d holds expert i m + d mod m, for m = experts / slots.
 
     Args:
         loads: as in `relayout`.
-        slots: experts that a device holds.
+        slots: experts per device.
         devices_per_node: as in `relayout`.
 
     Returns:
-        The `ExpertLayout`; the same `relayout` begins with.
-
-    Raises:
-        ValueError: slots that do not divide the experts, or groups that do not divide the devices.
-
-    Cost: as one of `relayout`'s starts.
+        The `ExpertLayout`, one of those with which `relayout` starts.
 
     Source: "LAER-MoE", 2026, arXiv:2602.11686, section 2.
 
@@ -155,7 +146,7 @@ def _sizes(loads, slots, devices_per_node):
 
 
 def _copies(total: np.ndarray, start: np.ndarray, slots: int, devices: int) -> np.ndarray:
-    """How many copies each expert has, one per device at most: the next to the busiest copy."""
+    """The number of copies of each expert, at most one per device: the next goes to the busiest."""
     copies = start.copy()
     for _ in range(slots - copies.sum()):
         copies[np.argmax(np.where(copies < devices, total / copies, -1))] += 1
@@ -171,7 +162,7 @@ def _placed(total: np.ndarray, copies: np.ndarray, nodes: np.ndarray, slots: int
     busiest = np.argsort(-share, kind="stable")
     for expert in np.repeat(busiest, copies[busiest]):
         free = [d for d in range(len(nodes)) if len(held[d]) < slots]
-        # Two copies on one device serve as one: only where no other device has room.
+        # Two copies on one device count as one, so that happens only if no other device has room.
         free = [d for d in free if expert not in held[d]] or free
         device = min(free, key=lambda d: (per_node[nodes[d], expert], load[d]))
         held[device].append(int(expert))
@@ -181,7 +172,7 @@ def _placed(total: np.ndarray, copies: np.ndarray, nodes: np.ndarray, slots: int
 
 
 def _routed(loads: np.ndarray, held: np.ndarray, nodes: np.ndarray) -> ExpertLayout:
-    """Where tokens go: to the copies of their node, evenly, or to all copies."""
+    """The destinations of tokens: evenly to the copies of their node, or to all copies."""
     devices, experts = loads.shape
     copies = np.zeros((devices, experts))
     np.add.at(copies, (np.arange(devices)[:, None], held), 1)

@@ -1,4 +1,4 @@
-"""Experts cut into parts on all devices, of which each device restores those of a layout.
+"""Experts sharded over all devices, of which each device restores those of a layout.
 
 The layout is data: another one runs the same program.
 """
@@ -31,19 +31,16 @@ def restored(
         all-to-all of shards[slots]          every device sends each one the parts of its experts
 
     Every device keeps a part of every expert ("fully sharded expert parallelism"). The layout is
-    data: another one runs the same program. The gradient goes the same way back, and copies of an
-    expert are added up where its part lies.
+    data: another one runs the same program. The gradient takes the same way back, and copies of an
+        expert are summed at its shard.
 
     Args:
         shards: this device's part of every expert, [experts, ...].
-        slots: which experts each device holds, as in an `ExpertLayout`.
+        slots: the experts on each device, as in an `ExpertLayout`.
         axis: the mesh axis, of as many devices as `slots` has rows.
 
     Returns:
         [slots, devices, ...]: the parts of each held expert, in the order of the devices.
-
-    Raises:
-        ValueError: rows of slots that are not one per device of the axis.
 
     Cost: slots P (n-1)/n bytes sent by a device, for experts of P bytes; the gradient as much.
 
@@ -78,30 +75,26 @@ def relaid_mixture(
     capacity: float | None = None,
     activation: Callable = silu_gate,
 ) -> Dispatched:
-    """`toolkit.experts.mixture` of experts that lie as a layout says, restored for this pass.
+    """`toolkit.experts.mixture` with experts restored according to a layout.
 
-    Every device keeps a slice of the hidden size of every expert. It restores those of its slots,
-    its tokens go to the copies that the layout shares them out to, in the order of the tokens, and
-    come back. A new layout compiles nothing.
+    Every device keeps a slice of the hidden size of every expert and restores the experts of its
+    slots. Its tokens are sent to the copies according to the layout's shares, in the order of the
+    tokens, and back. A new layout does not recompile.
 
     Args:
         x: tokens [..., width], whose first axis is cut along `axis`.
-        routing: what `sharded_route` (or `route`) decided for them.
+        routing: from `sharded_route` (or `route`) for these tokens.
         gate: G [experts, width, hidden], cut along hidden.
         up: U [experts, width, hidden], likewise.
         down: D [experts, hidden, width], likewise.
-        layout: as `relayout` or `static_layout` makes it.
+        layout: from `relayout` or `static_layout`.
         mesh: the devices; its axes must be auto axes.
-        axis: the mesh axis of all devices that share the experts.
+        axis: the mesh axis that shards the experts.
         capacity: times an even load of a slot that it takes, as in `sharded_mixture`; None: all.
         activation: as in `mixture`.
 
     Returns:
         A `Dispatched`.
-
-    Raises:
-        ValueError: a layout of other devices or experts; tokens or hidden sizes that the devices do
-            not divide; a capacity that is not above 0.
 
     Cost: forward, a device sends slots P (n-1)/n bytes for experts of P bytes, and the tokens'
         2 n slots C width b (n-1)/n; the gradient as much again.
@@ -166,7 +159,7 @@ def _places(
     slots: Int[Array, "devices slots"],
     shares: Float[Array, "experts devices"],
 ) -> Int[Array, "tokens chosen"]:
-    """The slot, among those of all devices, that each pair goes to: copies in turn, by share."""
+    """The slot of each pair among those of all devices: copies in turn, by share."""
     flat = experts.ravel()
     order = jnp.argsort(flat, stable=True)
     loads = jnp.zeros(shares.shape[0], jnp.int32).at[flat].add(1)

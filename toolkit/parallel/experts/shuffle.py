@@ -1,4 +1,4 @@
-"""Tokens sent early to where their experts lie, by a guess that costs nothing when it is wrong.
+"""Tokens sent early to their expected experts; a wrong guess changes no result.
 
 Where attention ends in a sum over devices, every device receives some of the tokens. Which ones is
 free: an order of tokens before the reduce-scatter, and its inverse after the all-gather that
@@ -24,11 +24,11 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class ExpertGroups(NamedTuple):
-    """Which experts share a device, and which device each kind of token prefers.
+    """The experts of each device, and the preferred devices of each token of the vocabulary.
 
     Attributes:
-        order: [experts], the experts in the order in which devices hold them: take weights by it.
-        places: [experts], where each expert stands in that order: look chosen experts up in it.
+        order: [experts], the experts in the order of the devices, to permute weights.
+        places: [experts], the position of each expert in that order, to map chosen experts.
         preferences: [vocabulary, devices], the share of a token's pairs that each device computes.
 
     Example:
@@ -54,21 +54,18 @@ def group_experts(
 
         maximise  sum over tokens v of  sum over experts e on the device of v:  table[v, e]
 
-    In turns, tokens are shared out for given experts (each device takes an equal part of all pairs)
-    and experts for given tokens, the latter exactly, as an assignment problem. The best of several
+    Tokens are assigned for given experts (each device takes an equal part of all pairs) and experts
+    for given tokens, in turns; the latter exactly, as an assignment problem. The best of several
     random starts is taken.
 
     Args:
         table: how often each token of the vocabulary chose each expert, in a sample of text.
-        devices: how many share the experts; must divide them.
-        starts: how many random starts.
-        seed: of them.
+        devices: number of devices, a divisor of the number of experts.
+        starts: number of random starts.
+        seed: seed of the starts.
 
     Returns:
         The `ExpertGroups`; the same for the same seed.
-
-    Raises:
-        ValueError: devices that do not divide the experts, or counts below 0.
 
     Cost: a few assignment problems of experts x experts for each start; on the host.
 
@@ -124,20 +121,17 @@ def _shared_out(mass: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 @checked
 def shuffled_order(preferences: Float[Array, "tokens devices"]) -> Int[Array, "tokens"]:
-    """An order of tokens that gives every device equally many, of those that prefer it.
+    """An order of tokens that gives every device equally many, preferably those that prefer it.
 
-    Device after device takes the free tokens that lose most elsewhere. Wrong preferences cost
-    bytes, never numbers.
+    Device after device takes the free tokens that lose most elsewhere. Wrong preferences cost bytes
+    but change no result.
 
     Args:
-        preferences: how much each token prefers each device, such as rows of
-            `ExpertGroups.preferences` for the ids of the tokens; devices divide the tokens.
+        preferences: preference of each token for each device, such as rows of
+            `ExpertGroups.preferences`; the number of devices divides that of the tokens.
 
     Returns:
-        A permutation of the tokens: the first part is for the first device, and so on.
-
-    Raises:
-        ValueError: the number of tokens is no multiple of that of devices.
+        A permutation of the tokens, whose equal parts belong to the devices in turn.
 
     Cost: a sort of the tokens for each device; runs under `jax.jit`.
 
@@ -173,7 +167,7 @@ def _order(preferences: Array, each: int) -> Array:
 def scatter_shuffled(
     parts: Float[Array, "tokens width"], order: Int[Array, "tokens"], axis: str
 ) -> Float[Array, "own width"]:
-    """The sum over devices, of which each gets its tokens by `order`; inside `jax.shard_map`.
+    """Sum over devices, of which each receives its tokens by `order`; inside `jax.shard_map`.
 
     Args:
         parts: this device's part of the sum, for all tokens.
@@ -181,10 +175,7 @@ def scatter_shuffled(
         axis: the mesh axis.
 
     Returns:
-        The sums of this device's tokens, as many as the others have.
-
-    Raises:
-        ValueError: devices that do not divide the tokens.
+        The sums of this device's tokens.
 
     Cost: one reduce-scatter, as without an order; a copy of the parts.
 
@@ -208,10 +199,10 @@ def scatter_shuffled(
 def gather_unshuffled(
     own: Float[Array, "own width"], order: Int[Array, "tokens"], axis: str
 ) -> Float[Array, "tokens width"]:
-    """All tokens on every device, in their first order again; inside `jax.shard_map`.
+    """Gather all tokens on every device in their original order; inside `jax.shard_map`.
 
     Args:
-        own: this device's tokens, as `scatter_shuffled` gave them.
+        own: this device's tokens, from `scatter_shuffled`.
         order: the same permutation.
         axis: the mesh axis.
 

@@ -1,4 +1,4 @@
-"""What a mixture on several devices sends, collective by collective."""
+"""The communication of a sharded mixture, by collective."""
 
 import math
 from typing import Annotated, Literal, NamedTuple
@@ -14,9 +14,9 @@ class Traffic(NamedTuple):
     """A kind of collective in the forward pass.
 
     Attributes:
-        kind: as `toolkit.measure.collectives` names it.
-        count: how often it runs.
-        bytes_sent: what a device sends in one of them.
+        kind: the name in `toolkit.measure.collectives`.
+        count: number of runs.
+        bytes_sent: bytes that a device sends per run.
 
     Example:
         >>> Traffic("all-to-all", 2, 3584).kind
@@ -56,17 +56,15 @@ def dispatch_traffic(
         width: D.
         experts: E, on all devices.
         chosen: experts per token.
-        devices: n, among which experts are divided.
+        devices: n, the number of shards of the experts.
         dispatch: as in `sharded_mixture`; "ragged" at an even load.
         capacity: as there.
         itemsize: b, bytes of a number of the tokens.
-        hidden_devices: m, among which the hidden size is divided.
-        is_cut_inside: whether tokens are cut along that axis too.
+        hidden_devices: m, the number of shards of the hidden size.
+        is_cut_inside: whether tokens are sharded along that axis too.
 
     Returns:
         A `Traffic` per kind and size.
-
-    Cost: a few products of numbers.
 
     Source: toolkit's own programs; they are equal to the byte (`tests/parallel/experts`).
 

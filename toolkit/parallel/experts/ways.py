@@ -1,4 +1,4 @@
-"""Three ways from tokens to the devices of their experts and back, inside `jax.shard_map`.
+"""Three ways to send tokens to the devices of their experts and back, inside `jax.shard_map`.
 
 Each takes this device's tokens x [tokens, width], `experts` [tokens, chosen] among all, and the
 weights of this device's own experts, and gives [tokens, chosen, width] with what it kept, or (the
@@ -18,12 +18,12 @@ from toolkit.experts.products import Activation, Weights, expert, rows_of
 
 
 class Way(NamedTuple):
-    """What a way depends on beside arrays.
+    """The settings of a way.
 
     Attributes:
         axes: the mesh axes that cut experts.
-        hidden_axis: the one that cuts the hidden size, or None.
-        is_cut_inside: whether tokens are cut along `hidden_axis` too.
+        hidden_axis: the axis that shards the hidden size, or None.
+        is_cut_inside: whether tokens are sharded along `hidden_axis` too.
         slots: tokens that an expert takes from each device.
         activation: of the experts.
     """
@@ -65,7 +65,7 @@ def by_all_to_all(
 
 
 def _own_experts(way: Way, rows: Array, weights: Weights) -> Array:
-    """This device's experts on their rows [own, rows, width]; float32."""
+    """Apply this device's experts to their rows [own, rows, width]; float32."""
     name, bias = way.hidden_axis, weights.down_bias
     if name and way.is_cut_inside:
         rows = lax.all_gather(rows, name, axis=1, tiled=True)
@@ -145,8 +145,8 @@ def by_ragged(
 
 
 def _offsets(pairs: Int[Array, "sender receiver"], here: Array) -> tuple[Array, ...]:
-    """What `lax.ragged_all_to_all` wants to know: where rows lie here, how many go, where they will
-    lie in the buffers of their receivers, and how many come.
+    """The arguments of `lax.ragged_all_to_all`: local offsets, numbers sent, offsets in the
+    receivers' buffers, numbers received.
     """
     before = jnp.cumsum(pairs, axis=1) - pairs
     at_receiver = jnp.cumsum(pairs, axis=0) - pairs
