@@ -74,11 +74,13 @@ def gather(folder: Annotated[Path, tyro.conf.Positional]) -> None:
 def train(
     directory: Annotated[Path, tyro.conf.Positional],
     pattern: str = "gdn gdn gdn full",
+    feed_forwards: str = "swiglu",
     loops: int = 2,
     width: int = 128,
     heads: int = 4,
     sliding_window: int = 64,
     attention_output_gate: bool = False,
+    balance: float = 0.01,
     steps: int = 1000,
     batch: int = 16,
     sequence_length: int = 256,
@@ -106,11 +108,14 @@ def train(
     Args:
         directory: the run's folder: checkpoints, metrics.jsonl and config.json.
         pattern: the physical layers in order, e.g. "gdn gdn gdn full".
+        feed_forwards: "swiglu", "moe" (a mixture of 8 experts, of which a token passes 2), or one
+            of them per layer.
         loops: how many times the stack of layers is applied.
         width: the width of the residual stream.
         heads: attention heads.
         sliding_window: bytes a "window" layer sees.
         attention_output_gate: gate the outputs of the heads of "full" and "window" layers.
+        balance: weight of the loss that evens the loads of experts.
         steps: total training steps, including those of a search's candidates.
         batch: sequences per step.
         sequence_length: bytes per sequence.
@@ -162,6 +167,7 @@ def train(
 
     config = LoopedConfig.tiny(
         pattern=pattern,
+        feed_forwards=feed_forwards,
         loops=loops,
         width=width,
         heads=heads,
@@ -182,6 +188,7 @@ def train(
         batch=batch,
         sequence_length=sequence_length,
         learning_rate=learning_rate,
+        balance=balance,
         seed=seed,
         layout=layout,
         tensor_devices=tensor_devices,

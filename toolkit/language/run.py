@@ -28,6 +28,8 @@ class TrainingRun:
         learning_rate: peak of the warm-up and cosine schedule; or "search", to search a schedule
             during training, with `steps` then including the gradient evaluations of candidates.
         weight_decay: of matrices.
+        balance: weight of the balance loss, in models with a mixture of experts; the loss that is
+            evaluated is without it.
         seed: seed of the initialisation and of the order of the data.
         layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
             "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or
@@ -58,6 +60,7 @@ class TrainingRun:
     sequence_length: int = 256
     learning_rate: float | Literal["search"] = 3e-3
     weight_decay: float = 0.1
+    balance: float = 0.01
     seed: int = 0
     layout: str = "single"
     tensor_devices: int = 1
@@ -91,6 +94,17 @@ class TrainingRun:
                     f"{name}: got {chunks}, wanted a divisor of {self.sequence_length} "
                     "(sequence_length), and 1 under a layout that cuts time"
                 )
+        has_experts = "moe" in self.config.feed_forward_words
+        if has_experts and self.balance > 0 and self.block_chunks > 1:
+            raise ValueError(
+                f"block_chunks: got {self.block_chunks}, wanted 1 with a balance loss, whose loads "
+                "are those of whole sequences; or balance=0"
+            )
+        if has_experts and self.context_devices > 1:
+            raise ValueError(
+                f"context_devices: got {self.context_devices}, wanted 1 for a model with a mixture "
+                "of experts, which reads whole sequences"
+            )
         if self.sequence_length % self.context_devices:
             raise ValueError(
                 f"sequence_length: got {self.sequence_length}, wanted a multiple of "
@@ -99,8 +113,9 @@ class TrainingRun:
         rate = self.learning_rate
         if rate != "search" and not rate > 0:
             raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay: got {self.weight_decay}, wanted 0 or more")
+        for name in ("weight_decay", "balance"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, wanted 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit._files import sealed_json, write_whole
+from toolkit.experts import balance_loss, pooled_statistics
 from toolkit.language.run import (
     HOW_IT_RUNS,
     TrainedModel,
@@ -67,10 +68,11 @@ def next_byte_loss(
     *,
     chunks: int = 1,
     block_chunks: int = 1,
+    balance: float = 0.0,
 ) -> Float[Array, ""]:
     """Mean cross-entropy of the next byte, or other token.
 
-        loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]]
+        loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]] + balance mean_l balance_loss_l
 
     Args:
         graph: structure of the model, from `nnx.split`.
@@ -80,6 +82,8 @@ def next_byte_loss(
         chunks: parts of time whose logits are computed one after the other, see `streamed_loss`.
         block_chunks: pieces of the text in the backward pass of each block, see
             `toolkit.parallel.stream_backward`; not for packed documents.
+        balance: weight of the `toolkit.experts.balance_loss` of each "moe" layer, of its loads in
+            all loops and sequences; above 0 only for models that have some.
 
     Returns:
         Nats per byte, or per token.
@@ -96,7 +100,16 @@ def next_byte_loss(
     inputs, targets, *packed = batch
     model, segment_ids = nnx.merge(graph, params), packed[0] if packed else None
     with streaming(block_chunks, model.config):
-        hidden = model.last_hidden(inputs, segment_ids=segment_ids)
+        if balance:
+            hidden, routing = model.with_routing(inputs, segment_ids=segment_ids)
+        else:
+            hidden, routing = model.last_hidden(inputs, segment_ids=segment_ids), ()
+    return _cross_entropy(model, hidden, targets, packed, chunks) + sum(
+        balance / len(routing) * balance_loss(pooled_statistics(layer, 2)) for layer in routing
+    )
+
+
+def _cross_entropy(model, hidden, targets, packed, chunks):
     if chunks != 1:
         hidden, table = model.head_inputs(hidden)
         return streamed_loss(hidden, table, targets, chunks=chunks)
@@ -174,8 +187,11 @@ def train_language_model(
     optimizer = make_optimizer(run)
     state = TrainState.create(params, optimizer)
     state = layout.apply(state) if layout else state  # moments may have another sharding
-    loss = partial(next_byte_loss, graph, chunks=run.loss_chunks, block_chunks=run.block_chunks)
-    loss = layout.bind(loss) if layout else loss
+    has_experts = "moe" in run.config.feed_forward_words
+    parts = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
+    evaluated = partial(next_byte_loss, graph, **parts)
+    loss = partial(evaluated, balance=run.balance if has_experts else 0.0)
+    loss, evaluated = (layout.bind(f) if layout else f for f in (loss, evaluated))
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
@@ -208,7 +224,7 @@ def train_language_model(
     kept: dict[str, Any] = {
         "directory": directory,
         "configuration": _configuration(run, corpus),
-        "evaluate": _evaluation(loss, jax.device_put(evaluation, everywhere), per_token),
+        "evaluate": _evaluation(evaluated, jax.device_put(evaluation, everywhere), per_token),
         "stop": stop,
         "callback": callback,
     }

@@ -19,7 +19,7 @@ from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import linear, over_tokens
 from toolkit.looped.loop_rows import LoopRow, check_tokens, row_of
 from toolkit.looped.mixing import LAYERS
-from toolkit.parallel.context.along import check_word
+from toolkit.parallel.context.along import check_word, cuts_time
 
 
 class LoopedLM(nnx.Module):
@@ -208,7 +208,11 @@ class LoopedLM(nnx.Module):
     ):
         check_tokens(tokens, self.config.vocabulary)
         for word in self.config.feed_forward_words:
-            check_word(word, FEED_FORWARDS[word].can_cut_time)
+            if cuts_time() and not FEED_FORWARDS[word].can_cut_time:
+                raise ValueError(
+                    f"feed_forwards: {word!r} layers sort the tokens of whole sequences, and the "
+                    'layout shards time; wanted a layout such as "data", or "swiglu"'
+                )
         for word in (*self.config.prelude_layers, *self.config.layers, *self.config.coda_layers):
             check_word(word, LAYERS[word].can_cut_time)
         if segment_ids is not None and segment_ids.shape != tokens.shape:
