@@ -1,7 +1,7 @@
 """Tables that packages elsewhere add rows to: by a call, or by an entry point that makes the call.
 
 A package names a module of its own in the entry-point group "toolkit.mixers". The module is
-imported when a table is first read, not with the toolkit, and registers what it has.
+imported when a table is first read, not with the toolkit, and registers its rows.
 """
 
 import functools

@@ -80,7 +80,8 @@ def _decode_case(size: str, batch: int, layers: int | None, name: str) -> Case:
 
 
 def _decoder(config: LoopedConfig, batch: int) -> Callable[[], jax.Array]:
-    """Steps after `CONTEXT` tokens: what a cache holds decides no time, so it is not read in."""
+    """Steps after `CONTEXT` tokens, with an unfilled cache, because its contents do not affect the
+    time."""
     held = []
 
     def start() -> tuple[LoopedLM, LoopedCache]:

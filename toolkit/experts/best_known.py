@@ -1,7 +1,7 @@
 """The meaning of `implementation=None`: the form for each platform, with the evidence.
 
 A row cites the record that shows its form to be the fastest there. No accelerator has been measured
-yet: the rows for these cite none, and say what is known without one.
+yet, so those rows cite none and give the reason for the choice.
 """
 
 import functools

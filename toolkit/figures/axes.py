@@ -51,7 +51,7 @@ def few_log_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def count_ticks(axis: Axis, count: int) -> None:
-    """At most so many ticks with commas between thousands."""
+    """At most `count` ticks, with commas between thousands."""
     axis.set_major_locator(MaxNLocator(count))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 

@@ -101,7 +101,7 @@ class Request:
     Attributes:
         kind: "warmup", "probe", "train" or "decay"; only probes are thrown away.
         rates: [candidates, steps] float32, the rate of every step; one candidate unless a probe.
-        validate_every: 0 for the training losses; otherwise a validation loss after so many steps.
+        validate_every: steps between validation losses; 0 for training losses.
         asked_at: gradient evaluations of the ledger when `ask` gave it.
 
     Example:

@@ -42,7 +42,7 @@ DEFAULT_OPTIMIZER = optax.adamw(1.0)
 class SearchProgress:
     """A search at some point, ready for a checkpoint: a pytree of arrays and numbers.
 
-    `save` writes it as a safetensors file, from which `search(..., start=path)` goes on.
+    `save` writes it to a safetensors file, from which `search(..., start=path)` resumes.
 
     Attributes:
         controller: the state of the search.

@@ -5,7 +5,7 @@ products, cuDNN for convolutions and attention. Other kernels (Pallas, Triton) c
 that they declare, or are unknown.
 
 Source: OpenXLA, "HLO operation semantics" (Conv, Dot) and `HloCostAnalysis`: two FLOPs for each
-product whose factors both lie in the arrays; padding and the zeros of dilation do not count.
+    product whose factors are both in the arrays; padding and the zeros of dilation do not count.
 """
 
 import math

@@ -30,11 +30,10 @@ def use_cores(count: int | None = None) -> int:
     Raises:
         RuntimeError: when jax has already started with fewer devices.
 
-    Cost: Arguments are divided, and small calls take a few tenths of a millisecond longer. Arrays
-        that were put on one device by name (`jax.device_put(x, device)`) cannot be: jax refuses.
-        What a program with mixers returns lies on all cores, so a training step that takes its
-        state in again is compiled twice, unless the state began there: `data_parallel(params,
-        make_mesh({"data": cores})).apply(state)`.
+    Cost: Small calls take a few tenths of a millisecond longer. jax refuses arrays that were put on
+        one device by name (`jax.device_put(x, device)`). Results of a program with mixers are on
+        all cores, so a training step that takes its state in again is compiled twice, unless the
+        state began there: `data_parallel(params, make_mesh({"data": cores})).apply(state)`.
 
     Example:
         >>> use_cores() >= 1

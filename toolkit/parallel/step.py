@@ -53,7 +53,7 @@ def partitioned_train_step(
 
     Returns:
         A jitted function (params, optimizer_state, batch) -> (params, optimizer_state, loss). Its
-        arguments lie as `layout.apply` and `layout.apply_batch` put them.
+        arguments must be placed by `layout.apply` and `layout.apply_batch`.
 
     Cost: The loss's forward and backward passes on 1/N of the batch, and the collectives that the
         compiler chooses.

@@ -160,7 +160,7 @@ def nan_if_diverged(params: Params, losses: Array) -> Array:
 
 
 def layout_of(tree: Any) -> tuple:
-    """The sharding of every leaf that lies on a mesh, None for the others."""
+    """The sharding of every leaf on a mesh, None for the others."""
     leaves = jax.tree.leaves(tree)
     return tuple(leaf.sharding if _is_on_mesh(leaf) else None for leaf in leaves)
 

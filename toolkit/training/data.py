@@ -119,8 +119,8 @@ def load_corpus(paths: str | os.PathLike | Iterable[str | os.PathLike] | None = 
             name.
 
     Raises:
-        CorpusError: a path is missing, unreadable, no file, larger than memory, empty, binary or
-            not UTF-8 (names the file and the offset).
+        CorpusError: when a path is missing, unreadable, not a file, larger than memory, empty,
+            binary or not UTF-8 (names the file and the offset).
 
     Example:
         >>> corpus = load_corpus("prose")
@@ -154,11 +154,11 @@ def load_tokens(path: str | os.PathLike) -> Corpus:
         path: a `.npy` file of whole numbers [size].
 
     Returns:
-        A corpus whose `tokens` lie on disk, to be drawn from with `token_batches`. Its digest is
-        that of 64 evenly spaced parts where there is more than 64 MiB.
+        A corpus whose `tokens` stay on disk, for `token_batches`. Above 64 MiB its digest covers 64
+        evenly spaced parts.
 
     Raises:
-        CorpusError: the file is missing, or holds something else.
+        CorpusError: when the file is missing, or holds something else.
 
     Example:
         >>> import numpy as np

@@ -118,7 +118,7 @@ def token_batches(
     sharding: NamedSharding | None = None,
     vocabulary: int | None = None,
 ) -> HostBatches:
-    """Windows of a token array that may lie on disk (`np.load(path, mmap_mode="r")`).
+    """Windows of a token array, possibly on disk (`np.load(path, mmap_mode="r")`).
 
         start = hash(seed, step, row) mod (size - time)
         inputs = tokens[start : start + time],  targets = tokens[start + 1 : start + time + 1]

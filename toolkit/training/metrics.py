@@ -19,7 +19,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         The rows, in order.
 
     Raises:
-        ValueError: a line was not written by `MetricsLog` or has changed since (names file and
+        ValueError: when a line was not written by `MetricsLog` or was changed (names file and
             line).
 
     Example:

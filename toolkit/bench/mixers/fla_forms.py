@@ -1,8 +1,8 @@
 """flash-linear-attention's Triton kernels, called as the rows of `MIXERS` are.
 
-Its layouts are ours: [batch, time, heads, size]. They want torch with CUDA; where that or the
-package is missing there is no contender. Both sides get the same numbers: log-decays in float32,
-all else bfloat16, which we hold strengths of in float32.
+Its layouts are ours: [batch, time, heads, size]. They need torch with CUDA; without that or the
+package there is no contender. Both sides get the same numbers: log-decays in float32, all else in
+bfloat16, except that our strengths are float32.
 """
 
 import importlib

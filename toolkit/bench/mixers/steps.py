@@ -103,7 +103,7 @@ def step_case(row: Mixer, batch: int, name: str) -> Case:
 
 
 def _check(row: Mixer, token: list[jax.Array], state: Any) -> Callable[[Mapping[str, Any]], None]:
-    """The first step gives what the reference gives for a sequence of one token."""
+    """The first step equals the reference for a sequence of one token."""
 
     def check(results: Mapping[str, Any]) -> None:
         sequence = [x[:, None] for x in token]

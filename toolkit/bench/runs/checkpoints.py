@@ -1,4 +1,4 @@
-"""Checkpoints of a gigabyte: reading one to go on, and what a save costs while training goes on."""
+"""Checkpoints of a gigabyte: reading one to resume, and the cost of a save during training."""
 
 import atexit
 import itertools
@@ -19,7 +19,7 @@ from toolkit.training import TrainState, adamw, make_train_step
 from toolkit.training.checkpoint import Checkpoints
 
 WIDTH = 2048
-UPDATES = 20  # between two saves: long enough for the one before to be written
+UPDATES = 20  # between two saves, long enough to write one
 RESUME_SECONDS, MOST_BLOCKED = 10.0, 0.05
 BEGINS, WRITES = "a save begun", "updates while it is written"
 SAVES, TRAINS = "updates, a save begun", "updates"
@@ -34,7 +34,8 @@ def cases(cores: int) -> Iterator[PlannedCase]:
 
 
 def resume_case(layers: int, width: int, name: str) -> Case:
-    """`toolkit train` goes on by `restore_latest`; beside it, NumPy reads the same bytes."""
+    """`restore_latest`, with which `toolkit train` resumes, against NumPy reading the same
+    bytes."""
     folder = _folder()
     state, step = _run(layers, width)
     state, _ = step(state, jnp.ones((64, width)))  # zeros of unused moments are quick to read
@@ -64,7 +65,7 @@ def resume_case(layers: int, width: int, name: str) -> Case:
 
 
 def begin_case(layers: int, width: int, updates: int, name: str) -> Case:
-    """For how long a save keeps training from its next update: until the arrays are copied."""
+    """How long a save delays the next update: until the arrays are copied."""
     checkpoints, (state, _) = _writer(), _run(layers, width)
     steps = itertools.count()
 
@@ -88,7 +89,7 @@ def begin_case(layers: int, width: int, updates: int, name: str) -> Case:
 
 
 def save_case(layers: int, width: int, updates: int, name: str) -> Case:
-    """Updates with a save begun before them, and without: the writer shares the cores."""
+    """Updates during a save, and without one: the writer shares the cores."""
     return Case(
         name=name,
         contenders={
@@ -103,7 +104,7 @@ def save_case(layers: int, width: int, updates: int, name: str) -> Case:
 def _interval(
     layers: int, width: int, updates: int, checkpoints: Checkpoints | None = None
 ) -> Callable[[], jax.Array]:
-    """What goes on from one save to the next; without checkpoints nothing is saved."""
+    """The updates between two saves; without checkpoints nothing is saved."""
     state, step = _run(layers, width)
     held = [state]
 

@@ -82,7 +82,7 @@ class Experiment:
         title: the question, one line.
         settings: label -> setting, a frozen dataclass that goes through JSON.
         execute: (setting, seed, workspace) -> outcome; raises `Stopped` when asked to stop, and
-            goes on from `workspace.directory` when called again. Deterministic.
+            resumes from `workspace.directory` when called again. Deterministic.
         columns: the numbers of the table.
         claims: the claims to test.
         draw: (results, caption) -> the figure.

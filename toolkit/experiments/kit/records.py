@@ -28,7 +28,7 @@ class FinishedRuns:
 
     Attributes:
         path: the file.
-        lines: what it holds, see `read_runs`.
+        lines: its lines, see `read_runs`.
     """
 
     def __init__(self, path: Path, experiment: Experiment):

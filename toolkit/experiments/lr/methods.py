@@ -139,8 +139,8 @@ def _random_probes(problem: Workload, budget: int, seeds: np.ndarray, progress: 
 def _successive_halving(
     problem: Workload, budget: int, seeds: np.ndarray, progress: Progress
 ) -> list:
-    """Log-uniform peaks, each along its linear decay; at 1/8, 1/4 and 1/2 of it the better half by
-    validation loss goes on.
+    """Log-uniform peaks, each with a linear decay; at 1/8, 1/4 and 1/2 of it the better half by
+    validation loss continues.
     """
     forward = FORWARD_COST * VALIDATION_BATCHES * (8 + 4 + 2)
     # 8 lanes for an eighth, 4 for another, 2 for a quarter and 1 for a half: 2.5 decays.

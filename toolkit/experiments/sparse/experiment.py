@@ -137,7 +137,7 @@ def _near(name: str, label: str, wanted: float, distance: float) -> Judge:
 
 
 def _tail_lowers(system: str, kinds: Sequence[str], tokens: Sequence[int] = ()) -> Judge:
-    """Whether a tail lowers every error of these kinds, and the perplexity with so many tokens."""
+    """Whether a tail lowers every error of these kinds, and the perplexity at a budget."""
     compared = [(f"error, {kind}", system) for kind in kinds]
     compared += [(_perplexity(number), _text(system)) for number in tokens]
 

@@ -76,8 +76,8 @@ class StateBasedRecall:
         """A step on the way to the task: that share of the swaps, and hints.
 
         Padding stands in place of the last swaps. Behind a declaration "p a" the bit at a is asked
-        for. In a swap "p q", p asks what the question does, the bit at p's address so far, and q
-        for the address that it now holds, which says more of the state than one bit.
+        for. In a swap "p q", p asks for the bit at p's current address, like the question, and q
+        for its new address, which tells more about the state than one bit.
         """
         tokens, answers, _ = self._sequences(key, batch, share)
         return Batch(tokens, answers, answers > 0)

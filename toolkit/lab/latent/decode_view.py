@@ -94,7 +94,7 @@ def collectives_of(cost: DecodeCost) -> str:
 def decode_view(
     *, model: str, kind: str, degree: int, slices: int, batch: int, context: int, chip: int
 ) -> DecodeView:
-    """All schemes on `degree` chips of a kind; more slices than chips count as so many."""
+    """All schemes on `degree` chips of a kind; `slices` is limited to the chips."""
     chips, slices, chip = f"{kind}:{degree}", min(slices, degree), min(chip, degree - 1)
 
     def costs_at(tokens: int) -> tuple[DecodeCost, ...]:

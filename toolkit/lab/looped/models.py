@@ -1,8 +1,8 @@
-"""The small looped models that come with the toolkit, in one form whatever their layers.
+"""The packaged small looped models, in one form for all their layers.
 
 Windows and output gates are switches of the reader (`Switches`), not of the program: every softmax
-layer is read as a "full" one with a gate, and the switches say what it sees and whether the gate
-acts. So models that differ in these only share their compiled programs.
+layer is read as a "full" one with a gate, and the switches set its window and turn the gate off.
+Models that differ only in these share their compiled programs.
 """
 
 import dataclasses

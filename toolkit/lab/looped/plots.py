@@ -1,6 +1,6 @@
 """The four plots of `LoopPanel`, each with a row per loop, the first on top.
 
-Rows fill an axes whatever their number: y runs from 0, the top, to 1.
+Rows fill the axes for any number of loops: y runs from 0, the top, to 1.
 """
 
 from collections.abc import Sequence

@@ -31,9 +31,9 @@ from toolkit.lab.lr.spending_plots import BoughtPlot, LedgerPlot, SchedulePlot
 class SearchPanel(Panel):
     """A learning-rate search, step by step.
 
-    A step asks the search what it wants, trains that, and tells it the losses. All rounds are
-    kept: `round` looks at an earlier one again. Another problem, budget or constant is another
-    search, which begins with its first round; one come back to is still there.
+    A step executes the search's next request and returns the losses to it. All rounds are kept:
+    `round` selects an earlier one. Another problem, budget or constant starts another search;
+    earlier searches are kept too.
 
     Example:
         >>> panel = SearchPanel(problem="quadratic 1d", method="probe", budget=500)

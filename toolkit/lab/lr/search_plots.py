@@ -123,7 +123,7 @@ class CandidatePlot(RoundPlot):
 
 
 class LandscapePlot(RoundPlot):
-    """Loss against rate: pins, and what the search makes of them."""
+    """Loss against rate: the tried rates, and the search's fit to them."""
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, xscale="log")

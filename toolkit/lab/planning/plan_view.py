@@ -71,7 +71,8 @@ def planned(
     context: int,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> PlanView:
-    """The plan for so many chips, `sequences` per chip; `tell` hears how far a new search is."""
+    """The plan for a number of chips, with `sequences` per chip; `tell` is called with the progress
+    of a new search."""
     setting = model, f"{chip}:{chips}", sequences * chips, context
     if setting not in _PLANS:
         found = searched(*setting, tell=tell)

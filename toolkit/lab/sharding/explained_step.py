@@ -34,8 +34,8 @@ def explain_step(
 ) -> Explanation | Blame:
     """Compiles a step (Adam) under the layout of a scheme, from shapes alone, and explains it.
 
-    `mesh_axes` is such as "data=4,model=2"; on a CPU so many devices are simulated. `is_blamed`
-    asks for the blame too, which compiles once more for each change tried.
+    `mesh_axes` is such as "data=4,model=2"; on a CPU the devices are simulated. `is_blamed` adds
+    the blame, which compiles once more for each change tried.
     """
     pairs = [part.partition("=") for part in mesh_axes.split(",")]
     if any(not name or not size.isdecimal() for name, _, size in pairs):

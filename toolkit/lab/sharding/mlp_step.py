@@ -41,7 +41,7 @@ def axes_of_mesh(mesh: str, scheme: str) -> dict[str, int]:
 
 
 def block_layout(mesh: str, scheme: str) -> Layout:
-    """How the block lies on the first eight devices."""
+    """The layout of the block on the first eight devices."""
     axes = axes_of_mesh(mesh, scheme)
     return layout(BLOCK, make_mesh(axes, devices=jax.devices()[:DEVICES]), scheme)
 
@@ -80,6 +80,6 @@ def blame_step(found: Layout) -> Blame:
 
 
 def results_of(found: Layout, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """How a step's parameters and optimiser's state lie after it: as before; and its loss."""
+    """The shardings of a step's results: parameters and optimiser state as before, and the loss."""
     state = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
     return *state, jax.NamedSharding(found.mesh, jax.P())

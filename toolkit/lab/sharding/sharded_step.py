@@ -32,7 +32,7 @@ TOLERANCE = 1e-6
 
 
 def sharded_step_facts() -> dict[str, Any]:
-    """Compile and run one step under each layout and read what it holds and sends per device.
+    """Compile and run one step under each layout; returns memory and communication per device.
 
     `difference` is the largest of a parameter from a single device's after the step. It takes
     three compilations.

@@ -30,7 +30,7 @@ Cuts = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class StoredArray:
-    """A parameter, and how it lies in each of its states."""
+    """A parameter, with its sharding in each state."""
 
     path: str
     shape: tuple[int, ...]

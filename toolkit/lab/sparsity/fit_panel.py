@@ -44,7 +44,7 @@ class ListPlot(Plot):
 
 
 class MassPlot(Plot):
-    """Share of the softmax held after so many tokens, and the share that was asked for."""
+    """Share of the softmax against the number of tokens, and the requested share."""
 
     def __init__(self, axes: Axes) -> None:
         super().__init__(axes, title="Softmax held")

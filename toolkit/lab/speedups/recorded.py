@@ -53,7 +53,7 @@ class Time:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this package did the work, in whatever form."""
+        """Whether this package did the work, in any form."""
         return self.is_checked and re.match(r"toolkit\b|T=|after", self.contender) is not None
 
     def is_rival(self, other: "Time") -> bool:

@@ -75,7 +75,7 @@ def load_model(path: str | Path) -> LoopedLM:
         path: the file.
 
     Returns:
-        The model with float32 parameters, whatever the file stores.
+        The model, with float32 parameters.
 
     Raises:
         ValueError: when the file is damaged, is of another format or version, holds numbers that

@@ -110,7 +110,7 @@ class MixtureLayer(FeedForwardLayer):
     """A mixture of experts; no token is dropped, so a token's output depends on no other.
 
     Attributes:
-        router: `Router`; its logits are float32 whatever the compute type.
+        router: `Router`; its logits are float32 for every compute type.
         experts: `Experts`.
         shared: a `SwiGLU` for all tokens, or None.
         shared_gate: [width, 1], or None.

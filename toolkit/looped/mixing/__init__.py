@@ -16,9 +16,9 @@ register_layer              add a layer of another package
 layer.py                    MixingLayer and LayerOptions, from which all are derived
 attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
 forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
-latent.py                   MLALayer: keys and values of all heads out of one latent per token
-streaming.py                what a block does whose gradient goes through the text in pieces
-sparse/sparse_memory.py     keys and values indexed, so that a step reads a part of them
+latent.py                   MLALayer: keys and values of all heads from one latent per token
+streaming.py                blocks whose backward pass runs in pieces of the text
+sparse/sparse_memory.py     indexed keys and values, of which a step reads a part
 sparse/native_sparse.py     NSALayer: softmax over block means, selected blocks and a window
 sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and the best others
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks

@@ -64,7 +64,7 @@ class ConfiguredLayer(nnx.Module):
     Attributes:
         word: its name in a configuration.
         Options: the dataclass of its options.
-        can_cut_time: whether it can read tokens that lie on several devices.
+        can_cut_time: whether it can read sequences sharded over devices.
     """
 
     word: ClassVar[str]
@@ -92,7 +92,7 @@ class MixingLayer(ConfiguredLayer):
         is_recurrent: whether its cache is a state that does not grow.
         starts_from_attention: whether it can take over attention's queries, keys, values and
             output, so that `toolkit.conversion` can replace attention by it.
-        can_cut_time: whether it can mix tokens that lie on several devices.
+        can_cut_time: whether it can mix sequences sharded over devices.
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
     """
 

@@ -31,8 +31,8 @@ def restored(
         all-to-all of shards[slots]          every device sends each one the parts of its experts
 
     Every device keeps a part of every expert ("fully sharded expert parallelism"). The layout is
-    data: another one runs the same program. The gradient takes the same way back, and copies of an
-        expert are summed at its shard.
+    data, so a new one runs the same program. The gradient takes the same way back, and copies of an
+    expert are summed at its shard.
 
     Args:
         shards: this device's part of every expert, [experts, ...].

@@ -1,10 +1,9 @@
 """Tokens sent early to their expected experts; a wrong guess changes no result.
 
-Where attention ends in a sum over devices, every device receives some of the tokens. Which ones is
-free: an order of tokens before the reduce-scatter, and its inverse after the all-gather that
-follows the experts, change no number. The order puts a token where most of its experts are expected
-to lie, so that fewer rows travel in the all-to-all between. Experts that the same tokens choose
-share a device.
+After attention's sum over devices, every device receives some of the tokens. The choice is free: an
+order of tokens before the reduce-scatter, and its inverse after the all-gather behind the experts,
+change no number. The order puts a token on the device with most of its expected experts, so that
+fewer rows are sent in the all-to-all. Experts that the same tokens choose share a device.
 """
 
 import functools

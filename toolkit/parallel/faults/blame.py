@@ -121,8 +121,8 @@ def blame(
         most_trials: most changes to try per collective.
 
     Raises:
-        ValueError: no argument lies on a mesh, `results` does not fit, or most_trials < 1.
-        TypeError: an argument that is not a tree of arrays.
+        ValueError: when no argument is on a mesh, or `results` does not fit.
+        TypeError: when an argument is not a tree of arrays.
 
     Cost: One compilation of the program, one for each change tried (a change that serves several
         collectives is compiled once), and a modelled pass over it for each change there is.

@@ -1,8 +1,8 @@
-"""One worker of lesson 09: trains a tiny model with the others, and may be killed once.
+"""One worker of lesson 09, which trains a tiny model with the others and may be killed once.
 
     python -m toolkit.lab.lessons.subjects.parts.worker DIRECTORY KILL_AT
 
-KILL_AT is an update; 0 kills nobody. The first process says "update STEP LOSS" after every update,
+KILL_AT is an update, or 0 for none. The first process prints "update STEP LOSS" after every update,
 and "sha256 HEX" of the final state.
 """
 
