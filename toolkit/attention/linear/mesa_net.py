@@ -7,8 +7,8 @@ S^T (G + Diag(penalty))^-1 is the linear map W that minimises, over all tokens s
 
     sum_s weight_s |v_s - W k_s|^2 / 2 + tr(W Diag(penalty) W^T) / 2
 
-where a delta rule makes one step of gradient descent at every token. The system is solved by
-conjugate gradients: each of their steps multiplies by G, which chunks do for all tokens at once.
+where a delta rule takes one step of gradient descent per token. The system is solved by
+conjugate gradients; each of their steps multiplies by G, for all tokens of a chunk at once.
 """
 
 from dataclasses import dataclass
@@ -61,20 +61,12 @@ class MesaState:
 @checked
 @compiled
 def mesa_net(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    penalty: Penalties,
-    *,
-    scale: float = 1.0,
-    iterations: Iterations = ITERATIONS,
-    initial_state: MesaState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: Literal["xla"] | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[shapes.Values, MesaState]:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, penalty: Penalties, *,
+    scale: float = 1.0, iterations: Iterations = ITERATIONS,
+    initial_state: MesaState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: Literal["xla"] | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[shapes.Values, MesaState]:  # fmt: skip
     r"""Mix tokens by the linear map that fits values to keys best, in linear time.
 
         G_t = e^(g_t) G_(t-1) + beta_t k_t k_t^T,   S_t = e^(g_t) S_(t-1) + beta_t k_t v_t^T
@@ -202,17 +194,11 @@ def _solve(iterations: int, apply: Any, b: Array) -> Array:
 
 @checked
 def mesa_net_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.LogDecays,
-    beta: shapes.Strengths,
-    penalty: Penalties,
-    *,
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.LogDecays,
+    beta: shapes.Strengths, penalty: Penalties, *,
     scale: float = 1.0,
-    initial_state: MesaState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.Values, MesaState]:
+    initial_state: MesaState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.Values, MesaState]:  # fmt: skip
     r"""The equation of `mesa_net`, token by token and solved exactly: slow, and the oracle.
 
         G <- e^g G + beta k k^T,   S <- e^g S + beta k v^T,   o = scale S^T (G + Diag(penalty))^-1 q
@@ -242,17 +228,10 @@ def mesa_net_reference(
 @checked
 @compiled
 def mesa_net_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.LogDecay,
-    beta_t: shapes.Strength,
-    penalty_t: Penalty,
-    state: MesaState,
-    *,
-    scale: float = 1.0,
-    iterations: Iterations = ITERATIONS,
-) -> tuple[shapes.Value, MesaState]:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.LogDecay,
+    beta_t: shapes.Strength, penalty_t: Penalty, state: MesaState, *,
+    scale: float = 1.0, iterations: Iterations = ITERATIONS,
+) -> tuple[shapes.Value, MesaState]:  # fmt: skip
     r"""Decode one token: both sums are updated, then the system is solved.
 
         G <- e^g G + beta k k^T,   S <- e^g S + beta k v^T,   o = scale S^T (G + Diag(penalty))^-1 q

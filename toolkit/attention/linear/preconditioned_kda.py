@@ -1,4 +1,4 @@
-r"""Preconditioned Kimi Delta Attention: writes are stretched where a key channel has seen little.
+r"""Preconditioned Kimi Delta Attention: keys write more in channels that have seen little.
 
     A  <- e^h A + w k^2
     S  <- Diag(e^g) S
@@ -6,7 +6,8 @@ r"""Preconditioned Kimi Delta Attention: writes are stretched where a key channe
     o   = scale S^T q
 
 A is the diagonal of the matrix by which Newton's method would divide the gradient that the delta
-rule follows; m, which squashes its inverse between 2/3 and 3/2, stands for it, channel by channel.
+rule follows. Instead of its inverse, the write is multiplied by m, which lies between 2/3 and 3/2,
+channel by channel.
 """
 
 from dataclasses import dataclass
@@ -75,31 +76,24 @@ def _stretch(curvature: Array, epsilon: float | Array) -> Array:
 @checked
 @compiled
 def preconditioned_kda(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    beta: shapes.Strengths,
-    fading: shapes.LogDecays,
-    weight: shapes.TimeSteps,
-    *,
-    scale: float | None = None,
-    epsilon: float = EPSILON,
-    initial_state: PreconditionedState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-    implementation: Literal["xla", "scan"] | None = None,
-    chunk: shapes.Chunk | None = None,
-) -> tuple[shapes.Values, PreconditionedState]:
-    r"""Mix tokens as `kimi_delta_attention` does, writing more along channels with little behind.
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    beta: shapes.Strengths, fading: shapes.LogDecays, weight: shapes.TimeSteps, *,
+    scale: float | None = None, epsilon: float = EPSILON,
+    initial_state: PreconditionedState | None = None, segment_ids: shapes.SegmentIds | None = None,
+    implementation: Literal["xla", "scan"] | None = None, chunk: shapes.Chunk | None = None,
+) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
+    r"""Mix tokens as `kimi_delta_attention` does, writing more in channels that have seen little.
 
         A_t = e^(fading_t) A_(t-1) + weight_t k_t^2,   m_t = 3/2 ** (-r_t / (1 + |r_t|))
         r_t = log(A_t + epsilon)
         S_t = Diag(e^(g_t)) S_(t-1) + beta_t (m_t k_t) (v_t - S_(t-1)^T Diag(e^(g_t)) k_t)^T
 
     The paper's center c of log A is a factor e^(-c) of all weights here.
-    Arguments and results as `kimi_delta_attention`, except:
+    Arguments as `gated_delta_net`, except:
 
     Args:
+        g: [batch, time, value_heads, key] log-decay (natural), <= 0, else NaN; -inf clears
+            a channel.
         beta: [batch, time, value_heads] writing strength; the state cannot expand up to 4/3.
         fading: [batch, time, value_heads] log-decay of A, <= 0, else NaN.
         weight: [batch, time, value_heads] of the squares, at least 0.
@@ -147,19 +141,11 @@ def _own(k: Array, v: Array) -> Array:
 
 @checked
 def preconditioned_kda_reference(
-    q: shapes.Queries,
-    k: shapes.Keys,
-    v: shapes.Values,
-    g: shapes.KeyLogDecays,
-    beta: shapes.Strengths,
-    fading: shapes.LogDecays,
-    weight: shapes.TimeSteps,
-    *,
-    scale: float | None = None,
-    epsilon: float = EPSILON,
-    initial_state: PreconditionedState | None = None,
-    segment_ids: shapes.SegmentIds | None = None,
-) -> tuple[shapes.Values, PreconditionedState]:
+    q: shapes.Queries, k: shapes.Keys, v: shapes.Values, g: shapes.KeyLogDecays,
+    beta: shapes.Strengths, fading: shapes.LogDecays, weight: shapes.TimeSteps, *,
+    scale: float | None = None, epsilon: float = EPSILON,
+    initial_state: PreconditionedState | None = None, segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.Values, PreconditionedState]:  # fmt: skip
     r"""The equation of `preconditioned_kda`, token by token: slow, and the oracle.
 
     Arguments as `preconditioned_kda`.
@@ -190,18 +176,11 @@ def preconditioned_kda_reference(
 @checked
 @compiled
 def preconditioned_kda_step(
-    q_t: shapes.Query,
-    k_t: shapes.Key,
-    v_t: shapes.Value,
-    g_t: shapes.KeyLogDecay,
-    beta_t: shapes.Strength,
-    fading_t: shapes.LogDecay,
-    weight_t: shapes.TimeStep,
-    state: PreconditionedState,
-    *,
-    scale: float | None = None,
-    epsilon: float = EPSILON,
-) -> tuple[shapes.Value, PreconditionedState]:
+    q_t: shapes.Query, k_t: shapes.Key, v_t: shapes.Value, g_t: shapes.KeyLogDecay,
+    beta_t: shapes.Strength, fading_t: shapes.LogDecay, weight_t: shapes.TimeStep,
+    state: PreconditionedState, *,
+    scale: float | None = None, epsilon: float = EPSILON,
+) -> tuple[shapes.Value, PreconditionedState]:  # fmt: skip
     r"""Decode one token: the sums of squares, then the step of `kimi_delta_attention`.
 
     Arguments as `preconditioned_kda`, without the time axis; `state` as it returns it.
