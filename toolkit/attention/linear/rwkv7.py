@@ -59,7 +59,7 @@ def rwkv7(
         S_t = Diag(e^(g_t)) S_(t-1) - (rate_t * r_t) (r_t^T S_(t-1)) + k_t v_t^T
         o_t = scale S_t^T q_t
 
-    Arguments and results as `linear_attention`, with as many heads in all arrays, except:
+    Arguments and results as `linear_attention`, with one number of heads in all arrays, except:
 
     Args:
         g: [batch, time, heads, key] log-decay (natural), <= 0, else NaN.
