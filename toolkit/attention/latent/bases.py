@@ -47,7 +47,7 @@ def fold(
         Weights of the same function, whose `latent_norm` is 1.
 
     Raises:
-        ValueError: a basis of another shape, or one that has no inverse.
+        ValueError: the basis has no inverse.
 
     Cost: 2 latent^2 FLOPs per column of what reads and writes latents, in float64.
 
@@ -169,7 +169,7 @@ def principal_basis(
         An orthogonal matrix [latent, latent], float64.
 
     Raises:
-        ValueError: no tokens, or numbers that are not finite.
+        ValueError: some latents are not finite.
 
     Cost: 2 latent^2 FLOPs per token and an eigendecomposition.
 

@@ -190,7 +190,7 @@ def energy_shares(
         [slices], float64.
 
     Raises:
-        ValueError: slices that do not divide the latent, latents that are all zero.
+        ValueError: all latents are zero.
 
     Example:
         >>> energy_shares(jnp.array([[3.0, 1.0, 0.0, 0.0]]), 2).tolist()

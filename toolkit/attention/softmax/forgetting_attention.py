@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
 from toolkit.attention._attend import (
     Mask,
@@ -35,20 +36,6 @@ from toolkit.attention._checks import check_dtype, check_sizes
 from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._derivatives import without_transpose
 from toolkit.attention._precision import accumulator
-from toolkit.attention._shapes import (
-    TOKENS,
-    HeadLogDecay,
-    HeadLogDecays,
-    HeadValue,
-    HeadValues,
-    Queries,
-    Query,
-    SegmentIds,
-    SharedKey,
-    SharedKeys,
-    SharedValue,
-    SharedValues,
-)
 from toolkit.attention.costs import (
     STATE_BYTES,
     softmax_forward_bytes,
@@ -82,8 +69,8 @@ class ForgettingCache(Rows):
         ((1, 2, 8, 16), (1, 4, 16))
     """
 
-    keys: Annotated[Float[Array, "batch key_value_heads key capacity"], TOKENS]
-    values: Annotated[Float[Array, "batch key_value_heads value capacity"], TOKENS]
+    keys: Annotated[Float[Array, "batch key_value_heads key capacity"], shapes.TOKENS]
+    values: Annotated[Float[Array, "batch key_value_heads value capacity"], shapes.TOKENS]
     log_gates: Float[Array, "batch heads capacity"]
     length: Int[Array, "batch"]
 
@@ -124,16 +111,11 @@ class ForgettingCache(Rows):
 
 @checked
 def forgetting_attention(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
-    g: HeadLogDecays,
-    *,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues, g: shapes.HeadLogDecays, *,
     scale: float | None = None,
-    segment_ids: SegmentIds | None = None,
-    initial_state: ForgettingCache | None = None,
+    segment_ids: shapes.SegmentIds | None = None, initial_state: ForgettingCache | None = None,
     implementation: Literal["dense", "chunked"] | None = None,
-) -> tuple[HeadValues, ForgettingCache | None]:
+) -> tuple[shapes.HeadValues, ForgettingCache | None]:  # fmt: skip
     r"""Causal softmax attention in which a token's gate weakens all tokens before it.
 
         o_t = sum_(s <= t) softmax_s(scale q_t . k_s + g_(s+1) + ... + g_t) v_s
@@ -214,14 +196,10 @@ def _gates(g: Array, q: Array) -> Array:
 
 @checked
 def forgetting_attention_reference(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
-    g: HeadLogDecays,
-    *,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues, g: shapes.HeadLogDecays, *,
     scale: float | None = None,
-    segment_ids: SegmentIds | None = None,
-) -> tuple[HeadValues, None]:
+    segment_ids: shapes.SegmentIds | None = None,
+) -> tuple[shapes.HeadValues, None]:  # fmt: skip
     r"""The equation of `forgetting_attention`, token by token: slow, and the oracle.
 
         D <- D + g_t for all earlier tokens,   o_t = sum_s softmax_s(scale q_t . k_s + D_s) v_s
@@ -257,14 +235,10 @@ def forgetting_attention_reference(
 
 @checked
 def forgetting_attention_step(
-    q_t: Query,
-    k_t: SharedKey,
-    v_t: SharedValue,
-    g_t: HeadLogDecay,
-    cache: ForgettingCache,
-    *,
+    q_t: shapes.Query, k_t: shapes.SharedKey, v_t: shapes.SharedValue, g_t: shapes.HeadLogDecay,
+    cache: ForgettingCache, *,
     scale: float | None = None,
-) -> tuple[HeadValue, ForgettingCache]:
+) -> tuple[shapes.HeadValue, ForgettingCache]:  # fmt: skip
     r"""Append one token to the cache and attend to all tokens in it, each with its decay.
 
         o_t = sum_(s <= t) softmax_s(scale q_t . k_s + g_(s+1) + ... + g_t) v_s

@@ -135,12 +135,6 @@ def softmax_attention(
         exponentials, the sink's included, [batch, time, heads] in the precision of sums;
         -inf where nothing is seen, and for queries that do not count. `merge_attention` needs it.
 
-    Raises:
-        ValueError: shapes that do not fit, a window below 1 or above the cache's capacity, an
-            unknown implementation, a cache with room for fewer tokens, arguments that exclude each
-            other.
-        TypeError: not floating point, different dtypes, segment_ids that are not integers.
-
     Cost:
         2 batch heads time^2 (key + value) FLOPs, half of it when causal, time * window instead of
         time^2 in a window; the backward pass 2.5 times that. Memory: linear in time when blockwise,

@@ -84,9 +84,6 @@ def build(
     Returns:
         A `SparseCache` with room for capacity - length more tokens per row.
 
-    Raises:
-        ValueError: shapes that do not agree.
-
     Example:
         >>> keys = values = jnp.ones((1, 2, 8, 4))
         >>> cache = build(Selector(), keys, values, jnp.array([5]))
@@ -118,9 +115,6 @@ def update(selector: Selector, cache: Cache, k_t: SharedKey, v_t: SharedValue) -
 
     Returns:
         The cache with one more token per row, refreshed where the selector says it is due.
-
-    Raises:
-        ValueError: shapes that do not fit the cache, or a row without room.
 
     Example:
         >>> empty = jnp.zeros((1, 2, 8, 4))
@@ -193,10 +187,6 @@ def decode_step(
 
     Returns:
         A `Decoded`: outputs, residuals, and what was read.
-
-    Raises:
-        ValueError: heads that do not fit, a budget that the selector cannot serve or that is less
-            than its sinks and recent tokens, or what the kernel does not take.
 
     Cost:
         the selector's index, and 2 heads tokens (key + value) FLOPs on rows gathered once.

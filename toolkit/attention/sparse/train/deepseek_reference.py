@@ -19,18 +19,13 @@ from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens
 
 @checked
 def deepseek_sparse_attention_reference(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
+    q: Queries, k: SharedKeys, v: SharedValues,
     index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
     index_k: Annotated[Float[Array, "batch time index"], INDEX],
-    index_weights: Float[Array, "batch time index_heads"],
-    *,
-    scale: float | None = None,
-    selected_tokens: SelectedTokens = 2048,
-    segment_ids: SegmentIds | None = None,
-    initial_state: IndexedCache | None = None,
-) -> tuple[HeadValues, IndexedCache | None]:
+    index_weights: Float[Array, "batch time index_heads"], *,
+    scale: float | None = None, selected_tokens: SelectedTokens = 2048,
+    segment_ids: SegmentIds | None = None, initial_state: IndexedCache | None = None,
+) -> tuple[HeadValues, IndexedCache | None]:  # fmt: skip
     """The equation of `deepseek_sparse_attention`, to be read; the oracle of the fast forms.
 
         o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s

@@ -15,44 +15,22 @@ attend to it, in the index keys in all queries that may see it.
 from functools import partial
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._attend import (
-    Mask,
-    attend,
-    fixed_scale,
-    packed,
-)
-from toolkit.attention._caches import (
-    check_room,
-    continue_rows,
-    cut_as_arrays_are,
-    show_overflow,
-    write_token,
-)
-from toolkit.attention._cores import free_cores, over_cores
+from toolkit.attention._attend import Mask, attend, fixed_scale, packed
+from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
 from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._shapes import (
-    HeadValue,
-    HeadValues,
-    Queries,
-    Query,
-    SegmentIds,
-    SharedKey,
-    SharedKeys,
-    SharedValue,
-    SharedValues,
-)
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past
 from toolkit.attention.sparse.train.spread import (
     Selection,
     attend_to_past,
+    by_heads,
     each,
     in_cheaper_form,
     over_queries,
@@ -61,49 +39,27 @@ from toolkit.attention.sparse.train.spread import (
 
 @checked
 def deepseek_sparse_attention(
-    q: Queries,
-    k: SharedKeys,
-    v: SharedValues,
+    q: shapes.Queries, k: shapes.SharedKeys, v: shapes.SharedValues,
     index_q: Annotated[Float[Array, "batch time index_heads index"], INDEX],
     index_k: Annotated[Float[Array, "batch time index"], INDEX],
-    index_weights: Float[Array, "batch time index_heads"],
-    *,
-    scale: float | None = None,
-    selected_tokens: SelectedTokens = 2048,
-    segment_ids: SegmentIds | None = None,
-    initial_state: IndexedCache | None = None,
+    index_weights: Float[Array, "batch time index_heads"], *,
+    scale: float | None = None, selected_tokens: SelectedTokens = 2048,
+    segment_ids: shapes.SegmentIds | None = None, initial_state: IndexedCache | None = None,
     implementation: Selection | None = None,
-) -> tuple[HeadValues, IndexedCache | None]:
+) -> tuple[shapes.HeadValues, IndexedCache | None]:  # fmt: skip
     """Softmax attention of every token to the earlier tokens with the largest index scores.
 
         o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
 
+    Arguments and results as `mixture_of_block_attention`, with tokens for blocks, except:
+
     Args:
-        q: queries [batch, time, heads, key].
-        k: keys [batch, time, key_value_heads, key]; heads is a multiple of key_value_heads.
-        v: values [batch, time, key_value_heads, value].
         index_q: queries of the indexer [batch, time, index_heads, index].
         index_k: its keys [batch, time, index], one per token.
         index_weights: weights of its heads [batch, time, index_heads], any scale included.
-        scale: factor of the scores; None for key ** -0.5.
         selected_tokens: how many tokens a query attends to, itself among them if it is selected.
-        segment_ids: document number of every token [batch, time]; equal numbers in a row are one
-            document, and a token sees its own.
-        initial_state: tokens before these, the first document of which these continue; they are
-            seen too, and the new ones are appended. One without values takes the first channels of
-            its keys for them, as v must be.
-        implementation: "masked" (one product with all keys, a mask keeps the selected),
-            "gathered" (each query copies its own), or None for the cheaper by its count of FLOPs
-            and bytes. Both compute the same function.
-
-    Returns:
-        The output [batch, time, heads, value] in q's dtype, and the new cache (None without
-        `initial_state`).
-
-    Raises:
-        ValueError: shapes that do not fit, selected_tokens below 1, an unknown implementation, a
-            cache with room for fewer tokens.
-        TypeError: not floating point, different dtypes, segment_ids that are not integers.
+        initial_state: tokens before these, as there. A cache without values takes the first
+            channels of its keys as values, as v must be.
 
     Cost:
         Scores: 2 batch time^2 index_heads (index + 1) FLOPs. Attention: 2 batch heads time
@@ -120,32 +76,13 @@ def deepseek_sparse_attention(
         >>> out.shape
         (1, 3, 2, 4)
     """
-    arrays = {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k}
-    arrays |= {"index_weights": index_weights, "segment_ids": segment_ids}
     if initial_state is not None:
         check_room(initial_state, q.shape[1], segment_ids)
-    arrays["q"], scale = fixed_scale(q, scale)
+    q, scale = fixed_scale(q, scale)
+    tokens = q, k, v, index_q, index_k, index_weights, segment_ids
+    heads = 2, 2, 2, None, None, None, None
     how = scale, selected_tokens, implementation
-    if initial_state is not None:
-        return _continue(how, *arrays.values(), initial_state)
-    return _spread(free_cores(), how, *arrays.values()), None
-
-
-_HEADS = (2, 2, 2, None, None, None, None)  # on which axis; of q, k, v, the index, segment_ids
-
-
-# Compiled as a whole, or an eager call would compile its loops anew every time.
-@partial(jax.jit, static_argnums=(0, 1))
-def _spread(cores, how, *arrays):
-    share = lambda *arrays: _attend(*(*arrays, None, *how))[0]  # noqa: E731
-    return over_cores(cores, share, arrays, heads=_HEADS, heads_out=2)
-
-
-@partial(jax.jit, static_argnums=0)
-def _continue(how, *arrays):
-    *tokens, cache = arrays
-    share = lambda *arrays: _attend(*arrays, *how)  # noqa: E731
-    return cut_as_arrays_are(share, tokens, cache, heads=_HEADS, heads_out=(2,))
+    return by_heads(_attend, tokens, initial_state, heads, *how)
 
 
 def _attend(
@@ -216,17 +153,12 @@ def _attend_selected(q, k, v, mask, scale, copies, *, at_once=False):
 
 @checked
 def deepseek_sparse_attention_step(
-    q_t: Query,
-    k_t: SharedKey,
-    v_t: SharedValue,
+    q_t: shapes.Query, k_t: shapes.SharedKey, v_t: shapes.SharedValue,
     index_q_t: Annotated[Float[Array, "batch index_heads index"], INDEX],
     index_k_t: Annotated[Float[Array, "batch index"], INDEX],
-    index_weights_t: Float[Array, "batch index_heads"],
-    cache: IndexedCache,
-    *,
-    scale: float | None = None,
-    selected_tokens: SelectedTokens = 2048,
-) -> tuple[HeadValue, IndexedCache]:
+    index_weights_t: Float[Array, "batch index_heads"], cache: IndexedCache, *,
+    scale: float | None = None, selected_tokens: SelectedTokens = 2048,
+) -> tuple[shapes.HeadValue, IndexedCache]:  # fmt: skip
     """Append one token to the cache and attend to the tokens its index scores select.
 
         o_t = sum_{s in top-k of I_t} softmax_s(scale q_t . k_s) v_s
@@ -247,23 +179,15 @@ def deepseek_sparse_attention_step(
         >>> out.shape, cache.length.tolist()
         ((1, 2, 4), [1])
     """
-    arrays = {"q_t": q_t, "k_t": k_t, "v_t": v_t, "index_q_t": index_q_t, "index_k_t": index_k_t}
-    arrays["index_weights_t"] = index_weights_t
     check_room(cache, 1)
-    arrays["q_t"], scale = fixed_scale(q_t, scale)
-    return _step(*arrays.values(), cache, scale=scale, selected_tokens=selected_tokens)
+    q_t, scale = fixed_scale(q_t, scale)
+    tokens = q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t
+    return by_heads(_step, tokens, cache, (1, 1, 1, None, None, None), scale, selected_tokens)
 
 
-@partial(jax.jit, static_argnames=("scale", "selected_tokens"))
-def _step(*arrays, **how):
-    *tokens, cache = arrays
-    share = partial(_step_share, **how)
-    return cut_as_arrays_are(share, tokens, cache, heads=(1, 1, 1, *(None,) * 3), heads_out=(1,))
-
-
-def _step_share(
-    q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, *, scale, selected_tokens
-):
+def _step(
+    q_t, k_t, v_t, index_q_t, index_k_t, index_weights_t, cache, scale, selected_tokens
+):  # fmt: skip
     batch, heads, key = q_t.shape
     groups = k_t.shape[1]
     slot = cache.length
