@@ -141,7 +141,7 @@ def test_inputs_are_drawn_as_their_rows_say(name):
     row = mixer(name)
     sizes = {"batch": 3, "heads": 2, "key": 4, "value": 5, "steps": 6, "levels": 3}
     drawn = draw_inputs(row, 7, dtype=jnp.bfloat16, gate_dtype=jnp.float32, **sizes)
-    sizes |= {"time": 7, "index_heads": 2}
+    sizes |= {"time": 7, "index_heads": 2, "pairs": 2}
     for one, x in zip(row.inputs, drawn, strict=True):
         assert x.shape == tuple(sizes[axis] for axis in one.axes)
         assert x.dtype == (jnp.float32 if one.is_gate else jnp.bfloat16)

@@ -40,10 +40,11 @@ gated_linear_attention_step)
     hgrn2                        likewise, and keys of what the decay lets go
 
 Memories of more than one matrix, each with a `_reference`, a `_step` and a state of its own
-(mesa_net_reference, mesa_net_step, preconditioned_kda_reference,
-preconditioned_kda_step, log_linear_mamba2_reference,
-log_linear_mamba2_step, log_linear_gated_delta_net_reference, log_linear_gated_delta_net_step)
+(mesa_net_reference, mesa_net_step, preconditioned_kda_reference, preconditioned_kda_step,
+log_linear_mamba2_reference, log_linear_mamba2_step, log_linear_gated_delta_net_reference,
+log_linear_gated_delta_net_step, mamba3_reference, mamba3_step)
     mesa_net                     least squares at every token; MesaState
+    mamba3                       a trapezoid between two tokens, in a state that turns; Mamba3State
     log_linear_mamba2            Mamba-2 with a state per power of two that lies behind; LevelState
     log_linear_gated_delta_net   likewise Gated DeltaNet
     preconditioned_kda           KDA that writes more along channels with little behind them;
@@ -149,6 +150,12 @@ from toolkit.attention.linear.log_linear_mamba2 import (
     log_linear_mamba2_step,
 )
 from toolkit.attention.linear.mamba2 import mamba2, mamba2_reference, mamba2_step
+from toolkit.attention.linear.mamba3 import (
+    Mamba3State,
+    mamba3,
+    mamba3_reference,
+    mamba3_step,
+)
 from toolkit.attention.linear.mesa_net import (
     MesaState,
     mesa_net,
@@ -217,6 +224,7 @@ __all__ = [
     "Input",
     "KVCache",
     "LevelState",
+    "Mamba3State",
     "MesaState",
     "Mixer",
     "Pattern",
@@ -275,6 +283,9 @@ __all__ = [
     "mamba2",
     "mamba2_reference",
     "mamba2_step",
+    "mamba3",
+    "mamba3_reference",
+    "mamba3_step",
     "merge_attention",
     "mesa_net",
     "mesa_net_reference",

@@ -126,7 +126,7 @@ def token_bytes(inputs, batch, time, heads, key, value, *, steps=2, levels=LEVEL
     """Inputs, gates and outputs of every token once."""
     sizes = {
         "batch": batch, "time": time, "heads": heads, "key": key, "value": value, "steps": steps,
-        "levels": levels,
+        "levels": levels, "pairs": key // 2,
     }  # fmt: skip
     total = batch * time * heads * value * element_bytes
     for one in inputs:

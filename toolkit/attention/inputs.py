@@ -266,7 +266,7 @@ def draw_inputs(
     random = np.random.default_rng(seed)
     sizes = {
         "batch": batch, "time": time, "heads": heads, "index_heads": heads, "key": key,
-        "value": value, "steps": steps, "levels": levels,
+        "value": value, "steps": steps, "levels": levels, "pairs": key // 2,
     }  # fmt: skip
 
     def draw(name: str) -> jax.Array:

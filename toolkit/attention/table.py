@@ -16,7 +16,7 @@ from toolkit.attention.softmax.stock import STOCK
 HEAD_SIZE = 128
 CONTEXT = 8192
 _ARXIV, _LINK = re.compile(r"arXiv:(\d+\.\d+)"), r"[arXiv:\1](https://arxiv.org/abs/\1)"
-_MORE = {"steps": "delta step", "levels": "level"}
+_MORE = {"steps": "delta step", "levels": "level", "pairs": "pair of key channels"}
 _KERNELS = {"pallas": "TPU, Hopper GPU", "cudnn": "NVIDIA GPU", "splash": "TPU"}
 HEADER = f"""# Token mixers
 

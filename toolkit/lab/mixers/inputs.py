@@ -29,7 +29,13 @@ CORRECTIONS = 2
 # GLA divides the logarithm of its gate by this, which keeps the decay near 1.
 _GLA_TEMPERATURE = 16.0
 _KNOWN = ("q", "k", "v", "g", "dt", "removal_key")
-_SIZES = {"heads": HEADS, "key": KEY_SIZE, "value": VALUE_SIZE, "levels": LEVELS}
+_SIZES = {
+    "heads": HEADS,
+    "key": KEY_SIZE,
+    "value": VALUE_SIZE,
+    "levels": LEVELS,
+    "pairs": KEY_SIZE // 2,
+}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ linear/comba.py             Comba
 linear/kimi.py              Kimi Delta Attention
 linear/gated_delta_net_2.py Gated DeltaNet-2
 linear/rwkv7.py             RWKV-7
+linear/mamba3.py            Mamba-3
 linear/log_linear.py        log-linear Mamba-2 and Gated DeltaNet
 linear/mesa.py              MesaNet
 linear/preconditioned_kimi.py  preconditioned Kimi Delta Attention
