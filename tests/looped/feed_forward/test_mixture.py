@@ -117,6 +117,7 @@ def test_routing_comes_back_from_every_loop_and_adds_up():
     assert (loops[0] != loops[1]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", by_night(["full -> 4"], [None, "full -> 4"]))
 def test_recomputed_loops_route_alike(windows):
     """With `remat` the statistics and gradients are those without, in a scan and written out."""
@@ -229,6 +230,7 @@ def test_mixed_precision_leaves_routers_alone(model):
     assert cast["experts"]["gate"][...].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_an_upcycled_model_computes_what_the_dense_one_does():
     dense = made(dataclasses.replace(configured(), feed_forwards="swiglu", options={}))
     sparse = upcycled(dense, experts=4, layers=[1], rngs=nnx.Rngs(3))
