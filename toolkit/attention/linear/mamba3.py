@@ -93,6 +93,7 @@ def mamba3(
         mix: [batch, time, value_heads] share of the token itself in the input, in [0, 1].
         angle: [batch, time, value_heads, key // 2] by which each pair of neighbouring channels of
             q and k turns, in radians; 0 for those that do not.
+        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final state.

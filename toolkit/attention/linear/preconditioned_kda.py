@@ -98,6 +98,7 @@ def preconditioned_kda(
         fading: [batch, time, value_heads] log-decay of A, <= 0, else NaN.
         weight: [batch, time, value_heads] of the squares, at least 0.
         epsilon: added to A.
+        implementation: "xla" (chunks; None picks it) or "scan" (token by token).
 
     Returns:
         Outputs [batch, time, value_heads, value] in the dtype of v, and the final A and S.
