@@ -44,9 +44,10 @@ sample_token              draw from it
 save_model, load_model    write a model to one file, and read it back
 load_layer                fill a layer with the weights of a published checkpoint
 load_checkpoint           build a model from a published checkpoint
+save_checkpoint           write one that Hugging Face transformers reads
 """
 
-from toolkit.looped.checkpoints import load_checkpoint, load_layer
+from toolkit.looped.checkpoints import load_checkpoint, load_layer, save_checkpoint
 from toolkit.looped.checkpoints.files import load_model, save_model
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import (
@@ -129,6 +130,7 @@ __all__ = [
     "register_layer",
     "rotate_latents",
     "sample_token",
+    "save_checkpoint",
     "save_model",
     "sparse_reads",
     "stream",

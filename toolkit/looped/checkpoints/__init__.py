@@ -2,5 +2,6 @@
 
 from toolkit.looped.checkpoints.load import load_checkpoint
 from toolkit.looped.checkpoints.weights import load_layer
+from toolkit.looped.checkpoints.write import save_checkpoint
 
-__all__ = ["load_checkpoint", "load_layer"]
+__all__ = ["load_checkpoint", "load_layer", "save_checkpoint"]

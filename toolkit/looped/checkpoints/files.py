@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
 from toolkit._checks import checked
 from toolkit._compat import set_value
@@ -54,8 +55,7 @@ def save_model(model: LoopedLM, path: str | Path, *, dtype: str = "float32") -> 
     arrays = {}
     for name, parameter in _parameters(model).items():
         arrays[name] = parameter[...].astype(dtype)
-        if not bool(jnp.isfinite(arrays[name]).all()):
-            raise ValueError(f"dtype {dtype} cannot hold {name}: it has numbers out of range.")
+        check_finite(name, arrays[name], dtype)
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -113,6 +113,12 @@ def load_model(path: str | Path) -> LoopedLM:
             )
         set_value(parameter, tensors[name].read().astype(parameter.dtype))
     return model
+
+
+def check_finite(name: str, array: Array, dtype: str) -> None:
+    """Refuse numbers that a dtype cannot hold."""
+    if not bool(jnp.isfinite(array).all()):
+        raise ValueError(f"dtype {dtype} cannot hold {name}: it has numbers out of range.")
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:

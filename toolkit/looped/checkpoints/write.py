@@ -1,0 +1,195 @@
+"""Write a model as Hugging Face transformers reads it: what `load_checkpoint` reads, the other way.
+
+A rule of a family rearranges numbers, and perhaps adds one to them. Applied to the places of the
+numbers instead of to the numbers it says where each came from, so no rule needs an inverse of its
+own.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from toolkit._checks import checked
+from toolkit.looped.checkpoints.files import check_finite
+from toolkit.looped.checkpoints.models import FAMILIES, parts
+from toolkit.looped.checkpoints.names import WeightRule
+from toolkit.looped.checkpoints.settings import ARCHITECTURES, check_settings, settings_of
+from toolkit.looped.checkpoints.tensors import INDEX
+from toolkit.looped.checkpoints.weights import part_of
+from toolkit.looped.model import LoopedLM
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@checked
+def save_checkpoint(
+    model: LoopedLM,
+    folder: str | Path,
+    *,
+    style: str,
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    settings: Mapping[str, Any] | None = None,
+    tokenizer: str | Path | None = None,
+    shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Write a model to a folder that Hugging Face transformers reads, and `load_checkpoint` too.
+
+        tensors = rules(parameters), the other way round;   config.json = settings(config)
+
+    The folder appears when it is complete. What was written reads back bit-equal in float32.
+
+    Args:
+        model: a model that its family can express; looped ones are written as "ouro".
+        folder: a new folder, or an empty one.
+        style: the `model_type`, a key of `ARCHITECTURES`, such as "llama" or "qwen3_moe".
+        dtype: how numbers are stored.
+        settings: further settings of config.json, such as `max_position_embeddings`; the ids of
+            special tokens also go to generation_config.json.
+        tokenizer: a folder whose tokenizer files are copied, or None.
+        shard_bytes: the most that one file of several holds.
+
+    Returns:
+        None.
+
+    Raises:
+        FileExistsError: the folder has files in it.
+        ValueError: the family cannot express the configuration, or the dtype a number.
+
+    Cost: one write of every tensor; memory for one file.
+
+    Source: Hugging Face transformers, the configuration and modelling file of each architecture.
+
+    Example:
+        >>> config = LoopedConfig(vocabulary=16, width=8, heads=2, pattern="full", loops=1,
+        ...     residual_gate=False)
+        >>> save_checkpoint(LoopedLM(config, rngs=nnx.Rngs(0)), "small", style="llama")
+        >>> load_checkpoint("small").config.width
+        8
+    """
+    folder = Path(folder)
+    if (text := f"{style}_text") in ARCHITECTURES:
+        raise ValueError(f"style {style!r} is a model of text and images; {text!r} is its text.")
+    if style not in ARCHITECTURES:
+        known = ", ".join(map(repr, ARCHITECTURES))
+        raise ValueError(f"style must be one of {known}; got {style!r}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} has files in it; wanted a new folder or an empty one.")
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes must be at least 1; got {shard_bytes}")
+    written = settings_of(style, model.config)
+    check_settings(style, model.config, written)
+    written |= {"dtype": dtype, **(settings or {})}
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    _write_json(unfinished / "config.json", written)
+    ids = {name: written[name] for name in GENERATION if name in written}
+    if ids:
+        _write_json(unfinished / "generation_config.json", ids)
+    for name in TOKENIZER_FILES if tokenizer is not None else ():
+        if (file := Path(tokenizer or "") / name).is_file():
+            shutil.copy(file, unfinished / name)
+    _write_tensors(model, style, unfinished, dtype, shard_bytes)
+    if folder.exists():
+        folder.rmdir()
+    os.replace(unfinished, folder)
+
+
+def _write_tensors(model: LoopedLM, style: str, folder: Path, dtype: str, most: int) -> None:
+    from safetensors.flax import save_file
+
+    shards: list[list[tuple]] = [[]]
+    size, total, width = 0, 0, jnp.dtype(dtype).itemsize
+    for name, shape, make in _tensors(model, style):
+        count = math.prod(shape) * width
+        if shards[-1] and size + count > most:
+            shards.append([])
+            size = 0
+        shards[-1].append((name, make))
+        size, total = size + count, total + count
+    places = {}
+    for number, shard in enumerate(shards, start=1):
+        file = "model.safetensors"
+        if len(shards) > 1:
+            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        arrays = {}
+        for name, make in shard:
+            arrays[name] = make().astype(dtype)
+            check_finite(name, arrays[name], dtype)
+            places[name] = file
+        save_file(arrays, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+        _write_json(folder / INDEX, index)
+
+
+def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Name, shape and maker of every tensor of the checkpoint."""
+    family, config = FAMILIES[style], model.config
+    spelling = {
+        f"model.layers.{layer}.block_sparse_moe.gate.weight"
+        for layer in range(len(config.layers))
+        if style == "mixtral"
+    }
+    for place in parts(family, config, "model.", spelling):
+        module = part_of(model, place.module)
+        for rule in place.rules:
+            ours = [part_of(module, path) for path in rule.ours]
+            if rule.is_stacked:
+                (parameter,) = ours
+                shape = parameter.shape[:0:-1]
+                for index, name in enumerate(rule.theirs):
+                    make = lambda p=parameter, i=index: jnp.asarray(p[...][i].T)  # noqa: E731
+                    yield place.prefix + name, shape, make
+                continue
+            (name,) = rule.theirs  # every rule of a family has one tensor
+            shapes = [parameter.shape for parameter in ours]
+            shape = _shape(module, rule, shapes)
+            make = lambda m=module, r=rule, o=ours, s=shape: _inverted(m, r, o, s)  # noqa: E731
+            yield place.prefix + name, shape, make
+
+
+def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a tensor of which a rule makes parameters of these shapes."""
+    first, last = ours[0], sum(shape[-1] for shape in ours)
+    candidates = [(*first[:-1], last)]
+    if len(first) == 2:
+        candidates = [(last, first[0]), *candidates, (first[1], 1, first[0])]
+    for shape in candidates:
+        try:
+            made = jax.eval_shape(
+                lambda x: list(rule.convert(module, x)), jax.ShapeDtypeStruct(shape, jnp.int32)
+            )
+        except (TypeError, ValueError, IndexError):
+            continue
+        if [array.shape for array in made] == list(ours):
+            return shape
+    raise ValueError(f"no tensor {rule.theirs[0]!r} makes {', '.join(map(str, ours))}")
+
+
+def _inverted(module: Any, rule: WeightRule, ours: Sequence[Any], shape: tuple[int, ...]):
+    """The tensor of which a rule makes these parameters."""
+    places = jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)
+    added = rule.convert(module, jnp.zeros((1,) * len(shape), jnp.int32)) if len(ours) == 1 else [0]
+    offset = np.asarray(added[0]).ravel()[:1].astype(np.float32).sum()
+    tensor = np.empty(math.prod(shape), np.float32)
+    for parameter, source in zip(ours, rule.convert(module, places), strict=True):
+        source = np.asarray(source - offset if offset else source).astype(np.int64)
+        tensor[source.ravel()] = np.asarray(parameter[...], np.float32).ravel() - offset
+    return jnp.asarray(tensor.reshape(shape))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
