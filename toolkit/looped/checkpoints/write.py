@@ -72,8 +72,8 @@ def save_checkpoint(
     Source: Hugging Face transformers, the configuration and modelling file of each architecture.
 
     Example:
-        >>> config = LoopedConfig(vocabulary=16, width=8, heads=2, pattern="full", loops=1,
-        ...     residual_gate=False)
+        >>> from flax import nnx
+        >>> config = LoopedConfig(width=8, heads=2, pattern="full", loops=1, residual_gate=False)
         >>> save_checkpoint(LoopedLM(config, rngs=nnx.Rngs(0)), "small", style="llama")
         >>> load_checkpoint("small").config.width
         8
