@@ -1,6 +1,7 @@
 """Sparse decoding looked into: the drawn data, the retrieval model, the audit of any model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,10 +11,12 @@ from tiers import by_night
 
 from toolkit.attention.sparse import SELECTORS, FixedTokens, MassTarget
 from toolkit.attention.sparse.decode.tactic import Tactic
+from toolkit.experiments.kit.experiment import Workspace
 from toolkit.experiments.sparse import audit as audits
 from toolkit.experiments.sparse import lossless, model, texts
 from toolkit.experiments.sparse.calibration import reached
 from toolkit.experiments.sparse.data import SINK_MASS, gaussian, heavy_tailed
+from toolkit.experiments.sparse.experiment import EXPERIMENT, Setting
 from toolkit.experiments.sparse.lossless import Lossless, decode_losslessly, lossless_table
 from toolkit.experiments.sparse.page import write_page
 from toolkit.experiments.sparse.quality import at_small_budgets, of_drawn
@@ -119,6 +122,19 @@ def test_with_room_for_all_bytes_a_perplexity_is_that_of_the_model():
     log_p = jax.nn.log_softmax(logits[:, -texts.STEPS - 1 : -1])
     taken = np.take_along_axis(np.asarray(log_p), text[:, -texts.STEPS :, None], axis=2)
     assert found == pytest.approx(np.exp(-taken.mean()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_at_equal_bytes_a_system_reads_no_more_than_chance_and_its_index_counts():
+    found = EXPERIMENT.execute(Setting("hata", "equal bytes"), 0, Workspace(Path(), print))
+    for kind, size in (("heavy tails", 128), ("256 tokens", 32)):
+        most = 256 * 2 * size * 4 / 1000
+        assert 0.97 * most < found[f"kilobytes, {kind}"] <= most
+        assert found[f"tokens, {kind}"] < 256
+    # Bounds of 256 pages are as large as 256 tokens, and nothing is left.
+    found = EXPERIMENT.execute(Setting("quest", "equal bytes"), 0, Workspace(Path(), print))
+    assert "mass, heavy tails" not in found
+    assert 0 < found["accuracy, 256 tokens"] < 1
 
 
 @pytest.mark.slow

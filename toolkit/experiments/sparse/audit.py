@@ -25,6 +25,7 @@ from toolkit.experiments.sparse.quality import (
     Quality,
     Steps,
     at_small_budgets,
+    fewer_tokens,
     quality_of,
     read_sparsely,
 )
@@ -161,8 +162,7 @@ def audit(model: LoopedLM, tokens: Int[np.ndarray, "time"], budget: int, steps: 
             )  # fmt: skip
 
         rows.append(row(name, budget))
-        index = 1000 * rows[-1].quality.kilobytes - rows[-1].quality.tokens * per_token
-        fewer = math.floor(budget - index / per_token)
+        fewer = fewer_tokens(rows[-1].quality, budget, per_token)
         if selector.least <= fewer < budget:
             rows.append(row(f"{name}{EQUAL}", fewer))
     return rows

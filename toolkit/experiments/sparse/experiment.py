@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from toolkit.attention.sparse import FixedTokens, MassTarget
+from toolkit.attention.sparse import FixedTokens, MassTarget, Selector
 from toolkit.attention.sparse.decode.tactic import Tactic
 from toolkit.experiments.kit.chart import LOOKS, caption_below, draw_bar, two_panels
 from toolkit.experiments.kit.experiment import Column, Experiment, Workspace
@@ -21,7 +21,13 @@ from toolkit.experiments.kit.verdicts import Claim, Judge, above, below, fails, 
 from toolkit.experiments.sparse import model
 from toolkit.experiments.sparse.calibration import LAWS, Reached, reached
 from toolkit.experiments.sparse.data import Drawn, gaussian, heavy_tailed
-from toolkit.experiments.sparse.quality import Quality, at_small_budgets, of_drawn, of_retrieval
+from toolkit.experiments.sparse.quality import (
+    Quality,
+    at_small_budgets,
+    fewer_tokens,
+    of_drawn,
+    of_retrieval,
+)
 from toolkit.experiments.sparse.texts import perplexity
 from toolkit.experiments.tasks import Retrieval
 
@@ -33,6 +39,7 @@ SYSTEMS = ("oracle", "quest", "tactic", "hata", "pqcache", "window", "random")
 _ADAPTIVE, _AS_MANY = f"oracle, mass {TARGET}", "oracle, as many tokens"
 _OTHER_LAWS = tuple(law for law in LAWS if law != "a / x + b")
 _ALL_KINDS = ("heavy tails", "Gaussian", *(f"{tokens} tokens" for tokens in TOKENS))
+_INDEXED = ("quest", "tactic", "hata", "pqcache")
 _CORRECTED = ("tactic", "hata", "pqcache", "quest", "window")
 
 
@@ -44,7 +51,8 @@ class Setting:
         system: its name; "dense" reads everything, on texts.
         budget: "tokens" for the whole protocol; "tail", its errors with the tail corrected; "text",
             its perplexity; a number, a mass to reach on heavy tails, and a law's name, that mass by
-            another law than Tactic's; "mass" and "as many", for the oracle.
+            another law than Tactic's; "mass" and "as many", for the oracle; "equal bytes", so many
+            fewer tokens that index and tokens together read what the tokens of the others do.
     """
 
     system: str
@@ -75,6 +83,8 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict:
     if setting.budget in LAWS:
         assert isinstance(selector, Tactic)
         return _of("heavy tails", reached(heavy, selector, setting.budget, TARGET))
+    if setting.budget == "equal bytes":
+        return _at_equal_bytes(selector, seed)
     if setting.budget not in ("tokens", "tail"):
         if isinstance(selector, Tactic):  # the paper's form, which the other laws stand beside
             selector = replace(selector, stops_by="fit")
@@ -98,6 +108,23 @@ def _execute(setting: Setting, seed: int, workspace: Workspace) -> dict:
             found, _ = of_retrieval(_params(), task, selector, budget, seed, batch=TEXTS)
             outcome[_needle(length, depth)] = found
     return outcome | (_on_text(setting, seed) if setting.budget == "tail" else {})
+
+
+def _at_equal_bytes(selector: Selector, seed: int) -> dict:
+    """Of the most tokens asked for; where an index leaves too few of them there is no number."""
+    outcome, most = {}, max(TOKENS)
+    for kind, draw in (("heavy tails", heavy_tailed), ("Gaussian", gaussian)):
+        drawn: Drawn = draw(seed)
+        found = of_drawn(drawn, selector, FixedTokens(DRAWN_TOKENS))
+        fewer = fewer_tokens(found, DRAWN_TOKENS, 2 * drawn.k.shape[2] * drawn.k.itemsize)
+        if fewer >= selector.least:
+            outcome |= _of(kind, of_drawn(drawn, selector, FixedTokens(fewer)))
+    retrieve = functools.partial(of_retrieval, _params(), TASK, selector, seed=seed)
+    fewer = fewer_tokens(retrieve(FixedTokens(most))[1], most, 8 * model.WIDTH // model.HEADS)
+    if fewer >= selector.least:
+        share, quality = retrieve(FixedTokens(fewer))
+        outcome |= {f"accuracy, {most} tokens": share, **_of(f"{most} tokens", quality)}
+    return outcome
 
 
 def _on_text(setting: Setting, seed: int) -> dict:
@@ -124,6 +151,10 @@ def _text(system: str) -> str:
 
 def _tail(system: str) -> str:
     return f"{system}, tail"
+
+
+def _equal(system: str) -> str:
+    return f"{system}, equal bytes"
 
 
 def _near(name: str, label: str, wanted: float, distance: float) -> Judge:
@@ -218,6 +249,7 @@ EXPERIMENT = Experiment(
     | {_target(target): Setting("tactic", str(target)) for target in TARGETS}
     | {_law(law): Setting("tactic", law) for law in _OTHER_LAWS}
     | {_tail(name): Setting(name, "tail") for name in _CORRECTED}
+    | {_equal(name): Setting(name, "equal bytes") for name in _INDEXED}
     | {_text(name): Setting(name, "text") for name in ("dense", *SYSTEMS)},
     execute=_execute,
     columns=(

@@ -1,5 +1,6 @@
 """The quality of a selector: on drawn data, and inside the retrieval model."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,12 @@ def quality_of(mass: Any, out: Any, exact: Any, tokens: Any, bytes_read: Any) ->
     means = (float(np.mean(np.asarray(x))) for x in (tokens, bytes_read))
     tokens, read = means
     return Quality(float(np.mean(np.asarray(mass))), float(low), float(error), tokens, read / 1000)
+
+
+def fewer_tokens(found: Quality, tokens: int, bytes_per_token: int) -> int:
+    """How many tokens read as much, with the index of these steps, as `tokens` alone would."""
+    index = 1000 * found.kilobytes - found.tokens * bytes_per_token
+    return math.floor(tokens - index / bytes_per_token)
 
 
 def of_drawn(
