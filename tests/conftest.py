@@ -99,7 +99,7 @@ def source_lines():
 def one_core():
     """What `parallel.use_cores` says in one test is no business of the next."""
     yield
-    if cores := sys.modules.get("toolkit.attention._cores"):
+    if cores := sys.modules.get("toolkit.attention.execution.cores"):
         cores.set_cores(None)
 
 

@@ -96,31 +96,48 @@ from toolkit.attention import latent
 from toolkit.attention.buckets import bucket_length
 from toolkit.attention.drop_in import chunk_gated_delta_rule
 from toolkit.attention.inputs import Input, Mixer, draw_inputs, recurrent
-from toolkit.attention.linear.comba import comba, comba_reference, comba_step
-from toolkit.attention.linear.delta_net import delta_net, delta_net_reference, delta_net_step
-from toolkit.attention.linear.engine.inverse import unit_lower_inverse
-from toolkit.attention.linear.engine.levels import (
-    LevelState,
-)
-from toolkit.attention.linear.error_free_linear_attention import (
+from toolkit.attention.linear.delta.comba import comba, comba_reference, comba_step
+from toolkit.attention.linear.delta.delta_net import delta_net, delta_net_reference, delta_net_step
+from toolkit.attention.linear.delta.error_free_linear_attention import (
     error_free_linear_attention,
     error_free_linear_attention_reference,
     error_free_linear_attention_step,
 )
-from toolkit.attention.linear.gated_delta_net import (
+from toolkit.attention.linear.delta.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_reference,
     gated_delta_net_step,
 )
-from toolkit.attention.linear.gated_delta_net_2 import (
+from toolkit.attention.linear.delta.gated_delta_net_2 import (
     gated_delta_net_2,
     gated_delta_net_2_reference,
     gated_delta_net_2_step,
 )
-from toolkit.attention.linear.gated_delta_product import (
+from toolkit.attention.linear.delta.gated_delta_product import (
     gated_delta_product,
     gated_delta_product_reference,
     gated_delta_product_step,
+)
+from toolkit.attention.linear.delta.kimi_delta_attention import (
+    kimi_delta_attention,
+    kimi_delta_attention_reference,
+    kimi_delta_attention_step,
+)
+from toolkit.attention.linear.delta.log_linear_gated_delta_net import (
+    log_linear_gated_delta_net,
+    log_linear_gated_delta_net_reference,
+    log_linear_gated_delta_net_step,
+)
+from toolkit.attention.linear.delta.preconditioned_kda import (
+    PreconditionedState,
+    preconditioned_kda,
+    preconditioned_kda_reference,
+    preconditioned_kda_step,
+)
+from toolkit.attention.linear.delta.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
+from toolkit.attention.linear.engine.inverse import unit_lower_inverse
+from toolkit.attention.linear.engine.levels import (
+    LevelState,
 )
 from toolkit.attention.linear.gated_linear_attention import (
     gated_linear_attention,
@@ -129,20 +146,10 @@ from toolkit.attention.linear.gated_linear_attention import (
 )
 from toolkit.attention.linear.gates import log_decay, unit_length
 from toolkit.attention.linear.hgrn2 import hgrn2, hgrn2_reference, hgrn2_step
-from toolkit.attention.linear.kimi_delta_attention import (
-    kimi_delta_attention,
-    kimi_delta_attention_reference,
-    kimi_delta_attention_step,
-)
 from toolkit.attention.linear.linear_attention import (
     linear_attention,
     linear_attention_reference,
     linear_attention_step,
-)
-from toolkit.attention.linear.log_linear_gated_delta_net import (
-    log_linear_gated_delta_net,
-    log_linear_gated_delta_net_reference,
-    log_linear_gated_delta_net_step,
 )
 from toolkit.attention.linear.log_linear_mamba2 import (
     log_linear_mamba2,
@@ -162,19 +169,12 @@ from toolkit.attention.linear.mesa_net import (
     mesa_net_reference,
     mesa_net_step,
 )
-from toolkit.attention.linear.preconditioned_kda import (
-    PreconditionedState,
-    preconditioned_kda,
-    preconditioned_kda_reference,
-    preconditioned_kda_step,
-)
 from toolkit.attention.linear.retention import (
     retention,
     retention_log_decay,
     retention_reference,
     retention_step,
 )
-from toolkit.attention.linear.rwkv7 import rwkv7, rwkv7_reference, rwkv7_step
 from toolkit.attention.mixers import MIXERS, mixer, register
 from toolkit.attention.short_convolution import short_convolution, short_convolution_step
 from toolkit.attention.softmax.cache import KVCache, softmax_attention_step

@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit._checks import checked
-from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention.execution.precision import accumulator, half_precision, precise_einsum
 
 
 class Softmax(NamedTuple):

@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Int, Shaped
 from toolkit._checks import axes_of, check_shape, reads_values
 from toolkit._kinds import check_integers, shown
 from toolkit.attention._attend import CAUSAL, Mask, Window, bounded, packed, positions_in_documents
-from toolkit.attention._cores import over_cores
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention.execution.cores import over_cores
 
 Cache = TypeVar("Cache", bound=Any)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from toolkit._checks import checked
 from toolkit.attention._shapes import SegmentIds, State
-from toolkit.attention.linear.gated_delta_net import gated_delta_net
+from toolkit.attention.linear.delta.gated_delta_net import gated_delta_net
 from toolkit.attention.linear.gates import unit_length
 
 

@@ -9,8 +9,8 @@ call every row alike:
     out_t, state = row.step(*inputs_t, state, **row.options)
     row.forward_flops(batch, time, heads, key, value, **row.options)
 
-The table collects itself: a file in `linear/` or `softmax/` that holds a `ROW` is in it, in the
-order of papers. A file of another package adds its own with `register`.
+The table collects itself: a file in `linear/`, `linear/delta/` or `softmax/` that holds a `ROW` is
+in it, in the order of papers. A file of another package adds its own with `register`.
 """
 
 import importlib
@@ -23,6 +23,7 @@ from toolkit._checks import checked
 from toolkit._registry import Registry
 from toolkit.attention import linear, softmax
 from toolkit.attention.inputs import Mixer
+from toolkit.attention.linear import delta
 from toolkit.attention.softmax.softmax_attention import ROWS
 from toolkit.attention.sparse.train import mixers as sparse
 
@@ -30,17 +31,17 @@ from toolkit.attention.sparse.train import mixers as sparse
 def _rows() -> list[Mixer]:
     modules = (
         importlib.import_module(f"{folder.__name__}.{found.name}")
-        for folder in (linear, softmax)
+        for folder in (linear, delta, softmax)
         for found in pkgutil.iter_modules(folder.__path__)
     )
     rows = [module.ROW for module in modules if hasattr(module, "ROW")]
     return sorted((*ROWS, *rows, *sparse.ROWS), key=_published)
 
 
-def _published(row: Mixer) -> str:
-    """The number of a paper on arXiv, which begins with its year and month."""
+def _published(row: Mixer) -> tuple[str, str]:
+    """The number of a paper on arXiv, which begins with its year and month; then the name."""
     found = re.search(r"arXiv:([\d.]+)", row.paper)
-    return found[1] if found else "9999"
+    return found[1] if found else "9999", row.name
 
 
 MIXERS: Registry[Mixer] = Registry((row.name, row) for row in _rows())

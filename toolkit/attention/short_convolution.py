@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from toolkit._annotations import SameDtype
 from toolkit._checks import checked
 from toolkit.attention._attend import run_numbers
-from toolkit.attention._compiled import compiled
-from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.derivatives import differentiable
 
 _ALIKE = SameDtype("x and kernel")
 

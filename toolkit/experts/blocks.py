@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit._compat import vary_alike
-from toolkit.attention._derivatives import differentiable
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.derivatives import differentiable
+from toolkit.attention.execution.precision import accumulator
 from toolkit.experts.products import (
     Activation,
     Layout,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import check_shape, checked
-from toolkit.attention._precision import accumulator, precise_einsum
+from toolkit.attention.execution.precision import accumulator, precise_einsum
 from toolkit.experts.best_known import in_best_form
 from toolkit.experts.products import Activation, Weights, expert
 from toolkit.experts.routing import Routing

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import varying_axes
-from toolkit.attention._derivatives import differentiable
-from toolkit.attention._platforms import run_on
-from toolkit.attention._precision import accumulator, product_precision
+from toolkit.attention.execution.derivatives import differentiable
+from toolkit.attention.execution.platforms import run_on
+from toolkit.attention.execution.precision import accumulator, product_precision
 
 Activation = Callable[[Array, Array], Array]
 TILE = 128

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._annotations import AtLeast, Between
 from toolkit._checks import check_shape, checked
-from toolkit.attention._precision import accumulator, precise_einsum
+from toolkit.attention.execution.precision import accumulator, precise_einsum
 
 _TINY = 1e-20  # as DeepSeek-V3's code has it
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent import Yarn
 from toolkit.parallel.context.along import cuts_time
 

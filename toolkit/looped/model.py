@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig

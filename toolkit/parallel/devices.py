@@ -7,7 +7,7 @@ communication and memory are exact; times mean nothing unless each has its own c
 import jax
 
 from toolkit._checks import checked
-from toolkit.attention._cores import set_cores
+from toolkit.attention.execution.cores import set_cores
 from toolkit.measure import available_cores
 
 

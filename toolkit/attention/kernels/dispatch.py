@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from toolkit.attention._derivatives import gradient_only, no_derivative
-from toolkit.attention._platforms import run_on
 from toolkit.attention.best_known import warn_experimental
+from toolkit.attention.execution.derivatives import gradient_only, no_derivative
+from toolkit.attention.execution.platforms import run_on
 from toolkit.attention.linear.engine.rule import Rule, act
 from toolkit.attention.linear.engine.tokens import Tokens
 

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float
 from toolkit._checks import check_shape, checked
 from toolkit.attention._attend import Mask, packed, positions_in_documents
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
-from toolkit.attention._cores import refuse_explicit_axes
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention.execution.cores import refuse_explicit_axes
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.slots import Implementation, attend_slots

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import check_shape, checked
 from toolkit._kinds import check_rank
 from toolkit.attention._checks import check_count
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.weights import (
     LatentWeights,

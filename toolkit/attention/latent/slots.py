@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import masked_softmax
-from toolkit.attention._precision import accumulator
 from toolkit.attention.best_known import in_best_form
+from toolkit.attention.execution.precision import accumulator
 
 Implementation = Literal["xla", "pallas"]
 Attended = tuple[Float[Array, "batch heads latent"], Float[Array, "batch heads"]]

@@ -26,8 +26,8 @@ from jaxtyping import Array, Float
 from toolkit._checks import checked
 from toolkit.attention._caches import check_room, show_overflow, write_token
 from toolkit.attention._checks import check_count
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import SegmentIds
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.cache import LatentCache, check_latent_cache
 from toolkit.attention.latent.config import LatentConfig
 from toolkit.attention.latent.mla import (

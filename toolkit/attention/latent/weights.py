@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import check_shape
 from toolkit._kinds import check_floating, shown
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.latent.config import LatentConfig
 
 

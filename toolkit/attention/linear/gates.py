@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from toolkit._checks import checked
 from toolkit._kinds import check_floating
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 
 
 @checked

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import additive_step_flops
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import ADDITIVE_RULE

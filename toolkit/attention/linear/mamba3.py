@@ -28,9 +28,9 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
-from toolkit.attention._precision import accumulator, precise_einsum
 from toolkit.attention.costs import STATE_BYTES, additive_forward_flops, delta_step_flops
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.precision import accumulator, precise_einsum
 from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, Values, recurrent
 from toolkit.attention.linear.engine.quarantine import quarantine
 from toolkit.attention.linear.engine.recurrence import (

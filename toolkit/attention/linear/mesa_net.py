@@ -24,10 +24,10 @@ from jaxtyping import Array, Float
 import toolkit.attention._shapes as shapes
 from toolkit._annotations import AtLeast, Between
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
-from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._precision import accumulator, precise_einsum
 from toolkit.attention.costs import STATE_BYTES
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.derivatives import without_transpose
+from toolkit.attention.execution.precision import accumulator, precise_einsum
 from toolkit.attention.inputs import FRACTION, TOKEN, G, Input, K, Q, V, Values, recurrent
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.decays import chunk_decays, decayed_scores, within_documents

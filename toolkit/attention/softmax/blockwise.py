@@ -44,7 +44,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Segments
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 from toolkit.attention.softmax.tiles import HeadTiles, Tiling, add_to_tile, pad, tile
 

@@ -35,8 +35,8 @@ from toolkit.attention._caches import (
     write_token,
 )
 from toolkit.attention._checks import check_choice, check_dtype, check_sizes
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import TOKENS, Query, SegmentIds, SharedKey, SharedValue, TokenCount
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.merge import with_sinks
 from toolkit.attention.softmax.rounding import NumberFormat, calibrated, floats, stored
 from toolkit.attention.softmax.scores import Options, capped, checked_cap, window_of

@@ -33,9 +33,6 @@ from toolkit.attention._caches import (
     write_token,
 )
 from toolkit.attention._checks import check_dtype, check_sizes
-from toolkit.attention._cores import free_cores, over_cores
-from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._precision import accumulator
 from toolkit.attention.costs import (
     STATE_BYTES,
     softmax_forward_bytes,
@@ -44,6 +41,9 @@ from toolkit.attention.costs import (
     softmax_step_bytes,
     softmax_step_flops,
 )
+from toolkit.attention.execution.cores import free_cores, over_cores
+from toolkit.attention.execution.derivatives import without_transpose
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import G, K, Mixer, Q, V
 from toolkit.attention.softmax.cache import KVCache, attend_to_slots
 from toolkit.attention.softmax.fading import attend_fading, sum_of_later

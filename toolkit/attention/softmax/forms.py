@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._cores import refuse_explicit_axes
-from toolkit.attention._derivatives import differentiable
 from toolkit.attention._shapes import known
 from toolkit.attention.best_known import in_best_form
+from toolkit.attention.execution.cores import refuse_explicit_axes
+from toolkit.attention.execution.derivatives import differentiable
 from toolkit.attention.softmax.blockwise import attend_tiles, attend_tiles_backward
 from toolkit.attention.softmax.rows import attend_chunks, attend_rows
 from toolkit.attention.softmax.scores import Context, Inputs, Options

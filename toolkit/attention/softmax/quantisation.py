@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from toolkit._checks import checked
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Queries, SharedKeys, SharedValues, TokenCount
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.cache import KVCache
 from toolkit.attention.softmax.rounding import NumberFormat
 from toolkit.attention.softmax.softmax_attention import softmax_attention

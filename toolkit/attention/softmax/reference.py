@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import bounded, positions_in_documents, run_numbers
 from toolkit.attention._caches import write_token
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.cache import KVCache
 from toolkit.attention.softmax.rounding import calibrated, floats, stored
 from toolkit.attention.softmax.scores import FURTHEST, checked_key, kept, window_of

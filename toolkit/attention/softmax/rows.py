@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._attend import masked_softmax
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import known
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.scores import Context, Inputs, Options, capped, kept
 
 ROWS = 128  # in a chunk

@@ -26,7 +26,6 @@ from toolkit._annotations import Known
 from toolkit._checks import checked
 from toolkit.attention._attend import Mask, bounded, fixed_scale, packed
 from toolkit.attention._caches import cut_as_arrays_are, show_overflow
-from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, SegmentIds, TokenCount
 from toolkit.attention.costs import (
     softmax_forward_bytes,
@@ -35,6 +34,7 @@ from toolkit.attention.costs import (
     softmax_step_bytes,
     softmax_step_flops,
 )
+from toolkit.attention.execution.cores import free_cores, over_cores
 from toolkit.attention.inputs import K, Mixer, Q, V
 from toolkit.attention.softmax.cache import (
     KVCache,

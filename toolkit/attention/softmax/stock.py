@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from toolkit.attention._attend import Window, bounded, run_numbers
-from toolkit.attention._platforms import run_on
+from toolkit.attention.execution.platforms import run_on
 from toolkit.attention.softmax.scores import Options
 
 STOCK = ("cudnn", "splash")

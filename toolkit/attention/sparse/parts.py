@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import masked_softmax
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.kernels.dispatch import attend_tokens
 from toolkit.attention.sparse.budget import Budget, Ranked
 from toolkit.attention.sparse.selector import Rest, Selector

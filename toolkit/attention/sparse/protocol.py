@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import bounded, fixed_scale
 from toolkit.attention._caches import check_room, show_overflow, write_token
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValue, HeldKeys, HeldValues, Query, SharedKey, SharedValue
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.softmax.merge import combine
 from toolkit.attention.sparse.budget import Budget
 from toolkit.attention.sparse.cache import Cache, SparseCache

@@ -29,10 +29,10 @@ linear/linear_attention.py  linear attention, retention, gated linear attention,
 linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
 linear/error_free.py        error-free linear attention
-linear/comba.py             Comba
+linear/delta/comba.py             Comba
 linear/kimi.py              Kimi Delta Attention
-linear/gated_delta_net_2.py Gated DeltaNet-2
-linear/rwkv7.py             RWKV-7
+linear/delta/gated_delta_net_2.py Gated DeltaNet-2
+linear/delta/rwkv7.py             RWKV-7
 linear/mamba3.py            Mamba-3
 linear/log_linear.py        log-linear Mamba-2 and Gated DeltaNet
 linear/mesa.py              MesaNet

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import ForgettingCache, forgetting_attention, forgetting_attention_step
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.attention import AttentionLayer, AttentionOptions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions

@@ -27,8 +27,8 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._checks import checked
 from toolkit._compat import varying, varying_axes
 from toolkit.attention import merge_attention, softmax_attention
-from toolkit.attention._derivatives import gradient_only
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.derivatives import gradient_only
+from toolkit.attention.execution.precision import accumulator
 from toolkit.parallel.axes import devices_along
 from toolkit.parallel.context.checks import check_attention
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit.attention import MIXERS, Mixer
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.parallel.axes import check_auto_axes
 from toolkit.parallel.context.checks import check_cut, documents
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._platforms import run_on
+from toolkit.attention.execution.platforms import run_on
 from toolkit.experts.best_known import in_best_form
 from toolkit.experts.products import Activation, Weights, expert, rows_of
 

@@ -72,7 +72,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._derivatives import no_derivative
+from toolkit.attention.execution.derivatives import no_derivative
 from toolkit.attention.kernels.gpu.factors import (
     Delta,
     Factors,

@@ -53,8 +53,8 @@ from toolkit._checks import check_shape
 from toolkit._compat import vary_alike
 from toolkit._kinds import check_rank
 from toolkit.attention._checks import check_multiple, check_same_dtype
-from toolkit.attention._derivatives import no_derivative
-from toolkit.attention._precision import BFLOAT16_PRODUCTS, product_precision
+from toolkit.attention.execution.derivatives import no_derivative
+from toolkit.attention.execution.precision import BFLOAT16_PRODUCTS, product_precision
 from toolkit.attention.kernels.tpu.blocks import EXACT, ROUNDED
 from toolkit.attention.kernels.tpu.call import (
     VMEM_BYTES,

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._precision import precise_einsum, product_precision
+from toolkit.attention.execution.precision import precise_einsum, product_precision
 from toolkit.attention.linear.engine.decays import (
     Decays,
     Documents,

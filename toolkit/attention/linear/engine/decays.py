@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from toolkit.attention._precision import Precision, precise_einsum
+from toolkit.attention.execution.precision import Precision, precise_einsum
 
 LEAST_FACTOR = 1e-28  # its inverse, times any sensible key, is far from the largest float32
 

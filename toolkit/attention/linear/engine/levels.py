@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._precision import accumulator, precise_einsum
 from toolkit.attention.costs import LEVELS, STATE_BYTES
+from toolkit.attention.execution.derivatives import without_transpose
+from toolkit.attention.execution.precision import accumulator, precise_einsum
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join
 from toolkit.attention.linear.engine.decays import (
     Decays,

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from toolkit.attention._precision import precise_einsum
+from toolkit.attention.execution.precision import precise_einsum
 
 # From here on a state is read in tiles: smaller ones stay in the caches of one core.
 LARGE = 1 << 24  # bytes

@@ -14,9 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool
 
-from toolkit.attention._cores import free_cores, over_cores
-from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     Form,
     Output,
@@ -29,6 +26,9 @@ from toolkit.attention._shapes import (
     known,
 )
 from toolkit.attention.best_known import in_best_form
+from toolkit.attention.execution.cores import free_cores, over_cores
+from toolkit.attention.execution.derivatives import without_transpose
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.kernels.dispatch import run_kernels, step_kernels
 from toolkit.attention.linear.engine.chunked import Chunks, chunked
 from toolkit.attention.linear.engine.chunks import cut, cut_documents, join

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import Key, Keys, Queries, Query, Value, Values
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.linear.gates import unit_length
 
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, BFloat16, Float, Int, UInt32
 
 from toolkit.attention._checks import check_choice, check_multiple
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selector import Rest, Selector, setting
 
 WORD = 32

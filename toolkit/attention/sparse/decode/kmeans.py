@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 
 
 def nearest(

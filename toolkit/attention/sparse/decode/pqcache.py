@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt16
 
 from toolkit.attention._checks import check_choice, check_count
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.decode.kmeans import k_means, nearest
 from toolkit.attention.sparse.selector import Selector, setting
 

@@ -32,7 +32,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention._checks import check_choice, check_count, check_multiple
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.budget import Budget, MassTarget, Ranked
 from toolkit.attention.sparse.decode.kmeans import k_means
 from toolkit.attention.sparse.decode.stopping import estimate_rows, sampled_counts

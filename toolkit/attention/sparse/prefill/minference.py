@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale, masked_softmax
 from toolkit.attention._checks import check_choice, check_count
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, TokenCount
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.prefill.tiles import (
     Tiles,
     attend_tiles,

@@ -27,8 +27,8 @@ from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._checks import check_choice
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import OtherKeys, OtherValues, Queries, TokenCount
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.kernels.dispatch import tiles_above
 from toolkit.attention.sparse.prefill.tiles import (
     Tiles,

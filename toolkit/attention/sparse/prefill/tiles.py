@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._checks import check_shape, checked
 from toolkit.attention._attend import fixed_scale
 from toolkit.attention._checks import check_count
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import (
     HeadGates,
     HeadValues,
@@ -31,6 +30,7 @@ from toolkit.attention._shapes import (
     Queries,
     TokenCount,
 )
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.kernels.dispatch import attend_tile_list
 from toolkit.attention.sparse.train.spread import each
 

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from toolkit.attention._attend import attend
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from toolkit.attention._caches import Rows
 from toolkit.attention._checks import check_dtype, check_sizes
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeldKeys, HeldValues
+from toolkit.attention.execution.precision import accumulator
 
 
 @jax.tree_util.register_dataclass

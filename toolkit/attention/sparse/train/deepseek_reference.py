@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from toolkit._checks import checked
 from toolkit.attention._attend import Segments, packed, positions_in_documents
 from toolkit.attention._caches import write_token
-from toolkit.attention._precision import accumulator
 from toolkit.attention._shapes import HeadValues, Queries, SegmentIds, SharedKeys, SharedValues
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.train.cache import IndexedCache
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens
 

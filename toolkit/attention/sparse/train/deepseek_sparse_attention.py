@@ -23,7 +23,7 @@ import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
 from toolkit.attention._attend import Mask, attend, fixed_scale, packed
 from toolkit.attention._caches import check_room, continue_rows, show_overflow, write_token
-from toolkit.attention._derivatives import without_transpose
+from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.sparse.selection import selected_indices, top_mask
 from toolkit.attention.sparse.train.cache import IndexedCache
 from toolkit.attention.sparse.train.indexer import INDEX, SelectedTokens, index_scores, past

@@ -26,9 +26,9 @@ from jaxtyping import Array, Bool, Float, Int
 from toolkit._annotations import AtLeast, SameDtype
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale, run_numbers
-from toolkit.attention._compiled import compiled
-from toolkit.attention._precision import accumulator, half_precision, precise_einsum
 from toolkit.attention._shapes import Queries, SegmentIds, SharedKeys
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.precision import accumulator, half_precision, precise_einsum
 from toolkit.attention.sparse.selection import top_mask
 from toolkit.attention.sparse.train.spread import each, over_queries
 

@@ -31,8 +31,8 @@ from toolkit._annotations import AtLeast
 from toolkit._checks import checked
 from toolkit.attention._attend import attend, fixed_scale
 from toolkit.attention._caches import show_overflow
-from toolkit.attention._derivatives import without_transpose
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.derivatives import without_transpose
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.sparse.train.blocks import attend_to_blocks, block_means
 from toolkit.attention.sparse.train.by_block import attend_by_block, check_blocks, step_by_block
 from toolkit.attention.sparse.train.cache import BlockCache

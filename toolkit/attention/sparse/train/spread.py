@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 
 from toolkit.attention._attend import Mask
 from toolkit.attention._caches import cut_as_arrays_are
-from toolkit.attention._cores import free_cores, over_cores
 from toolkit.attention._shapes import HeadValues, Queries, known
+from toolkit.attention.execution.cores import free_cores, over_cores
 from toolkit.attention.softmax.forms import attend_to_keys
 from toolkit.attention.softmax.scores import Context, Inputs, Options
 

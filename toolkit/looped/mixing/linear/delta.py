@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from toolkit.attention import log_decay, unit_length
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.convolution import ShortConvolution

@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig
 from toolkit.looped.mixing.linear.kimi import KimiDeltaLayer

@@ -10,7 +10,7 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear, rotary_embedding, token_positions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.gates import GroupNorm, LowRank

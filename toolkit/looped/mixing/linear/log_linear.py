@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.attention import MIXERS
-from toolkit.attention._precision import accumulator
 from toolkit.attention.costs import LEVELS
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.delta import DeltaOptions, GatedDeltaNetLayer

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from toolkit.attention import log_decay
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions
 from toolkit.looped.mixing.linear.gates import log_rate, step_bias

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from toolkit.attention import unit_length
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.short_convolution import token_before
 from toolkit.looped.layers import linear
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions

@@ -27,7 +27,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from toolkit.attention._cores import refuse_explicit_axes
+from toolkit.attention.execution.cores import refuse_explicit_axes
 
 
 def differentiable(forward: Callable, backward: Callable, equation: Callable) -> Callable:

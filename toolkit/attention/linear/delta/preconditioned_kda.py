@@ -19,8 +19,6 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
-from toolkit.attention._precision import accumulator
 from toolkit.attention.costs import (
     STATE_BYTES,
     additive_forward_flops,
@@ -28,6 +26,8 @@ from toolkit.attention.costs import (
     delta_forward_flops,
     delta_step_flops,
 )
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import (
     CHANNEL_G,
     FRACTION,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import BETA, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE

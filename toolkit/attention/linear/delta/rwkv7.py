@@ -23,8 +23,8 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import rwkv7_forward_flops, rwkv7_step_flops
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, UNIT, K, Q, V, log_decay_above, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import (

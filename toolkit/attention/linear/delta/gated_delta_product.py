@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import product_forward_flops, product_step_flops
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import BETA, G, K, Q, V, per_step, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import DELTA_RULE

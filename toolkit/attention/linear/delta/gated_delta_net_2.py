@@ -16,8 +16,8 @@ from jaxtyping import Array
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import delta_forward_flops
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import CHANNEL_G, FRACTION, TOKEN, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size

@@ -27,8 +27,8 @@ from jaxtyping import Array
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
-from toolkit.attention._precision import accumulator
+from toolkit.attention.execution.compiled import compiled
+from toolkit.attention.execution.precision import accumulator
 from toolkit.attention.inputs import BETA, FRACTION, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.recurrence import run, scan_tokens, step
 from toolkit.attention.linear.engine.rule import Action, Correction, Rule, correcting_chunk_size

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from toolkit._kinds import alternatives, hints_of
-from toolkit.attention._cores import free_cores
+from toolkit.attention.execution.cores import free_cores
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CHOICES = (int, bool, str, type(None))

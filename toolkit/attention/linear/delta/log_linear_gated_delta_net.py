@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 import toolkit.attention._shapes as shapes
 from toolkit._checks import checked
-from toolkit.attention._compiled import compiled
 from toolkit.attention.costs import LEVELS
+from toolkit.attention.execution.compiled import compiled
 from toolkit.attention.inputs import ANY, BETA, TOKEN, G, Input, K, Q, V, recurrent
 from toolkit.attention.linear.engine.levels import (
     LevelState,
