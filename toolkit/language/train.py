@@ -56,8 +56,7 @@ from toolkit.training import (
     token_batches,
 )
 
-LOG_EVERY = 10
-EVALUATION_BATCHES = 4
+LOG_EVERY, EVALUATION_BATCHES = 10, 4
 
 
 @checked
@@ -329,11 +328,10 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
 def _describe(
     run: TrainingRun, corpus: Corpus, directory: Path, tokenizer: Any, per_token: float | None
 ) -> None:
-    path = directory / "run.json"
-    if jax.process_index():
+    path, saved = directory / "run.json", directory.glob("checkpoints/*")
+    # The first start of the run is recorded; a run without a checkpoint is new.
+    if jax.process_index() or (path.exists() and any(entry.name.isdigit() for entry in saved)):
         return
-    if path.exists() and any(entry.name.isdigit() for entry in directory.glob("checkpoints/*")):
-        return  # the first start of the run is recorded; a run without a checkpoint is new
     facts = {
         "configuration": _configuration(run, corpus),
         "corpus": corpus.record(),

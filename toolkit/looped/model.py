@@ -15,11 +15,9 @@ from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
-from toolkit.looped.feed_forward import FEED_FORWARDS
 from toolkit.looped.layers import linear, over_tokens
-from toolkit.looped.loop_rows import LoopRow, check_tokens, row_of
-from toolkit.looped.mixing import LAYERS
-from toolkit.parallel.context.along import check_word, cuts_time
+from toolkit.looped.loop_rows import LoopRow, row_of
+from toolkit.looped.sequences import check_sequences
 
 
 class LoopedLM(nnx.Module):
@@ -110,24 +108,15 @@ class LoopedLM(nnx.Module):
 
     @overload
     def __call__(
-        self,
-        tokens: Array,
-        *,
-        segment_ids: Array | None = None,
-        return_loops: Literal[False] = ...,
-        loops: int | Array | None = None,
+        self, tokens: Array, *, segment_ids: Array | None = None,
+        return_loops: Literal[False] = ..., loops: int | Array | None = None,
         key: Array | None = None,
-    ) -> Array: ...
+    ) -> Array: ...  # fmt: skip
     @overload
     def __call__(
-        self,
-        tokens: Array,
-        *,
-        segment_ids: Array | None = None,
-        return_loops: Literal[True],
-        loops: int | Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, Array]: ...
+        self, tokens: Array, *, segment_ids: Array | None = None, return_loops: Literal[True],
+        loops: int | Array | None = None, key: Array | None = None,
+    ) -> tuple[Array, Array]: ...  # fmt: skip
     def __call__(
         self,
         tokens: Int[Array, "batch time"],
@@ -206,20 +195,7 @@ class LoopedLM(nnx.Module):
         key=None,
         return_routing=False,
     ):
-        check_tokens(tokens, self.config.vocabulary)
-        for word in self.config.feed_forward_words:
-            if cuts_time() and not FEED_FORWARDS[word].can_cut_time:
-                raise ValueError(
-                    f"feed_forwards: {word!r} layers sort the tokens of whole sequences, and the "
-                    'layout shards time; wanted a layout such as "data", or "swiglu"'
-                )
-        for word in (*self.config.prelude_layers, *self.config.layers, *self.config.coda_layers):
-            check_word(word, LAYERS[word].can_cut_time)
-        if segment_ids is not None and segment_ids.shape != tokens.shape:
-            raise ValueError(
-                f"segment_ids have shape {segment_ids.shape}, tokens {tokens.shape}; "
-                "they must be equal."
-            )
+        check_sequences(self.config, tokens, segment_ids)
         if loops is not None:
             check_alike(self.config, loops)
             if isinstance(loops, int):
