@@ -55,7 +55,8 @@ def compiled(*case):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("width", [256, 360])  # and a width that no tile of 128 divides
+# No tile of 128 divides 360.
+@pytest.mark.parametrize("width", [256, pytest.param(360, marks=pytest.mark.nightly)])
 def test_the_default_is_the_grouped_product_forward_and_backward(width):
     tokens, experts, chosen, hidden = 512, 16, 4, 360
     found = compiled(None, tokens, experts, chosen, width, hidden)
@@ -66,6 +67,7 @@ def test_the_default_is_the_grouped_product_forward_and_backward(width):
     assert found["gradient"] < MOST_WORK * 3 * ideal
 
 
+@pytest.mark.nightly
 def test_ragged_dot_computes_gradients_of_weights_for_every_expert():
     """Why it is not the default on a TPU."""
     tokens, experts, chosen, width, hidden = 512, 16, 4, 256, 360

@@ -43,7 +43,7 @@ MOVED = [
         for name in SECOND_TIER
     ),
 ]
-PANELS = [*FIRST_TIER, *(pytest.param(name, marks=pytest.mark.slow) for name in SECOND_TIER)]
+PANELS = MOVED
 # Where the ends of a menu will not do; an empty pair is a control with a test of its own.
 MOVES = {
     # Reading 32,768 tokens takes a while.
@@ -230,7 +230,10 @@ def test_token_slider_is_as_long_as_the_text(name: str) -> None:
     "name",
     [
         *FIRST_TIER,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_SLIDERS),
+        *(
+            pytest.param(name, marks=pytest.mark.nightly if name in SISTERS else pytest.mark.slow)
+            for name in WITH_SLIDERS
+        ),
     ],
 )
 @pytest.mark.timed

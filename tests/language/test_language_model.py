@@ -90,7 +90,7 @@ def test_layouts_train_the_same_model(run, tmp_path):
         assert losses[layout] == pytest.approx(losses["single"], abs=LOSS_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_moves_from_one_layout_to_another(run, tmp_path):
     single = train_language_model(run, tmp_path / "single")
     stopped = train_language_model(
@@ -192,7 +192,7 @@ def test_an_empty_prompt_and_an_empty_folder_are_refused(run, tmp_path):
         stream_text(LoopedLM(run.config, rngs=nnx.Rngs(0)), "", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cores_share_a_batch_and_belong_to_the_run(run, tmp_path):
     shared = dataclasses.replace(run, cores=2)
     whole = train_language_model(shared, tmp_path / "whole")

@@ -127,7 +127,7 @@ def launched(code, *arguments):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_host_that_compiles_slowly_is_waited_for_and_named(tmp_path):
     stopped = tmp_path / "stopped"
     with launched(SLOW_TO_COMPILE, stopped) as process:
@@ -147,7 +147,7 @@ def test_a_host_that_compiles_slowly_is_waited_for_and_named(tmp_path):
     assert "Gloo" not in output + errors  # that is in the log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_programs_lie_where_every_host_finds_them(tmp_path):
     launch = ["launch", "--processes", "2", "--devices", "2", "--"]
     sizes = ["--pattern", "full", "--width", "16", "--heads", "2", "--sequence-length", "16"]

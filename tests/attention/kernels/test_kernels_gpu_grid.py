@@ -62,7 +62,7 @@ def test_training_of_many_rows_has_grids_that_cuda_takes():
     assert all(max(others) <= BOUND for _, *others in found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_programs_find_their_places_on_a_long_grid(bound):
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), F32)  # noqa: E731

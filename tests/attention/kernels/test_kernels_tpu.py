@@ -204,6 +204,7 @@ def test_products_of_mixed_dtypes_are_exact_to_float32():
         assert relative_error(jax.jit(dot, static_argnums=2)(left, right, (0, 0)), wanted) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "precision"), [(family, None) for family in FAMILIES] + [("gated delta", "highest")]
 )
@@ -227,6 +228,7 @@ def test_bfloat16_inputs_have_products_of_bfloat16_and_float32_states(family, pr
         assert relative_error(got.astype(jnp.float32), want) < limit
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_step_continues_the_sequence(family):
     *tokens, state = draw(family, time=3, key=8, seed=7)

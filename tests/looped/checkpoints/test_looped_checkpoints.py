@@ -159,7 +159,7 @@ def assert_same_text(model, tokens, wanted):
         np.testing.assert_allclose(logits, wanted[:, position], **LOGITS_TOLERANCE)
 
 
-@pytest.mark.parametrize("style", by_night({"deepseek_v2", "mistral"}, MODELS))
+@pytest.mark.parametrize("style", by_night({"deepseek_v2", "mistral", "qwen2", "qwen3"}, MODELS))
 def test_logits_of_transformers(style, tmp_path):
     theirs, tokens = published(style, tmp_path), some_tokens()
     assert len(list(tmp_path.glob("*.safetensors"))) > 1

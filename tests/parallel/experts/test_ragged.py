@@ -11,7 +11,7 @@ import pytest
 from toolkit.parallel.experts import dispatch_traffic
 
 pytest.importorskip("libtpu")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # In a process of its own: libtpu reads the environment.
 COMPILE = textwrap.dedent(
