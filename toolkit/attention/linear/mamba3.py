@@ -56,7 +56,13 @@ Mix = Annotated[Float[Array, "batch value_heads"], shapes.SHARE]
 @dataclass(frozen=True)
 class Mamba3State:
     """What a sequence leaves: H, the last token's turned key and its value, and the sum of angles,
-    float32."""
+    float32.
+
+    Example:
+        >>> state = Mamba3State(*map(jnp.zeros, [(1, 2, 4, 8), (1, 2, 4), (1, 2, 8), (1, 2, 2)]))
+        >>> state.memory.shape
+        (1, 2, 4, 8)
+    """
 
     memory: Float[Array, "batch value_heads key value"]
     key: Float[Array, "batch value_heads key"]

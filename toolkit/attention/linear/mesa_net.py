@@ -52,7 +52,12 @@ Iterations = Annotated[int, AtLeast(1)]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MesaState:
-    """What a sequence leaves: weighted sums of k k^T and of k v^T, float32."""
+    """What a sequence leaves: weighted sums of k k^T and of k v^T, float32.
+
+    Example:
+        >>> MesaState(jnp.zeros((1, 2, 4, 4)), jnp.zeros((1, 2, 4, 8))).memory.shape
+        (1, 2, 4, 8)
+    """
 
     covariance: Float[Array, "batch value_heads key key"]
     memory: Float[Array, "batch value_heads key value"]

@@ -114,7 +114,7 @@ def stage_ends(
             # If a round delays all stages by the same time, so do all later ones, as only sums and
             # maxima are involved. Two of the delays are compared first, since few rounds do.
             delay = free[last] - before[-1]
-            if abs(arrived[0] - before[0] - delay) <= PERIODIC * delay:
+            if delay < math.inf and abs(arrived[0] - before[0] - delay) <= PERIODIC * delay:
                 now = arrived + free
                 delays = [new - old for new, old in zip(now, before, strict=True)]
                 if max(delays) - min(delays) <= PERIODIC * max(delays):

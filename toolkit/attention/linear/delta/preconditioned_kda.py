@@ -61,7 +61,12 @@ PRECONDITIONED_RULE = Rule(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PreconditionedState:
-    """What a sequence leaves: decayed sums of the squares of keys, and the memory, float32."""
+    """What a sequence leaves: decayed sums of the squares of keys, and the memory, float32.
+
+    Example:
+        >>> PreconditionedState(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2, 4, 8))).memory.shape
+        (1, 2, 4, 8)
+    """
 
     curvature: Float[Array, "batch value_heads key"]
     memory: Float[Array, "batch value_heads key value"]

@@ -41,7 +41,12 @@ from toolkit.attention.linear.engine.tokens import Tokens, own_keys
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LevelState:
-    """What a sequence leaves: a float32 state per level, and the tokens of its document so far."""
+    """What a sequence leaves: a float32 state per level, and the tokens of its document so far.
+
+    Example:
+        >>> LevelState(jnp.zeros((1, 2, 14, 4, 8)), jnp.zeros((1, 2), int)).levels.shape
+        (1, 2, 14, 4, 8)
+    """
 
     levels: Float[Array, "batch value_heads levels key value"]
     count: Int[Array, "batch value_heads"]
