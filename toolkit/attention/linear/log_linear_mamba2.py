@@ -80,7 +80,7 @@ def log_linear_mamba2(
         >>> out.shape, state.levels.shape
         ((1, 3, 2, 4), (1, 2, 5, 4, 4))
     """
-    size = chunk or adding_chunk_size(v.shape[1], k.shape[-1], v.shape[-1])
+    size = chunk or adding_chunk_size(shapes.known(v.shape[1]), k.shape[-1], v.shape[-1])
     tokens = gather_tokens(q, k, v, dt, weights, g=g, scale=scale)
     return spread(partial(run_levels, False, size), tokens, initial_state, segment_ids)
 

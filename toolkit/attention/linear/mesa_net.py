@@ -135,7 +135,8 @@ def _share(
     starts = None if segment_ids is None else document_starts(segment_ids)
     tokens, state, poison = quarantine(tokens, state, initial_state is not None, starts)
 
-    size = min(chunk or adding_chunk_size(time, key, value), max(16, 1 << (time - 1).bit_length()))
+    most = chunk or adding_chunk_size(shapes.known(time), key, value)
+    size = min(most, max(16, 1 << (shapes.known(time) - 1).bit_length()))
     q, k, v, beta, penalty = (cut(x.astype(dtype), size) for x in tokens.arrays)
     penalty = jnp.where(penalty > 0, penalty, 1)  # of tokens that show NaN, and of padding
     documents = None if starts is None else cut_documents(starts, heads, size)

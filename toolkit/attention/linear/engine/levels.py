@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from toolkit.attention._shapes import known
 from toolkit.attention.costs import LEVELS, STATE_BYTES
 from toolkit.attention.execution.derivatives import without_transpose
 from toolkit.attention.execution.precision import accumulator, precise_einsum
@@ -98,7 +99,7 @@ def run_levels(
     starts = None if segment_ids is None else document_starts(segment_ids)
     tokens, state, poison = quarantine(tokens, state, initial_state is not None, starts)
 
-    size = min(chunk, max(16, 1 << (time - 1).bit_length()))
+    size = min(chunk, max(16, 1 << (known(time) - 1).bit_length()))
     q, k, v, strength, weights = (cut(x.astype(dtype), size) for x in tokens.arrays)
     documents = None if starts is None else cut_documents(starts, heads, size)
     decays = chunk_decays(cut(tokens.g, size), documents)
