@@ -221,6 +221,7 @@ def _is_sequence(value: Any, parts: tuple[Any, ...]) -> bool:
 
 
 def is_array(value: Any, kind: Any) -> bool:
+    """Whether a value is an array of the axes and numbers of an annotation."""
     if not hasattr(value, "ndim") or not hasattr(value, "dtype"):
         return False
     try:

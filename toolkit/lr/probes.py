@@ -49,4 +49,5 @@ def is_inconclusive(controller: ProbeController, stage: int, peak: PeakRate) -> 
 
 
 def rows_of(controller: ProbeController, stage: int) -> np.ndarray:
+    """Which rows of the table are probes of a stage."""
     return controller.table["stage"] == stage

@@ -16,6 +16,7 @@ class CorpusError(ValueError):
 
 
 def manual_prose() -> bytes:
+    """The text of Python's own manual."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics)).encode()
@@ -80,6 +81,7 @@ def _files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -
 
 
 def read_bytes(path: Path) -> bytes:
+    """The bytes of a regular file that fits into memory."""
     try:
         # Checked first, because reading a pipe or a device might never end.
         status = path.stat()
@@ -98,6 +100,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def checked_text(path: Path, text: bytes) -> bytes:
+    """The same text; an error where it is empty, binary or not UTF-8."""
     if not text:
         raise CorpusError(f"file {str(path)!r} is empty")
     if (offset := text.find(b"\0")) >= 0:

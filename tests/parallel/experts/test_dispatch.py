@@ -196,6 +196,20 @@ def test_nan_stays_with_its_token_and_with_experts_that_nobody_chose(mesh, dispa
     assert is_nan.sum() == 1
 
 
+@pytest.mark.parametrize("wrong", [-1, EXPERTS, 99])
+@pytest.mark.parametrize("dispatch", ["all_to_all", "gather"])
+def test_a_given_expert_that_is_none_shows_in_its_token_alone(mesh, dispatch, wrong):
+    x, kernel, *weights = inputs()
+    chosen = np.array(route(router_logits(x, kernel), CHOSEN).experts)
+    chosen[2, 3, 1] = wrong
+    routing = route(router_logits(x, kernel), CHOSEN, experts=jnp.asarray(chosen))
+    how = {"axes": ("y", "z"), "tokens": CUT, "dispatch": dispatch}
+    out = sharded_mixture(x, routing, *weights, mesh, **how).outputs
+    is_nan = np.isnan(out).any(-1)
+    assert is_nan[2, 3]
+    assert is_nan.sum() == 1
+
+
 @pytest.mark.parametrize("tokens", [CUT, P(("x", "y"))])
 def test_biases_are_added_once(mesh, tokens):
     x, kernel, *weights = inputs(shape=(4, 6))

@@ -184,3 +184,17 @@ def test_busy_experts_drop_fewer_pairs_when_they_have_more_copies():
 def test_what_no_layout_fits_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         relayout(**({"loads": zipf_loads(), "slots": SLOTS} | arguments))
+
+
+@pytest.mark.parametrize("wrong", [-1, EXPERTS])
+def test_a_given_expert_that_is_none_shows_in_its_token_alone(wrong):
+    mesh = make_mesh({"e": DEVICES})
+    x, kernel, *weights = drawn()
+    chosen = np.array(route(router_logits(x, kernel), CHOSEN).experts)
+    layout = relayout(zipf_loads(), SLOTS)
+    chosen[5, 0] = wrong
+    routing = route(router_logits(x, kernel), CHOSEN, experts=jnp.asarray(chosen))
+    out = relaid_mixture(x, routing, *weights, layout, mesh, axis="e").outputs
+    is_nan = np.isnan(out).any(-1)
+    assert is_nan[5]
+    assert is_nan.sum() == 1

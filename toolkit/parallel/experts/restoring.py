@@ -175,4 +175,6 @@ def _places(
     after = (part[:, None] < ends[flat]) & (shares[flat] > 0)
     device = jnp.where(after.any(1), jnp.argmax(after, axis=1), last[flat])
     slot = jnp.argmax(slots[device] == flat[:, None], axis=1)
-    return (device * slots.shape[1] + slot).astype(experts.dtype).reshape(experts.shape)
+    place = (device * slots.shape[1] + slot).astype(experts.dtype).reshape(experts.shape)
+    is_expert = (experts >= 0) & (experts < shares.shape[0])
+    return jnp.where(is_expert, place, slots.size)  # past all slots: its NaN shows

@@ -45,12 +45,16 @@ def by_all_to_all(
     (own, _, _), (tokens, chosen) = weights.gate.shape, experts.shape
     devices, pairs = lax.axis_size(way.axes), experts.size
     count = own * devices
-    order = jnp.argsort(experts.ravel(), stable=True)
-    sorted_experts = experts.ravel()[order]
+    # A given expert that is none is kept, so that the NaN of its weight shows; nobody computes it.
+    is_expert = (experts >= 0) & (experts < count)
+    flat = jnp.where(is_expert, experts, count).ravel()
+    order = jnp.argsort(flat, stable=True)
+    sorted_experts = flat[order]
     starts = jnp.searchsorted(sorted_experts, jnp.arange(count))
     rank = jnp.arange(pairs) - starts[sorted_experts]
     nowhere = count * way.slots
-    place = jnp.where(rank < way.slots, sorted_experts * way.slots + rank, nowhere)
+    is_held = (rank < way.slots) & (sorted_experts < count)
+    place = jnp.where(is_held, sorted_experts * way.slots + rank, nowhere)
     slots = jnp.zeros(pairs, place.dtype).at[order].set(place)
     pair_of_slot = jnp.full(nowhere, pairs, order.dtype).at[slots].set(jnp.arange(pairs))
 
@@ -61,7 +65,7 @@ def by_all_to_all(
     out = out.reshape(own, devices, way.slots, -1).swapaxes(0, 1)
     out = lax.all_to_all(out, way.axes, 0, 0).reshape(nowhere, -1)
     slots = slots.reshape(tokens, chosen)
-    return out.at[slots].get(mode="fill", fill_value=0), slots < nowhere
+    return out.at[slots].get(mode="fill", fill_value=0), (slots < nowhere) | ~is_expert
 
 
 def _own_experts(way: Way, rows: Array, weights: Weights) -> Array:
@@ -119,6 +123,8 @@ def by_ragged(
     def on_tpu(x: Array, experts: Array, weights: Weights) -> Array:
         (own, width, _), (tokens, chosen) = weights.gate.shape, experts.shape
         devices, here = lax.axis_size(way.axes), lax.axis_index(way.axes)
+        is_expert = (experts >= 0) & (experts < own * devices)
+        experts = jnp.where(is_expert, experts, own * devices)
         order = jnp.argsort(experts.ravel(), stable=True)
         loads = jnp.zeros(own * devices, jnp.int32).at[experts.ravel()].add(1)
         loads = lax.all_gather(loads, way.axes).reshape(devices, devices, own)

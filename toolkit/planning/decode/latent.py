@@ -206,6 +206,7 @@ def break_even_tokens(model: str | LatentConfig, chips: int, slices: int) -> flo
 
 
 def latent_config(model: str | LatentConfig) -> LatentConfig:
+    """Sizes, of a preset by its name."""
     if isinstance(model, LatentConfig):
         return model
     if model not in PRESETS:
@@ -225,6 +226,7 @@ def _elsewhere(model: str | LatentConfig, given: float | None) -> float:
 
 
 def divides(config: LatentConfig, scheme: str, slices: int, chips: int) -> bool:
+    """Whether chips and slices divide the heads and the latent."""
     heads = chips // slices if scheme == "tpla" and chips % slices == 0 else chips
     fits = config.latent_size % slices == 0 and chips % slices == 0
     return fits and (scheme == "data" or config.heads % heads == 0)

@@ -53,5 +53,6 @@ def own_keys(tokens: Tokens) -> Tokens:
 
 
 def for_value_heads(x: Array, value_heads: int, axis: int = 2) -> Array:
+    """Heads repeated, so that every value head has its own."""
     groups = value_heads // x.shape[axis]
     return x if groups == 1 else jnp.repeat(x, groups, axis)
