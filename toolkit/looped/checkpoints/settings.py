@@ -12,15 +12,17 @@ from toolkit.looped.mixing import LAYERS
 
 ARCHITECTURES = {
     "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe",
-    "kimi_k2": "DeepseekV3", "llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral",
-    "olmoe": "Olmoe", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
-    "ouro": "Ouro", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5",
+    "gpt_oss": "GptOss", "kimi_k2": "DeepseekV3", "llama": "Llama", "mistral": "Mistral",
+    "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2": "Qwen2", "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe", "ouro": "Ouro", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
 }  # fmt: skip
 """What transformers calls the families' classes, before "ForCausalLM"."""
 
 WITHOUT_LAYER_TYPES = ("llama", "mistral", "mixtral", "olmoe", "qwen3_moe", "ouro", "glm4_moe")
 """Families whose layers are all alike: windowed where `sliding_window` is set."""
+
+LLAMA3_TURNS = ("low_freq_factor", "high_freq_factor")
 
 OF_TRAINING = {
     "dtype", "remat", "embedding_std", "feed_forward_multiple_of", "backward_loops", "options",
@@ -49,13 +51,17 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
         found["num_key_value_heads"] = softmax.key_value_heads or config.heads
         found["head_dim"] = softmax.head_size or config.width // config.heads
         if softmax.rotary_factor is not None:
+            is_yarn = softmax.rotary_rule == "yarn"
+            low, high = ("beta_slow", "beta_fast") if is_yarn else LLAMA3_TURNS
             rope |= {
-                "rope_type": "llama3",
+                "rope_type": softmax.rotary_rule,
                 "factor": softmax.rotary_factor,
-                "low_freq_factor": softmax.rotary_low,
-                "high_freq_factor": softmax.rotary_high,
+                low: softmax.rotary_low,
+                high: softmax.rotary_high,
                 "original_max_position_embeddings": softmax.rotary_original_length,
             }
+            if is_yarn:
+                rope["truncate"] = softmax.rotary_truncate
         if softmax.rotary_fraction != 1:
             rope["partial_rotary_factor"] = softmax.rotary_fraction
         if style == "glm4_moe":
@@ -110,7 +116,7 @@ def _mixture_settings(router: str, config: LoopedConfig) -> dict[str, Any]:
     dense = [layer for layer, word in enumerate(words) if word != "moe"]
     options = config.moe
     hidden = options.hidden or config.feed_forward_size
-    count = "num_local_experts" if router == "mixtral" else None
+    count = "num_local_experts" if router in ("mixtral", "gpt_oss") else None
     count = count or ("n_routed_experts" if row.shared == "added" else "num_experts")
     found: dict[str, Any] = {
         count: options.experts,
