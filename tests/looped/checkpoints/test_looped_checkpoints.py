@@ -23,7 +23,8 @@ from toolkit.looped import (
     load_checkpoint,
     prefill,
 )
-from toolkit.looped.checkpoints.models import FAMILIES, fields_of
+from toolkit.looped.checkpoints.families import FAMILIES
+from toolkit.looped.checkpoints.reading import fields_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

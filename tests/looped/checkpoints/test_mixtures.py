@@ -21,7 +21,7 @@ from toolkit.looped import (
     prefill,
     save_model,
 )
-from toolkit.looped.checkpoints.models import FAMILIES
+from toolkit.looped.checkpoints.families import FAMILIES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from flax import nnx
 from tiers import by_night
 
 from toolkit.looped import LoopedConfig, LoopedLM, load_checkpoint, save_checkpoint
-from toolkit.looped.checkpoints.models import FAMILIES
+from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.settings import ARCHITECTURES
 
 torch = pytest.importorskip("torch")

@@ -11,8 +11,10 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit._kinds import shown
+from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.mixtures import check_format
-from toolkit.looped.checkpoints.models import FAMILIES, Part, fields_of, parts
+from toolkit.looped.checkpoints.models import Part, parts
+from toolkit.looped.checkpoints.reading import fields_of
 from toolkit.looped.checkpoints.tensors import check_sizes, read_json
 from toolkit.looped.checkpoints.weights import (
     check_names,
@@ -63,7 +65,7 @@ def load_checkpoint(
 
     Example:
         >>> model = load_checkpoint("Qwen3-0.6B", dtype="bfloat16")  # doctest: +SKIP
-        >>> from toolkit.looped.checkpoints.models import FAMILIES
+        >>> from toolkit.looped.checkpoints.families import FAMILIES
         >>> "qwen3" in FAMILIES
         True
     """

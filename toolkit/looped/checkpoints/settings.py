@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.experts import ROUTERS
+from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
-from toolkit.looped.checkpoints.models import FAMILIES, SOFTMAX, WORDS, fields_of
+from toolkit.looped.checkpoints.reading import fields_of
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 

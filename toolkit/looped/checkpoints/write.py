@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit.looped.checkpoints.families import FAMILIES
 from toolkit.looped.checkpoints.files import check_finite
-from toolkit.looped.checkpoints.models import FAMILIES, parts
+from toolkit.looped.checkpoints.models import parts
 from toolkit.looped.checkpoints.names import WeightRule
 from toolkit.looped.checkpoints.settings import ARCHITECTURES, check_settings, settings_of
 from toolkit.looped.checkpoints.tensors import INDEX
