@@ -8,6 +8,7 @@ import dataclasses
 import json
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ save_file, load_file = safetensors.save_file, safetensors.load_file
 # Together they compute for longer than the first tier has time.
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
-LOGITS_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+LOGITS_TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 # Large enough to count, and not to magnify the float32 rounding of outputs that nearly cancel.
 NORM_EPSILON = 1e-3
 TIME, PROMPT = 21, 17

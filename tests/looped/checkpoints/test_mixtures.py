@@ -259,7 +259,7 @@ def test_one_expert_at_a_time_is_in_memory(tmp_path):
     model = load_checkpoint(source, style="qwen3_moe", **sizes)
     assert model.config.moe == wanted.config.moe
     assert source.most <= 2  # of 48, and no two that are read: the one before lives while it waits
-    tokens = some_tokens()
+    tokens = jnp.asarray(some_tokens())
     np.testing.assert_array_equal(model(tokens), wanted(tokens))
 
 
