@@ -113,6 +113,10 @@ MODELS = {
             },
         },
     ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {**LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "rms_norm_eps": 1e-3},
+    ),
     "glm4_moe plain": ("Glm4Moe", {"n_routed_experts": 8, "head_dim": 12}),
     "gpt_oss": (
         "GptOss",

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 GROUPED = {"key_value_heads": 2, "head_size": 12}
 MOE = {"experts": 8, "chosen": 3, "hidden": 20}
 ADDED = MOE | {"shared_hidden": 40, "choice_bias": True, "scores": "sigmoid", "scale": 2.5}
-LATENT = {"latent_size": 16, "key_size": 8, "rope_size": 4, "value_size": 6}
+LATENT = {"latent_epsilon": 1e-6, "latent_size": 16, "key_size": 8, "rope_size": 4, "value_size": 6}
 QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25, "head_size": 16}
 GDN = {"heads": 2, "value_heads": 6, "key_size": 8, "value_size": 12, "convolution_size": 3}
 LLAMA3 = {"rotary_factor": 8.0, "rotary_original_length": 64}
@@ -54,13 +54,11 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"pattern": "gdn full", "options": {"gdn": GDN, "full": QWEN}},
     "deepseek_v3": {
         "pattern": "mla mla",
-        "norm_epsilon": 1e-6,
         "feed_forwards": "swiglu moe",
         "options": {"mla": LATENT | {"query_latent_size": 12}, "moe": ADDED},
     },
     "deepseek_v2": {
         "pattern": "mla mla",
-        "norm_epsilon": 1e-6,
         "feed_forwards": "swiglu moe",
         "options": {
             "mla": LATENT,
@@ -95,6 +93,12 @@ CASES: dict[str, dict[str, Any]] = {
             "window": OSS | YARN | {"sliding_window": 5},
             "moe": MOE | {"router_bias": True, "activation": "clamped", "biases": True},
         },
+    },
+    "glm4_moe_lite": {
+        "pattern": "mla mla",
+        "norm_epsilon": 1e-3,
+        "feed_forwards": "swiglu moe",
+        "options": {"mla": LATENT | {"query_latent_size": 12}, "moe": ADDED},
     },
     "olmoe": {
         "pattern": "full full",

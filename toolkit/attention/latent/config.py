@@ -87,6 +87,7 @@ class LatentConfig:
         value_size: size of a head's value (v_head_dim).
         query_latent_size: numbers from which queries are made (q_lora_rank); None: from the stream.
         rope_theta: base of the rotary wavelengths.
+        rotary: whether the rotary channels turn; False leaves them as they are, without positions.
         yarn: how the wavelengths are stretched; None: not at all.
         epsilon: added to the mean square in the RMSNorm of latents.
         layers: layers of the model that this is one of, for plans.
@@ -109,6 +110,7 @@ class LatentConfig:
     value_size: int
     query_latent_size: int | None = None
     rope_theta: float = 10_000.0
+    rotary: bool = True
     yarn: Yarn | None = None
     epsilon: float = 1e-6
     layers: int = 1
@@ -125,6 +127,8 @@ class LatentConfig:
             )
         if not self.rope_theta > 1:
             raise ValueError(f"rope_theta must be above 1; got {self.rope_theta}.")
+        if self.yarn is not None and not self.rotary:
+            raise ValueError("yarn stretches rotary wavelengths, and rotary is False.")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be above 0; got {self.epsilon}.")
 

@@ -183,6 +183,8 @@ def over(vector: Float[Array, "size"], x: Float[Array, "*axes any"]) -> Array:
 
 def rotated(x: Array, positions: Int[Array, "*tokens"], config: LatentConfig) -> Array:
     """Turn neighbouring channels (2i, 2i + 1) by position * f_i; heads, if any, are between."""
+    if not config.rotary:
+        return x
     precise = accumulator(x.dtype)
     frequencies = jnp.asarray(config.frequencies, precise)
     angles = positions[..., None].astype(precise) * over(frequencies, positions[..., None])

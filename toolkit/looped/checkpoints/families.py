@@ -34,6 +34,7 @@ class Family(NamedTuple):
         period: every how many layers softmax attention comes, if config.json does not say.
         word: the word of all layers if they are alike; None leaves it to config.json.
         router: the row of `ROUTERS` of its mixtures of experts, or None.
+        defaults: settings where config.json has none.
     """
 
     mixers: str
@@ -43,16 +44,19 @@ class Family(NamedTuple):
     period: int = 1
     word: str | None = None
     router: str | None = None
+    defaults: Mapping[str, Any] = {}
 
 
 _QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
 _OSS = {"projection_biases": True, "output_bias": True, "sinks": True}
+_LITE = {"first_k_dense_replace": 1, "routed_scaling_factor": 1.8}
 _LOOPS = {"norm_every_loop": True, "exit_gate": True, "sandwich_norm": True}
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family("deepseek_v3", word="mla", router="deepseek_v2"),
     "deepseek_v3": Family("deepseek_v3", word="mla", router="deepseek_v3"),
     "glm4_moe": Family("glm4_moe", router="glm4_moe"),
+    "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
     "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss"),
     "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
     "llama": Family("llama"),

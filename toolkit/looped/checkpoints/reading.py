@@ -22,6 +22,9 @@ KINDS = {
 }
 """The type of each setting of config.json that is read."""
 
+LATENT_EPSILON = 1e-6
+"""That of the norms of latents, which no config.json changes."""
+
 REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -38,6 +41,7 @@ def fields_of(
     fixed = {"residual_gate": False, **family.switches}
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
+    settings = {**family.defaults, **settings}
     _check_settings(settings, most_layers, family.router is not None)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
@@ -88,6 +92,7 @@ def fields_of(
         ),
     }
     if family.word == "mla":
+        _only("partial_rotary_factor", rope.get("partial_rotary_factor"), (1, None))
         options["mla"] = _latent_options(settings, rope if kind == "yarn" else None)
     used = {word: options[word] for word in values["pattern"].split()}
     fed = {} if family.router is None else mixture_fields(family.router, settings)
@@ -128,8 +133,7 @@ def _numbers(settings, fields: Mapping[str, str], owner: str) -> dict[str, Any]:
 
 
 def _latent_options(settings, yarn) -> dict[str, Any]:
-    """Options of "mla" layers; their inner norms use the same epsilon as all others here."""
-    _only("rms_norm_eps", settings.get("rms_norm_eps"), (1e-6, None))
+    """Options of "mla" layers."""
     _only("rope_interleave", settings.get("rope_interleave"), (True, None))
     names = {
         "latent_size": "kv_lora_rank",
@@ -141,6 +145,7 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
         if settings.get(name) is None:
             raise ValueError(f"config.json does not say {name!r}.")
     found = {ours: settings[theirs] for ours, theirs in names.items()}
+    found |= {"latent_epsilon": LATENT_EPSILON}
     found |= _given(query_latent_size=settings.get("q_lora_rank"))
     if yarn is None:
         return found

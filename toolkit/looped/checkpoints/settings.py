@@ -12,18 +12,33 @@ from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
 ARCHITECTURES = {
-    "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe",
-    "gpt_oss": "GptOss", "kimi_k2": "DeepseekV3", "llama": "Llama", "mistral": "Mistral",
-    "mixtral": "Mixtral", "olmoe": "Olmoe", "qwen2": "Qwen2", "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3Moe", "ouro": "Ouro", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
+    "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "gpt_oss": "GptOss",
+    "kimi_k2": "DeepseekV3",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "olmoe": "Olmoe",
+    "ouro": "Ouro",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
     "qwen3_5_moe_text": "Qwen3_5Moe",
-}  # fmt: skip
+    "qwen3_5_text": "Qwen3_5",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+}
 """What transformers calls the families' classes, before "ForCausalLM"."""
 
 WITHOUT_LAYER_TYPES = ("llama", "mistral", "mixtral", "olmoe", "qwen3_moe", "ouro", "glm4_moe")
 """Families whose layers are all alike: windowed where `sliding_window` is set."""
 
 LLAMA3_TURNS = ("low_freq_factor", "high_freq_factor")
+
+LISTS_FEED_FORWARDS = ("glm4_moe_lite",)
+"""Families whose config.json names the feed-forward layer of every layer."""
 
 OF_TRAINING = {
     "dtype", "remat", "embedding_std", "feed_forward_multiple_of", "backward_loops", "options",
@@ -96,6 +111,9 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
         found["total_ut_steps"] = config.loops
     if family.router is not None:
         found |= _mixture_settings(family.router, config)
+    if style in LISTS_FEED_FORWARDS:
+        kinds = {"moe": "sparse", "swiglu": "dense"}
+        found["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
     return found | {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
 
 

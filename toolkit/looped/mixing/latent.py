@@ -36,6 +36,8 @@ class MLAOptions(LayerOptions):
         value_size: size of a head's value.
         query_latent_size: size of the latent that makes the queries; None makes them from the
             residual stream.
+        latent_epsilon: `norm_epsilon` of the norms of latents (None: the model's).
+        rotary: whether the rotary channels turn; Kimi Linear leaves them as they are.
         yarn_factor: factor by which the context was extended, or None; this and the following are
             fields of `toolkit.attention.latent.Yarn`.
         yarn_original_length, yarn_beta_fast, yarn_beta_slow: see `yarn_factor`.
@@ -52,6 +54,8 @@ class MLAOptions(LayerOptions):
     rope_size: int = 64
     value_size: int = 128
     query_latent_size: int | None = None
+    latent_epsilon: float | None = None
+    rotary: bool = True
     yarn_factor: float | None = None
     yarn_original_length: int = 4096
     yarn_beta_fast: float = 32.0
@@ -124,7 +128,7 @@ class MLALayer(MixingLayer):
     def sizes_of(cls, config: LayerConfig) -> LatentConfig:
         """The sizes of these layers in a model."""
         options = cls.options_of(config)
-        yarn = None
+        yarn, own = None, options.latent_epsilon
         if options.yarn_factor is not None:
             yarn = Yarn(
                 **{
@@ -141,8 +145,9 @@ class MLALayer(MixingLayer):
             value_size=options.value_size,
             query_latent_size=options.query_latent_size,
             rope_theta=config.rope_theta,
+            rotary=options.rotary,
             yarn=yarn,
-            epsilon=config.norm_epsilon,
+            epsilon=config.norm_epsilon if own is None else own,
         )
 
     @classmethod
