@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +31,22 @@ from toolkit.looped import (
 from toolkit.looped.mixing import LAYERS
 from toolkit.testing.layers import everywhere
 
-STEP_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+STEP_TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
 BFLOAT16_ERROR = 0.05  # of the norm of the logits
 QUANTISED_ERROR = 0.02
 PATTERNS = ("full", "window", "gdn", "gdn window full", "retention mamba2 rwkv7")
 
 
-def build(pattern, loops=2, options=None, **overrides):
+def build(pattern, loops=2, options=None, **overrides) -> Any:
     sizes = {"vocabulary": 50, "width": 32, "heads": 2} | overrides
     config = LoopedConfig.tiny(pattern, loops, **sizes, options=options or {})
     config = config.with_options(window={"sliding_window": 4})
-    model = LoopedLM(config, rngs=nnx.Rngs(0))
+    model: Any = LoopedLM(config, rngs=nnx.Rngs(0))
     model.rho[...] = 0.3 * jax.random.normal(jax.random.key(0), model.rho.shape)
     return model
 
 
-def some_tokens(batch=2, time=16):
+def some_tokens(batch=2, time=16) -> Any:
     return np.random.default_rng(1).integers(0, 50, (batch, time), np.int32)
 
 
@@ -117,8 +118,9 @@ def test_prompts_of_different_lengths_decode_together(pattern):
     model = build(pattern, loops=1, options=options)
     tokens, lengths = pad_prompts(PROMPTS)
     # Whatever fills a row up must not show.
-    is_filling = np.arange(9) < 9 - lengths[:, None]
-    tokens = np.where(is_filling, 17, tokens)
+    time = tokens.shape[1]
+    is_filling = np.arange(time) < time - lengths[:, None]
+    tokens = jnp.where(is_filling, 17, tokens)
     logits, cache = prefill(model, tokens, 16, lengths=lengths)
     together = [logits]
     following = some_tokens(batch=3, time=4)
@@ -148,13 +150,14 @@ def test_generation_from_prompts_of_different_lengths(pattern):
 @pytest.mark.slow
 def test_a_row_takes_in_the_next_text_while_the_others_go_on():
     model = build("full window gdn retention", loops=1)
-    greedy = lambda logits: np.array(jnp.argmax(logits, axis=-1), np.int32)  # noqa: E731
+    greedy: Any = lambda logits: np.array(jnp.argmax(logits, axis=-1), np.int32)  # noqa: E731
     tokens, lengths = pad_prompts(PROMPTS)
     wanted = [
         np.asarray(generate(model, tokens[row : row + 1], 6, lengths=lengths[row : row + 1]))[0]
         for row in range(3)
     ]
-    insert, free = jax.jit(LoopedCache.insert), jax.jit(LoopedCache.free)
+    programs: Any = jax.jit(LoopedCache.insert), jax.jit(LoopedCache.free)
+    insert, free = programs
     logits, cache = prefill(model, tokens[:2], 64, lengths=lengths[:2])
     token, written = greedy(logits), [[], [], []]
     owners = [0, 1]
@@ -180,13 +183,13 @@ def test_rows_that_do_not_fit_are_refused_and_may_be_named_by_a_mask():
     cache, text, longer = (
         LoopedCache.empty(config, n, room) for n, room in ((2, 8), (1, 8), (1, 9))
     )
-    one = jnp.array([1])
+    one, other = jnp.array([1]), cast(Any, text.loops)
     for call, error, message in (
         (lambda: cache.free(jnp.array([2])), ValueError, "rows must be those of a cache of 2"),
         (lambda: cache.insert(jnp.array([5]), text), ValueError, "rows must be those of a cache"),
         (lambda: cache.insert(jnp.arange(2), text), ValueError, r"other\.loops.* must be float32"),
         (lambda: cache.insert(one, longer), ValueError, r"other\.loops.*keys must be float32"),
-        (lambda: cache.insert(one, text.loops), TypeError, "other must be a LoopedCache"),
+        (lambda: cache.insert(one, other), TypeError, "other must be a LoopedCache"),
     ):
         with checking(), pytest.raises(error, match=message):
             call()
@@ -303,11 +306,12 @@ def test_sampling_parameters_do_not_recompile():
 
     model, prompt, key = build("full"), some_tokens(time=3), jax.random.key(0)
     generate(model, prompt, 4, temperature=0.5, top_k=3, key=key)
-    compiled = generation.decode_chunk._cache_size(), decoding._prefill._cache_size()
+    programs: list[Any] = [generation.decode_chunk, decoding._prefill]
+    compiled = [program._cache_size() for program in programs]
     generate(model, prompt, 7, temperature=1.5, top_k=9, key=jax.random.key(1))
     other = build("full")
     generate(other, prompt, 40, temperature=1.0, top_k=2, key=key)
-    assert (generation.decode_chunk._cache_size(), decoding._prefill._cache_size()) == compiled
+    assert [program._cache_size() for program in programs] == compiled
 
 
 @pytest.mark.parametrize(
@@ -328,7 +332,7 @@ def test_sampling_parameters_do_not_recompile():
             "temperature must be a finite number",
         ),
         ({"temperature": 1.0, "top_k": 1.5}, "top_k must be an int or None; got 1.5"),
-        ({"stop_token": 1.5}, "stop_token must be an int or None; got 1.5"),
+        ({"stop_token": 1.5}, "stop_token must be an int or a Sequence or None; got 1.5"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0}, "key"),
         ({"temperature": 1.0, "top_k": 0}, "top_k"),
@@ -433,7 +437,8 @@ def test_streams_side_by_side_and_closed_early_do_not_disturb_each_other():
     prompts = [tokens[:, :5], tokens[:, 5:10]]
     wanted = [np.asarray(generate(model, prompt, length=40)) for prompt in prompts]
     threads = threading.active_count()
-    first, second = (stream(model, prompt, length=40) for prompt in prompts)
+    streams: Any = [stream(model, prompt, length=40) for prompt in prompts]
+    first, second = streams
     for time in range(9):
         assert next(first) == wanted[0][:, time]
         assert next(second) == wanted[1][:, time]

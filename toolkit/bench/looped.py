@@ -161,14 +161,12 @@ def _overhead_case(name: str) -> Case:
     model = LoopedLM(PRESETS["lt2-hybrid-tiny"], rngs=nnx.Rngs(0))
     how = {"temperature": jnp.float32(0.8)}
     logits, cache = prefill(model, jnp.zeros((1, 4), jnp.int32), 4 + TOKENS)
-    held = [logits, cache, None]
+    held = [logits, cache, None, None]
 
     def dispatch() -> list[int]:
         seen = []
         for start in range(0, TOKENS, TOKENS_A_DISPATCH):
-            tokens, *held[:] = decode_chunk(
-                model, *held[:2], jax.random.key(0), how, None, held[2], start, 0
-            )
+            tokens, *held[:] = decode_chunk(model, *held, jax.random.key(0), how, None, start, 0)
             seen += [int(column[0]) for column in np.asarray(tokens[:, :TOKENS_A_DISPATCH]).T]
         return seen
 

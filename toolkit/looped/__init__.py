@@ -39,7 +39,8 @@ pad_prompts               prompts of different lengths as one batch
 generate                  continue a prompt
 stream                    the same, yielding each token as it is sampled
 generate_speculatively    the same, with drafts of a cheaper model; returns a Speculation
-truncated_logits          the distribution behind temperature, top-k and top-p
+truncated_logits          the distribution behind temperature, top-k, top-p and min-p
+penalised_logits          the penalty on tokens that the text has already
 sample_token              draw from it
 save_model, load_model    write a model to one file, and read it back
 load_layer                fill a layer with the weights of a published checkpoint
@@ -58,7 +59,7 @@ from toolkit.looped.decoding.cache import (
     sparse_reads,
 )
 from toolkit.looped.decoding.generation import generate, stream
-from toolkit.looped.decoding.sampling import sample_token, truncated_logits
+from toolkit.looped.decoding.sampling import penalised_logits, sample_token, truncated_logits
 from toolkit.looped.decoding.speculative import Speculation, generate_speculatively
 from toolkit.looped.decoding.steps import decode_step, extend, pad_prompts, prefill
 from toolkit.looped.depth import draw_loops, with_loops
@@ -123,6 +124,7 @@ __all__ = [
     "match_parameters",
     "pad_prompts",
     "parameter_count",
+    "penalised_logits",
     "permutation_steps",
     "prefill",
     "random_placement",

@@ -9,13 +9,16 @@ text ends, `LoopedCache.insert` replaces it by the next one, read by `prefill`, 
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
+from toolkit.attention import bucket_length
 from toolkit.looped.blocks import run_blocks
 from toolkit.looped.decoding.cache import LoopedCache, empty_layers, empty_loop
 from toolkit.looped.loop_rows import check_tokens, row_of
@@ -55,7 +58,7 @@ def prefill(
     check_tokens(tokens, model.config.vocabulary)
     if tokens.shape[1] > capacity:
         raise ValueError(f"the prompt has {tokens.shape[1]} tokens, the capacity is {capacity}.")
-    return _prefill(model, tokens, capacity, _checked_lengths(lengths, tokens))
+    return _prefill(model, tokens, capacity, checked_lengths(lengths, tokens))
 
 
 @checked
@@ -129,8 +132,10 @@ def decode_step(
 
 
 @checked
-def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Batch prompts of different lengths, padded on the left with token 0.
+def pad_prompts(
+    prompts: Sequence[Sequence[int]],
+) -> tuple[Int[Array, "batch time"], Int[Array, "batch"]]:
+    """Batch prompts of different lengths, padded on the left with token 0, to one of few widths.
 
         tokens, lengths = pad_prompts([b"One", b"and another"])
         logits, cache = prefill(model, tokens, capacity=64, lengths=lengths)
@@ -139,14 +144,15 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
         prompts: tokens of each, at least one.
 
     Returns:
-        int32 tokens [batch, longest] and lengths [batch].
+        int32 tokens [batch, time], where time is `toolkit.attention.bucket_length` of the longest
+        prompt, and lengths [batch].
 
-    Cost: the model reads batch * longest tokens.
+    Cost: the model reads batch * time tokens, less than twice the longest prompt's.
 
     Example:
         >>> tokens, lengths = pad_prompts([b"One", b"and another"])
         >>> tokens.shape, lengths.tolist()
-        ((2, 11), [3, 11])
+        ((2, 16), [3, 11])
     """
     rows = [np.asarray(list(prompt), np.int32) for prompt in prompts]
     empty = [number for number, row in enumerate(rows) if not len(row)]
@@ -154,11 +160,27 @@ def pad_prompts(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
         what = f"prompt {empty[0]} has no token" if rows else "there is no prompt"
         raise ValueError(f"{what}; each needs at least one.")
     lengths = np.array([len(row) for row in rows], np.int32)
-    longest = int(lengths.max())
-    return np.stack([np.pad(row, (longest - len(row), 0)) for row in rows]), lengths
+    time = bucket_length(int(lengths.max()))
+    padded = np.stack([np.pad(row, (time - len(row), 0)) for row in rows])
+    return jnp.asarray(padded), jnp.asarray(lengths)
 
 
-def _checked_lengths(lengths, tokens):
+def bucketed(
+    tokens: Int[Array, "batch time"], lengths: np.ndarray | None
+) -> tuple[Int[Array, "batch bucket"], Int[Array, "batch"]]:
+    """Prompts padded on the left to the length of a bucket, and the length of each."""
+    batch, time = tokens.shape
+    lengths = np.full(batch, time, np.int32) if lengths is None else lengths
+    # On the host, because every new shape of an array of jax's compiles a program.
+    pad = jnp.pad if isinstance(tokens, Tracer) else np.pad
+    padded = pad(tokens, ((0, 0), (bucket_length(time) - time, 0)))
+    return jnp.asarray(padded), jnp.asarray(lengths)
+
+
+def checked_lengths(
+    lengths: Any, tokens: Int[Array, "batch time"]
+) -> Int[np.ndarray, "batch"] | None:
+    """The tokens of each prompt as int32, or None; ValueError unless each lies within its row."""
     if lengths is None:
         return None
     lengths = np.asarray(lengths)
