@@ -59,6 +59,8 @@ def upcycled(
         raise ValueError(
             f"model has feed_forwards {config.feed_forwards!r}; every layer must be 'swiglu'"
         )
+    if config.swiglu != type(config.swiglu)():
+        raise ValueError(f"model has swiglu options {config.swiglu}; experts have none, want none")
     wanted = set(range(len(words)) if layers is None else layers)
     if not wanted or (outside := wanted - set(range(len(words)))):
         named = sorted(outside) if wanted else "none"

@@ -110,6 +110,9 @@ def next_byte_loss(
 
 def _cross_entropy(model, hidden, targets, packed, chunks):
     if chunks != 1:
+        for name in ("head_bias", "head_soft_cap"):
+            if getattr(model.config, name):
+                raise ValueError(f"chunks: got {chunks}, and the model has {name}; wanted 1")
         hidden, table = model.head_inputs(hidden)
         return streamed_loss(hidden, table, targets, chunks=chunks)
     logits = model.head(hidden)

@@ -1,6 +1,5 @@
 """One physical layer: norm, mix tokens, add; norm, feed forward, add. And a stack of them."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from toolkit.experts import routing_statistics
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.feed_forward import FEED_FORWARDS
+from toolkit.looped.layers import norm_layer
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.streaming import is_streaming, stream_block
 
@@ -27,11 +27,16 @@ class Block(nnx.Module):
         h' = h + Mixer(RMSNorm(b));   F(h) = h' + FeedForward(RMSNorm(h));   b of the next is h'
 
     so that on many devices the all-reduce of one sub-layer's output overlaps with the computation
-    of the next.
+    of the next. Without `pre_norm` a sub-layer reads the stream as it is, and with
+    `parallel_residual` both read the stream before the block:
+
+        F(h) = h + Mixer(Norm(h)) + FeedForward(Norm(h))      `shared_norm`: one norm for both
+
+    What a sub-layer adds is multiplied by `residual_scale`.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
         Models" (Ouro), 2025, for the second norms; Zhang et al., "Ladder-Residual", 2025,
-        arXiv:2501.06589.
+        arXiv:2501.06589; Wang and Komatsuzaki, "GPT-J-6B", 2021, for the parallel form.
     """
 
     def __init__(
@@ -40,19 +45,24 @@ class Block(nnx.Module):
         width, dtype = config.width, config.compute_dtype
         self.mixer, self.is_ladder = LAYERS[word](config, rngs=rngs), config.ladder_residual
         # LT2 draws the down projection at hidden^-1/2 in softmax blocks, width^-1/2 elsewhere.
-        is_softmax = self.mixer.word in ("full", "window")
+        is_softmax = self.mixer.word in ("full", "window", "nope")
 
         def down_std(hidden: int, width: int) -> float:
             return (hidden if is_softmax else width) ** -0.5
 
         self.feed_forward = FEED_FORWARDS[feed_forward](config, down_std=down_std, rngs=rngs)
-        norm = functools.partial(
-            nnx.RMSNorm, width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs
-        )
-        self.mixer_norm, self.feed_forward_norm = norm(), norm()
+        how = {"epsilon": config.norm_epsilon, "dtype": dtype, "rngs": rngs}
+
+        def norm(is_wanted: bool) -> Any:
+            return norm_layer(config.norm, width, **how) if is_wanted else nnx.data(None)
+
+        self.mixer_norm = norm(config.pre_norm)
+        self.feed_forward_norm = norm(config.pre_norm and not config.shared_norm)
         self.mixer_end_norm, self.feed_forward_end_norm = (
-            (norm(), norm()) if config.sandwich_norm else (nnx.data(None), nnx.data(None))
+            norm(config.sandwich_norm) for _ in range(2)
         )
+        self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
+        self.residual_scale = config.residual_scale
 
     def __call__(
         self,
@@ -83,6 +93,10 @@ class Block(nnx.Module):
             return out, None if routing is None else routing_statistics(routing)
         return out, cache
 
+    def mixer_input(self, h: Array) -> Array:
+        """What the mixer reads of the stream."""
+        return h if self.mixer_norm is None else self.mixer_norm(h)
+
     def mix(
         self,
         h: Float[Array, "batch time width"],
@@ -92,7 +106,7 @@ class Block(nnx.Module):
         window: int | None = None,
     ) -> tuple[Float[Array, "batch time width"], Any]:
         """The first half: the mixer's output, and the cache after it."""
-        read = self.mixer_norm(h)
+        read = self.mixer_input(h)
         return self.mixer(read, segment_ids=segment_ids, cache=cache, **_only_if_given(window))
 
     def step(
@@ -104,7 +118,7 @@ class Block(nnx.Module):
         behind: Array | None = None,
     ) -> tuple[Any, Any]:
         """Process one token; returns the cache with that token in it."""
-        read = self.mixer_norm(h if behind is None else behind)
+        read = self.mixer_input(h if behind is None else behind)
         mixed, cache = self.mixer.step(read, cache, **_only_if_given(window))
         return self.finish(h, mixed, is_ladder=behind is not None), cache
 
@@ -115,10 +129,18 @@ class Block(nnx.Module):
 
     def _finish(self, h, mixed, *, is_ladder):
         before = h
-        h = h + (mixed if self.mixer_end_norm is None else self.mixer_end_norm(mixed))
-        fed, routing = self.feed_forward.routed(self.feed_forward_norm(before if is_ladder else h))
-        out = h + (fed if self.feed_forward_end_norm is None else self.feed_forward_end_norm(fed))
+        h = self._added(h, mixed, self.mixer_end_norm)
+        read = before if is_ladder or self.is_parallel else h
+        norm = self.mixer_norm if self.has_one_norm else self.feed_forward_norm
+        fed, routing = self.feed_forward.routed(read if norm is None else norm(read))
+        out = self._added(h, fed, self.feed_forward_end_norm)
         return ((out, h) if is_ladder else out), routing
+
+    def _added(self, h, more, norm):
+        more = more if norm is None else norm(more)
+        if self.residual_scale != 1:
+            more = more * jnp.asarray(self.residual_scale, more.dtype)
+        return h + more
 
 
 class GroupResidual(nnx.Module):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from toolkit.looped.feed_forward import FEED_FORWARDS
+from toolkit.looped.layers import NormKind
 from toolkit.looped.mixing import LAYERS
 from toolkit.looped.mixing.layer import (
     LayerConfig,
@@ -17,6 +18,10 @@ from toolkit.looped.mixing.layer import (
 from toolkit.looped.windows import parsed_windows
 
 DTYPES = ("float32", "bfloat16", "float64")
+POSITIVE = (
+    "rope_theta", "norm_epsilon", "embedding_std", "embedding_scale", "residual_scale",
+    "head_scale", "head_soft_cap",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +46,15 @@ class LoopedConfig(LayerConfig):
         windows: windows of the "full" layers per loop: "full -> 512 -> 256 -> 128" for four loops,
             or one part for all loops. A part has one word for all "full" layers or one word for
             each: "full" or a number of tokens (None: no windows).
-        feed_forwards: the feed-forward layers: one word for all ("swiglu" or "moe", a mixture of
-            experts), or one per layer of prelude, pattern and coda, e.g. "swiglu moe moe moe".
-        feed_forward: hidden size of the SwiGLU (None: 8/3 width, up to a multiple of
+        feed_forwards: the feed-forward layers: one word for all ("swiglu"; "mlp", which has no
+            gate; or "moe", a mixture of experts), or one per layer of prelude, pattern and coda,
+            e.g. "swiglu moe moe moe".
+        feed_forward: hidden size of the SwiGLU or the MLP (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.
         rope_theta: base of the rotary wavelengths.
-        norm_epsilon: added to the mean square in every RMSNorm.
+        norm: what the norms of the stream are: "rms"; "layer", with a bias; "layer_without_bias".
+        norm_epsilon: added to the mean square in every norm.
         residual_gate: learn rho, the per-loop gate on the previous loop's hidden state.
         prelude: layers that run once, before the loops; words as in `pattern`.
         coda: layers that run once, after the loops.
@@ -56,7 +63,11 @@ class LoopedConfig(LayerConfig):
         loop_embedding: add a learned vector to the input of each loop, zero-initialised.
         norm_every_loop: apply the final norm after every loop, not only after the last.
         exit_gate: learn after which loop to stop; see `exit_probabilities`.
-        sandwich_norm: a second RMSNorm per sub-layer, on its output.
+        pre_norm: a norm per sub-layer, on its input.
+        sandwich_norm: a second norm per sub-layer, on its output; without `pre_norm` the only one,
+            as in OLMo 2.
+        parallel_residual: both sub-layers of a block read the stream before it (see `Block`).
+        shared_norm: they also share the norm of their input.
         ladder_residual: each sub-layer reads the stream as it was before the preceding one, so that
             the all-reduce of that one overlaps with computation (see `Block`).
         residual_group: layers per group; a group's input, times a learned scalar that starts at
@@ -65,6 +76,11 @@ class LoopedConfig(LayerConfig):
             a token weighs as much in the residual stream as a layer's first outputs, and recall is
             learnt much sooner; the head should then be a separate table.
         tied_embedding: the output head is the embedding transposed, not a table of its own.
+        embedding_scale: factor of the embedded tokens, width^1/2 in Gemma.
+        residual_scale: factor of what a sub-layer adds to the stream, as in Granite.
+        head_scale: factor of the logits.
+        head_bias: add a bias to the logits.
+        head_soft_cap: bound c of the logits, which become c tanh(logits / c), as in Gemma 2.
         random_start: the loops start from noise and see the tokens only by input injection.
         backward_loops: number of last loops through which the gradient flows (None: all).
         dtype: compute type, "float32", "bfloat16" or, under `jax_enable_x64`, "float64";
@@ -93,6 +109,7 @@ class LoopedConfig(LayerConfig):
     windows: str | None = None
     feed_forward: int | None = None
     feed_forward_multiple_of: int = 256
+    norm: NormKind = "rms"
     residual_gate: bool = True
     prelude: str = ""
     coda: str = ""
@@ -100,11 +117,19 @@ class LoopedConfig(LayerConfig):
     loop_embedding: bool = False
     norm_every_loop: bool = False
     exit_gate: bool = False
+    pre_norm: bool = True
     sandwich_norm: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
     ladder_residual: bool = False
     residual_group: int | None = None
     embedding_std: float | None = None
     tied_embedding: bool = True
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    head_scale: float = 1.0
+    head_bias: bool = False
+    head_soft_cap: float | None = None
     random_start: bool = False
     backward_loops: int | None = None
     remat: bool = False
@@ -120,7 +145,7 @@ class LoopedConfig(LayerConfig):
 
     def __post_init__(self):
         check_numbers(self)
-        for name in ("rope_theta", "norm_epsilon", "embedding_std"):
+        for name in POSITIVE:
             number = getattr(self, name)
             if number is not None and not number > 0:
                 raise ValueError(f"{name} is {number!r}; it must be positive.")
@@ -130,10 +155,10 @@ class LoopedConfig(LayerConfig):
             raise ValueError('dtype is "float64", which jax has under `jax_enable_x64` only.')
         self._check_words()
         used = {*self.layers, *self.prelude_layers, *self.coda_layers}
-        used |= {w for w in self.feed_forward_words if dataclasses.fields(FEED_FORWARDS[w].Options)}
-        made = _merged({}, self.options)
-        for word in made.keys() & FEED_FORWARDS.keys():
-            if word not in used:
+        fed, made = {*self.feed_forward_words}, _merged({}, self.options)
+        used |= fed & {"moe"}
+        for word in (made.keys() & FEED_FORWARDS.keys()) - fed:
+            if made[word] != FEED_FORWARDS[word].Options():
                 raise ValueError(
                     f"options name {word!r}, and feed_forwards {self.feed_forwards!r} has no such "
                     f"layer with options; feed_forwards={word!r} makes every layer one."
@@ -149,6 +174,7 @@ class LoopedConfig(LayerConfig):
         if self.windows is not None:
             parsed_windows(self.windows, self.loops, self.layers.count("full"))
         self._check_loops()
+        self._check_norms()
 
     def __getattr__(self, name: str) -> Any:
         if name in FEED_FORWARDS or name in LAYERS:
@@ -257,6 +283,19 @@ class LoopedConfig(LayerConfig):
                 f"backward_loops is {self.backward_loops}, and all loops must then be alike; turn "
                 f"{' and '.join(self.per_loop_switches)} off."
             )
+
+    def _check_norms(self):
+        if not (self.pre_norm or self.sandwich_norm):
+            raise ValueError(
+                "pre_norm is off, and so is sandwich_norm: nothing would bound the stream; turn "
+                "one of them on."
+            )
+        if self.parallel_residual and self.ladder_residual:
+            raise ValueError(
+                "parallel_residual and ladder_residual exclude each other; turn one of them off."
+            )
+        if self.shared_norm and not (self.parallel_residual and self.pre_norm):
+            raise ValueError("shared_norm wants parallel_residual and pre_norm; turn both on.")
 
 
 def layer_of(word: str) -> Any:

@@ -1,21 +1,18 @@
-"""Layers that flax does not provide: SwiGLU, rotary embedding, unit length.
+"""Layers that flax does not provide: rotary embedding, projections, norms by their name.
 
-RMSNorm, Linear and Embed are flax's own (`nnx.RMSNorm` takes its mean square in float32).
+RMSNorm, LayerNorm, Linear and Embed are flax's own, which take their means in float32.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention.execution.precision import accumulator
-from toolkit.attention.latent import Yarn
 from toolkit.parallel.context.along import cuts_time
 
 
@@ -53,6 +50,47 @@ def _project(x: Array, kernel: Array, _: Any, **options: Any) -> Array:
     return over_tokens(product, x)
 
 
+NormKind = Literal["rms", "layer", "layer_without_bias"]
+
+
+def norm_layer(kind: NormKind, size: int, *, epsilon: float, dtype: Any, rngs: nnx.Rngs) -> Any:
+    """`nnx.RMSNorm`, or `nnx.LayerNorm` with or without a bias."""
+    how = {"epsilon": epsilon, "dtype": dtype, "rngs": rngs}
+    if kind == "rms":
+        return nnx.RMSNorm(size, **how)
+    # The fast variance, a difference of two means, loses digits where the mean is large.
+    return nnx.LayerNorm(size, use_bias=kind == "layer", use_fast_variance=False, **how)
+
+
+class Embedding(nnx.Embed):
+    """A table of tokens whose rows are multiplied by `scale` when they are looked up."""
+
+    def __init__(self, *sizes: int, scale: float, **how: Any):
+        super().__init__(*sizes, **how)
+        self.scale = scale
+
+    def __call__(self, inputs: Int[Array, "..."]) -> Float[Array, "... width"]:
+        out = super().__call__(inputs)
+        return out if self.scale == 1 else out * jnp.asarray(self.scale, out.dtype)
+
+
+def read_out(
+    h: Float[Array, "... width"],
+    table: Float[Array, "vocabulary width"],
+    bias: Float[Array, "vocabulary"] | None = None,
+    soft_cap: float | None = None,
+) -> Float[Array, "... vocabulary"]:
+    """Logits h table^T + bias in float32; with a cap c they become c tanh(logits / c)."""
+
+    def logits(h: Array) -> Array:
+        wide = accumulator(h.dtype)
+        return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=wide)
+
+    out = over_tokens(logits, h)
+    out = out if bias is None else out + bias.astype(out.dtype)
+    return out if soft_cap is None else soft_cap * jnp.tanh(out / soft_cap)
+
+
 def over_tokens(
     function: Callable[[Array], Array], x: Float[Array, "... width"]
 ) -> Float[Array, "... outputs"]:
@@ -67,62 +105,17 @@ def over_tokens(
     return out.reshape(*leading, out.shape[-1])
 
 
-@dataclasses.dataclass(frozen=True)
-class RotaryScaling:
-    """Rotary wavelengths stretched to a longer context, as in Llama 3.1.
-
-        f' = f (s + (1 - s) / factor)       s = clip((turns - low) / (high - low), 0, 1)
-
-    with `turns` the turns that a pair of channels of frequency f makes in `original_length` tokens.
-
-    Attributes:
-        factor: divisor of the frequencies that turn at most `low` times.
-        low, high: turns; frequencies of at least `high` turns are kept.
-        original_length: context length in tokens before the stretch.
-    """
-
-    factor: float
-    low: float
-    high: float
-    original_length: int
-    amplitude: ClassVar[float] = 1.0
-
-    def __post_init__(self):
-        if not (self.factor >= 1 and 0 < self.low < self.high):
-            raise ValueError(
-                "rotary scaling wants a factor of at least 1 and 0 < low < high; got "
-                f"{self.factor}, {self.low} and {self.high}."
-            )
-
-    def __call__(self, frequencies: Float[Array, "pairs"]) -> Float[Array, "pairs"]:
-        """The frequencies of the longer context."""
-        turns = frequencies * (self.original_length / (2 * math.pi))
-        kept = jnp.clip((turns - self.low) / (self.high - self.low), 0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
-
-
-@dataclasses.dataclass(frozen=True)
-class YarnScaling:
-    """Rotary wavelengths stretched by YaRN, and the factor of queries and keys that goes with it.
-
-    Attributes:
-        yarn: the rule.
-        theta: base of the wavelengths.
-    """
-
-    yarn: Yarn
-    theta: float
-
-    def __call__(self, frequencies: Float[Array, "pairs"]) -> Float[Array, "pairs"]:
-        """The frequencies of the longer context."""
-        half = len(frequencies)
-        own = self.yarn.stretched(self.theta ** (-np.arange(half) / half), self.theta)
-        return jnp.asarray(own, frequencies.dtype)
+class Scaling(Protocol):
+    """How rotary frequencies are stretched, see `toolkit.looped.mixing.rotary`."""
 
     @property
     def amplitude(self) -> float:
-        """0.1 ln(factor) + 1, of queries and keys each."""
-        return self.yarn.sharpening(1.0)
+        """Factor of turned queries and keys."""
+        ...
+
+    def __call__(self, frequencies: Float[Array, "pairs"]) -> Float[Array, "pairs"]:
+        """The frequencies of the longer context."""
+        ...
 
 
 def rotary_embedding(
@@ -131,7 +124,7 @@ def rotary_embedding(
     *,
     theta: float,
     fraction: float = 1.0,
-    scaling: RotaryScaling | YarnScaling | None = None,
+    scaling: Scaling | None = None,
 ) -> Float[Array, "... heads size"]:
     """Turn channel pairs (x_i, x_{i + size/2}) by position * theta^(-2i/size) (RoFormer, 2021)."""
     # The half-split order of Hugging Face's Llama checkpoints; the original code pairs neighbours

@@ -10,12 +10,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit._compat import module_list
-from toolkit.attention.execution.precision import accumulator
 from toolkit.experts import RoutingStatistics
 from toolkit.looped.blocks import Block, GroupResidual, run_blocks
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.depth import check_alike, reconfigured, run_alike, start_noise
-from toolkit.looped.layers import linear, over_tokens
+from toolkit.looped.layers import Embedding, linear, norm_layer, read_out
 from toolkit.looped.loop_rows import LoopRow, row_of
 from toolkit.looped.sequences import check_sequences
 
@@ -41,13 +40,14 @@ class LoopedLM(nnx.Module):
         config: the sizes.
         embedding: token table, also the output head unless that has a table of its own.
         unembedding: the output head's table [vocabulary, width], or None.
+        head_bias: [vocabulary], or None.
         prelude, blocks, coda: the physical layers before, in and after the loops.
         rho: per-loop residual gate [loops, width], or None.
         loop_embedding: per-loop addition [loops, width], or None.
         adapter: projection of the injected input, or None.
         exit_gate: projection whose sigmoid is the chance to stop, or None.
         group_residual: shares of the inputs of groups of layers, or None.
-        norm: final RMSNorm.
+        norm: final norm.
 
     Source: LT2, "Linear-Time Looped Transformers", architecture section; see `LoopedConfig` for
         the switches.
@@ -65,8 +65,9 @@ class LoopedLM(nnx.Module):
         width, dtype = config.width, config.compute_dtype
         draw = nnx.initializers.normal
         table = draw(config.embedding_std or width**-0.5)
-        self.embedding = nnx.Embed(
-            config.vocabulary, width, embedding_init=table, dtype=dtype, rngs=rngs
+        sizes, how = (config.vocabulary, width), {"dtype": dtype, "rngs": rngs}
+        self.embedding = Embedding(
+            *sizes, scale=config.embedding_scale, embedding_init=table, **how
         )
         words = iter(config.feed_forward_words)
         prelude, looped, coda = (
@@ -83,7 +84,7 @@ class LoopedLM(nnx.Module):
         self.rho = (
             nnx.Param(jnp.zeros((config.loops, width))) if config.residual_gate else nnx.data(None)
         )
-        self.norm = nnx.RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
+        self.norm = norm_layer(config.norm, width, epsilon=config.norm_epsilon, **how)
         self.prelude = stack(prelude)
         self.coda = stack(coda)
         self.loop_embedding = (
@@ -103,8 +104,10 @@ class LoopedLM(nnx.Module):
         self.unembedding = (
             nnx.data(None)
             if config.tied_embedding
-            else nnx.Param(draw(width**-0.5)(rngs.params(), (config.vocabulary, width)))
+            else nnx.Param(draw(width**-0.5)(rngs.params(), sizes))
         )
+        has_bias = config.head_bias
+        self.head_bias = nnx.Param(jnp.zeros(config.vocabulary)) if has_bias else nnx.data(None)
 
     @overload
     def __call__(
@@ -329,20 +332,16 @@ class LoopedLM(nnx.Module):
         return LoopRow(*(None if rows is None else rows[...].astype(dtype) for rows in own))
 
     def head(self, h: Float[Array, "... width"]) -> Float[Array, "... vocabulary"]:
-        """Logits in float32: the final norm, unless it closed the last loop, then the head's
-        table."""
-        h, table = self.head_inputs(h)
-
-        def logits(h):
-            wide = accumulator(h.dtype)
-            return jnp.einsum("...d,vd->...v", h, table, preferred_element_type=wide)
-
-        return over_tokens(logits, h)
+        """Logits in float32: the final norm, unless it closed the last loop, then the head."""
+        bias = None if self.head_bias is None else self.head_bias[...]
+        return read_out(*self.head_inputs(h), bias, self.config.head_soft_cap)
 
     def head_inputs(
         self, h: Float[Array, "... width"]
     ) -> tuple[Float[Array, "... width"], Float[Array, "vocabulary width"]]:
-        """The operands of the head: h after the final norm, and the table."""
+        """The operands of the head: h after the final norm and times `head_scale`; the table."""
         table = self.embedding.embedding if self.unembedding is None else self.unembedding
         h = h if self.config.norm_every_loop else self.norm(h)
+        scale = self.config.head_scale
+        h = h if scale == 1 else h * jnp.asarray(scale, h.dtype)
         return h, table[...].astype(self.config.compute_dtype)

@@ -37,9 +37,10 @@ def parameter_count(config: LoopedConfig) -> int:
         8256
     """
     width = config.width
-    norms = 4 if config.sandwich_norm else 2
+    each = (2 if config.norm == "layer" else 1) * width  # of a norm
+    norms = 2 * config.pre_norm - config.shared_norm + 2 * config.sandwich_norm
     blocks = sum(
-        count * (layer_parameters(word, config) + norms * width)
+        count * (layer_parameters(word, config) + norms * each)
         for word, count in Counter(_all_layers(config)).items()
     )
     blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
@@ -48,7 +49,8 @@ def parameter_count(config: LoopedConfig) -> int:
     exit_gate = width + 1 if config.exit_gate else 0
     groups = -(-len(config.layers) // config.residual_group) if config.residual_group else 0
     tables = (1 if config.tied_embedding else 2) * config.vocabulary * width
-    return tables + blocks + width + per_loop + adapter + exit_gate + groups
+    tables += config.head_bias * config.vocabulary
+    return tables + blocks + each + per_loop + adapter + exit_gate + groups
 
 
 def layer_parameters(word: str, config: LoopedConfig) -> int:
@@ -104,9 +106,10 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         word == "mla"
     ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
-    if word in ("full", "window"):
+    if word in ("full", "window", "nope"):
         heads, _, size = own
         window = LAYERS[word].window_of(config)
+        word = LAYERS[word].mixer or word
         row, sizes = mixer(word, sliding_window=window) if window else mixer(word), (size, size)
     else:
         (_, heads, *sizes), row = own, mixer(word)
@@ -154,7 +157,7 @@ def match_parameters(
             'SwiGLU layers: configure feed_forwards="swiglu".'
         )
     wanted = parameter_count(target) if isinstance(target, LoopedConfig) else int(target)
-    per_unit = 3 * config.width * len(_all_layers(config))
+    per_unit = (3 * config.width + 2 * config.swiglu.biases) * len(_all_layers(config))
     fixed = parameter_count(config) - per_unit * config.feed_forward_size
     exact = (wanted - fixed) / per_unit
     for multiple in (8, 1):

@@ -144,11 +144,23 @@ def _check_config(config: LoopedConfig) -> None:
         "residual_group",
         "random_start",
         "backward_loops",
+        "parallel_residual",
+        "head_bias",
+        "head_soft_cap",
     ):
         if getattr(config, name):
             raise ValueError(
                 f"model: {name}={getattr(config, name)!r} is not modelled; want it off"
             )
+    for name in ("pre_norm", "norm", "embedding_scale", "residual_scale", "head_scale"):
+        if getattr(config, name) != getattr(LoopedConfig, name):
+            raise ValueError(
+                f"model: {name}={getattr(config, name)!r} is not modelled; want "
+                f"{getattr(LoopedConfig, name)!r}"
+            )
+    if "nope" in config.layers or config.swiglu != type(config.swiglu)():
+        named = "options of swiglu" if "nope" not in config.layers else "the layer 'nope'"
+        raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")
     if config.loops_differ:
         raise ValueError("model: windows that differ between loops are not modelled")
 

@@ -32,7 +32,7 @@ from toolkit.looped.mixing import LAYERS
 from toolkit.looped.model import LoopedLM
 
 MOST_DRAFTS = 64
-REWINDABLE = ("full", "mla", "dsa", "nsa", "moba")
+REWINDABLE = ("full", "nope", "mla", "dsa", "nsa", "moba")
 """Layers whose cache is a row of tokens, so that the last ones can be dropped."""
 
 

@@ -5,8 +5,8 @@
     Layer.Options, Layer.check(config)  reached as config.<word>
 
 FEED_FORWARDS   word -> class
-layer.py        FeedForwardLayer, the base of both
-swiglu.py       one gated layer
+layer.py        FeedForwardLayer, the base of all
+swiglu.py       one gated layer, and one without a gate
 mixture.py      a mixture of experts: router, experts, shared expert
 """
 
@@ -14,9 +14,11 @@ from typing import Any
 
 from toolkit.looped.feed_forward.layer import FeedForwardLayer
 from toolkit.looped.feed_forward.mixture import ChoiceBias, MixtureLayer
-from toolkit.looped.feed_forward.swiglu import SwiGLULayer
+from toolkit.looped.feed_forward.swiglu import MLPLayer, SwiGLULayer
 
-FEED_FORWARDS: dict[str, Any] = {layer.word: layer for layer in (SwiGLULayer, MixtureLayer)}
+FEED_FORWARDS: dict[str, Any] = {
+    layer.word: layer for layer in (SwiGLULayer, MLPLayer, MixtureLayer)
+}
 """Every layer by its word in `feed_forwards`."""
 
 __all__ = ["FEED_FORWARDS", "ChoiceBias", "FeedForwardLayer"]

@@ -1,7 +1,8 @@
-"""The gated feed-forward layer."""
+"""The gated feed-forward layer, and the one without a gate."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,41 +11,102 @@ from jaxtyping import Array, Float
 
 from toolkit.looped.feed_forward.layer import FeedForwardLayer
 from toolkit.looped.layers import linear
+from toolkit.looped.mixing.layer import LayerOptions
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+"""Functions by their word in `SwiGLUOptions`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SwiGLUOptions(LayerOptions):
+    """Options of "swiglu" and "mlp" layers.
+
+    Attributes:
+        activation: the function; "gelu_tanh" is GELU in its tanh form, "relu2" relu(x)^2.
+        biases: add biases to the projections.
+    """
+
+    activation: Activation = "silu"
+    biases: bool = False
 
 
 class SwiGLU(nnx.Module):
-    """Gated feed-forward layer: y = W_down( silu(W_gate x) * (W_up x) ).
+    """Gated feed-forward layer: y = W_down( act(W_gate x) * (W_up x) ), act = silu by default.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
 
     def __init__(
-        self, width: int, hidden: int, *, down_std: float, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        width: int,
+        hidden: int,
+        *,
+        down_std: float,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        activation: Activation = "silu",
+        has_biases: bool = False,
     ):
         std = width**-0.5
-        self.gate = linear(width, hidden, dtype, rngs, std=std)
-        self.up = linear(width, hidden, dtype, rngs, std=std)
-        self.down = linear(hidden, width, dtype, rngs, std=down_std)
+        self.gate = linear(width, hidden, dtype, rngs, std=std, has_bias=has_biases)
+        self.up = linear(width, hidden, dtype, rngs, std=std, has_bias=has_biases)
+        self.down = linear(hidden, width, dtype, rngs, std=down_std, has_bias=has_biases)
+        self.activation = activation
 
     def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
 class SwiGLULayer(SwiGLU, FeedForwardLayer):
     """`SwiGLU` of the model's `feed_forward_size`."""
 
     word: ClassVar[str] = "swiglu"
+    Options: ClassVar[type[LayerOptions]] = SwiGLUOptions
     can_cut_time: ClassVar[bool] = True
 
     def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
         width, hidden = config.width, config.feed_forward_size
-        std = down_std(hidden, width)
-        super().__init__(width, hidden, down_std=std, dtype=config.compute_dtype, rngs=rngs)
+        options, how = self.options_of(config), {"dtype": config.compute_dtype, "rngs": rngs}
+        own = {"activation": options.activation, "has_biases": options.biases}
+        super().__init__(width, hidden, down_std=down_std(hidden, width), **own, **how)
 
     def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
         return self(x), None
 
     @classmethod
     def parameters(cls, config: Any) -> tuple[int, int]:
-        count = 3 * config.width * config.feed_forward_size
+        width, hidden = config.width, config.feed_forward_size
+        count = 3 * width * hidden + (2 * hidden + width) * cls.options_of(config).biases
+        return count, count
+
+
+class MLPLayer(FeedForwardLayer):
+    """Feed-forward layer without a gate: y = W_down act(W_up x)."""
+
+    word: ClassVar[str] = "mlp"
+    Options: ClassVar[type[LayerOptions]] = SwiGLUOptions
+    can_cut_time: ClassVar[bool] = True
+
+    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
+        width, hidden, dtype = config.width, config.feed_forward_size, config.compute_dtype
+        options, std = self.options_of(config), down_std(hidden, width)
+        has_bias, self.activation = options.biases, options.activation
+        self.up = linear(width, hidden, dtype, rngs, std=width**-0.5, has_bias=has_bias)
+        self.down = linear(hidden, width, dtype, rngs, std=std, has_bias=has_bias)
+
+    def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
+        return self.down(ACTIVATIONS[self.activation](self.up(x))), None
+
+    @classmethod
+    def parameters(cls, config: Any) -> tuple[int, int]:
+        width, hidden = config.width, config.feed_forward_size
+        count = 2 * width * hidden + (hidden + width) * cls.options_of(config).biases
         return count, count

@@ -14,7 +14,10 @@ norms that each paper puts around it.
 LAYERS                      word -> class; it collects itself from these files
 register_layer              add a layer of another package
 layer.py                    MixingLayer and LayerOptions, from which all are derived
-attention.py                AttentionLayer, WindowLayer: softmax over all tokens or the last ones
+attention.py                AttentionLayer, WindowLayer, UnrotatedLayer: softmax over all
+                            tokens, the last ones, or all without positions
+attention_options.py        their options
+rotary.py                   how rotary wavelengths are stretched
 forgetting.py               ForgettingLayer: softmax with forget gates in place of positions
 latent.py                   MLALayer: keys and values of all heads from one latent per token
 streaming.py                blocks whose backward pass runs in pieces of the text
@@ -71,8 +74,8 @@ LAYERS: Registry[Any] = Registry(
     )
     for pair in _layers(package, list(path))
 )
-"""Every layer by the word that names it in a pattern, a key of `toolkit.attention.MIXERS` but for
-"mla", whose mixer takes the residual stream."""
+"""Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
+"mla", whose mixer takes the residual stream, and "nope", which is "full" without positions."""
 
 
 @checked

@@ -1,8 +1,7 @@
 """Softmax attention as a layer: rotary positions, grouped queries, all tokens or a window."""
 
-import dataclasses
 import functools
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,91 +9,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import KVCache, softmax_attention, softmax_attention_step
-from toolkit.attention.latent import Yarn
-from toolkit.looped.layers import (
-    RotaryScaling,
-    YarnScaling,
-    linear,
-    rotary_embedding,
-    token_positions,
-)
+from toolkit.looped.layers import linear, rotary_embedding, token_positions
+from toolkit.looped.mixing.attention_options import AttentionOptions, WindowOptions
 from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
 from toolkit.looped.mixing.sparse.sparse_memory import SparseMemory
 from toolkit.parallel.context.along import sequence_attention
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionOptions(LayerOptions):
-    """Options of softmax layers.
-
-    Attributes:
-        key_value_heads: heads of keys and values (None: as many as the model's `heads`).
-        head_size: size of a head (None: width / heads).
-        query_key_norm: RMSNorm of every query and key head before the rotary embedding.
-        projection_norm: the same RMSNorm over all heads at once, as in OLMoE.
-        projection_biases: biases of the projections to queries, keys and values, as in Qwen2.
-        rotary_fraction: share of a head's channels, the first ones, that the rotary embedding
-            turns.
-        rotary_factor: the divisor of slow rotary frequencies, see `RotaryScaling`; None: no
-            scaling.
-        rotary_low, rotary_high: likewise, `low` and `high`.
-        rotary_original_length: likewise, `original_length`.
-        rotary_rule: what these four numbers mean: "llama3", or "yarn", where `rotary_low` and
-            `rotary_high` are its beta_slow and beta_fast.
-        rotary_truncate: see `toolkit.attention.latent.Yarn`.
-        sinks: learn a score per head of a key without a value, as in gpt-oss.
-        output_bias: add a bias to the projection back.
-        output_gate: gate the heads' outputs by sigmoid(x W_g), zero-initialised.
-        quantised_cache: store keys and values in int8, as a quantised `KVCache` does;
-            `attention.quantisation_error` measures the error.
-    """
-
-    key_value_heads: int | None = None
-    head_size: int | None = None
-    query_key_norm: bool = False
-    projection_norm: bool = False
-    projection_biases: bool = False
-    rotary_fraction: float = 1.0
-    rotary_factor: float | None = None
-    rotary_low: float = 1.0
-    rotary_high: float = 4.0
-    rotary_original_length: int = 8192
-    rotary_rule: Literal["llama3", "yarn"] = "llama3"
-    rotary_truncate: bool = True
-    sinks: bool = False
-    output_bias: bool = False
-    output_gate: bool = False
-    quantised_cache: bool = False
-
-    @property
-    def yarn(self) -> Yarn | None:
-        """YaRN, or None where rotary wavelengths are not stretched by it."""
-        if self.rotary_factor is None or self.rotary_rule != "yarn":
-            return None
-        return Yarn(
-            factor=self.rotary_factor,
-            original_length=self.rotary_original_length,
-            beta_fast=self.rotary_high,
-            beta_slow=self.rotary_low,
-            truncate=self.rotary_truncate,
-        )
-
-    def rotary_scaling(self, theta: float) -> RotaryScaling | YarnScaling | None:
-        """The stretch of rotary wavelengths of base `theta`, or None."""
-        if self.rotary_factor is None:
-            return None
-        if self.yarn is not None:
-            return YarnScaling(self.yarn, theta)
-        turns = self.rotary_low, self.rotary_high
-        return RotaryScaling(self.rotary_factor, *turns, self.rotary_original_length)
-
-
-@dataclasses.dataclass(frozen=True)
-class WindowOptions(AttentionOptions):
-    """Options of "window" layers: `AttentionOptions` and `sliding_window`, the tokens a query sees,
-    its own included."""
-
-    sliding_window: int = 64
 
 
 class AttentionSizes(NamedTuple):
@@ -147,9 +66,13 @@ class AttentionLayer(MixingLayer):
             self.query_norm, self.key_norm = norm(heads * size), norm(key_value_heads * size)
         self.normalises_projection = options.projection_norm
         self.head_size = size
-        self.rope_theta, self.rotary_fraction = config.rope_theta, options.rotary_fraction
-        self.rotary_scaling = options.rotary_scaling(config.rope_theta)
-        self.sliding_window = self.window_of(config)
+        self.rope_theta = options.rope_theta or config.rope_theta
+        self.rotary_fraction = options.rotary_fraction
+        self.rotary_scaling = options.rotary_scaling(self.rope_theta)
+        self.sliding_window, self.longest = self.window_of(config), options.longest
+        self.logits_soft_cap = options.logits_soft_cap
+        scale = options.score_scale
+        self.query_factor = 1.0 if scale is None else scale * size**0.5
 
     @classmethod
     def empty_cache(
@@ -157,6 +80,7 @@ class AttentionLayer(MixingLayer):
     ) -> Any:
         """An empty cache for `capacity` tokens, or for the window if that is shorter."""
         _, key_value_heads, size = cls.sizes_of(config)
+        cls._check_length(capacity, cls.options_of(config).longest)
         room = window or cls.window_of(config) or capacity
         sizes = batch, key_value_heads, size, size, room, config.compute_dtype
         return KVCache.empty(*sizes, is_quantised=cls.options_of(config).quantised_cache)
@@ -189,8 +113,15 @@ class AttentionLayer(MixingLayer):
                 f"{cls.word}.query_key_norm and {cls.word}.projection_norm exclude each other; "
                 "turn one of them off."
             )
-        if options.sinks and cls._mix is not AttentionLayer._mix:
-            raise ValueError(f'{cls.word}.sinks: only "full" and "window" layers have sinks.')
+        for name in ("sinks", "score_scale", "logits_soft_cap"):
+            if getattr(options, name) and cls._mix is not AttentionLayer._mix:
+                raise ValueError(
+                    f'{cls.word}.{name}: only "full", "window" and "nope" layers have it.'
+                )
+        for name in ("score_scale", "logits_soft_cap", "rope_theta"):
+            number = getattr(options, name)
+            if number is not None and not number > 0:
+                raise ValueError(f"{cls.word}.{name} is {number!r}; it must be positive.")
         if head_size % 2:
             raise ValueError(
                 f"{cls.word}.head_size is {head_size}; it must be even, since rotary embeddings "
@@ -202,9 +133,20 @@ class AttentionLayer(MixingLayer):
                 f"and turn an even number of the {head_size} channels of a head."
             )
         try:
-            options.rotary_scaling(config.rope_theta)
+            scaling = options.rotary_scaling(options.rope_theta or config.rope_theta)
+            if scaling is not None:
+                half = round(options.rotary_fraction * head_size) // 2
+                jax.eval_shape(scaling, jax.ShapeDtypeStruct((half,), jnp.float32))
         except ValueError as error:
             raise ValueError(f"{cls.word}: {error}") from None
+
+    @classmethod
+    def _check_length(cls, tokens: int, longest: int | None) -> None:
+        if longest is not None and tokens > longest:
+            raise ValueError(
+                f"{tokens} tokens are more than {cls.word}.longest {longest}: the rotary positions "
+                "of this model are known for shorter texts only."
+            )
 
     def __call__(
         self,
@@ -219,6 +161,7 @@ class AttentionLayer(MixingLayer):
         `window` replaces the layer's own window, for models whose loops differ in windows.
         """
         length = None if cache is None else cache.length
+        self._check_length(x.shape[1], self.longest)
         positions = token_positions(x.shape[:2], length, segment_ids)
         past = {"segment_ids": segment_ids, "initial_state": cache}
         out, cache = self._mix(x, positions, window, past)
@@ -238,25 +181,25 @@ class AttentionLayer(MixingLayer):
         positions = token_positions(x.shape[:2], None, None)
         q, _, _ = self._project(x[:, lo:], positions[:, lo:])
         _, k, v = self._project(x, positions)
-        seen = window or self.sliding_window
-        how = {"query_offset": lo, "sliding_window": seen, "sinks": self._sinks()}
-        out, _ = softmax_attention(q, k, v, **how)
+        out, _ = softmax_attention(q, k, v, query_offset=lo, **self._how(window))
         return self._finish(x[:, lo:], out)
 
     def _mix(self, x, positions, window, past):
-        seen = window or self.sliding_window
-        how = {"sliding_window": seen, "sinks": self._sinks(), **past}
-        return sequence_attention(*self._project(x, positions), **how)
+        return sequence_attention(*self._project(x, positions), **self._how(window), **past)
 
     def _mix_step(self, x_t, cache, window):
         inputs = self._project(x_t, cache.length)
         if isinstance(cache, SparseMemory):
             return cache.step(*inputs)
-        seen = window or self.sliding_window
-        return softmax_attention_step(*inputs, cache, sliding_window=seen, sinks=self._sinks())
+        return softmax_attention_step(*inputs, cache, **self._how(window))
 
-    def _sinks(self):
-        return None if self.sinks is None else self.sinks[...]
+    def _how(self, window):
+        """Keywords of the softmax."""
+        return {
+            "sliding_window": window or self.sliding_window,
+            "sinks": None if self.sinks is None else self.sinks[...],
+            "logits_soft_cap": self.logits_soft_cap,
+        }
 
     def _project(self, x, positions):
         split = (*x.shape[:-1], -1, self.head_size)
@@ -266,7 +209,9 @@ class AttentionLayer(MixingLayer):
         q, k, v = (heads.reshape(split) for heads in (q, k, v))
         if not self.normalises_projection:
             q, k = self._normalised(q, k)
-        return self.turn(q, positions), self.turn(k, positions), v
+        q = self.turn(q, positions)
+        q = q if self.query_factor == 1 else q * jnp.asarray(self.query_factor, q.dtype)
+        return q, self.turn(k, positions), v
 
     def _normalised(self, q, k):
         if self.query_norm is None or self.key_norm is None:
@@ -297,3 +242,19 @@ class WindowLayer(AttentionLayer):
     @classmethod
     def window_of(cls, config: LayerConfig) -> int:
         return cls.options_of(config).sliding_window
+
+
+class UnrotatedLayer(AttentionLayer):
+    """`AttentionLayer` without positions, for patterns such as "full full full nope".
+
+    Its options are those of "full" layers; what they say of rotary positions is not used.
+
+    Source: Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization in
+        Transformers", 2023; Yang et al., "RoPE to NoPE and Back Again", 2025, arXiv:2501.18795.
+    """
+
+    word: ClassVar[str] = "nope"
+    mixer: ClassVar[str] = "full"
+
+    def turn(self, x: Float[Array, "... heads size"], positions: Int[Array, "..."]) -> Array:
+        return x

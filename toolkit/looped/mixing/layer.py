@@ -87,7 +87,8 @@ class MixingLayer(ConfiguredLayer):
     what it can do.
 
     Attributes:
-        word: its name in patterns, and in `MIXERS` if it wraps a mixer of `toolkit.attention`.
+        word: its name in patterns.
+        mixer: the name in `MIXERS` of what it wraps, its word if this is empty.
         Options: the dataclass of its options.
         is_recurrent: whether its cache is a state that does not grow.
         starts_from_attention: whether it can take over attention's queries, keys, values and
@@ -96,6 +97,7 @@ class MixingLayer(ConfiguredLayer):
         has_rows: whether its `rows` computes the last rows of its output at a part of the cost.
     """
 
+    mixer: ClassVar[str] = ""
     is_recurrent: ClassVar[bool] = False
     starts_from_attention: ClassVar[bool] = False
     has_rows: ClassVar[bool] = False

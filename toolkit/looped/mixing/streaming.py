@@ -65,7 +65,7 @@ def stream_block(
 
         def rows(params: Any, h: Array, lo: int) -> Array:
             block = nnx.merge(graph, params)
-            mixed = block.mixer.rows(block.mixer_norm(h), lo, window=window)
+            mixed = block.mixer.rows(block.mixer_input(h), lo, window=window)
             return block.finish(h[:, lo:], mixed)
 
         return stream_backward(rows, chunks=how.chunks)(params, h)

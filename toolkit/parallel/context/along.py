@@ -58,14 +58,19 @@ def sequence_attention(
     segment_ids: Int[Array, "batch time"] | None,
     initial_state: Any,
     sinks: Float[Array, "heads"] | None = None,
+    logits_soft_cap: float | None = None,
 ) -> tuple[Float[Array, "batch time heads value"], Any]:
     """`softmax_attention`, across devices if the sequence is sharded."""
     how = {"sliding_window": sliding_window, "segment_ids": segment_ids}
     along = _along(initial_state)
     if along is None:
-        return softmax_attention(q, k, v, initial_state=initial_state, sinks=sinks, **how)
-    if sinks is not None:
-        raise ValueError(f"sinks: layout {along.method!r} cuts time, and has no sinks; wanted None")
+        own = {"sinks": sinks, "logits_soft_cap": logits_soft_cap}
+        return softmax_attention(q, k, v, initial_state=initial_state, **own, **how)
+    for name, value in (("sinks", sinks), ("logits_soft_cap", logits_soft_cap)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: layout {along.method!r} cuts time, and has no {name}; wanted None"
+            )
     mesh, method, batch_axis = along
     return context_attention(q, k, v, mesh, method, batch_axis=batch_axis, **how), None
 

@@ -23,7 +23,11 @@ _PER_HEAD = "log_rate|step_bias|skip|correction|feedback|bonus|removal_scale|rep
 
 # The first match counts; parameters without a match are replicated.
 ROLES = (
-    Role(r"(^|/)(embedding/embedding|unembedding)$", 0, "rows: a part of the vocabulary each"),
+    Role(
+        r"(^|/)(embedding/embedding|unembedding|head_bias)$",
+        0,
+        "rows: a part of the vocabulary each",
+    ),
     Role(
         r"mixer/(query_key_value|input)/kernel$", None, "fused: its columns are not in heads' order"
     ),
@@ -33,9 +37,11 @@ ROLES = (
     Role(r"mixer/((query|latent)_down|rope_key)/kernel$", None, "a latent: what every head reads"),
     Role(r"mixer/(query|key|value)_up/kernel$", 1, "columns: its own heads each"),
     Role(rf"mixer/({_OF_HEADS})(/up)?/kernel$", 1, "columns: its own heads each"),
+    Role(r"mixer/(query|key|value)/bias$|mixer/sinks$", 0, "its own heads each"),
     Role(r"mixer/output/kernel$", 0, "rows: contracts the heads, one all-reduce"),
     Role(rf"mixer/({_PER_HEAD}|(decay|rate)/bias)$", 0, "its own heads each"),
     Role(r"feed_forward/(gate|up)/kernel$", 1, "columns: a part of the hidden size each"),
+    Role(r"feed_forward/(gate|up)/bias$", 0, "a part of the hidden size each"),
     Role(r"feed_forward/down/kernel$", 0, "rows: contracts the hidden size, one all-reduce"),
 )
 

@@ -36,11 +36,11 @@ def layer_tensors(
     queries, keys = config.heads * size, (options.key_value_heads or config.heads) * size
     mixer = [((width, queries), 1), ((width, keys), 1), ((width, keys), 1), ((queries, width), 0)]
     if options.projection_biases:
-        mixer += [((size,), None) for size in (queries, keys, keys)]
+        mixer += [((size,), 0) for size in (queries, keys, keys)]
     if options.output_bias:
         mixer.append(((width,), None))
     if options.sinks:
-        mixer.append(((config.heads,), None))
+        mixer.append(((config.heads,), 0))
     if options.output_gate:
         mixer.append(((width, queries), 1))
     if options.query_key_norm:
