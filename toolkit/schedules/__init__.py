@@ -7,13 +7,15 @@ A schedule (`schedule.py`):
 * `faults`: the errors of a schedule, in words
 * `to_csv`, `from_csv`: files in the format of PyTorch's pipelining
 
-The ones the field uses (`orders.py`):
+The ones the field uses (`orders.py`, `chunked_orders.py`):
 
 * `gpipe`: all forwards, then all backwards
 * `one_forward_one_backward`: 1F1B, which holds few activations
-* `interleaved`: 1F1B with several chunks per device
+* `interleaved`: 1F1B with several chunks per device, its loops depth first
+* `breadth_first`: GPipe with several chunks per device
 * `zero_bubble_h1`, `zero_bubble_h2`: weight gradients fill the bubble
 * `zero_bubble_v`: likewise, with the stages laid out as a V
+* `dual_pipe_v`: a V whose forwards stand beside backwards, half of DeepSeek's DualPipe
 
 What it costs (`simulation.py`):
 
@@ -23,13 +25,17 @@ What it costs (`simulation.py`):
 * `Timeline`: the result: makespan, both bubbles, memory over time, drawn as text
 """
 
+from toolkit.schedules.chunked_orders import (
+    breadth_first,
+    dual_pipe_v,
+    interleaved,
+    zero_bubble_v,
+)
 from toolkit.schedules.orders import (
     gpipe,
-    interleaved,
     one_forward_one_backward,
     zero_bubble_h1,
     zero_bubble_h2,
-    zero_bubble_v,
 )
 from toolkit.schedules.schedule import Schedule, Task, faults, from_csv, to_csv
 from toolkit.schedules.simulation import Durations, Span, Timeline, simulate
@@ -40,6 +46,8 @@ __all__ = [
     "Span",
     "Task",
     "Timeline",
+    "breadth_first",
+    "dual_pipe_v",
     "faults",
     "from_csv",
     "gpipe",

@@ -1,5 +1,7 @@
 """A pipeline schedule as data: for each device, its tasks in their order."""
 
+import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +50,8 @@ class Schedule:
         microbatches: number of microbatches.
         placement: the device of every stage.
         orders: for each device its tasks.
+        slices: consecutive microbatches that are slices of one causal sequence: the forward of a
+            slice needs those before it at the same stage, and its backward those after it.
 
     Example:
         >>> from toolkit.schedules import gpipe
@@ -59,6 +63,7 @@ class Schedule:
     microbatches: int
     placement: tuple[int, ...]
     orders: tuple[tuple[Task, ...], ...]
+    slices: int = 1
 
     @property
     def devices(self) -> int:
@@ -80,10 +85,25 @@ class Schedule:
         """Whether backward passes are split into input and weight gradients."""
         return any(task.kind == "W" for order in self.orders for task in order)
 
+    @property
+    def hops(self) -> int:
+        """How often a microbatch crosses from a device to another on its way forward."""
+        return sum(a != b for a, b in itertools.pairwise(self.placement))
+
+    @functools.cached_property
+    def _halved(self) -> frozenset[tuple[int, int]]:
+        """(microbatch, stage) of the backward passes that are split."""
+        return frozenset(task[1:] for order in self.orders for task in order if task.kind in "IW")
+
+    def backward(self, microbatch: int, stage: int) -> Task:
+        """The task that makes the gradient of a stage's input: I, or B where it is not split."""
+        return Task("I" if (microbatch, stage) in self._halved else "B", microbatch, stage)
+
     def waits_for(self, task: Task) -> Iterator[Task]:
         """The tasks that must end before `task` starts.
 
-        F(i, s) waits for F(i, s-1); B or I(i, s) for F(i, s) and that of stage s+1; W for its I.
+        F(i, s) waits for F(i, s-1); B or I(i, s) for F(i, s) and that of stage s+1; W for its I. Of
+        a sequence in slices, F(i, s) also waits for F(i-1, s), and B or I(i, s) for that of i+1.
         """
         kind, i, stage = task
         if kind == "W":
@@ -91,40 +111,64 @@ class Schedule:
         elif kind == "F":
             if stage:
                 yield Task("F", i, stage - 1)
+            if i % self.slices:
+                yield Task("F", i - 1, stage)
         else:
             yield Task("F", i, stage)
             if stage + 1 < self.stages:
-                yield Task(kind, i, stage + 1)
+                yield self.backward(i, stage + 1)
+            if (i + 1) % self.slices:
+                yield self.backward(i + 1, stage)
+
+    def held(self, device: int) -> Iterator[int]:
+        """After the start of each task of a device: the stages' activations that it holds.
+
+        They are held from a forward to the end of its backward or input gradient; their number
+        follows from the order alone, whatever the durations.
+        """
+        count = 0
+        for task in self.orders[device]:
+            count += task.kind == "F"
+            yield count
+            count -= task.kind in "BI"
+
+    @property
+    def peak_activations(self) -> tuple[int, ...]:
+        """The most activations of stages that each device holds at once."""
+        return tuple(max(self.held(device), default=0) for device in range(self.devices))
 
 
 @checked
-def faults(schedule: Schedule) -> list[str]:
+def faults(schedule: Schedule, *, most_activations: int | None = None) -> list[str]:
     """The errors of a schedule, in words; an empty list if it can run.
 
     Every microbatch passes every stage once, forward and backward (whole or in two halves), on the
-    device where the stage lies, and no device waits for ever.
+    device where the stage lies, no device waits for ever, and none holds too much.
 
     Args:
         schedule: any schedule, even one written by hand.
+        most_activations: of stages, that a device may hold at once; None: any number.
 
     Returns:
         One sentence per fault: tasks that are missing, doubled, unknown or on a foreign device;
-        if there is none of those, the tasks at which the devices wait for one another.
+        if there is none of those, the tasks at which the devices wait for one another, and those
+        at which memory is exceeded.
 
     Example:
         >>> order = (Task("F", 0, 0), Task("F", 0, 0), Task("B", 0, 0))
         >>> faults(Schedule("mine", microbatches=1, placement=(0,), orders=(order,)))
         ['F0@0 is scheduled 2 times.']
     """
+    if schedule.slices < 1 or schedule.microbatches % schedule.slices:
+        return [f"{schedule.microbatches} microbatches are not sequences of {schedule.slices}."]
     found = []
-    halves = ("F", "I", "W") if schedule.is_split else ("F", "B")
-    wanted = {
-        Task(kind, i, stage)
-        for kind in halves
-        for i in range(schedule.microbatches)
-        for stage in range(schedule.stages)
-    }
     counts = Counter(task for order in schedule.orders for task in order)
+    wanted = set()
+    for i in range(schedule.microbatches):
+        for stage in range(schedule.stages):
+            is_whole = (i, stage) not in schedule._halved
+            is_whole &= not schedule.is_split or Task("B", i, stage) in counts
+            wanted.update(Task(kind, i, stage) for kind in ("FB" if is_whole else "FIW"))
     for task in sorted(wanted - counts.keys()):
         found.append(f"{task} is missing: {KINDS[task.kind]} of microbatch {task.microbatch}.")
     for task, count in counts.items():
@@ -139,7 +183,17 @@ def faults(schedule: Schedule) -> list[str]:
                     f"{task} is on device {device}; stage {task.stage} lies on device "
                     f"{schedule.placement[task.stage]}."
                 )
-    return found or waiting(schedule, started(schedule))
+    found = found or waiting(schedule, started(schedule))
+    if found or most_activations is None:
+        return found
+    for device, order in enumerate(schedule.orders):
+        for task, count in zip(order, schedule.held(device), strict=True):
+            if count > most_activations:
+                found.append(
+                    f"device {device} holds {count} activations at {task}; {most_activations} fit."
+                )
+                break
+    return found
 
 
 def started(schedule: Schedule) -> list[int]:

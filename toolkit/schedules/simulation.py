@@ -20,29 +20,68 @@ class Durations:
         input_gradient: T_I, which the zero-bubble papers call B.
         weight_gradient: T_W; a whole backward takes T_I + T_W.
         delay: from the end of a task to the start, on another device, of one that waits for it.
+        stages: factor of each stage's tasks, such as its layers over the mean; empty: all 1.
+        microbatches: factor of each microbatch's tasks, such as its tokens over the mean; empty:
+            all 1.
+        hops: the delay between each pair of consecutive stages, in place of `delay`.
 
     Example:
         >>> Durations(forward=1, input_gradient=1, weight_gradient=1).of("B")
         Fraction(2, 1)
+        >>> from toolkit.schedules import gpipe
+        >>> simulate(gpipe(devices=2, microbatches=3), Durations(stages=(1, 2))).makespan
+        Fraction(21, 1)
     """
 
     forward: float | Fraction = 1
     input_gradient: float | Fraction = 1
     weight_gradient: float | Fraction = 1
     delay: float | Fraction = 0
+    stages: tuple[float | Fraction, ...] = ()
+    microbatches: tuple[float | Fraction, ...] = ()
+    hops: tuple[float | Fraction, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("forward", "input_gradient", "weight_gradient", "delay"):
-            value = getattr(self, name)
-            if value < 0 or (value == 0 and name != "delay"):
-                raise ValueError(f"{name}: got {value!r}, wanted a positive number")
+        for name, values in (
+            ("forward", (self.forward,)),
+            ("input_gradient", (self.input_gradient,)),
+            ("weight_gradient", (self.weight_gradient,)),
+            ("delay", (self.delay,)),
+            ("stages", self.stages),
+            ("microbatches", self.microbatches),
+            ("hops", self.hops),
+        ):
+            for value in values:
+                if value < 0 or (value == 0 and name not in ("delay", "hops")):
+                    raise ValueError(f"{name}: got {value!r}, wanted a positive number")
 
     def of(self, kind: str) -> Time:
         """A task of one chunk that fills its device."""
         halves = {"F": (self.forward,), "I": (self.input_gradient,), "W": (self.weight_gradient,)}
         parts = halves.get(kind, (self.input_gradient, self.weight_gradient))
         return sum((Fraction(part) for part in parts), Fraction(0))
+
+    def factor(self, task: Task) -> Fraction:
+        """How many times as long as usual a task takes, by its stage and its microbatch."""
+        stage = Fraction(self.stages[task.stage]) if self.stages else Fraction(1)
+        return stage * Fraction(self.microbatches[task.microbatch] if self.microbatches else 1)
+
+    def between(self, stage: int, other: int) -> Time:
+        """The delay of a message between neighbouring stages on different devices."""
+        return Fraction(self.hops[min(stage, other)] if self.hops else self.delay)
+
+    def check(self, schedule: Schedule) -> None:
+        """ValueError where a tuple is not as long as the schedule wants."""
+        for name, values, wanted in (
+            ("hops", self.hops, schedule.stages - 1),
+            ("stages", self.stages, schedule.stages),
+            ("microbatches", self.microbatches, schedule.microbatches),
+        ):
+            if values and len(values) != wanted:
+                raise ValueError(
+                    f"{name}: got {len(values)} numbers; {schedule.name!r} wants {wanted}"
+                )
 
 
 class Span(NamedTuple):
@@ -91,9 +130,14 @@ class Timeline:
         return max(row[-1].end for row in self.spans)
 
     @property
+    def work(self) -> tuple[Time, ...]:
+        """How long each device works."""
+        return tuple(sum((end - at for _, at, end in row), Fraction(0)) for row in self.spans)
+
+    @property
     def busy(self) -> Time:
-        """The work of one device: m (T_F + T_I + T_W)."""
-        return self.schedule.microbatches * (self.durations.of("F") + self.durations.of("B"))
+        """The work of one device, m (T_F + T_I + T_W); the mean where they differ."""
+        return sum(self.work, Fraction(0)) / self.schedule.devices
 
     @property
     def bubble(self) -> Fraction:
@@ -102,12 +146,13 @@ class Timeline:
 
     @property
     def span_bubble(self) -> Fraction:
-        """The same between a device's own first and last task, for the device where it is longest.
+        """The same between a device's own first and last task, for the device where it is largest.
 
         The measure of the zero-bubble papers: what remains when the next step's forwards may start
         before the other devices have ended this one.
         """
-        return 1 - self.busy / max(row[-1].end - row[0].start for row in self.spans)
+        rows = zip(self.work, self.spans, strict=True)
+        return max(1 - work / (row[-1].end - row[0].start) for work, row in rows)
 
     def memory(
         self, device: int, activation: float | Fraction = 1, weight_gradient: float | Fraction = 0
@@ -175,6 +220,9 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
 
         start = max(end of the device's task before, ends of what it waits for (+ delay))
 
+    Messages do not queue for a link. What a device holds at most follows from the order alone, not
+    from the durations: see `Schedule.peak_activations`, and `faults` for a limit.
+
     Args:
         schedule: a schedule without `faults`.
         durations: of tasks that fill a device; a task of one of v chunks takes 1/v of them. None:
@@ -197,8 +245,8 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
     if wrong := faults(schedule):
         raise ValueError(f"schedule: {schedule.name!r} cannot run: {wrong[0]}")
     durations = durations or Durations()
+    durations.check(schedule)
     length = {kind: durations.of(kind) / schedule.chunks for kind in "FBIW"}
-    delay = Fraction(durations.delay)
     ended: dict[Task, Time] = {}
     spans: list[list[Span]] = [[] for _ in schedule.orders]
     at = [0] * schedule.devices
@@ -210,11 +258,13 @@ def simulate(schedule: Schedule, durations: Durations | None = None) -> Timeline
                 if any(other not in ended for other in before):
                     break
                 arrivals = (
-                    ended[other] + (delay if schedule.placement[other.stage] != device else 0)
+                    ended[other]
+                    if schedule.placement[other.stage] == device
+                    else ended[other] + durations.between(other.stage, task.stage)
                     for other in before
                 )
                 start = max(spans[device][-1].end if spans[device] else Fraction(0), *arrivals, 0)
-                ended[task] = start + length[task.kind]
+                ended[task] = start + length[task.kind] * durations.factor(task)
                 spans[device].append(Span(task, Fraction(start), ended[task]))
                 at[device] += 1
     return Timeline(schedule, durations, tuple(tuple(row) for row in spans))
