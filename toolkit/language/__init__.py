@@ -4,8 +4,10 @@ TrainingRun             the settings that determine a run
 train_language_model    train the run in a folder, or resume it
 TrainedModel            its result
 next_byte_loss          the training loss
-load_language_model     the model with the newest parameters of a run's folder, or of a file
+load_language_model     the model of a run's folder, of a file, or of a published checkpoint
 find_tokenizer          the tokenizer stored with a run or an exported model
+find_special_tokens     the tokens that start and end a text, from a checkpoint's files
+SpecialTokens           its result
 load_tokenizer          a checkpoint's tokenizer.json (extra `data`)
 write_tokens            text as an array of tokens on disk
 stream_text             continue a prompt, yielding pieces of text
@@ -15,14 +17,22 @@ export_language_model   write a run's model to one file, with the record of its 
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
 from toolkit.language.run import TrainedModel, TrainingRun
-from toolkit.language.tokens import find_tokenizer, load_tokenizer, write_tokens
+from toolkit.language.tokens import (
+    SpecialTokens,
+    find_special_tokens,
+    find_tokenizer,
+    load_tokenizer,
+    write_tokens,
+)
 from toolkit.language.train import next_byte_loss, train_language_model
 from toolkit.language.write import stream_text
 
 __all__ = [
+    "SpecialTokens",
     "TrainedModel",
     "TrainingRun",
     "export_language_model",
+    "find_special_tokens",
     "find_tokenizer",
     "load_language_model",
     "load_tokenizer",

@@ -1,4 +1,4 @@
-"""Loading a trained model from a run's folder or an exported file."""
+"""Loading a trained model from a run's folder, an exported file or a published checkpoint."""
 
 from pathlib import Path
 
@@ -7,17 +7,25 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit.language.cores import read_run
 from toolkit.language.run import TrainingRun, make_optimizer
-from toolkit.looped import LoopedConfig, LoopedLM, load_model, parameter_count
+from toolkit.looped import (
+    LoopedConfig,
+    LoopedLM,
+    load_checkpoint,
+    load_model,
+    parameter_count,
+)
+from toolkit.looped.checkpoints.hub import PUBLISHED
 from toolkit.training import Checkpoints, TrainState
 
 
 @checked
 def load_language_model(directory: Path) -> LoopedLM:
-    """Load the newest model of a run's folder, or an exported file.
+    """Load the newest model of a run's folder, an exported file, or a published checkpoint.
 
     Args:
-        directory: a folder written by `train_language_model`, or a file written by
-            `toolkit.looped.save_model`.
+        directory: a folder written by `train_language_model`, a file written by
+            `toolkit.looped.save_model`, or what `toolkit.looped.load_checkpoint` reads: a folder
+            with a config.json, or "owner/name".
 
     Raises:
         FileNotFoundError: when the folder holds no run, or no checkpoint yet.
@@ -33,11 +41,14 @@ def load_language_model(directory: Path) -> LoopedLM:
     """
     if Path(directory).is_file():
         return load_model(directory)
+    if is_published(directory):
+        return load_checkpoint(directory)
     described = Path(directory) / "run.json"
     if not described.is_file():
         raise FileNotFoundError(
             f"directory: {str(directory)!r} holds no run.json; "
-            "wanted a folder written by `toolkit train` or `toolkit tour`, or an exported file"
+            "wanted a folder written by `toolkit train` or `toolkit tour`, an exported file, or a "
+            "folder of a published checkpoint with its config.json"
         )
     try:
         stored = read_run(described.parent)
@@ -57,6 +68,14 @@ def load_language_model(directory: Path) -> LoopedLM:
             f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
         )
     return nnx.merge(graph, restored[0].params)
+
+
+def is_published(directory: Path) -> bool:
+    """Whether this is a published checkpoint: a folder with a config.json, or "owner/name"."""
+    if Path(directory).exists():
+        has = [(Path(directory) / name).is_file() for name in ("config.json", "run.json")]
+        return has == [True, False]
+    return bool(PUBLISHED.fullmatch(str(directory)))
 
 
 def _check_size(config: LoopedConfig, described: Path) -> None:

@@ -3,15 +3,18 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from toolkit._checks import checked
+from toolkit._files import json_object
 from toolkit.training import CorpusError, load_corpus
 from toolkit.training.data import BYTE_VOCABULARY
 
 TOKENIZER = "tokenizer.json"
+SPECIAL_TOKENS = ("generation_config.json", "config.json")
+"""Where a checkpoint names the tokens that start and end a text; the first that does counts."""
 
 _WAITING = "\N{REPLACEMENT CHARACTER}"
 
@@ -111,10 +114,67 @@ def find_tokenizer(directory: Path) -> Any:
     return load_tokenizer(file) if file.is_file() else None
 
 
+class SpecialTokens(NamedTuple):
+    """The tokens with which texts of a model start and end.
+
+    Attributes:
+        start: the token before the first of a text, or None.
+        stops: tokens that end a text; None if there are none.
+
+    Example:
+        >>> SpecialTokens(start=1, stops=(2,)).stops
+        (2,)
+    """
+
+    start: int | None = None
+    stops: tuple[int, ...] | None = None
+
+
+@checked
+def find_special_tokens(directory: Path) -> SpecialTokens:
+    """The tokens that start and end a text, from the generation_config.json of a checkpoint.
+
+    Args:
+        directory: the folder of a published checkpoint, a run that continued one, or the file that
+            such a run was exported to.
+
+    Returns:
+        The tokens; none for a model of bytes.
+
+    Raises:
+        ValueError: the file is damaged, or names no whole numbers.
+
+    Example:
+        >>> find_special_tokens("run").stops is None
+        True
+    """
+    found: dict[str, Any] = {}
+    for name in SPECIAL_TOKENS:
+        if (file := beside(directory, name)).is_file():
+            found = json_object(file.read_bytes(), str(file)) | found
+    starts, stops = (_tokens(found, f"{name}_token_id") for name in ("bos", "eos"))
+    return SpecialTokens(starts[0] if starts else None, stops or None)
+
+
+def _tokens(settings: dict[str, Any], name: str) -> tuple[int, ...]:
+    """The token or tokens of a setting; none where it is missing or null."""
+    value = settings.get(name)
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in tokens):
+        raise ValueError(f"{name} is {value!r}; it must be a token, a list of tokens, or null")
+    return tuple(tokens)
+
+
 def tokenizer_beside(file: str | os.PathLike) -> Path:
     """The path of the tokenizer of a token array, a run's folder or an exported model."""
+    return beside(file, TOKENIZER)
+
+
+def beside(file: str | os.PathLike, name: str) -> Path:
+    """The path of a file of this name in a folder, or beside a file, whose name it then begins
+    with."""
     file = Path(file)
-    return file / TOKENIZER if file.is_dir() else file.with_suffix(f".{TOKENIZER}")
+    return file / name if file.is_dir() else file.with_suffix(f".{name}")
 
 
 def check_vocabulary(tokenizer: Any, vocabulary: int) -> None:
@@ -154,10 +214,20 @@ def decoded(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
             yielded = text
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt, with the tokenizer's initial special tokens."""
+def encoded(tokenizer: Any, text: str, start: int | None = None) -> list[int]:
+    """The tokens of a prompt, with the tokenizer's initial special tokens.
+
+    An empty prompt is these alone, or the token `start`.
+    """
     _check_tokenizer(tokenizer)
-    return tokenizer.encode(text).ids
+    if ids := tokenizer.encode(text).ids:
+        return ids
+    if start is None:
+        raise ValueError(
+            "prompt: got an empty text, and the tokenizer has no token that starts one; wanted at "
+            "least one character"
+        )
+    return [start]
 
 
 def _check_tokenizer(tokenizer: Any) -> None:

@@ -17,7 +17,6 @@ indexer_losses            the losses that train the indexers of DSA layers
 IndexerLosses             these losses, per layer and loop
 interleave, bookend, front_loaded, back_loaded, random_placement
                           where the few expensive layers of a pattern go
-                          where the few expensive layers of a pattern go
 by_loop                   windows that differ from loop to loop
 with_windows              the same model with other attention windows
 rotate_latents            the same function, with the latents of "mla" layers in another basis
@@ -45,10 +44,16 @@ sample_token              draw from it
 save_model, load_model    write a model to one file, and read it back
 load_layer                fill a layer with the weights of a published checkpoint
 load_checkpoint           build a model from a published checkpoint
+checkpoint_folder         where it lies: in a folder, or on the Hugging Face Hub
 save_checkpoint           write one that Hugging Face transformers reads
 """
 
-from toolkit.looped.checkpoints import load_checkpoint, load_layer, save_checkpoint
+from toolkit.looped.checkpoints import (
+    checkpoint_folder,
+    load_checkpoint,
+    load_layer,
+    save_checkpoint,
+)
 from toolkit.looped.checkpoints.files import load_model, save_model
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.decoding.cache import (
@@ -105,6 +110,7 @@ __all__ = [
     "by_loop",
     "cache_bytes_per_sequence",
     "cache_bytes_per_token",
+    "checkpoint_folder",
     "decode_step",
     "draw_loops",
     "effective_transition",

@@ -12,6 +12,7 @@ from toolkit._checks import checked
 from toolkit._compat import set_value
 from toolkit._kinds import shown
 from toolkit.looped.checkpoints.families import FAMILIES
+from toolkit.looped.checkpoints.hub import checkpoint_folder
 from toolkit.looped.checkpoints.mixtures import check_format
 from toolkit.looped.checkpoints.models import Part, parts
 from toolkit.looped.checkpoints.reading import fields_of
@@ -45,7 +46,8 @@ def load_checkpoint(
 
     Args:
         source: a folder of .safetensors files with a config.json, or one such file beside its
-            config.json, or tensors by name.
+            config.json, or "owner/name" on the Hugging Face Hub (see `checkpoint_folder`), or
+            tensors by name.
         style: the `model_type` of the checkpoint, a key of `FAMILIES`; None takes it from
             config.json.
         **fields: fields of `LoopedConfig` that override config.json, e.g. dtype="bfloat16" or
@@ -69,6 +71,8 @@ def load_checkpoint(
         >>> "qwen3" in FAMILIES
         True
     """
+    if not isinstance(source, Mapping):
+        source = checkpoint_folder(source)
     tensors = {name: t for name, t in open_tensors(source).items() if not UNREAD.search(name)}
     settings = _settings(source)
     style = style or settings.get("model_type")
