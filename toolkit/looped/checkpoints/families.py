@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from toolkit.looped.checkpoints.names import WeightRule, from_zero, vector
+from toolkit.looped.checkpoints.spelling import KIMI_LINEAR, Spelling
 
 PREFIXES = {
     "full": "self_attn.",
     "window": "self_attn.",
     "mla": "self_attn.",
     "gdn": "linear_attn.",
+    "kda": "self_attn.",
 }
 """Prefix of the mixer's tensors in a layer."""
 
@@ -35,6 +37,7 @@ class Family(NamedTuple):
         word: the word of all layers if they are alike; None leaves it to config.json.
         router: the row of `ROUTERS` of its mixtures of experts, or None.
         defaults: settings where config.json has none.
+        spelling: how its config.json is said; None: as most families say theirs.
     """
 
     mixers: str
@@ -45,6 +48,7 @@ class Family(NamedTuple):
     word: str | None = None
     router: str | None = None
     defaults: Mapping[str, Any] = {}
+    spelling: Spelling | None = None
 
 
 _QWEN = {"query_key_norm": True, "output_gate": True, "rotary_fraction": 0.25}
@@ -59,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": Family("deepseek_v3", word="mla", router="glm4_moe", defaults=_LITE),
     "gpt_oss": Family("gpt_oss", attention=_OSS, router="gpt_oss"),
     "kimi_k2": Family("deepseek_v3", word="mla", router="kimi_k2"),
+    "kimi_linear": Family("kimi_linear", router="kimi_linear", spelling=KIMI_LINEAR),
     "llama": Family("llama"),
     "mistral": Family("llama"),
     "mixtral": Family("llama", router="mixtral"),

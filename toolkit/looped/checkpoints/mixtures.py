@@ -22,6 +22,9 @@ READS_NORM_TOPK = ("qwen3_moe", "qwen3_next", "olmoe", "deepseek_v3", "kimi_k2",
 HIDDEN_IS_OF_EXPERTS = ("mixtral", "olmoe", "gpt_oss")
 """Families whose `intermediate_size` is that of an expert."""
 
+OF_MIXTURES = "block_sparse_moe"
+"""What Mixtral and Kimi Linear call a feed-forward layer."""
+
 UNUSABLE = {"weight_scale_inv": "FP8", "_blocks": "MXFP4", "_scales": "MXFP4"}
 """Endings of tensors' names that show numbers of a format which is not read."""
 
@@ -103,8 +106,8 @@ def mixture_rules(
     """The rules of one "moe" layer, in the spelling that the checkpoint has."""
     if router == "gpt_oss":
         return _GPT_OSS
-    is_mixtral = any(name.startswith(f"{here}block_sparse_moe.") for name in names)
-    folder = "block_sparse_moe" if is_mixtral else "mlp"
+    is_mixtral = any(name.startswith(f"{here}{OF_MIXTURES}.") for name in names)
+    folder = OF_MIXTURES if is_mixtral else "mlp"
     parts = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else _PARTS
     rules = [projection("router", f"{folder}.gate.weight")]
     if options.choice_bias:

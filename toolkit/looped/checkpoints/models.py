@@ -4,9 +4,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from toolkit.looped.checkpoints.families import PREFIXES, SOFTMAX, Family
-from toolkit.looped.checkpoints.mixtures import mixture_rules
+from toolkit.looped.checkpoints.mixtures import OF_MIXTURES, mixture_rules
 from toolkit.looped.checkpoints.names import STYLES, WeightRule, as_it_is, projection, vector
 from toolkit.looped.config import LoopedConfig
+
+DENSE = ("gate", "up", "down")
 
 SANDWICH = {
     "mixer_norm": "input_layernorm",
@@ -33,8 +35,9 @@ class Part(NamedTuple):
 def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[str]) -> list[Part]:
     """Every rule of a model, from the embedding to the head, in the spelling of these `names`."""
     styles = STYLES[family.mixers]
-    if "mla" in config.layers and config.mla.query_latent_size is None:
-        styles = STYLES["deepseek_v2_lite"]
+    if "mla" in config.layers:
+        own = "deepseek_v2_lite" if config.mla.query_latent_size is None else "deepseek_v3"
+        styles = {**styles, "mla": STYLES[own]["mla"]}
     if unknown := set(config.layers) - set(styles):
         raise ValueError(
             f"pattern {config.pattern!r} has {', '.join(sorted(unknown))}; layers of these "
@@ -54,12 +57,14 @@ def parts(family: Family, config: LoopedConfig, prefix: str, names: Collection[s
         for ours, theirs in SANDWICH.items()
         if config.sandwich_norm or not ours.endswith("end_norm")
     )
-    dense = tuple(projection(name, f"mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     found = [Part("", prefix, ends)]
     if not config.tied_embedding:
         found.append(Part("", "", (as_it_is("unembedding", "lm_head.weight"),)))
     for layer, (word, fed) in enumerate(zip(config.layers, config.feed_forward_words, strict=True)):
-        here, rules = f"{prefix}layers.{layer}.", dense
+        here = f"{prefix}layers.{layer}."
+        is_named_moe = f"{here}{OF_MIXTURES}.gate_proj.weight" in names  # a dense layer of Kimi's
+        folder = OF_MIXTURES if is_named_moe else "mlp"
+        rules = tuple(projection(own, f"{folder}.{own}_proj.weight") for own in DENSE)
         if fed == "moe" and family.router is not None:
             rules = mixture_rules(family.router, config.moe, here, names)
         mixer = tuple(rule for rule in styles[word] if _has(config, word, rule))

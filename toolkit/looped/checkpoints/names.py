@@ -22,12 +22,16 @@ class WeightRule(NamedTuple):
         convert: (layer, *tensors) -> one array per path.
         is_stacked: whether `convert` makes of each tensor alone a part of one parameter, which are
             stacked: one tensor at a time is in memory.
+        rows: (layer) -> rows of each tensor, where there are several and they are not stacked.
+        stored: the shape of a vector in files, with one -1; None: one axis.
     """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
     convert: Callable[..., Sequence[Array]]
     is_stacked: bool = False
+    rows: Callable[[Any], Sequence[int]] | None = None
+    stored: tuple[int, ...] | None = None
 
 
 def stacked(ours: str, theirs: Sequence[str]) -> WeightRule:
@@ -82,15 +86,21 @@ def _qwen3_next_gates(layer: Any, fused: Array) -> list[Array]:
     return _by_head(fused, each, each)
 
 
+def _channels(layer: Any) -> tuple[int, int, int]:
+    """Those of the queries, keys and values of a layer."""
+    return layer.sizes.keys, layer.sizes.keys, layer.sizes.values
+
+
 _DECAY = (vector("log_rate", "A_log"), vector("step_bias", "dt_bias"))
 
 _SEPARATE_DELTA = (
-    projection("query_key_value", "q_proj.weight", "k_proj.weight", "v_proj.weight"),
-    _convolution("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    projection("query_key_value", "q_proj.weight", "k_proj.weight", "v_proj.weight")._replace(
+        rows=_channels
+    ),
+    _convolution("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")._replace(rows=_channels),
     projection("write", "b_proj.weight"),
     vector("norm.scale", "o_norm.weight"),
     projection("output", "o_proj.weight"),
-    *_DECAY,
 )
 
 _QWEN_DELTA = (
@@ -200,11 +210,14 @@ STYLES: dict[str, dict[str, tuple[WeightRule, ...]]] = {
             *_SEPARATE_DELTA,
             projection("gate", "g_proj.weight"),
             projection("decay", "a_proj.weight"),
+            *_DECAY,
         ),
     },
     "kimi_linear": {
         "kda": (
             *_SEPARATE_DELTA,
+            _DECAY[0]._replace(stored=(1, 1, -1, 1)),
+            _DECAY[1],
             projection("decay.down", "f_a_proj.weight"),
             projection("decay.up", "f_b_proj.weight"),
             projection("gate.down", "g_a_proj.weight"),

@@ -6,6 +6,7 @@ from typing import Any
 from toolkit._kinds import shown
 from toolkit.looped.checkpoints.families import SOFTMAX, WORDS, Family
 from toolkit.looped.checkpoints.mixtures import mixture_fields
+from toolkit.looped.checkpoints.spelling import prepared, spelled_fields
 
 KINDS = {
     int: "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
@@ -42,7 +43,16 @@ def fields_of(
     if not settings:
         return fixed | {"options": dict.fromkeys(SOFTMAX, family.attention)}
     settings = {**family.defaults, **settings}
-    _check_settings(settings, most_layers, family.router is not None)
+    if family.spelling is not None:
+        settings = prepared(family.spelling, settings)
+        _check_settings(settings, most_layers, ("num_hidden_layers",))
+        fields = fixed | spelled_fields(family.spelling, settings)
+        fed = {} if family.router is None else mixture_fields(family.router, settings)
+        return fields | fed | {"options": fields["options"] | fed.get("options", {})}
+    has_experts = family.router is not None and "moe_intermediate_size" in settings
+    # Where every layer is a mixture, config.json has no other size.
+    required = [name for name in REQUIRED if name != "intermediate_size" or not has_experts]
+    _check_settings(settings, most_layers, required)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
     known = ("default", "yarn", *(() if family.word == "mla" else ("llama3",)), None)
@@ -156,10 +166,8 @@ def _latent_options(settings, yarn) -> dict[str, Any]:
     return found | _numbers(yarn, fields, "YaRN") | truncate
 
 
-def _check_settings(settings, most_layers, has_experts):
-    for name in REQUIRED:
-        if name == "intermediate_size" and has_experts and "moe_intermediate_size" in settings:
-            continue  # where every layer is a mixture
+def _check_settings(settings, most_layers, required):
+    for name in required:
         if settings.get(name) is None:
             raise ValueError(f"config.json does not say {name!r}.")
     for kind, names in KINDS.items():

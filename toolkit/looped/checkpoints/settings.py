@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.experts import ROUTERS
-from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS
+from toolkit.looped.checkpoints.families import FAMILIES, SOFTMAX, WORDS, Family
 from toolkit.looped.checkpoints.mixtures import HIDDEN_IS_OF_EXPERTS
 from toolkit.looped.checkpoints.reading import fields_of
+from toolkit.looped.checkpoints.spelling import spelled_settings
 from toolkit.looped.config import LoopedConfig
 from toolkit.looped.mixing import LAYERS
 
@@ -18,6 +19,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "gpt_oss": "GptOss",
     "kimi_k2": "DeepseekV3",
+    "kimi_linear": "KimiLinear",
     "llama": "Llama",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
@@ -49,6 +51,9 @@ OF_TRAINING = {
 def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
     """The settings of config.json with which this family would be this model."""
     family = FAMILIES[style]
+    if family.spelling is not None:
+        named = {"model_type": style, "architectures": [f"{ARCHITECTURES[style]}ForCausalLM"]}
+        return named | _spelled(family, config)
     found = {
         "model_type": style,
         "architectures": [f"{ARCHITECTURES[style]}ForCausalLM"],
@@ -117,6 +122,19 @@ def settings_of(style: str, config: LoopedConfig) -> dict[str, Any]:
     return found | {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
 
 
+def _spelled(family: Family, config: LoopedConfig) -> dict[str, Any]:
+    spelling: Any = family.spelling
+    found = spelled_settings(spelling, config)
+    if family.router is not None and "moe" in config.feed_forward_words:
+        kinds = {"moe": "sparse", "swiglu": "dense"}
+        usual = _mixture_settings(family.router, config)
+        del usual["first_k_dense_replace"]
+        usual["mlp_layer_types"] = [kinds[word] for word in config.feed_forward_words]
+        theirs = {usual: own for own, usual in spelling.renamed.items()}
+        found |= {theirs.get(name, name): value for name, value in usual.items()}
+    return found
+
+
 def _latent_settings(config: LoopedConfig) -> dict[str, Any]:
     options = config.mla
     return {
@@ -177,10 +195,12 @@ def check_settings(style: str, config: LoopedConfig, settings: Mapping[str, Any]
     if "swiglu" not in config.feed_forward_words:
         del ours["feed_forward"]
     # What is None follows from other sizes, and was written out as what follows.
+    spelling = FAMILIES[style].spelling
+    without_use = {"heads", "rope_theta"} - {*(ours if spelling is None else spelling.sizes)}
     odd = [
         name
         for name, value in ours.items()
-        if name not in OF_TRAINING and value is not None and value != theirs[name]
+        if name not in OF_TRAINING | without_use and value is not None and value != theirs[name]
     ]
     used = sorted({*config.layers} | ({"moe"} & {*config.feed_forward_words}))
     for word in used:

@@ -5,6 +5,7 @@ numbers instead of to the numbers it says where each came from, so no rule needs
 own.
 """
 
+import functools
 import json
 import math
 import os
@@ -142,7 +143,7 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
     spelling = {
         f"model.layers.{layer}.block_sparse_moe.gate.weight"
         for layer in range(len(config.layers))
-        if style == "mixtral"
+        if style in ("mixtral", "kimi_linear")
     }
     for place in parts(family, config, "model.", spelling):
         module = part_of(model, place.module)
@@ -155,11 +156,12 @@ def _tensors(model: LoopedLM, style: str) -> Iterator[tuple[str, tuple[int, ...]
                     make = lambda p=parameter, i=index: jnp.asarray(p[...][i].T)  # noqa: E731
                     yield place.prefix + name, shape, make
                 continue
-            (name,) = rule.theirs  # every rule of a family has one tensor
-            shapes = [parameter.shape for parameter in ours]
-            shape = _shape(module, rule, shapes)
-            make = lambda m=module, r=rule, o=ours, s=shape: _inverted(m, r, o, s)  # noqa: E731
-            yield place.prefix + name, shape, make
+            whole = _shape(module, rule, [parameter.shape for parameter in ours])
+            sizes, start = (whole[0],) if rule.rows is None else rule.rows(module), 0
+            for name, size in zip(rule.theirs, sizes, strict=True):
+                make = functools.partial(_inverted, module, rule, ours, whole, start, size)
+                yield place.prefix + name, (size, *whole[1:]), make
+                start += size
 
 
 def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -180,8 +182,15 @@ def _shape(module: Any, rule: WeightRule, ours: Sequence[tuple[int, ...]]) -> tu
     raise ValueError(f"no tensor {rule.theirs[0]!r} makes {', '.join(map(str, ours))}")
 
 
-def _inverted(module: Any, rule: WeightRule, ours: Sequence[Any], shape: tuple[int, ...]):
-    """The tensor of which a rule makes these parameters."""
+def _inverted(
+    module: Any,
+    rule: WeightRule,
+    ours: Sequence[Any],
+    shape: tuple[int, ...],
+    start: int,
+    rows: int,
+) -> jax.Array:
+    """Some rows of the tensor of which a rule makes these parameters."""
     places = jnp.arange(math.prod(shape), dtype=jnp.int32).reshape(shape)
     added = rule.convert(module, jnp.zeros((1,) * len(shape), jnp.int32)) if len(ours) == 1 else [0]
     offset = np.asarray(added[0]).ravel()[:1].astype(np.float32).sum()
@@ -189,7 +198,8 @@ def _inverted(module: Any, rule: WeightRule, ours: Sequence[Any], shape: tuple[i
     for parameter, source in zip(ours, rule.convert(module, places), strict=True):
         source = np.asarray(source - offset if offset else source).astype(np.int64)
         tensor[source.ravel()] = np.asarray(parameter[...], np.float32).ravel() - offset
-    return jnp.asarray(tensor.reshape(shape))
+    part = tensor.reshape(shape)[start : start + rows]
+    return jnp.asarray(part if rule.stored is None else part.reshape(rule.stored))
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,226 @@
+"""Published models with recurrent layers, there and back, against Hugging Face transformers.
+
+Tiny models with random weights, whose own code runs in PyTorch without kernels: logits, 20 tokens
+written greedily with our caches after our own file was written and read, what we write for
+transformers, and the same numbers when that is read again. Every family has switches whose other
+position must show.
+"""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiers import by_night
+
+from toolkit.looped import (
+    decode_step,
+    load_checkpoint,
+    load_model,
+    prefill,
+    save_checkpoint,
+    save_model,
+)
+from toolkit.looped.checkpoints.families import FAMILIES
+from toolkit.looped.checkpoints.reading import fields_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+
+TOLERANCE = 1e-5  # relative to the largest logit
+SHOWS = 1e-4  # likewise: what another position of a switch moves them at least
+TIME, WRITTEN = 13, 20
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 60,
+}
+KIMI = {
+    "intermediate_size": 48,
+    "moe_intermediate_size": 20,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "num_shared_experts": 2,
+    "rms_norm_eps": 1e-3,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "linear_num_heads": 3,
+    "linear_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kimi_linear": ("KimiLinear", KIMI),
+    "kimi_linear grouped": (
+        "KimiLinear",
+        {**KIMI, "q_lora_rank": 12, "num_expert_group": 4, "topk_group": 2},
+    ),
+}
+SWITCHES: dict[str, list[dict[str, dict[str, Any]]]] = {
+    "kimi_linear": [
+        {"mla": {"rotary": True}},
+        {"mla": {"latent_epsilon": 1e-3}},
+        {"kda": {"negative_eigenvalues": True}},
+        {"moe": {"scale": 1.0}},
+    ],
+}
+BY_DAY = {"kimi_linear"}
+
+
+def published(name, folder):
+    """A random model of theirs, saved as its authors would."""
+    made, sizes = MODELS[name]
+    config = getattr(transformers, f"{made}Config")(**SIZES | sizes)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{made}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.state_dict().items():
+            if parameter.dtype.is_floating_point and not key.endswith("inv_freq"):
+                is_scale = parameter.ndim == 1 and not key.endswith(("A_log", "bias"))
+                spread = 0.2 * torch.randn(parameter.shape, generator=generator)
+                parameter.copy_((parameter if is_scale else 0.0) + spread)
+    model.save_pretrained(folder)
+    return model
+
+
+def described(folder, **settings):
+    file = folder / "config.json"
+    changed = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({name: v for name, v in changed.items() if v != "absent"}))
+
+
+def some_tokens():
+    return np.random.default_rng(0).integers(0, 60, (2, TIME))
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+def distance(model, tokens, wanted):
+    """Of our logits from theirs, relative to the largest."""
+    found = np.asarray(jax.jit(type(model).__call__)(model, tokens))
+    assert np.std(wanted) > 0.3
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
+def written(model, tokens):
+    """Tokens of greedy decoding, without an end of text."""
+    step = jax.jit(decode_step)
+    logits, cache = prefill(model, tokens, TIME + WRITTEN)
+    found = []
+    for _ in range(WRITTEN):
+        found.append(np.asarray(jnp.argmax(logits, axis=-1)))
+        logits, cache = step(model, found[-1], cache)
+    return np.stack(found, axis=1)
+
+
+def parameters(model):
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): np.asarray(variable[...]) for path, variable in flat}
+
+
+@pytest.mark.parametrize("name", by_night({*MODELS} - BY_DAY, MODELS))
+def test_there_and_back(name, tmp_path):
+    theirs, tokens = published(name, tmp_path / "theirs"), some_tokens()
+    model, wanted = load_checkpoint(tmp_path / "theirs"), logits_of(theirs, tokens)
+    assert distance(model, tokens, wanted) <= TOLERANCE
+
+    save_model(model, tmp_path / "ours")
+    text = tokens
+    for _ in range(WRITTEN):
+        best = logits_of(theirs, text)[:, -1].argmax(-1)
+        text = np.concatenate([text, best[:, None]], axis=1)
+    np.testing.assert_array_equal(written(load_model(tmp_path / "ours"), tokens), text[:, TIME:])
+
+    ids = {name: SIZES[name] for name in SIZES if name.endswith("token_id")}
+    save_checkpoint(model, tmp_path / "back", style=name.split()[0], settings=ids)
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "back", attn_implementation="eager"
+    )
+    assert type(read) is type(theirs)
+    assert distance(model, tokens, logits_of(read.eval(), tokens)) <= TOLERANCE
+    again = load_checkpoint(tmp_path / "back")
+    assert again.config == model.config
+    ours = parameters(model)
+    for path, array in parameters(again).items():
+        np.testing.assert_array_equal(array, ours.pop(path), err_msg=path)
+    assert not ours
+
+
+@pytest.mark.parametrize("name", by_night({*SWITCHES} - BY_DAY, SWITCHES))
+def test_another_position_of_a_switch_shows(name, tmp_path):
+    """So that equal logits mean that these are right."""
+    theirs, tokens = published(name, tmp_path), some_tokens()
+    wanted = logits_of(theirs, tokens)
+    for options in SWITCHES[name]:
+        other = load_checkpoint(tmp_path, options=options)
+        assert distance(other, tokens, wanted) > SHOWS, options
+
+
+LINEAR = {
+    "full_attn_layers": [2],
+    "kda_layers": [1, 3],
+    "head_dim": 8,
+    "num_heads": 3,
+    "short_conv_kernel_size": 4,
+}
+
+
+def test_kimi_linear_as_it_is_published(tmp_path):
+    """Layers in groups and counted from 1; the dense layer's names begin with "mlp"."""
+    from safetensors.torch import load_file, save_file
+
+    published("kimi_linear", tmp_path)
+    wanted = load_checkpoint(tmp_path)
+    names = ("layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    absent = dict.fromkeys((*names, "mlp_layer_types"), "absent")
+    described(tmp_path, **absent, linear_attn_config=LINEAR, mla_use_nope=True, rope_theta=1e4)
+    file = tmp_path / "model.safetensors"
+    dense = {
+        name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(dense, file)
+    again = load_checkpoint(tmp_path)
+    assert again.config == wanted.config
+    ours, theirs = parameters(again), parameters(wanted)
+    assert all((theirs[path] == array).all() for path, array in ours.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope False; known is True"),
+        ({"moe_router_activation_func": "softmax"}, "'softmax'; known is 'sigmoid'"),
+        ({"gate_lower_bound": -5.0}, "gate_lower_bound -5.0, which is not known of this family"),
+        ({"linear_num_heads": "absent"}, "does not say 'linear_num_heads'"),
+        ({"layer_types": ["conv"] * 3}, "layer_types 'conv'; known are 'linear_attention'"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads 2; known is num_attention_heads, 4"),
+        ({"linear_attn_config": LINEAR | {"kda_layers": [1]}}, "layers 1 to 3, each once"),
+    ],
+)
+def test_what_kimi_linear_does_not_know_is_refused(settings, message):
+    known = transformers.KimiLinearConfig(**SIZES | KIMI).to_diff_dict() | settings
+    said = {name: value for name, value in known.items() if value != "absent"}
+    with pytest.raises(ValueError, match=message) as refusal:
+        fields_of(FAMILIES["kimi_linear"], said)
+    assert "\n" not in str(refusal.value)
+
+
+def test_every_spelled_family_is_tried():
+    spelled = {name for name, family in FAMILIES.items() if family.spelling is not None}
+    assert spelled == {name.split()[0] for name in MODELS} == {*SWITCHES}
