@@ -26,6 +26,7 @@ ROOMS = [
     "attention.sparse",
     "parallel.experts",
     "parallel.latent",
+    "schedules.collectives",
     *toolkit._ROOMS,
 ]
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_notebooks" not in path.parts)

@@ -7,7 +7,7 @@ Rooms, each imported on first use, so that `import toolkit` costs nothing:
 * `toolkit.figures`: the visual language of every figure
 * `toolkit.measure`: timers, compiled-program reader, hardware, provenance of numbers
 * `toolkit.parallel`: meshes and layouts
-* `toolkit.schedules`: pipeline schedules as data, checked and simulated
+* `toolkit.schedules`: pipeline schedules and collectives as data, checked and simulated
 * `toolkit.lr`: learning-rate schedules and their search
 * `toolkit.looped`: looped language models (flax nnx)
 * `toolkit.testing`: the contract of token mixers, for those written elsewhere
