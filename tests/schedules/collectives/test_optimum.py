@@ -53,7 +53,12 @@ def assert_proved(network, found):
 def graph(edges, compute=None, rate=1, switches=0):
     nodes = 1 + max(max(pair[:2]) for pair in edges)
     names = [f"s{each}" for each in range(switches)]
-    return from_cables("graph", nodes - switches, [(*pair, rate)[:3] for pair in edges], names)
+    return from_cables(
+        "graph",
+        nodes - switches,
+        [(a, b, rest[0] if rest else rate) for a, b, *rest in edges],
+        names,
+    )
 
 
 K4 = [*itertools.combinations(range(4), 2)]
