@@ -15,14 +15,14 @@ from toolkit.attention import MIXERS
 from toolkit.looped.mixing import LAYERS
 from toolkit.testing import layers
 
-WORDS = (*MIXERS, "nope")
+WORDS = (*MIXERS, "nope", "conv")
 # Their caches are those of mamba2, gdn and kda.
 AS_OTHERS = {"linear", "retention", "hgrn2", "delta", "comba", "gdn2", "delta_product", "efla"}
 NOT_IN_TEST_LOOPED_MODEL = [word for word in WORDS if word not in ("full", "window", "gdn")]
 
 
 def test_every_mixer_has_a_layer():
-    assert set(LAYERS) - {"mla", "nope"} == set(MIXERS)
+    assert set(LAYERS) - {"mla", "nope", "conv"} == set(MIXERS)
 
 
 @pytest.mark.parametrize("word", by_night(AS_OTHERS, WORDS))

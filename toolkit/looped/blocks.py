@@ -32,7 +32,8 @@ class Block(nnx.Module):
 
         F(h) = h + Mixer(Norm(h)) + FeedForward(Norm(h))      `shared_norm`: one norm for both
 
-    What a sub-layer adds is multiplied by `residual_scale`.
+    What a sub-layer adds is multiplied by `residual_scale`. Where the word of the feed-forward
+    layer is "none", the mixer is the only sub-layer and no norm follows it.
 
     Source: LT2, architecture section; Zhu et al., "Scaling Latent Reasoning via Looped Language
         Models" (Ouro), 2025, for the second norms; Zhang et al., "Ladder-Residual", 2025,
@@ -57,10 +58,10 @@ class Block(nnx.Module):
             return norm_layer(config.norm, width, **how) if is_wanted else nnx.data(None)
 
         self.mixer_norm = norm(config.pre_norm)
-        self.feed_forward_norm = norm(config.pre_norm and not config.shared_norm)
-        self.mixer_end_norm, self.feed_forward_end_norm = (
-            norm(config.sandwich_norm) for _ in range(2)
-        )
+        is_fed = self.is_fed = feed_forward != "none"
+        self.feed_forward_norm = norm(is_fed and config.pre_norm and not config.shared_norm)
+        self.mixer_end_norm = norm(config.sandwich_norm)
+        self.feed_forward_end_norm = norm(is_fed and config.sandwich_norm)
         self.is_parallel, self.has_one_norm = config.parallel_residual, config.shared_norm
         self.residual_scale = config.residual_scale
 
@@ -130,6 +131,8 @@ class Block(nnx.Module):
     def _finish(self, h, mixed, *, is_ladder):
         before = h
         h = self._added(h, mixed, self.mixer_end_norm)
+        if not self.is_fed:
+            return ((h, before) if is_ladder else h), None
         read = before if is_ladder or self.is_parallel else h
         norm = self.mixer_norm if self.has_one_norm else self.feed_forward_norm
         fed, routing = self.feed_forward.routed(read if norm is None else norm(read))

@@ -47,8 +47,8 @@ class LoopedConfig(LayerConfig):
             or one part for all loops. A part has one word for all "full" layers or one word for
             each: "full" or a number of tokens (None: no windows).
         feed_forwards: the feed-forward layers: one word for all ("swiglu"; "mlp", which has no
-            gate; or "moe", a mixture of experts), or one per layer of prelude, pattern and coda,
-            e.g. "swiglu moe moe moe".
+            gate; "moe", a mixture of experts; or "none", a block without one), or one per layer of
+            prelude, pattern and coda, e.g. "swiglu moe moe moe".
         feed_forward: hidden size of the SwiGLU or the MLP (None: 8/3 width, up to a multiple of
             `feed_forward_multiple_of`).
         feed_forward_multiple_of: what the default hidden size is rounded up to.

@@ -44,6 +44,8 @@ def parameter_count(config: LoopedConfig) -> int:
         for word, count in Counter(_all_layers(config)).items()
     )
     blocks += sum(_fed(config, config.feed_forward_words, is_active=False))
+    without = config.pre_norm - config.shared_norm + config.sandwich_norm
+    blocks -= config.feed_forward_words.count("none") * without * each
     per_loop = config.loops * width * (config.residual_gate + config.loop_embedding)
     adapter = 2 * width * width if config.input_injection else 0
     exit_gate = width + 1 if config.exit_gate else 0
@@ -106,6 +108,8 @@ def _mixing_flops(word: str, config: LoopedConfig, context: int) -> int:
         word == "mla"
     ):  # absorbed form: all heads attend to the latents, and the up-projections are matrices
         return 2 * own.heads * (2 * own.latent_size + own.rope_size) * context
+    if word == "conv":
+        return 2 * (own.key_size + 1) * config.width
     if word in ("full", "window", "nope"):
         heads, _, size = own
         window = LAYERS[word].window_of(config)

@@ -50,7 +50,7 @@ def model_of(model: LoopedConfig | str) -> LoopedConfig:
         config = MODELS[model]
     else:
         raise TypeError(f"model must be a LoopedConfig or a name; got {type(model).__name__}.")
-    if "moe" in config.feed_forward_words:
+    if set(config.feed_forward_words) != {"swiglu"}:
         raise ValueError(
             f"model: feed_forwards={config.feed_forwards!r} is not modelled; want 'swiglu'"
         )
@@ -158,8 +158,9 @@ def _check_config(config: LoopedConfig) -> None:
                 f"model: {name}={getattr(config, name)!r} is not modelled; want "
                 f"{getattr(LoopedConfig, name)!r}"
             )
-    if "nope" in config.layers or config.swiglu != type(config.swiglu)():
-        named = "options of swiglu" if "nope" not in config.layers else "the layer 'nope'"
+    other = sorted({"nope", "conv"} & {*config.layers})
+    if other or config.swiglu != type(config.swiglu)():
+        named = f"the layer {other[0]!r}" if other else "options of swiglu"
         raise ValueError(f"model: {named} are not modelled; want 'full' layers and plain SwiGLUs")
     if config.loops_differ:
         raise ValueError("model: windows that differ between loops are not modelled")

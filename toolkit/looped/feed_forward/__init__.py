@@ -6,7 +6,7 @@
 
 FEED_FORWARDS   word -> class
 layer.py        FeedForwardLayer, the base of all
-swiglu.py       one gated layer, and one without a gate
+swiglu.py       one gated layer, one without a gate, and none at all
 mixture.py      a mixture of experts: router, experts, shared expert
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from toolkit.looped.feed_forward.layer import FeedForwardLayer
 from toolkit.looped.feed_forward.mixture import ChoiceBias, MixtureLayer
-from toolkit.looped.feed_forward.swiglu import MLPLayer, SwiGLULayer
+from toolkit.looped.feed_forward.swiglu import MLPLayer, NoFeedForward, SwiGLULayer
 
 FEED_FORWARDS: dict[str, Any] = {
-    layer.word: layer for layer in (SwiGLULayer, MLPLayer, MixtureLayer)
+    layer.word: layer for layer in (SwiGLULayer, MLPLayer, MixtureLayer, NoFeedForward)
 }
 """Every layer by its word in `feed_forwards`."""
 

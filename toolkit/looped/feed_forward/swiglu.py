@@ -1,4 +1,4 @@
-"""The gated feed-forward layer, and the one without a gate."""
+"""The gated feed-forward layer, the one without a gate, and none."""
 
 import dataclasses
 from collections.abc import Callable
@@ -110,3 +110,20 @@ class MLPLayer(FeedForwardLayer):
         width, hidden = config.width, config.feed_forward_size
         count = 2 * width * hidden + (hidden + width) * cls.options_of(config).biases
         return count, count
+
+
+class NoFeedForward(FeedForwardLayer):
+    """No layer: a block with it is its mixer alone, and has no norm for a second sub-layer."""
+
+    word: ClassVar[str] = "none"
+    can_cut_time: ClassVar[bool] = True
+
+    def __init__(self, config: Any, *, down_std: Callable[[int, int], float], rngs: nnx.Rngs):
+        pass
+
+    def routed(self, x: Float[Array, "... width"]) -> tuple[Array, None]:
+        return jnp.zeros_like(x), None
+
+    @classmethod
+    def parameters(cls, config: Any) -> tuple[int, int]:
+        return 0, 0

@@ -27,7 +27,8 @@ sparse/mixture_of_blocks.py MoBALayer: softmax over the query's own block and th
 sparse/deepseek_sparse.py   DSALayer: softmax over the tokens an indexer picks
 linear/recurrent.py         RecurrentLayer: what all of the following share, and their cache
 linear/gates.py             decays, time steps, low-rank maps and norms that several use
-linear/convolution.py       the short convolution in front of several
+linear/convolution.py       ConvolutionLayer: a short convolution between gates, as in LFM2; and
+                            the short convolution in front of several
 linear/linear_attention.py  linear attention, retention, gated linear attention, HGRN2
 linear/mamba2.py            Mamba-2
 linear/delta.py             the delta rule: DeltaNet, Gated DeltaNet, Gated DeltaProduct
@@ -75,7 +76,8 @@ LAYERS: Registry[Any] = Registry(
     for pair in _layers(package, list(path))
 )
 """Every layer by the word that names it in a pattern: a key of `toolkit.attention.MIXERS`, but for
-"mla", whose mixer takes the residual stream, and "nope", which is "full" without positions."""
+"mla", whose mixer takes the residual stream, "nope", which is "full" without positions, and
+"conv"."""
 
 
 @checked

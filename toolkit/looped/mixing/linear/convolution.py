@@ -1,6 +1,7 @@
-"""The short convolution of `toolkit.attention` with its weights."""
+"""The short convolution of `toolkit.attention` with its weights, and a layer that is one."""
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from toolkit.attention import short_convolution
+from toolkit.looped.layers import linear
+from toolkit.looped.mixing.layer import LayerConfig, LayerOptions, MixingLayer
+from toolkit.looped.mixing.linear.recurrent import RecurrentCache, RecurrentSizes
 from toolkit.parallel.context.along import sequence_look_back
 
 
@@ -52,3 +56,71 @@ class ShortConvolution(nnx.Module):
         bias = None if self.bias is None else self.bias[...].astype(self.dtype)
         past: Any = {"segment_ids": segment_ids, "initial_state": tail}
         return sequence_look_back(short_convolution, x, kernel, bias, reach=len(kernel) - 1, **past)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionOptions(LayerOptions):
+    """Options of "conv" layers.
+
+    Attributes:
+        convolution_size: taps of the short convolution.
+        biases: add biases to the projections and to the convolution.
+    """
+
+    convolution_size: int = 3
+    biases: bool = False
+
+
+class ConvolutionLayer(MixingLayer):
+    """A short convolution between two gates, which looks back over its taps and no further.
+
+        [b, c, v] = x W_in;   y = ( c * conv(b * v) ) W_o
+
+    Source: Liquid AI, "LFM2 Technical Report", 2025, arXiv:2511.23404, section 2.
+    """
+
+    word: ClassVar[str] = "conv"
+    Options: ClassVar[type[LayerOptions]] = ConvolutionOptions
+    is_recurrent: ClassVar[bool] = True
+    can_cut_time: ClassVar[bool] = True
+
+    def __init__(self, config: LayerConfig, *, rngs: nnx.Rngs):
+        width, dtype, options = config.width, config.compute_dtype, self.options_of(config)
+        taps, biases = options.convolution_size, options.biases
+        how = {"std": width**-0.5, "has_bias": biases}
+        self.input = linear(width, 3 * width, dtype, rngs, **how)
+        self.convolution = ShortConvolution(width, taps, dtype=dtype, rngs=rngs, use_bias=biases)
+        self.output = linear(width, width, dtype, rngs, **how)
+        self.sizes = self.sizes_of(config)
+
+    @classmethod
+    def sizes_of(cls, config: LayerConfig) -> RecurrentSizes:
+        """Channels in as many groups as the model has heads; they are independent."""
+        taps = cls.options_of(config).convolution_size
+        return RecurrentSizes(config.heads, config.heads, taps, config.width // config.heads)
+
+    @classmethod
+    def empty_cache(cls, config: LayerConfig, batch: int, capacity: int) -> RecurrentCache:
+        """Zeros for the inputs before the first; the capacity does not matter."""
+        past = cls.options_of(config).convolution_size - 1
+        return RecurrentCache(None, jnp.zeros((batch, past, config.width), config.compute_dtype))
+
+    def __call__(
+        self,
+        x: Float[Array, "batch time width"],
+        *,
+        segment_ids: Int[Array, "batch time"] | None = None,
+        cache: RecurrentCache | None = None,
+    ) -> tuple[Float[Array, "batch time width"], RecurrentCache | None]:
+        """Mix a sequence; with a cache it continues from the cache's inputs."""
+        before, after, v = jnp.split(self.input(x), 3, axis=-1)
+        past = None if cache is None else cache.tail
+        mixed, tail = self.convolution(before * v, tail=past, segment_ids=segment_ids)
+        return self.output(after * mixed), None if cache is None else RecurrentCache(None, tail)
+
+    def step(
+        self, x_t: Float[Array, "batch width"], cache: RecurrentCache
+    ) -> tuple[Float[Array, "batch width"], RecurrentCache]:
+        """Mix one token."""
+        y, new = self(x_t[:, None], cache=cache)
+        return y[:, 0], RecurrentCache(None, new.tail if new else None)
