@@ -57,6 +57,7 @@ def retention(
         S_t = gamma_h S_(t-1) + k_t v_t^T,   o_t = scale S_t^T q_t,   gamma_h = 1 - 2^(-5-h)
 
     with h the number of a value head, from 0. Rotate q and k beforehand where the paper does.
+    MiniMax's lightning attention is this with scale 1 and slopes of its own for `log_decay`.
 
     Arguments and results as `linear_attention`, and:
 
