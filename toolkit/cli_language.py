@@ -1,9 +1,10 @@
 """The commands `toolkit train`, `generate` and `export`."""
 
+import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -18,6 +19,9 @@ def train(
     sliding_window: int = 64,
     attention_output_gate: bool = False,
     balance: float = 0.01,
+    router_z: float = 0.0,
+    bias_rate: float = 0.0,
+    init_from: str | None = None,
     steps: int = 1000,
     batch: int = 16,
     sequence_length: int = 256,
@@ -53,6 +57,11 @@ def train(
         sliding_window: bytes a "window" layer sees.
         attention_output_gate: gate the outputs of the heads of "full" and "window" layers.
         balance: weight of the loss that evens the loads of experts.
+        router_z: weight of the loss that keeps the routers' logits small.
+        bias_rate: even the loads of experts without a loss, by biases that each step moves by so
+            much; 1e-3 in DeepSeek-V3, with --balance 0.
+        init_from: continue a published checkpoint, its folder or "owner/name", with its tokenizer;
+            the options of the model's architecture are then its own.
         steps: total training steps, including those of a search's candidates.
         batch: sequences per step.
         sequence_length: bytes per sequence.
@@ -99,25 +108,33 @@ def train(
     import jax
 
     from toolkit.language import TrainingRun, load_tokenizer, train_language_model
-    from toolkit.looped import LoopedConfig
+    from toolkit.looped import LoopedConfig, load_checkpoint
     from toolkit.training.profile import parsed_steps
 
+    options: dict[str, Any] = {
+        "full": {"output_gate": attention_output_gate},
+        "window": {"output_gate": attention_output_gate, "sliding_window": sliding_window},
+    }
+    if bias_rate and "moe" in feed_forwards.split():
+        options["moe"] = {"choice_bias": True}
     config = LoopedConfig.tiny(
         pattern=pattern,
         feed_forwards=feed_forwards,
         loops=loops,
         width=width,
         heads=heads,
-        options={
-            "full": {"output_gate": attention_output_gate},
-            "window": {
-                "output_gate": attention_output_gate,
-                "sliding_window": sliding_window,
-            },
-        },
+        options=options,
         dtype=dtype,
         vocabulary=vocabulary,
     )
+    if init_from is not None:
+        own = {"pattern": pattern, "feed_forwards": feed_forwards, "loops": loops, "width": width}
+        own |= {"heads": heads, "sliding_window": sliding_window, "vocabulary": vocabulary}
+        own["attention_output_gate"] = attention_output_gate
+        for name, given in own.items():
+            if given != inspect.signature(train).parameters[name].default:
+                raise ValueError(f"{name}: got {given!r} with init_from, whose model has its own")
+        config = load_checkpoint(init_from, dtype=dtype).config
     run = TrainingRun(
         config=config,
         text=tuple(str(path) for path in text) or corpus,
@@ -126,6 +143,9 @@ def train(
         sequence_length=sequence_length,
         learning_rate=learning_rate,
         balance=balance,
+        router_z=router_z,
+        bias_rate=bias_rate,
+        init_from=init_from,
         seed=seed,
         layout=layout,
         tensor_devices=tensor_devices,

@@ -19,6 +19,7 @@ from toolkit.language import (
     find_special_tokens,
     load_language_model,
     load_tokenizer,
+    next_byte_loss,
     stream_text,
 )
 from toolkit.looped import (
@@ -29,6 +30,7 @@ from toolkit.looped import (
     load_checkpoint,
     save_checkpoint,
 )
+from toolkit.training import read_metrics, sample_batch
 
 WORDS = ["[UNK]", "<s>", "</s>", *(f"w{number}" for number in range(37))]
 START, STOP = 1, 2
@@ -110,6 +112,45 @@ def test_an_empty_prompt_is_the_token_that_starts_a_text(folder):
         single="<s> $A", special_tokens=[("<s>", START)]
     )
     assert "".join(stream_text(model, "", 5, **how)) == expected
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_folder(folder, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(WORDS[3 + number % 5] for number in range(4000)))
+    how: Any = {"batch": 2, "sequence_length": 16, "text": (text,), "learning_rate": 1e-2}
+    run, file = tmp_path / "run", tmp_path / "small.safetensors"
+    cli_language.train(run, init_from=str(folder), steps=30, **how)
+    losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
+    # It starts from the published numbers, whose loss is far from that of even chances.
+    model, tokens = load_checkpoint(folder), np.load(run / "tokens.npy")
+    assert tokens[:6].tolist() == [3, 4, 5, 6, 7, 3]
+    batch, targets = sample_batch(jnp.asarray(tokens), 0, seed=0, batch=2, time=16)
+    start = next_byte_loss(*nnx.split(model), (batch, targets))
+    assert start > 1.5 * np.log(len(WORDS))
+    assert losses[0] > 1.2 * losses[-1] > 0
+    assert load_language_model(run).config == model.config
+    cli_language.export(run, file, dtype="float32")
+    capsys.readouterr()
+    greedy: Any = {"prompt": "w0 w1 w2", "length": 4, "temperature": 0.0}
+    assert (
+        written(run, capsys, **greedy) == "w0 w1 w2w3 w4 w0 w1\n" == written(file, capsys, **greedy)
+    )
+    for place in (run, file):
+        assert find_special_tokens(place) == SpecialTokens(START, (STOP, 39))
+    # Resumed, nothing is left to do; from another start, it is another run.
+    before = (run / "metrics.jsonl").read_bytes()
+    cli_language.train(run, init_from=str(folder), steps=30, **how)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(ValueError, match="width: got 64 with init_from, whose model has its own"):
+        cli_language.train(run, init_from=str(folder), width=64, **how)
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=lambda *_: ["tokenizer.json"])
+    large = LoopedConfig.tiny("full", width=16, heads=2, vocabulary=300, **STYLE)
+    save_checkpoint(LoopedLM(large, rngs=nnx.Rngs(0)), tmp_path / "large", style="llama")
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json for its 300 tokens"):
+        cli_language.train(tmp_path / "other", init_from=str(tmp_path / "large"), **how)
+    with pytest.raises(ValueError, match=r"config\.vocabulary must be more than"):
+        cli_language.train(tmp_path / "other", init_from=str(bare), **how)
 
 
 @pytest.mark.slow

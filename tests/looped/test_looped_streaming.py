@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from toolkit.language.train import next_byte_loss
+from toolkit.language import next_byte_loss
 from toolkit.looped import LoopedConfig, LoopedLM
 from toolkit.measure import program_cost
 

@@ -16,6 +16,7 @@ export_language_model   write a run's model to one file, with the record of its 
 
 from toolkit.language.export import export_language_model
 from toolkit.language.load import load_language_model
+from toolkit.language.losses import next_byte_loss
 from toolkit.language.run import TrainedModel, TrainingRun
 from toolkit.language.tokens import (
     SpecialTokens,
@@ -24,7 +25,7 @@ from toolkit.language.tokens import (
     load_tokenizer,
     write_tokens,
 )
-from toolkit.language.train import next_byte_loss, train_language_model
+from toolkit.language.train import train_language_model
 from toolkit.language.write import stream_text
 
 __all__ = [

@@ -10,7 +10,12 @@ from toolkit._checks import checked
 from toolkit.language.cores import read_run
 from toolkit.language.load import load_language_model
 from toolkit.language.run import loss_unit
-from toolkit.language.tokens import TOKENIZER, tokenizer_beside
+from toolkit.language.tokens import (
+    TOKENIZER,
+    find_special_tokens,
+    tokenizer_beside,
+    write_special_tokens,
+)
 from toolkit.looped import parameter_count, save_model
 from toolkit.training import read_metrics
 
@@ -58,6 +63,7 @@ def export_language_model(
     per_token = facts.setdefault("bytes_per_token", None if is_array else 1.0)
     if (tokenizer := Path(directory) / TOKENIZER).is_file():
         shutil.copyfile(tokenizer, tokenizer_beside(path))
+    write_special_tokens(path, find_special_tokens(Path(directory)))
     facts["result"] = _result(Path(directory), per_token) | {
         "parameters": parameter_count(model.config),
         "stored_as": dtype,

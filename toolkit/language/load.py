@@ -7,6 +7,7 @@ from flax import nnx
 from toolkit._checks import checked
 from toolkit.language.cores import read_run
 from toolkit.language.run import TrainingRun, make_optimizer
+from toolkit.language.start import parts_of
 from toolkit.looped import (
     LoopedConfig,
     LoopedLM,
@@ -59,15 +60,16 @@ def load_language_model(directory: Path) -> LoopedLM:
             f"directory: {str(described)!r} is damaged or of another version ({error})"
         ) from error
     _check_size(config, described)
-    graph, params = nnx.split(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
-    state = TrainState.create(params, make_optimizer(run))
+    graph, params, bias = parts_of(LoopedLM(config, rngs=nnx.Rngs(run.seed)))
+    state = TrainState.create(params, make_optimizer(run), bias)
     with Checkpoints(Path(directory) / "checkpoints", is_read_only=True) as checkpoints:
         restored = checkpoints.restore_latest(state, {"configuration": stored["configuration"]})
     if restored is None:
         raise FileNotFoundError(
             f"directory: {str(directory)!r} has no checkpoint yet; let training reach its first one"
         )
-    return nnx.merge(graph, restored[0].params)
+    bias = restored[0].model_state
+    return nnx.merge(graph, restored[0].params, *(() if bias is None else (bias,)))
 
 
 def is_published(directory: Path) -> bool:

@@ -30,6 +30,11 @@ class TrainingRun:
         weight_decay: of matrices.
         balance: weight of the balance loss, in models with a mixture of experts; the loss that is
             evaluated is without it.
+        router_z: weight of the router z-loss, likewise.
+        bias_rate: by how much each step moves the biases that choose experts towards even loads
+            (balance without a loss), in models with `moe.choice_bias`; 1e-3 in DeepSeek-V3.
+        init_from: a published checkpoint whose model, with its tokenizer, is trained on: a folder,
+            or "owner/name"; `config` is that of `load_checkpoint`. None draws a model.
         seed: seed of the initialisation and of the order of the data.
         layout: "single" (one device), or over all devices a scheme of `toolkit.parallel.layout`:
             "data", "zero1", "zero2", "zero3", "tensor", or one of the former with "+tensor"; or
@@ -61,6 +66,9 @@ class TrainingRun:
     learning_rate: float | Literal["search"] = 3e-3
     weight_decay: float = 0.1
     balance: float = 0.01
+    router_z: float = 0.0
+    bias_rate: float = 0.0
+    init_from: str | None = None
     seed: int = 0
     layout: str = "single"
     tensor_devices: int = 1
@@ -95,10 +103,18 @@ class TrainingRun:
                     "(sequence_length), and 1 under a layout that cuts time"
                 )
         has_experts = "moe" in self.config.feed_forward_words
-        if has_experts and self.balance > 0 and self.block_chunks > 1:
+        has_bias = has_experts and self.config.moe.choice_bias
+        if self.bias_rate > 0 and not has_bias:
             raise ValueError(
-                f"block_chunks: got {self.block_chunks}, wanted 1 with a balance loss, whose loads "
-                "are those of whole sequences; or balance=0"
+                f"bias_rate: got {self.bias_rate}, wanted 0 for a model without moe.choice_bias"
+            )
+        if has_bias and self.learning_rate == "search":
+            raise ValueError("learning_rate: got 'search', wanted a number with moe.choice_bias")
+        reads_loads = has_bias or (has_experts and (self.balance > 0 or self.router_z > 0))
+        if reads_loads and self.block_chunks > 1:
+            raise ValueError(
+                f"block_chunks: got {self.block_chunks}, wanted 1 with a balance loss, a z-loss or "
+                "a choice bias, which read whole sequences; or balance=0"
             )
         if has_experts and self.context_devices > 1:
             raise ValueError(
@@ -113,7 +129,7 @@ class TrainingRun:
         rate = self.learning_rate
         if rate != "search" and not rate > 0:
             raise ValueError(f"learning_rate: got {rate!r}, wanted more than 0, or 'search'")
-        for name in ("weight_decay", "balance"):
+        for name in ("weight_decay", "balance", "router_z", "bias_rate"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, wanted 0 or more")
 

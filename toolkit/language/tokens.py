@@ -1,5 +1,6 @@
 """Text as tokens, by the library `tokenizers`, and token arrays on disk."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
 
 @checked
 def write_tokens(
-    tokenizer: Any, paths: Iterable[str | os.PathLike], file: str | os.PathLike
+    tokenizer: Any, paths: str | Iterable[str | os.PathLike], file: str | os.PathLike
 ) -> int:
     """Tokenise text files into one array on disk, for `toolkit train --text FILE.npy`.
 
@@ -63,7 +64,7 @@ def write_tokens(
 
     Args:
         tokenizer: made by `load_tokenizer`.
-        paths: files and folders of text, as `load_corpus` takes them.
+        paths: files and folders of text, or "prose" or "code", as `load_corpus` takes them.
         file: ends in .npy; uint16 if the vocabulary allows it, else uint32.
 
     Returns:
@@ -80,7 +81,7 @@ def write_tokens(
     if Path(file).suffix != ".npy":
         raise ValueError(f"file: got {str(file)!r}, wanted a name that ends in .npy")
     _check_tokenizer(tokenizer)
-    corpus = load_corpus(list(paths))
+    corpus = load_corpus(paths if isinstance(paths, str) else list(paths))
     ends = np.cumsum([source.size for source in corpus.files])
     texts = [part.tobytes().decode() for part in np.split(corpus.tokens, ends[:-1])]
     encoded_texts = tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -154,6 +155,14 @@ def find_special_tokens(directory: Path) -> SpecialTokens:
             found = json_object(file.read_bytes(), str(file)) | found
     starts, stops = (_tokens(found, f"{name}_token_id") for name in ("bos", "eos"))
     return SpecialTokens(starts[0] if starts else None, stops or None)
+
+
+def write_special_tokens(directory: Path, special: SpecialTokens) -> None:
+    """Write a generation_config.json into a folder, or beside a file, unless there are none."""
+    stops = None if special.stops is None else list(special.stops)
+    ids = {"bos_token_id": special.start, "eos_token_id": stops}
+    if any(found is not None for found in ids.values()):
+        beside(directory, SPECIAL_TOKENS[0]).write_text(json.dumps(ids) + "\n")
 
 
 def _tokens(settings: dict[str, Any], name: str) -> tuple[int, ...]:

@@ -15,14 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
 
 from toolkit._checks import checked
 from toolkit._files import sealed_json, write_whole
-from toolkit.experts import balance_loss, pooled_statistics
+from toolkit.language.losses import loss_and_bias, loss_of_parts
 from toolkit.language.run import (
     HOW_IT_RUNS,
     TrainedModel,
@@ -30,16 +28,18 @@ from toolkit.language.run import (
     bits_per_byte,
     make_optimizer,
 )
+from toolkit.language.start import first_model, parts_of, published_corpus, text_corpus
 from toolkit.language.tokens import (
     TOKENIZER,
     bytes_per_token,
     check_vocabulary,
+    find_special_tokens,
     find_tokenizer,
+    write_special_tokens,
 )
-from toolkit.looped import LoopedLM, parameter_count
-from toolkit.looped.mixing.streaming import streaming
+from toolkit.looped import checkpoint_folder, parameter_count
 from toolkit.measure import environment
-from toolkit.parallel import Layout, make_mesh, streamed_loss
+from toolkit.parallel import Layout, make_mesh
 from toolkit.parallel import layout as layout_of
 from toolkit.training import (
     Corpus,
@@ -47,8 +47,6 @@ from toolkit.training import (
     TrainState,
     evaluation_batches,
     fit,
-    load_corpus,
-    load_tokens,
     make_evaluation,
     make_train_step,
     sample_batch,
@@ -57,69 +55,6 @@ from toolkit.training import (
 )
 
 LOG_EVERY, EVALUATION_BATCHES = 10, 4
-
-
-@checked
-def next_byte_loss(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    batch: tuple[Int[Array, "batch time"], ...],
-    *,
-    chunks: int = 1,
-    block_chunks: int = 1,
-    balance: float = 0.0,
-) -> Float[Array, ""]:
-    """Mean cross-entropy of the next byte, or other token.
-
-        loss = -mean_{b,t} log softmax(logits[b, t])[target[b, t]] + balance mean_l balance_loss_l
-
-    Args:
-        graph: structure of the model, from `nnx.split`.
-        params: its parameters.
-        batch: inputs and targets, each `[batch, time]`; or those and segment ids, as
-            `pack_documents` makes them: then targets below 0 do not count.
-        chunks: parts of time whose logits are computed one after the other, see `streamed_loss`.
-        block_chunks: pieces of the text in the backward pass of each block, see
-            `toolkit.parallel.stream_backward`; not for packed documents.
-        balance: weight of the `toolkit.experts.balance_loss` of each "moe" layer, of its loads in
-            all loops and sequences; above 0 only for models that have some.
-
-    Returns:
-        Nats per byte, or per token.
-
-    Cost: One forward pass; in chunks, the gradient computes logits and blocks twice.
-
-    Example:
-        >>> from flax import nnx
-        >>> from toolkit.looped import LoopedConfig, LoopedLM
-        >>> parts = nnx.split(LoopedLM(LoopedConfig.tiny("window"), rngs=nnx.Rngs(0)))
-        >>> next_byte_loss(*parts, (jnp.zeros((1, 8), int), jnp.ones((1, 8), int))).shape
-        ()
-    """
-    inputs, targets, *packed = batch
-    model, segment_ids = nnx.merge(graph, params), packed[0] if packed else None
-    with streaming(block_chunks, model.config):
-        if balance:
-            hidden, routing = model.with_routing(inputs, segment_ids=segment_ids)
-        else:
-            hidden, routing = model.last_hidden(inputs, segment_ids=segment_ids), ()
-    return _cross_entropy(model, hidden, targets, packed, chunks) + sum(
-        balance / len(routing) * balance_loss(pooled_statistics(layer, 2)) for layer in routing
-    )
-
-
-def _cross_entropy(model, hidden, targets, packed, chunks):
-    if chunks != 1:
-        for name in ("head_bias", "head_soft_cap"):
-            if getattr(model.config, name):
-                raise ValueError(f"chunks: got {chunks}, and the model has {name}; wanted 1")
-        hidden, table = model.head_inputs(hidden)
-        return streamed_loss(hidden, table, targets, chunks=chunks)
-    logits = model.head(hidden)
-    if not packed:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(targets, 0))
-    return losses.mean(where=targets >= 0)
 
 
 @checked
@@ -170,7 +105,11 @@ def train_language_model(
         >>> [row["step"] for row in trained.history]
         [1]
     """
-    corpus = corpus or _corpus(run.text)
+    start = None if run.init_from is None else checkpoint_folder(run.init_from)
+    if start is not None:
+        tokenizer = tokenizer or find_tokenizer(start)
+        corpus = corpus or published_corpus(run, Path(directory), tokenizer)
+    corpus = corpus or text_corpus(run.text)
     is_text = corpus.tokens.dtype == np.uint8  # small, and so replicated
     if is_text and (largest := int(corpus.tokens.max())) >= run.config.vocabulary:
         raise ValueError(
@@ -185,19 +124,23 @@ def train_language_model(
     per_token = 1.0 if is_text else None
     if tokenizer is not None:
         per_token = bytes_per_token(tokenizer, np.asarray(evaluation[1]))
-    graph, params, layout = _placed_parameters(run)
+    graph, params, bias, layout = _placed_parameters(run)
     optimizer = make_optimizer(run)
-    state = TrainState.create(params, optimizer)
+    state = TrainState.create(params, optimizer, bias)
     state = layout.apply(state) if layout else state  # moments may have another sharding
     has_experts = "moe" in run.config.feed_forward_words
-    parts = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
-    evaluated = partial(next_byte_loss, graph, **parts)
-    loss = partial(evaluated, balance=run.balance if has_experts else 0.0)
+    parts: dict[str, Any] = {"chunks": run.loss_chunks, "block_chunks": run.block_chunks}
+    evaluated = loss = partial(loss_of_parts, graph, **parts)
+    if has_experts:
+        parts |= {"balance": run.balance, "router_z": run.router_z}
+        loss = partial(loss_of_parts, graph, **parts)
+    if bias is not None:
+        loss = partial(loss_and_bias, graph, bias_rate=run.bias_rate, **parts)
     loss, evaluated = (layout.bind(f) if layout else f for f in (loss, evaluated))
     sample = partial(sample_batch, seed=run.seed, batch=run.batch, time=run.sequence_length)
     batch_sharding = layout.batch_sharding if layout else None
     everywhere = NamedSharding(layout.mesh, PartitionSpec()) if layout else None
-    _describe(run, corpus, Path(directory), tokenizer, per_token)
+    _describe(run, corpus, Path(directory), tokenizer, per_token, start)
     # Eight evaluations a run, each at the end of a whole logging interval.
     interval = max(1, run.steps // (8 * LOG_EVERY)) * LOG_EVERY
     options = FitOptions(
@@ -238,12 +181,12 @@ def train_language_model(
     else:
         step = make_train_step(loss, optimizer, most_steps=LOG_EVERY, **how)
         result = fit(state, step, data, options, **kept)
-    params = result.state.params
+    params, bias = result.state.params, result.state.model_state
     if run.layout == "single" and run.cores > 1:
         # Uncommitted, so that generation may use one core or all of them.
-        params = jax.tree.map(jnp.asarray, jax.device_get(params))
+        params, bias = jax.tree.map(jnp.asarray, jax.device_get((params, bias)))
     return TrainedModel(
-        model=nnx.merge(graph, params),
+        model=nnx.merge(graph, params, *(() if bias is None else (bias,))),
         step=int(result.state.step),
         parameters=parameter_count(run.config),
         history=result.history,
@@ -260,12 +203,12 @@ def _tokenizer_beside(run: TrainingRun) -> Any:
 
 def _evaluation(
     loss: Callable, batches: Any, per_token: float | None
-) -> Callable[[Any], dict[str, float]]:
+) -> Callable[..., dict[str, float]]:
     """The held-out loss in nats per token, and in bits per byte if possible."""
     mean_loss = make_evaluation(loss, batches)
 
-    def evaluate(params: Any) -> dict[str, float]:
-        row = {"evaluation_loss": mean_loss(params)}
+    def evaluate(*parts: Any) -> dict[str, float]:
+        row = {"evaluation_loss": mean_loss(*parts)}
         if per_token is not None:
             row["evaluation_bits_per_byte"] = bits_per_byte(row["evaluation_loss"], per_token)
         return row
@@ -273,21 +216,11 @@ def _evaluation(
     return evaluate
 
 
-def _corpus(text: str | tuple[str, ...]) -> Corpus:
-    """Text, or the token array whose name ends in .npy."""
-    paths: list[str] = [text] if isinstance(text, str) else list(text)
-    if any(path.endswith(".npy") for path in paths):
-        if len(paths) > 1:
-            raise ValueError(f"text: got {len(paths)} paths, wanted one token array by itself")
-        return load_tokens(paths[0])
-    return load_corpus(text if isinstance(text, str) else paths)
-
-
-def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | None]:
-    """A new model's parameters, sharded as the run's layout says."""
-    graph, params = nnx.split(LoopedLM(run.config, rngs=nnx.Rngs(run.seed)))
+def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Any, Layout | None]:
+    """The first parameters, sharded as the run's layout says, and the choice biases if any."""
+    graph, params, bias = parts_of(first_model(run))
     if run.layout == "single" and run.cores == 1 and jax.process_count() == 1:
-        return graph, params, None
+        return graph, params, bias, None
     if run.layout == "single" and jax.process_count() > 1:
         raise ValueError(
             f"layout: got 'single', and this job has {jax.process_count()} processes; "
@@ -309,7 +242,7 @@ def _placed_parameters(run: TrainingRun) -> tuple[nnx.GraphDef, Any, Layout | No
         raise ValueError(f"batch: got {run.batch}, wanted a multiple of {axes['data']} devices")
     scheme = "data" if run.layout == "single" else run.layout
     layout = layout_of(params, make_mesh(axes, devices=devices), scheme)
-    return graph, layout.apply(params), layout
+    return graph, layout.apply(params), bias, layout
 
 
 def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
@@ -329,7 +262,12 @@ def _configuration(run: TrainingRun, corpus: Corpus) -> dict[str, Any]:
 
 
 def _describe(
-    run: TrainingRun, corpus: Corpus, directory: Path, tokenizer: Any, per_token: float | None
+    run: TrainingRun,
+    corpus: Corpus,
+    directory: Path,
+    tokenizer: Any,
+    per_token: float | None,
+    start: Path | None,
 ) -> None:
     path, saved = directory / "run.json", directory.glob("checkpoints/*")
     # The first start of the run is recorded; a run without a checkpoint is new.
@@ -346,6 +284,8 @@ def _describe(
         write_whole(path, sealed_json(facts, indent=1))
         if tokenizer is not None:
             tokenizer.save(str(directory / TOKENIZER))
+        if start is not None:
+            write_special_tokens(directory, find_special_tokens(start))
     except OSError as error:
         raise OSError(
             f"directory: cannot write in {str(directory)!r} ({error.strerror}); "

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from toolkit._checks import check_fields, checked
 from toolkit.parallel.hosts.meeting import meet
 from toolkit.parallel.hosts.signals import remembered_signals
-from toolkit.parallel.updates import Params, TrainState
+from toolkit.parallel.updates import TrainState
 from toolkit.training.checkpoint import Checkpoints
 from toolkit.training.host_batches import HostBatches
 from toolkit.training.metrics import MetricsLog
@@ -108,7 +108,7 @@ def fit(
     *,
     directory: str | os.PathLike | None = None,
     configuration: dict[str, Any] | None = None,
-    evaluate: Callable[[Params], float | dict[str, float]] | None = None,
+    evaluate: Callable[..., float | dict[str, float]] | None = None,
     stop: Callable[[], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitResult:
@@ -127,8 +127,9 @@ def fit(
         directory: for checkpoints and `metrics.jsonl`; None keeps everything in memory.
         configuration: JSON-able description of the run (model, corpus digest, optimiser, seed...);
             a checkpoint with another one is refused.
-        evaluate: params -> held-out loss, for instance from `make_evaluation`; or a dict for the
-            metrics row, including "evaluation_loss".
+        evaluate: params -> held-out loss, for instance from `make_evaluation`, of (params,
+            model_state) if the state has one; or a dict for the metrics row, including
+            "evaluation_loss".
         stop: called after every call of the train step; True saves and returns.
         callback: called with every metrics row, for live plots.
 
@@ -179,7 +180,8 @@ def fit(
             row["seconds"] = time.perf_counter() - started
             is_last = step == options.total_steps
             if evaluate is not None and (is_last or step % options.eval_every == 0):
-                row |= evaluation_row(evaluate(state.params))
+                own = () if state.model_state is None else (state.model_state,)
+                row |= evaluation_row(evaluate(state.params, *own))
             log.append(row)
             advance(bar, row, steps, options)
             if callback is not None:

@@ -62,7 +62,7 @@ class TrainStep:
 
 @checked
 def make_train_step(
-    loss_fn: Callable[[Params, Batch], Float[Array, ""]],
+    loss_fn: Callable[..., Any],
     optimizer: optax.GradientTransformation,
     *,
     sample: Callable[[Any, Int[Array, ""]], Batch] | None = None,
@@ -81,7 +81,8 @@ def make_train_step(
     all vectors (norm scales, decay constants) keep theirs.
 
     Args:
-        loss_fn: (params, batch) -> scalar loss, a mean over the batch.
+        loss_fn: (params, batch) -> scalar loss, a mean over the batch; with a model state in the
+            `TrainState`, (params, model_state, batch) -> (loss, model_state).
         optimizer: an optax transformation, for instance `adamw(...)`.
         sample: (data, step) -> batch, traceable, for instance a `functools.partial` of
             `sample_batch`; None means that `data` is the batch.
@@ -111,8 +112,8 @@ def make_train_step(
     if most_steps > 1 and sample is None:
         raise ValueError(f"most_steps={most_steps} needs `sample`: one batch serves one update")
 
-    def loss_in_compute_dtype(params: Params, batch: Batch) -> Float[Array, ""]:
-        return loss_fn(_cast_matrices(params, compute_dtype), batch)
+    def loss_in_compute_dtype(params: Params, *parts: Any) -> Any:
+        return loss_fn(_cast_matrices(params, compute_dtype), *parts)
 
     draw = sharded_sample(sample or _whole, batch_sharding)
     return TrainStep(make_update(loss_in_compute_dtype, optimizer, draw, _metrics), most_steps)
@@ -120,20 +121,20 @@ def make_train_step(
 
 @checked
 def make_evaluation(
-    loss_fn: Callable[[Params, Batch], Float[Array, ""]],
+    loss_fn: Callable[..., Float[Array, ""]],
     batches: Batch,
     *,
     compute_dtype: Any = None,
-) -> Callable[[Params], float]:
+) -> Callable[..., float]:
     """Build params -> mean loss over fixed batches, for instance those of `evaluation_batches`.
 
     Args:
-        loss_fn: (params, batch) -> scalar loss.
+        loss_fn: (params, batch) -> scalar loss; with a model state, (params, model_state, batch).
         batches: pytree whose arrays carry a leading axis: [count, ...].
         compute_dtype: as in `make_train_step`.
 
     Returns:
-        A function of the parameters that returns a Python float.
+        A function of the parameters, and of the model state if any, that returns a Python float.
 
     Example:
         >>> evaluate = make_evaluation(lambda w, batch: jnp.mean(w * batch), jnp.ones((5, 8)))
@@ -142,12 +143,14 @@ def make_evaluation(
     """
 
     @jax.jit
-    def mean_loss(params: Params, batches: Batch) -> Float[Array, ""]:
-        params = _cast_matrices(params, compute_dtype)
-        return jax.lax.map(partial(loss_fn, params), batches).mean()
+    def mean_loss(parts: tuple[Any, ...], batches: Batch) -> Float[Array, ""]:
+        params, *own = parts
+        return jax.lax.map(
+            partial(loss_fn, _cast_matrices(params, compute_dtype), *own), batches
+        ).mean()
 
     run = Together(mean_loss, "the evaluation")
-    return lambda params: float(run(params, batches))
+    return lambda *parts: float(run(parts, batches))
 
 
 def sharded_sample(sample: Callable, sharding: jax.sharding.Sharding | None) -> Callable:

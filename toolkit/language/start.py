@@ -1,0 +1,72 @@
+"""What training starts from: a drawn model or a published one, and its text."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from toolkit.language.run import TrainingRun
+from toolkit.language.tokens import write_tokens
+from toolkit.looped import LoopedLM, load_checkpoint
+from toolkit.looped.feed_forward import ChoiceBias
+from toolkit.training import Corpus, load_corpus, load_tokens
+from toolkit.training.data import BYTE_VOCABULARY
+
+TOKENS = "tokens.npy"
+
+
+def first_model(run: TrainingRun) -> LoopedLM:
+    """The model before the first step: that of the run's `init_from`, or a drawn one."""
+    if run.init_from is None:
+        return LoopedLM(run.config, rngs=nnx.Rngs(run.seed))
+    free = {name: getattr(run.config, name) for name in ("dtype", "remat")}
+    model = load_checkpoint(run.init_from, **free)
+    if model.config != run.config:
+        raise ValueError(
+            f"config: got one that differs from that of init_from {run.init_from!r} in more than "
+            "dtype and remat; wanted `load_checkpoint(init_from).config`"
+        )
+    return model
+
+
+def parts_of(model: LoopedLM) -> tuple[nnx.GraphDef, nnx.State, nnx.State | None]:
+    """Structure, parameters, and the choice biases if the model has any, which no optimiser
+    moves."""
+    graph, bias, params = nnx.split(model, ChoiceBias, ...)
+    return graph, params, bias if jax.tree.leaves(bias) else None
+
+
+def text_corpus(text: str | tuple[str, ...]) -> Corpus:
+    """Text, or the token array whose name ends in .npy."""
+    paths: list[str] = [text] if isinstance(text, str) else list(text)
+    if any(path.endswith(".npy") for path in paths):
+        if len(paths) > 1:
+            raise ValueError(f"text: got {len(paths)} paths, wanted one token array by itself")
+        return load_tokens(paths[0])
+    return load_corpus(text if isinstance(text, str) else paths)
+
+
+def published_corpus(run: TrainingRun, directory: Path, tokenizer: Any) -> Corpus:
+    """The text of a run that continues a published model, in its tokens, kept in the run's folder.
+
+    A token array is read as it is.
+    """
+    texts = [run.text] if isinstance(run.text, str) else [*run.text]
+    if any(text.endswith(".npy") for text in texts):
+        return text_corpus(run.text)
+    if tokenizer is None:
+        if run.config.vocabulary > BYTE_VOCABULARY:
+            raise ValueError(
+                f"init_from: {run.init_from!r} has no tokenizer.json for its "
+                f"{run.config.vocabulary:,} tokens; wanted one, or a token array as text"
+            )
+        return text_corpus(run.text)
+    if jax.process_count() > 1:
+        raise ValueError("text: got files in a job of several processes; wanted a token array")
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / TOKENS
+    write_tokens(tokenizer, run.text if isinstance(run.text, str) else texts, file)
+    # Without the folder in its name, so that a run may be moved.
+    return dataclasses.replace(load_tokens(file), name=TOKENS)
