@@ -65,7 +65,12 @@ def experiment(
     directory = directory or Path("runs/experiments") / name
     if recorded is not None:
         show_recorded(found, recorded, directory)
-    elif not run_experiment(found, directory, seeds=seeds, only=only, runs=runs):
+        return
+    if found.devices > 1:
+        from toolkit.parallel import simulate_devices
+
+        simulate_devices(found.devices)
+    if not run_experiment(found, directory, seeds=seeds, only=only, runs=runs):
         sys.exit(130)
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from toolkit.experiments import run_experiment
 from toolkit.experiments.latent import experiment as latent
+from toolkit.experiments.latent.sharded import decoded, devices_for
 from toolkit.experiments.latent.sliced import align, cut, logits, streams
 from toolkit.looped import (
     LoopedConfig,
@@ -25,9 +26,13 @@ TINY = LoopedConfig.tiny(
     "mla mla",
     width=16,
     heads=2,
+    feed_forwards="swiglu moe",
     feed_forward_multiple_of=8,
     residual_gate=False,
-    options={"mla": {"latent_size": 8, "key_size": 4, "rope_size": 4, "value_size": 4}},
+    options={
+        "mla": {"latent_size": 8, "key_size": 4, "rope_size": 4, "value_size": 4},
+        "moe": {"experts": 4, "hidden": 8, "shared_hidden": 8, "scores": "sigmoid"},
+    },
 )
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 8)), jnp.int32)
 
@@ -54,6 +59,23 @@ def test_a_model_in_slices_is_what_decodes_after_an_exact_prompt(model, norm):
     np.testing.assert_allclose(stepped, found[:, 6], atol=2e-5)
 
 
+def test_the_model_on_devices_computes_what_the_reference_says(model):
+    """Tokens cut are the model itself; slices are their equation, and far from the model."""
+    whole, read = model(TOKENS), streams(model, TOKENS)
+    layers = cut(model, read, 1, "none", jax.random.key(0))
+    tokens = TOKENS[:, :7]  # which two devices do not divide
+    found = decoded(model, layers, tokens, mesh=devices_for("dcp", 2), scheme="dcp")
+    np.testing.assert_allclose(found, whole[:, :7], atol=5e-5)
+    layers = cut(model, read, 2, "random", jax.random.key(0))
+    for norm in ("sliced", "exact"):
+        how = {"mesh": devices_for("tpla", 2), "scheme": "tpla", "norm": norm}
+        found = decoded(model, layers, TOKENS, **how)
+        np.testing.assert_allclose(found, logits(model, layers, TOKENS, norm=norm), atol=5e-5)
+        assert float(jnp.abs(found - whole).max()) > 1e-2
+    with pytest.raises(ValueError, match=r"dcp over 99 devices: jax runs with \d+; call"):
+        devices_for("dcp", 99)
+
+
 def test_alignment_brings_slices_nearer(model):
     layers = cut(model, streams(model, TOKENS), 4, "none", jax.random.key(0))
     text = np.random.default_rng(1).integers(0, 256, 9).astype(np.uint8)  # one window of 8
@@ -67,7 +89,7 @@ def test_alignment_brings_slices_nearer(model):
 def test_the_experiment_runs_made_short(monkeypatch, tmp_path, capsys):
     for name, value in {"TIME": 16, "BATCH": 2, "WINDOWS": (1, 2), "CALIBRATION": 2}.items():
         monkeypatch.setattr(latent, name, value)
-    labels = ("MLA", "g=2, PCA, sliced norm", "g=2, PCA, sliced norm, aligned")
+    labels = ("MLA", "DCP, 2 devices", "g=4, PCA, sliced norm", "g=4, PCA, sliced norm, aligned")
     settings = {
         label: dataclasses.replace(
             setting, model=TINY, steps=10, align_steps=min(2, setting.align_steps)
@@ -77,10 +99,13 @@ def test_the_experiment_runs_made_short(monkeypatch, tmp_path, capsys):
     }
     short = dataclasses.replace(latent.EXPERIMENT, settings=settings)
     assert run_experiment(short, tmp_path, seeds=1)
-    assert "not shown    with g=2" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for claim in short.claims:
+        assert f"not shown    {claim.text}" in said
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    whole, cut_up, aligned = (line["outcome"] for line in lines)
-    assert whole["same token"] == 1
+    whole, shared, cut_up, aligned = (line["outcome"] for line in lines)
+    assert whole["same token"] == shared["same token"] == 1
+    assert shared["perplexity"] == pytest.approx(whole["perplexity"])
     assert whole["output error"] < 1e-5 < cut_up["output error"]
     assert len(cut_up["score R2 by layer"]) == 2
     assert len(aligned["align loss"]) == 2

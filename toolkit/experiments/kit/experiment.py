@@ -91,6 +91,7 @@ class Experiment:
         work: setting -> cost of a run, in any unit, for the expected time left.
         report: results -> text printed in place of `result_table`.
         seeds_together: number of neighbouring seeds that `execute` trains together, in one process.
+        devices: number of devices that `execute` needs, simulated where there are fewer.
 
     Example:
         >>> experiment = load_experiment("parity")
@@ -112,6 +113,7 @@ class Experiment:
     work: Callable[[Any], float] = lambda setting: 1.0
     report: Callable[[Results], str] | None = None
     seeds_together: int = 1
+    devices: int = 1
 
     def runs(self, seeds: int = LEAST_SEEDS, only: str = "") -> list[Run]:
         """Settings whose label contains `only`, each with every seed."""

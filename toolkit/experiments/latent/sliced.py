@@ -5,7 +5,7 @@ model.
 """
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from toolkit.attention.latent import (
     fold,
     hadamard_basis,
     principal_basis,
+    random_basis,
     slice_latents,
     tpla_reference,
 )
@@ -29,7 +30,7 @@ from toolkit.training import adamw, sample_batch
 
 Slices = tuple[LatentSlices, ...]
 TRAINED = ("query_up", "latent_down", "rope_key", "key_up", "value_up", "output")
-BASES = ("none", "Hadamard", "PCA")
+BASES = ("none", "Hadamard", "PCA", "random")
 
 
 @jax.jit
@@ -50,6 +51,8 @@ def cut(model: LoopedLM, read: list[Array], slices: int, basis: str, key: Array)
         matrix = None
         if basis == "Hadamard":
             matrix = hadamard_basis(sizes.latent_size, jax.random.fold_in(key, number))
+        elif basis == "random":
+            matrix = random_basis(sizes.latent_size, jax.random.fold_in(key, number))
         elif basis == "PCA":
             matrix = principal_basis(calibration_latents(x, weights, sizes))
         folded = fold(weights, matrix)
@@ -66,13 +69,23 @@ def logits(
     norm: Norm,
     prompt: int = 0,
 ) -> Float[Array, "batch time vocabulary"]:
-    """Logits of `model` with sliced attention, except for the first `prompt` tokens."""
-    h = model.embedding(tokens)
+    """Logits of `model` with sliced attention, except for the first `prompt` tokens.
+
+    Not one program: those of a layer serve every layer and every prompt.
+    """
+    h = _embedded(model, tokens)
     for block, sliced in zip(model.blocks, layers, strict=True):
-        x = block.mixer_norm(h)
-        h = h + tpla_reference(x, sliced, block.mixer.sizes, norm=norm, prompt=prompt)
-        h = h + block.feed_forward(block.feed_forward_norm(h))
-    return model.head(h)
+        x = _read(block, h)
+        h = _finished(
+            block, h, tpla_reference(x, sliced, block.mixer.sizes, norm=norm, prompt=prompt)
+        )
+    return _predicted(model, h)
+
+
+_embedded = jax.jit(lambda model, tokens: model.embedding(tokens))
+_read = jax.jit(lambda block, h: block.mixer_norm(h))
+_finished = jax.jit(lambda block, h, mixed: block.finish(h, mixed))
+_predicted = jax.jit(lambda model, h: model.head(h))
 
 
 def align(
@@ -128,21 +141,29 @@ def divergence(log_p: Array, log_q: Array) -> Float[Array, "batch time"]:
     return (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)
 
 
-@partial(jax.jit, static_argnames=("norm", "prompt"))
 def judged(
-    model: LoopedLM, layers: Slices, inputs: Array, targets: Array, *, norm: Norm, prompt: int
+    model: LoopedLM,
+    predict: Callable[[Array], Array],
+    inputs: Int[Array, "count batch time"],
+    targets: Int[Array, "count batch time"],
 ) -> tuple[Array, Array, Array]:
-    """Of [count, batch, time] windows, per token: loss, whether the likeliest next token is the
-    model's, and the divergence from it, nats.
+    """Of the logits that `predict` gives for windows, per token: loss, whether the likeliest next
+    token is the model's, and the divergence from it, nats.
     """
+    found = [
+        _judged(model, predict(tokens), tokens, following)
+        for tokens, following in zip(inputs, targets, strict=True)
+    ]
+    loss, same, apart = (jnp.stack(column) for column in zip(*found, strict=True))
+    return loss, same, apart
 
-    def one(window):
-        tokens, following = window
-        found = logits(model, layers, tokens, norm=norm, prompt=prompt)
-        exact = model(tokens)
-        loss = optax.softmax_cross_entropy_with_integer_labels(found, following)
-        log_p, log_q = jax.nn.log_softmax(exact), jax.nn.log_softmax(found)
-        same = found.argmax(axis=-1) == exact.argmax(axis=-1)
-        return loss, same, divergence(log_p, log_q)
 
-    return jax.lax.map(one, (inputs, targets))
+@jax.jit
+def _judged(
+    model: LoopedLM, found: Array, tokens: Array, following: Array
+) -> tuple[Array, Array, Array]:
+    exact = model(tokens)
+    loss = optax.softmax_cross_entropy_with_integer_labels(found, following)
+    log_p, log_q = jax.nn.log_softmax(exact), jax.nn.log_softmax(found)
+    same = found.argmax(axis=-1) == exact.argmax(axis=-1)
+    return loss, same, divergence(log_p, log_q)
