@@ -15,7 +15,7 @@ EXPERIMENTS: dict[str, str] = {
     "curriculum": "the stages of recall up to 256 cells, for a machine with an accelerator",
     "convert": "a softmax teacher becomes a hybrid: what is kept, and which layers",
     "language": "text at matched parameters and tokens: plain, looped, linear, hybrid",
-    "latent": "latents in slices, a softmax each: what it costs, and what aligning wins back",
+    "latent": "a small DeepSeek cut over devices: what slices of its latents cost, and aligning",
     "sparse": "sparse decoding: needles found, mass kept, bytes read, system by system",
     "lr": "learning rates: oracle, tuning-free or searched, at equal gradient evaluations",
 }

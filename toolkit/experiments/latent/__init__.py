@@ -1,4 +1,4 @@
-"""Latents in slices inside a language model: `toolkit experiment latent`."""
+"""A small DeepSeek with its caches cut over devices: `toolkit experiment latent`."""
 
 from toolkit.experiments.latent.experiment import EXPERIMENT
 

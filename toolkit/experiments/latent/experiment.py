@@ -7,8 +7,9 @@ of a slice or of the whole latent. All numbers are for the second half of held-o
 first half is read either in slices too or exactly, as with separate prefill. Some settings are then
 aligned: their attention is distilled for a few steps towards the original model.
 
-Every claim states the smallest effect that matters, and a control that must fail. In runs with
-other seeds (1000 to 1004) the margins lay POWER.
+Every claim states the smallest effect that matters, and has a control that must fail. In runs with
+other seeds (1000 to 1004) all margins but those of the exact prompt lay at least 3.5 standard
+deviations beyond it, or beyond zero on the other side: five seeds see that with a power of 0.87.
 """
 
 import dataclasses

@@ -32,7 +32,7 @@ CONFIG = LoopedConfig.tiny(
 BALANCE = {"plain": 0.0, "balanced": 0.02}
 """Weight of the balance loss in training, by the model's name."""
 STEPS, BATCH, TIME, RATE = 600, 16, 128, 4e-3
-WINDOWS = 16  # of held-out text, `TIME` bytes each
+WINDOWS = 32  # of held-out text, `TIME` bytes each
 LOGITS = "logits.safetensors"
 
 

@@ -141,8 +141,8 @@ def sharded_mixture(
         fsdp_axes: further axes of `tokens` that shard the width of the weights, which are gathered
             before use.
         dispatch: "all_to_all" (equal shares, on every platform), "gather" (all tokens to all
-            devices; fewer bytes where n < capacity k) or "ragged" (only the rows that are needed;
-            on TPUs only).
+            devices; fewer bytes where n < capacity k, or two thirds of it for bfloat16 tokens,
+            whose sums return in float32) or "ragged" (only the rows that are needed; on TPUs only).
         capacity: most pairs per expert, relative to an even load, with "all_to_all"; None: no
             drops, with t slots from each device.
         gate_bias: a [experts, hidden], or None.
