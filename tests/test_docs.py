@@ -24,6 +24,7 @@ MOST_LINES = 400
 ROOMS = [
     "attention.latent",
     "attention.sparse",
+    "parallel.collectives",
     "parallel.experts",
     "parallel.latent",
     "schedules.collectives",

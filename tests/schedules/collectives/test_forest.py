@@ -207,7 +207,7 @@ def test_every_mutation_of_a_program_is_named():
             assert program_faults(changed(position, set(rounds[position]) - {skipped}))
     for bad, words in (
         (changed(0, rounds[0][1:]), "sent before the data of rank"),
-        (changed(0, [*rounds[0], rounds[0][0]]), "sends 2 messages"),
+        (changed(0, [*rounds[0], rounds[0][0]]), "2 messages from rank"),
         (changed(1, rounds[0]), "would be added twice"),
         (changed(len(rounds) - 1, rounds[-1][1:]), "at the end rank"),
         (changed(0, [first._replace(adds=False), *rounds[0][1:]]), "sent before the data"),
@@ -222,8 +222,9 @@ def test_every_mutation_of_a_program_is_named():
 def test_rounds_are_close_to_their_bound():
     for name in ("ring:8", "hypercube:3", "dgx1"):
         program = to_program(forest(named_topology(name)))
-        least = len(program.owners) * 7 // 8  # a rank receives one chunk per round
-        assert least <= len(program.rounds) <= 1.3 * least
+        arrivals = Counter((m.source, m.target) for each in program.rounds for m in each)
+        least = max(arrivals.values())
+        assert least <= len(program.rounds) <= 1.6 * least
 
 
 def test_reversed_trees_reduce():

@@ -25,6 +25,7 @@ Execution with symbols (`program.py`):
 * `to_program`: the messages of a forest, in rounds
 * `Program`, `Message`: the result
 * `program_faults`, `forest_faults`: what is wrong with a program, or with trees, in words
+* `to_msccl`, `from_msccl`: programs as XML that GPUs run, and back (`msccl.py`)
 """
 
 from toolkit.schedules.collectives.forest import forest
@@ -35,6 +36,7 @@ from toolkit.schedules.collectives.machines import (
     named_topology,
     tpu_slice,
 )
+from toolkit.schedules.collectives.msccl import from_msccl, to_msccl
 from toolkit.schedules.collectives.optimum import Optimum, optimum
 from toolkit.schedules.collectives.program import (
     Message,
@@ -71,6 +73,7 @@ __all__ = [
     "fat_tree",
     "forest",
     "forest_faults",
+    "from_msccl",
     "gpu_boxes",
     "hypercube",
     "leaf_spine",
@@ -82,6 +85,7 @@ __all__ = [
     "read_topology",
     "ring",
     "star",
+    "to_msccl",
     "to_program",
     "torus",
     "tpu_slice",
